@@ -1,0 +1,43 @@
+"""The errors that AutoSAC raises for its users. Broken invariants are assertions instead.
+
+The command line prints the message of an AutosacError on one line and exits with its `exit_code`: 2 for wrong usage
+(a bad argument or file), 1 for a job that cannot be done.
+"""
+
+from __future__ import annotations
+
+
+class AutosacError(Exception):
+    """Base of all errors that are meant for the user."""
+
+    exit_code = 1
+
+
+class UsageError(AutosacError, ValueError):
+    """An argument, a file or a setting is wrong."""
+
+    exit_code = 2
+
+
+class TraceError(UsageError):
+    """A trace file is not one, is damaged, or has another version."""
+
+
+class PlanError(UsageError):
+    """A plan file is not one, is damaged, has another version, or was made for another model."""
+
+
+class HardwareError(UsageError):
+    """A GPU or cluster is unknown, or its profile is wrong."""
+
+
+class CaptureError(AutosacError):
+    """The job could not be captured: names the operator or call, and what to do."""
+
+
+class SimulationError(AutosacError):
+    """A trace cannot be executed (a deadlock, an event that never comes)."""
+
+
+class InfeasibleError(AutosacError):
+    """No plan meets the budget. Says by how much it fails, what would do, and what holds the peak."""
