@@ -1,1 +1,18 @@
-"""AutoSAC."""
+"""Memory over a training step: allocated bytes, the caching allocator's reserved bytes, OOM."""
+
+from autosac.memory_sim.attribution import LiveStorage, ModuleShare, PeakReport
+from autosac.memory_sim.categories import Category
+from autosac.memory_sim.modules import ModuleSpan
+from autosac.memory_sim.timeline import MemoryTimeline, simulate_memory
+from autosac.memory_sim.workspaces import WorkspaceModel
+
+__all__ = [
+    "Category",
+    "LiveStorage",
+    "MemoryTimeline",
+    "ModuleShare",
+    "ModuleSpan",
+    "PeakReport",
+    "WorkspaceModel",
+    "simulate_memory",
+]
