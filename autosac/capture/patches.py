@@ -1,0 +1,233 @@
+"""Python-level patches for what has no dispatcher hook. Each says why it is needed and for which versions.
+
+They are installed in the capture process only, never in a user's training process. tests/capture has a canary for each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from autosac.capture import kernels
+from autosac.capture.device import TargetGPU
+from autosac.capture.mode import SimulatedDeviceMode
+from autosac.capture.recorder import Recorder
+
+
+def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
+    """Patches that every capture needs."""
+    _module_calls(recorder)
+    _autograd_engine(recorder)
+    _optimizer_steps(recorder)
+    _storage_resize(recorder)
+    _optimizer_foreach(mode.target)
+    _autocast_exit()
+    _sharding_propagation(mode)
+    if dist.is_available():
+        _work_wait(recorder)
+        _ddp()
+    _triton_launches(recorder)
+    _flex_attention_device()
+
+
+def _module_calls(recorder: Recorder) -> None:
+    """Module entry and exit; `always_call`, because early-stopped recomputation leaves by an exception."""
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    register_module_forward_pre_hook(lambda module, _: recorder.enter_module(module))
+    register_module_forward_hook(lambda *_: recorder.exit_module(), always_call=True)
+
+
+def _autograd_engine(recorder: Recorder) -> None:
+    """The one place where Tensor.backward and autograd.grad enter the engine (torch 2.11 to 2.13)."""
+    import torch.autograd as autograd
+    import torch.autograd.graph as graph
+
+    engine = graph._engine_run_backward
+    run = functools.partial(recorder.run_backward, engine)
+    graph._engine_run_backward = run
+    autograd._engine_run_backward = run  # type: ignore[attr-defined]
+    import torch.distributed.pipelining._backward as pipelining_backward
+
+    if hasattr(pipelining_backward, "_engine_run_backward"):
+        pipelining_backward._engine_run_backward = run
+
+
+def _optimizer_steps(recorder: Recorder) -> None:
+    """Public global hooks; no patch."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(lambda optimizer, *_: recorder.enter_optimizer(optimizer))
+    register_optimizer_step_post_hook(lambda *_: recorder.exit_optimizer())
+
+
+def _storage_resize(recorder: Recorder) -> None:
+    """FSDP2 frees and re-allocates unsharded parameters by resizing their storage, below every dispatch mode."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:
+        result = original(self, size)
+        recorder.resized(self, size)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+
+
+def _optimizer_foreach(target: str) -> None:
+    """FakeTensor is not among the tensor types for which optimizers and gradient clipping take their foreach form (trap 1).
+
+    CUDA runs that form, and its temporaries are as large as all gradients; the CPU runs the for-loop form.
+    """
+    if target == "cpu":
+        return
+    import torch.utils._foreach_utils as foreach_utils
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.optim import optimizer
+
+    optimizer._foreach_supported_types.append(FakeTensor)
+    foreach_utils._foreach_supported_types.append(FakeTensor)
+
+
+def _autocast_exit() -> None:
+    """Leaving autocast clears C++'s cache of cast weights; the simulated device's cache has to follow."""
+    original = torch.clear_autocast_cache
+
+    def clear_autocast_cache() -> None:
+        original()
+        kernels.clear_autocast_weights()
+
+    torch.clear_autocast_cache = clear_autocast_cache
+
+
+def _sharding_propagation(mode: SimulatedDeviceMode) -> None:
+    """DTensor infers global output shapes by running operators on fake tensors under the active fake mode, ours.
+
+    They are no work of the device (120 GiB of phantom tensors on Llama-3 8B).
+    """
+    if not dist.is_available():
+        return
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    original = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def propagate(self: Any, op_schema: Any) -> Any:
+        with mode.unrecorded():
+            return original(self, op_schema)
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = propagate  # type: ignore[method-assign]
+
+
+def _work_wait(recorder: Recorder) -> None:
+    """Work.wait() and the grouping of batched transfers are invisible to the dispatcher: link a Work to its collective."""
+    works: dict[int, tuple[Any, int]] = {}  # holds the Work, so that its id stays its own
+
+    def link(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            before = recorder.last_work
+            work = method(self, *args, **kwargs)
+            if work is not None and recorder.last_work >= before:
+                works[id(work)] = (work, recorder.last_work)
+            return work
+
+        return call
+
+    for name in (
+        "send", "recv", "allreduce", "broadcast", "_allgather_base", "_reduce_scatter_base", "all_gather_single",
+        "reduce_scatter_single", "all_to_all_single", "alltoall_base", "alltoall", "allgather", "reduce_scatter",
+        "barrier",
+    ):  # fmt: skip
+        if hasattr(dist.ProcessGroup, name):
+            setattr(dist.ProcessGroup, name, link(getattr(dist.ProcessGroup, name)))
+    fake_work = torch._C._distributed_c10d.FakeWork
+    original_wait = fake_work.wait
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        known = works.pop(id(self), None)
+        if known is not None:
+            recorder.work_wait(known[1])
+        return original_wait(self, *args, **kwargs)
+
+    fake_work.wait = wait  # type: ignore[method-assign]
+    original_batch = distributed_c10d.batch_isend_irecv
+
+    def batch_isend_irecv(operations: Any) -> Any:
+        recorder.begin_batch()
+        try:
+            return original_batch(operations)
+        finally:
+            recorder.end_batch()
+
+    distributed_c10d.batch_isend_irecv = batch_isend_irecv
+    dist.batch_isend_irecv = batch_isend_irecv  # type: ignore[attr-defined]
+
+
+def _ddp() -> None:
+    """DDP compares parameter shapes by reading data in C++, and its reducer wants tensors in the all-reduce's future.
+
+    The fake process group's future is empty: a communication hook in Python issues the same collective.
+    """
+    import torch.nn.parallel.distributed as ddp
+
+    ddp._verify_param_shape_across_processes = lambda *_, **__: None
+    original = ddp.DistributedDataParallel.__init__
+
+    def hook(group: Any, bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        dist.all_reduce(buffer, group=group, async_op=True)
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.register_comm_hook(self.process_group, hook)
+
+    ddp.DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+def _triton_launches(recorder: Recorder) -> None:
+    """User-written Triton kernels are launched below the dispatcher: record them, do not compile them."""
+    try:
+        from triton.runtime.autotuner import Autotuner
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        return
+
+    def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
+        recorder.triton_kernel(getattr(self.fn, "__name__", "kernel"), [*args, *kwargs.values()])
+
+    def run_first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = self.configs[0].all_kwargs() if self.configs else {}
+        return self.fn.run(*args, **kwargs, **chosen)
+
+    JITFunction.run = run
+    Autotuner.run = run_first_config
+
+
+def _flex_attention_device() -> None:
+    """flex_attention() refuses device types that it does not know."""
+    import torch.nn.attention.flex_attention as flex
+
+    if hasattr(flex, "_validate_device"):
+        flex._validate_device = lambda *_, **__: None
+
+
+def install_torchtitan(gpu: TargetGPU) -> None:
+    """TorchTitan asks torch.cuda directly for the capability (float8, grouped mm); models import the function by name.
+
+    So the function's code is replaced, not its name. torchtitan 0.2.2.
+    """
+    import torchtitan.tools.utils as utils
+
+    utils._autosac_capability = gpu.compute_capability
+
+    def has_cuda_capability(major: int, minor: int) -> bool:
+        return _autosac_capability >= (major, minor)  # type: ignore[name-defined] # noqa: F821
+
+    utils.has_cuda_capability.__code__ = has_cuda_capability.__code__

@@ -1,0 +1,68 @@
+"""What is to be captured, as plain data that can be sent to another process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autosac.capture.device import TargetGPU
+from autosac.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TitanRequest:
+    """One capture of a TorchTitan job.
+
+    `config_file` is the job's TOML, `overrides` TorchTitan's own command-line arguments. `checkpointing` replaces the job's
+    activation checkpointing: "job" (leave it), "none", "full", "selective-op", "selective-<N>", or "plan" with the file
+    `plan_file`. `observe` records the regions of all modules that could be checkpointed (implies "none").
+    """
+
+    config_file: str | None
+    overrides: tuple[str, ...] = ()
+    world_size: int = 1
+    rank: int = 0
+    gpu: TargetGPU = TargetGPU()
+    checkpointing: str = "job"
+    plan_file: str | None = None
+    observe: bool = False
+    steps: int = 2
+    ranks_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise UsageError(f"world size {self.world_size}: it must be at least 1")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} is not within a world of {self.world_size}")
+        if self.steps < 2:
+            raise UsageError("at least two steps: the first makes the optimizer's states and caches")
+
+    def checkpointing_arguments(self) -> tuple[str, ...]:
+        """TorchTitan's command-line arguments for the checkpointing mode."""
+        mode = "none" if self.observe or self.checkpointing == "plan" else self.checkpointing
+        if mode == "job":
+            return ()
+        if mode in ("none", "full"):
+            return ("--activation_checkpoint.mode", mode)
+        kind, _, option = mode.partition("-")
+        if kind != "selective" or not (option == "op" or (option.isdigit() and int(option) > 0)):
+            raise UsageError(
+                f"activation checkpointing {mode!r}: expected none, full, selective-op or selective-N (N >= 1)"
+            )
+        return (
+            "--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", option
+        )  # fmt: skip
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> TitanRequest:
+        """The inverse of `to_json`."""
+        document: dict[str, Any] = json.loads(text)
+        gpu = document.pop("gpu")
+        gpu["compute_capability"] = tuple(gpu["compute_capability"])
+        document["overrides"] = tuple(document["overrides"])
+        return TitanRequest(gpu=TargetGPU(**gpu), **document)

@@ -1,0 +1,50 @@
+"""One capture in one process: the simulated device, the mode, the recorder and the patches, put together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from autosac.capture import device as simulated
+from autosac.capture import kernels, patches
+from autosac.capture.device import DEVICE_TYPE, TargetGPU
+from autosac.capture.mode import SimulatedDeviceMode
+from autosac.capture.recorder import Recorder
+
+
+class CaptureSession:
+    """Owns a capture. One per process: the device backend can be registered only once.
+
+    `target` is the simulated accelerator's device type, or ``"cpu"``.
+    """
+
+    def __init__(self, gpu: TargetGPU, target: str = DEVICE_TYPE) -> None:
+        self.gpu = gpu
+        self.target = target
+        if target == DEVICE_TYPE:
+            simulated.install(gpu)
+            kernels.install(gpu)
+        self.recorder = Recorder(target)
+        self.mode = SimulatedDeviceMode(target, self.recorder)
+        patches.install(self.mode, self.recorder)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the job shall build its tensors."""
+        return torch.device(self.target, 0) if self.target == DEVICE_TYPE else torch.device(self.target)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Recorder]:
+        """Everything inside runs on the simulated device.
+
+        One autograd thread: a deterministic order, one stack of modes and one current stream, and errors that are not
+        swallowed by a device thread.
+        """
+        simulated.set_log(self.recorder)
+        try:
+            with self.mode, torch.autograd.set_multithreading_enabled(False):
+                yield self.recorder
+        finally:
+            simulated.set_log(None)

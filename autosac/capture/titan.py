@@ -1,0 +1,197 @@
+"""Capture of a TorchTitan 0.2 job: its own Trainer, unmodified, on the simulated device.
+
+Only two things are replaced, through TorchTitan's public registry of train specs: the tokenizer and the data loader, by
+synthetic ones of the right shape. Importing this module imports torchtitan; the simulated device has to be installed before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from autosac.capture import patches, process_group
+from autosac.capture.request import TitanRequest
+from autosac.capture.session import CaptureSession
+from autosac.errors import CaptureError, UsageError
+from autosac.trace import Trace
+
+# What decides the computation; the other sections (metrics, checkpoint, profiling, ...) do not enter the fingerprint.
+_FINGERPRINTED = ("model", "training", "parallelism", "optimizer", "compile", "quantize", "debug")
+
+
+class SyntheticTokenizer:
+    """Stands in for the tokenizer: the job's vocabulary without its files."""
+
+    eos_id = bos_id = 0
+    pad_id = -1
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._vocabulary_size = vocabulary_size
+
+    def get_vocab_size(self) -> int:
+        return self._vocabulary_size
+
+    def encode(self, *_: Any, **__: Any) -> list[int]:
+        return [1]
+
+
+class SyntheticLoader:
+    """Random token batches of the job's shape, on the CPU as TorchTitan's loaders yield them."""
+
+    def __init__(self, batch_size: int, seq_len: int, vocabulary_size: int) -> None:
+        self.batch_size, self.seq_len, self.vocabulary_size = batch_size, seq_len, vocabulary_size
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            tokens = torch.randint(1, self.vocabulary_size, (self.batch_size, self.seq_len + 1), generator=generator)
+            yield {"input": tokens[:, :-1]}, tokens[:, 1:]
+
+
+def parse_config(request: TitanRequest) -> Any:
+    """TorchTitan's JobConfig for the request. UsageError in one line if TorchTitan rejects it."""
+    from torchtitan.config import ConfigManager
+
+    arguments = ["--job.config_file", request.config_file] if request.config_file else []
+    arguments += [*request.overrides, *request.checkpointing_arguments(), "--comm.mode", "fake_backend"]
+    arguments += ["--debug.seed", "0", "--training.steps", "1000", "--checkpoint.no-enable"]
+    try:
+        return ConfigManager().parse_args(arguments)
+    except SystemExit as e:
+        raise UsageError("TorchTitan rejects the job's arguments (its message is above)") from e
+    except (ValueError, TypeError, ImportError, AttributeError) as e:
+        raise UsageError(f"TorchTitan rejects the job: {_one_line(e)}") from e
+
+
+def _install_synthetic_data(config: Any) -> None:
+    """Register the job's train spec with a synthetic tokenizer and loader in place of its own."""
+    import torchtitan.protocols.train_spec as registry
+
+    try:
+        spec = registry.get_train_spec(config.model.name)
+    except (ValueError, ImportError, TypeError) as e:
+        raise UsageError(f"unknown model {config.model.name!r}: {_one_line(e)}") from e
+    if config.model.flavor not in spec.model_args:
+        raise UsageError(
+            f"unknown flavor {config.model.flavor!r} of {config.model.name}; it has: {', '.join(spec.model_args)}"
+        )
+    vocabulary_size = getattr(spec.model_args[config.model.flavor], "vocab_size", 2048)
+
+    def build_loader(*, job_config: Any, **_: Any) -> SyntheticLoader:
+        training = job_config.training
+        return SyntheticLoader(training.local_batch_size, training.seq_len, vocabulary_size)
+
+    registry._extra_train_specs[config.model.name] = dataclasses.replace(
+        spec,
+        build_tokenizer_fn=lambda _: SyntheticTokenizer(vocabulary_size),
+        build_dataloader_fn=build_loader,
+    )
+
+
+def fingerprint(config: Any, world_size: int) -> str:
+    """A hash of everything in the job that decides what is computed, except checkpointing and the rank."""
+    sections = {name: _plain(getattr(config, name)) for name in _FINGERPRINTED if hasattr(config, name)}
+    sections["training"].pop("steps", None)
+    document = json.dumps({"world_size": world_size, **sections}, sort_keys=True, default=str)
+    return hashlib.sha256(document.encode()).hexdigest()
+
+
+def _plain(section: Any) -> Any:
+    return dataclasses.asdict(section) if dataclasses.is_dataclass(section) and not isinstance(section, type) else section
+
+
+def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambda _: None) -> Trace:
+    """Run the job for `request.steps` steps on the simulated device and return the last step's Trace.
+
+    Once per process. UsageError for a wrong job, CaptureError (with the operator or call) for one that cannot run.
+    """
+    session = CaptureSession(request.gpu)
+    logging.disable(logging.WARNING)
+    process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
+    patches.install_torchtitan(request.gpu)
+    config = parse_config(request)
+    _install_synthetic_data(config)
+    import torchtitan.train
+
+    from autosac.capture.transforms import transform_of
+
+    with session.active() as recorder, transform_of(request, recorder):
+        progress("building the model")
+        try:
+            trainer = torchtitan.train.Trainer(config)
+        except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError) as e:
+            raise explain(e, "building the job") from e
+        for part in trainer.model_parts:
+            recorder.add_model(part)
+        trainer.step = 1
+        trainer.metrics_processor.should_log = lambda _: False
+        batches = trainer.batch_generator(trainer.dataloader)
+        for step in range(1, request.steps + 1):
+            progress(f"step {step} of {request.steps}")
+            last = step == request.steps
+            if last:
+                recorder.begin_recording()
+            else:
+                recorder.begin_step(step)
+            try:
+                trainer.train_step(batches)
+            except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError) as e:
+                raise explain(e, f"training step {step}") from e
+        recorder.end_recording()
+        return recorder.trace(_info(request, config, trainer))
+
+
+def _info(request: TitanRequest, config: Any, trainer: Any) -> dict[str, Any]:
+    dims = trainer.parallel_dims
+    tokens = config.training.local_batch_size * config.training.seq_len * trainer.gradient_accumulation_steps
+    degrees = {name: int(getattr(dims, name)) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")}
+    processor = trainer.metrics_processor
+    return {
+        "job_fingerprint": fingerprint(config, request.world_size),
+        "model": f"{config.model.name} {config.model.flavor}",
+        "world_size": request.world_size,
+        "rank": request.rank,
+        "gpu": request.gpu.name,
+        "torch_version": torch.__version__,
+        "torchtitan_version": version("torchtitan"),
+        "local_batch_size": config.training.local_batch_size,
+        "seq_len": config.training.seq_len,
+        "tokens_per_step": tokens / dims.non_data_parallel_size,
+        "flops_per_token": float(processor.num_flops_per_token),
+        "parallelism": degrees,
+        "parameter_shapes": parameter_shapes(trainer.model_parts),
+        "checkpointing": request.checkpointing,
+        "preserve_rng_state": config.activation_checkpoint.preserve_rng_state,
+        "early_stop": config.activation_checkpoint.early_stop,
+    }
+
+
+def parameter_shapes(model_parts: list[torch.nn.Module]) -> dict[str, list[int]]:
+    """Global shapes of all parameters by clean name."""
+    from autosac.capture.recorder import clean_name
+
+    return {
+        clean_name(name): list(parameter.shape) for part in model_parts for name, parameter in part.named_parameters()
+    }
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def explain(error: BaseException, doing: str) -> CaptureError:
+    """A CaptureError that names the call in the user's or model's code where capture failed, and what to do."""
+    from autosac.capture.sources import innermost_line
+
+    where = innermost_line(error.__traceback__)
+    message = _one_line(error)
+    if len(message) > 400:
+        message = message[:397] + "..."
+    return CaptureError(f"{doing}: {type(error).__name__}: {message} (at {where}; --debug shows the whole traceback)")

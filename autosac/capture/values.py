@@ -1,0 +1,192 @@
+"""The value model: answers to data-dependent questions (`.item()`, `.tolist()`, `nonzero`, MoE splits) without data.
+
+Small integer tensors (and tiny floating ones) carry shadow values that are computed for real on the CPU beside the fake
+ones. Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin,
+that is perfectly balanced; collectives see symmetric ranks; an unknown bool is False (initialisers loop on `mask.any()`),
+an unknown integer or float is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
+_INTEGER_LIMIT = 1 << 22  # elements: token ids, routing counts, masks
+_FLOAT_LIMIT = 64
+
+_UNINITIALISED = {
+    aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
+    aten.new_empty_strided.default, aten.resize_.default,
+}  # fmt: skip
+
+
+def _filled(position: int) -> Callable[[Any, tuple[Any, ...]], torch.Tensor]:
+    return lambda out, args: torch.full(out.shape, args[position], dtype=out.dtype)
+
+
+def _zeros(out: Any, _: tuple[Any, ...]) -> torch.Tensor:
+    return torch.zeros(out.shape, dtype=out.dtype)
+
+
+def _ones(out: Any, _: tuple[Any, ...]) -> torch.Tensor:
+    return torch.ones(out.shape, dtype=out.dtype)
+
+
+# Operators whose result does not depend on the values of their inputs.
+_CONSTANT: dict[Any, Callable[[Any, tuple[Any, ...]], torch.Tensor]] = {
+    aten.zeros.default: _zeros, aten.zeros_like.default: _zeros, aten.new_zeros.default: _zeros,
+    aten.zero_.default: _zeros, aten.ones.default: _ones, aten.ones_like.default: _ones, aten.new_ones.default: _ones,
+    aten.full.default: _filled(1), aten.full_like.default: _filled(1), aten.new_full.default: _filled(2),
+}  # fmt: skip
+
+
+def shadow(tensor: Any) -> torch.Tensor | None:
+    """The shadow values of a fake tensor, or None."""
+    return getattr(tensor, "_shadow", None)
+
+
+def item(tensor: torch.Tensor) -> bool | int | float:
+    """The answer to `.item()`."""
+    values = shadow(tensor)
+    if values is not None:
+        return values.item()
+    if tensor.dtype.is_floating_point:
+        return 1.0
+    return False if tensor.dtype is torch.bool else 1
+
+
+def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
+    """The real result of an operator whose output shape depends on data, or None if an input has no shadow."""
+    leaves = pytree.tree_leaves(args)
+    if any(isinstance(leaf, FakeTensor) and shadow(leaf) is None for leaf in leaves):
+        return None
+    with torch._C._DisableTorchDispatch():
+        return func(*_shadows(args), **kwargs)
+
+
+def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Give the outputs of `func` their shadows, if they follow from those of its inputs."""
+    constant = _CONSTANT.get(func)
+    if constant is not None:
+        if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= _INTEGER_LIMIT:
+            out._shadow = constant(out, args)  # type: ignore[attr-defined]
+        return
+    if func in _UNINITIALISED:
+        return
+    if func is aten.histc.default:
+        return _histogram(args, out)
+    if func is aten.topk.default and shadow(args[0]) is None:
+        return _balanced_topk(args, out)
+    namespace = getattr(func, "namespace", "")
+    if namespace == "c10d":
+        return _collective_in_place(func, args)
+    known = _inputs_known(args)
+    if not known:
+        _forget_mutated(func, args)
+        return
+    if any(isinstance(o, FakeTensor) and o.numel() > _limit(o) for o in pytree.tree_leaves(out)):
+        return
+    result = _evaluate(func, namespace, args, kwargs, out)
+    for fake, real in zip(pytree.tree_leaves(out), pytree.tree_leaves(result), strict=False):
+        if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor):
+            fake._shadow = real  # type: ignore[attr-defined]
+
+
+def _limit(tensor: torch.Tensor) -> int:
+    return _FLOAT_LIMIT if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _INTEGER_LIMIT
+
+
+def _shadows(tree: Any) -> Any:
+    return pytree.tree_map(lambda x: shadow(x) if isinstance(x, FakeTensor) else x, tree)
+
+
+def _inputs_known(args: Any) -> bool:
+    """All tensor arguments have values, and there is one at least. Cheap: it stops at the first unknown one."""
+    found = False
+    for arg in args:
+        if isinstance(arg, FakeTensor):
+            if shadow(arg) is None:
+                return False
+            found = True
+        elif isinstance(arg, torch.Tensor):
+            if arg.numel() > _INTEGER_LIMIT:
+                return False
+            found = True
+        elif isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], torch.Tensor):
+            if any(shadow(x) is None for x in arg if isinstance(x, FakeTensor)):
+                return False
+            found = True
+    return found
+
+
+def _forget_mutated(func: Any, args: Any) -> None:
+    """Writing unknown data into a tensor invalidates its shadow."""
+    if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None:
+        schema = getattr(func, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            args[0]._shadow = None  # type: ignore[attr-defined]
+
+
+def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:
+    args, kwargs = _shadows(args), _shadows(kwargs)
+    if namespace in ("_c10d_functional", "_c10d_functional_autograd"):
+        return _functional_collective(func, args, out)
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    kwargs.pop("pin_memory", None)
+    try:
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, IndexError):
+        return None  # the CPU has no such kernel: the value stays unknown
+
+
+def _histogram(args: Any, out: Any) -> None:
+    values = shadow(args[0])
+    if values is not None:
+        counts = torch.bincount(values.reshape(-1).long(), minlength=out.numel())
+    else:
+        quotient, remainder = divmod(args[0].numel(), out.numel())
+        counts = torch.full((out.numel(),), quotient, dtype=torch.int64)
+        counts[:remainder] += 1
+    out._shadow = counts.to(out.dtype)
+
+
+def _balanced_topk(args: Any, out: Any) -> None:
+    indices = out[1]
+    if indices.dim() and indices.numel() <= _INTEGER_LIMIT:
+        indices._shadow = (torch.arange(indices.numel()) % args[0].shape[-1]).view(indices.shape)
+
+
+def _collective_in_place(func: Any, args: Any) -> None:
+    """c10d's operators under symmetric ranks."""
+    name = func._schema.name.split("::")[1]
+    target = args[0]
+    if name in ("alltoall_base_", "_allgather_base_") and isinstance(target, FakeTensor):
+        values = shadow(args[1])
+        if values is not None and values.numel() and target.numel() % values.numel() == 0:
+            target._shadow = values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape)  # type: ignore[attr-defined]
+        else:
+            target._shadow = None  # type: ignore[attr-defined]
+    elif name in ("recv_", "_reduce_scatter_base_"):
+        for leaf in pytree.tree_leaves(args):
+            if isinstance(leaf, FakeTensor):
+                leaf._shadow = None  # type: ignore[attr-defined]
+
+
+def _functional_collective(func: Any, args: Any, out: Any) -> Any:
+    name = func._schema.name.split("::")[1]
+    if name in ("wait_tensor", "all_to_all_single", "broadcast", "broadcast_"):
+        return args[0] if args[0].shape == out.shape else None
+    if name in ("all_reduce", "all_reduce_"):
+        from torch.distributed.distributed_c10d import _resolve_process_group
+
+        return args[0] * _resolve_process_group(args[2]).size() if args[1].lower() == "sum" else args[0].clone()
+    if name == "all_gather_into_tensor":
+        return torch.cat([args[0]] * args[1])
+    return None

@@ -1,0 +1,399 @@
+"""The Plan: which operators of which modules are kept and which recomputed, as plain immutable data with a JSON form.
+
+A plan is a list of *units*, the modules that are wrapped in activation checkpointing. Every unit carries one `Decision`
+for each operator of its forward, in order, keyed by (operator, occurrence) and with the shapes and dtypes of its outputs
+as a fingerprint, so that a plan can be checked against the running model operator by operator.
+
+The file is JSON (`save`, `load`). Units with the same decisions share one entry of its ``policies``, units with the same
+parameters one entry of its ``layouts``. `load` checks, in this order: that it is JSON (`_parse`), format and version
+(`_check_version`), the JSON Schema `SCHEMA` (`_check_schema`), and what a schema cannot say (`_check_sense`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+from autosac.errors import PlanError
+from autosac.files import write_text_atomically
+from autosac.trace import Call
+
+SCHEMA_VERSION = 1
+
+Fingerprint: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+Parameters: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Keep or recompute one operator of a unit's forward.
+
+    `op` is the overload (``"aten.mm.default"``), `occurrence` how many calls of it came before in this forward, `outputs`
+    the (shape, dtype) of each output tensor. The metrics are those that the decision was taken by: `memory_bytes` that
+    recomputing it frees, the `runtime_ms` that recomputing it costs, and `msps`, memory saved per second of recomputation
+    (AUTO-SAC section 5.3), in bytes/s, None where the runtime is zero.
+    """
+
+    op: str
+    occurrence: int
+    keep: bool
+    outputs: Fingerprint
+    memory_bytes: int = 0
+    runtime_ms: float = 0.0
+    msps: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A module to wrap: its qualified name in the bare model, its decisions, and its parameters (name, global shape)."""
+
+    fqn: str
+    discard_fraction: float
+    kept_bytes: int
+    recompute_ms: float
+    decisions: tuple[Decision, ...]
+    parameters: Parameters = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments."""
+
+    preserve_rng_state: bool = True
+    early_stop: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeFor:
+    """What the plan was made for.
+
+    `budget_kind` says what the budget bounds: ``"reserved"`` or ``"active"`` memory. `parameters` are all of the model
+    that the plan covers (name in the bare model, global shape). With `pipeline_stages` > 1 the plan holds the units of
+    all stages and a running model may be any part of it.
+    """
+
+    job_fingerprint: str
+    model: str
+    torch_version: str
+    torchtitan_version: str
+    gpu: str
+    world_size: int
+    budget_bytes: int
+    budget_kind: str
+    pipeline_stages: int = 1
+    parameters: Parameters = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the simulators say of one training step under one policy. `peak_reserved_bytes` is None where not simulated."""
+
+    step_ms: float
+    peak_active_bytes: int
+    peak_reserved_bytes: int | None
+    fits: bool
+    recompute_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checkpointing plan. `predictions` maps a policy's name (autosac, none, full, selective-op) to its prediction."""
+
+    made_for: MadeFor
+    units: tuple[Unit, ...]
+    settings: Settings = field(default_factory=Settings)
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what no model can obey. PlanError says what."""
+        _check_units(self.units, "the plan")
+
+    def to_bytes(self) -> bytes:
+        """The plan as the JSON text that `save` writes."""
+        return (_layout(_encode(self)) + "\n").encode()
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan; the file appears whole or not at all. OSError if it cannot."""
+        write_text_atomically(Path(path), self.to_bytes().decode())
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan file. PlanError if it is none, or is truncated, damaged, or of another schema version."""
+        try:
+            content = Path(path).read_bytes()
+        except OSError as e:
+            raise PlanError(f"cannot read the plan {path}: {e.strerror}") from e
+        return Plan.from_bytes(content, name=str(path))
+
+    @staticmethod
+    def from_bytes(content: bytes, name: str = "the plan") -> Plan:
+        """The plan whose JSON text is `content`; errors call it `name`. PlanError as `load`."""
+        document = _parse(content, name)
+        _check_version(document, name)
+        _check_schema(document, name)
+        _check_sense(document, name)
+        return _decode(document)
+
+    def hash(self) -> str:
+        """The SHA-256, in hexadecimal, of the plan's canonical JSON (sorted keys, no spaces)."""
+        text = json.dumps(_encode(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def decisions_from(calls: Iterable[Call], keep: Collection[int]) -> tuple[Decision, ...]:
+    """Decisions without metrics for a region's calls: those at the positions in `keep` are kept."""
+    return tuple(
+        Decision(
+            op=call.op,
+            occurrence=call.occurrence,
+            keep=i in keep,
+            outputs=tuple((meta.shape, meta.dtype) for meta in call.outputs),
+        )
+        for i, call in enumerate(calls)
+    )
+
+
+# ---- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def _encode(plan: Plan) -> dict[str, Any]:
+    policies: dict[tuple[Decision, ...], int] = {}
+    layouts: dict[Parameters, int] = {}
+    units = []
+    for unit in plan.units:
+        units.append(
+            {
+                "fqn": unit.fqn,
+                "discard_fraction": unit.discard_fraction,
+                "kept_bytes": unit.kept_bytes,
+                "recompute_ms": unit.recompute_ms,
+                "policy": policies.setdefault(unit.decisions, len(policies)),
+                "layout": layouts.setdefault(unit.parameters, len(layouts)),
+            }
+        )
+    return {
+        "format": "autosac-plan",
+        "schema": SCHEMA_VERSION,
+        "made_for": asdict(plan.made_for),
+        "settings": asdict(plan.settings),
+        "predictions": {name: asdict(prediction) for name, prediction in plan.predictions.items()},
+        "units": units,
+        "layouts": [list(layout) for layout in layouts],
+        "policies": [[asdict(decision) for decision in policy] for policy in policies],
+    }
+
+
+def _decode(document: dict[str, Any]) -> Plan:
+    policies = [
+        tuple(Decision(**{**row, "outputs": _shapes(row["outputs"])}) for row in policy)
+        for policy in document["policies"]
+    ]
+    layouts = [_parameters(layout) for layout in document["layouts"]]
+    units = []
+    for row in document["units"]:
+        fields = {key: value for key, value in row.items() if key not in ("policy", "layout")}
+        units.append(Unit(**fields, decisions=policies[row["policy"]], parameters=layouts[row["layout"]]))
+    made_for = document["made_for"]
+    return Plan(
+        made_for=replace(MadeFor(**made_for), parameters=_parameters(made_for["parameters"])),
+        settings=Settings(**document["settings"]),
+        predictions={name: Prediction(**row) for name, row in document["predictions"].items()},
+        units=tuple(units),
+    )
+
+
+def _shapes(rows: list[Any]) -> Fingerprint:
+    return tuple((tuple(shape), dtype) for shape, dtype in rows)
+
+
+def _parameters(rows: list[Any]) -> Parameters:
+    return tuple((name, tuple(shape)) for name, shape in rows)
+
+
+def _layout(value: Any, depth: int = 0) -> str:
+    """JSON with one line per entry down to the decisions, and each decision, unit or parameter on one line."""
+    inline = json.dumps(value, allow_nan=False)
+    if depth == 3 or not isinstance(value, dict | list) or len(inline) + depth <= 110:
+        return inline
+    indent, end = " " * (depth + 1), " " * depth
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(key)}: {_layout(item, depth + 1)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(indent + row for row in rows) + f"\n{end}}}"
+    return "[\n" + ",\n".join(indent + _layout(item, depth + 1) for item in value) + f"\n{end}]"
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_COUNT = {"type": "integer", "minimum": 0}
+_MS = {"type": "number", "minimum": 0}
+_NAMED_SHAPES = {
+    "type": "array",
+    "items": {
+        "type": "array",
+        "prefixItems": [{"type": "string"}, {"type": "array", "items": _COUNT}],
+        "minItems": 2,
+        "maxItems": 2,
+    },
+}
+_OUTPUTS = {
+    "type": "array",
+    "items": {
+        "type": "array",
+        "prefixItems": [{"type": "array", "items": _COUNT}, {"type": "string"}],
+        "minItems": 2,
+        "maxItems": 2,
+    },
+}
+
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    **_object(
+        {
+            "format": {"const": "autosac-plan"},
+            "schema": {"const": SCHEMA_VERSION},
+            "made_for": _object(
+                {
+                    "job_fingerprint": {"type": "string"},
+                    "model": {"type": "string"},
+                    "torch_version": {"type": "string"},
+                    "torchtitan_version": {"type": "string"},
+                    "gpu": {"type": "string"},
+                    "world_size": {"type": "integer", "minimum": 1},
+                    "budget_bytes": _COUNT,
+                    "budget_kind": {"enum": ["active", "reserved"]},
+                    "pipeline_stages": {"type": "integer", "minimum": 1},
+                    "parameters": _NAMED_SHAPES,
+                }
+            ),
+            "settings": _object({"preserve_rng_state": {"type": "boolean"}, "early_stop": {"type": "boolean"}}),
+            "predictions": {
+                "type": "object",
+                "additionalProperties": _object(
+                    {
+                        "step_ms": _MS,
+                        "peak_active_bytes": _COUNT,
+                        "peak_reserved_bytes": {"type": ["integer", "null"], "minimum": 0},
+                        "fits": {"type": "boolean"},
+                        "recompute_ms": _MS,
+                    }
+                ),
+            },
+            "units": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "fqn": {"type": "string"},
+                        "discard_fraction": {"type": "number", "minimum": 0, "maximum": 1},
+                        "kept_bytes": _COUNT,
+                        "recompute_ms": _MS,
+                        "policy": _COUNT,
+                        "layout": _COUNT,
+                    }
+                ),
+            },
+            "layouts": {"type": "array", "items": _NAMED_SHAPES},
+            "policies": {
+                "type": "array",
+                "items": {
+                    "type": "array",
+                    "items": _object(
+                        {
+                            "op": {"type": "string", "minLength": 1},
+                            "occurrence": _COUNT,
+                            "keep": {"type": "boolean"},
+                            "outputs": _OUTPUTS,
+                            "memory_bytes": {"type": "integer"},
+                            "runtime_ms": _MS,
+                            "msps": {"type": ["number", "null"]},
+                        }
+                    ),
+                },
+            },
+        }
+    ),
+}
+
+
+def _parse(content: bytes, name: str) -> dict[str, Any]:
+    def no_constant(text: str) -> NoReturn:
+        raise ValueError(f"{text} is not a number")
+
+    try:
+        document = json.loads(content, parse_constant=no_constant)
+    except ValueError as e:
+        looks_like_plan = content.lstrip().startswith(b"{") and b"autosac-plan" in content[:200]
+        what = "is truncated or damaged" if looks_like_plan else "is not an AutoSAC plan"
+        raise PlanError(f"{name} {what}: {_short(str(e))}") from e
+    if not isinstance(document, dict) or document.get("format") != "autosac-plan":
+        raise PlanError(f"{name} is not an AutoSAC plan")
+    return document
+
+
+def _check_version(document: dict[str, Any], name: str) -> None:
+    if document.get("schema") != SCHEMA_VERSION:
+        raise PlanError(
+            f"{name} has plan schema {_short(str(document.get('schema')))}; this version of AutoSAC reads "
+            f"{SCHEMA_VERSION}: make the plan again"
+        )
+
+
+def _check_schema(document: dict[str, Any], name: str) -> None:
+    from jsonschema import Draft202012Validator
+
+    error = next(iter(Draft202012Validator(SCHEMA).iter_errors(document)), None)
+    if error is not None:
+        raise PlanError(f"{name} is damaged at {error.json_path}: {_short(error.message)}")
+
+
+def _check_sense(document: dict[str, Any], name: str) -> None:
+    """What the schema cannot say of a file: references and the numbering of occurrences."""
+    for i, row in enumerate(document["units"]):
+        for reference, table in (("policy", "policies"), ("layout", "layouts")):
+            if row[reference] >= len(document[table]):
+                raise PlanError(
+                    f"{name} is damaged at $.units[{i}].{reference}: there is no {reference} {row[reference]}"
+                )
+    for i, policy in enumerate(document["policies"]):
+        seen: dict[str, int] = {}
+        for j, row in enumerate(policy):
+            if row["occurrence"] != seen.get(row["op"], 0):
+                raise PlanError(
+                    f"{name} is damaged at $.policies[{i}][{j}]: occurrence {row['occurrence']} of {row['op']} "
+                    f"where {seen.get(row['op'], 0)} is due"
+                )
+            seen[row["op"]] = row["occurrence"] + 1
+
+
+def _check_units(units: tuple[Unit, ...], name: str) -> None:
+    names: set[str] = set()
+    for unit in units:
+        if not unit.fqn:
+            raise PlanError(f"{name} checkpoints the whole model as one unit: choose modules inside it")
+        if unit.fqn in names:
+            raise PlanError(f"{name} names the unit {unit.fqn} twice")
+        names.add(unit.fqn)
+    for fqn in names:
+        parts = fqn.split(".")
+        for i in range(1, len(parts)):
+            if ".".join(parts[:i]) in names:
+                raise PlanError(f"{name} nests the unit {fqn} in the unit {'.'.join(parts[:i])}")
+
+
+def _short(message: str, limit: int = 160) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
