@@ -1,0 +1,140 @@
+"""Clusters: how many GPUs a node has, and which links join them. Three tiers: node, rack, everything.
+
+A cluster is a TOML file (see `data/clusters`); `load_cluster` takes the name of a shipped preset or a path,
+and `default_cluster` makes one for a GPU type and a world size. Ranks fill nodes in order, as torchrun does.
+
+`Placement` says what of the topology one process group sees; it is derived from the group's ranks:
+
+    ranks            n
+    nodes            M, distinct ``rank // gpus_per_node``
+    ranks_per_node   K, the most ranks that share a node
+    racks            distinct ``node // nodes_per_rack``
+    inter_gbps       what one node's share of the network offers this group: each of a node's GPUs brings
+                     1/gpus_per_node of the node's bandwidth (sibling groups use the rest), divided by the
+                     oversubscription where racks are crossed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from autosac.errors import HardwareError
+from autosac.estimator import profiles
+from autosac.estimator.hardware import Hardware
+
+_NIC_GBPS = 25.0  # a GPU type without a preset: one 200-Gb/s network adapter for every two GPUs
+_NCCL_BUFFER_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the ranks of one process group lie. See the module's docstring."""
+
+    ranks: int
+    nodes: int
+    ranks_per_node: int
+    racks: int
+    intra_gbps: float
+    intra_latency_us: float
+    inter_gbps: float
+    inter_latency_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Nodes of equal GPUs. Bandwidths in GB/s (10^9 bytes per second), one direction.
+
+    `intra_gbps` is that of one GPU to the others of its node, `inter_gbps` that of one whole node to the
+    network. `nodes_per_rack` (0: all nodes in one) and `oversubscription` (1: none) describe the third tier.
+    `nccl_buffer_bytes` is what one communicator takes on the GPU outside of PyTorch.
+    """
+
+    name: str
+    description: str = ""
+    nodes: int
+    gpus_per_node: int
+    intra_gbps: float
+    intra_latency_us: float
+    inter_gbps: float
+    inter_latency_us: float
+    nodes_per_rack: int = 0
+    oversubscription: float = 1.0
+    nccl_buffer_bytes: int = _NCCL_BUFFER_BYTES
+
+    @property
+    def world_size(self) -> int:
+        """GPUs in the cluster."""
+        return self.nodes * self.gpus_per_node
+
+    def sized(self, world_size: int) -> Cluster:
+        """The same machines, as many as `world_size` ranks fill. HardwareError if that is not positive."""
+        if world_size < 1:
+            raise HardwareError(f"world size must be at least 1, not {world_size}")
+        return replace(self, nodes=-(-world_size // self.gpus_per_node))
+
+    def place(self, ranks: Sequence[int]) -> Placement:
+        """What the group of these global ranks sees of the cluster."""
+        nodes, per_node = np.unique(np.asarray(ranks) // self.gpus_per_node, return_counts=True)
+        racks = len(np.unique(nodes // self.nodes_per_rack)) if self.nodes_per_rack else 1
+        most = int(per_node.max())
+        share = self.inter_gbps * most / self.gpus_per_node
+        return Placement(
+            ranks=len(ranks),
+            nodes=len(nodes),
+            ranks_per_node=most,
+            racks=racks,
+            intra_gbps=self.intra_gbps,
+            intra_latency_us=self.intra_latency_us,
+            inter_gbps=share / self.oversubscription if racks > 1 else share,
+            inter_latency_us=self.inter_latency_us,
+        )
+
+
+def known_clusters() -> tuple[str, ...]:
+    """The names of the shipped cluster presets."""
+    return profiles.shipped("clusters")
+
+
+@lru_cache(maxsize=64)
+def load_cluster(name_or_path: str) -> Cluster:
+    """A cluster by the name of a preset or from a TOML file. HardwareError if it is unknown or wrong."""
+    table, path = profiles.read("clusters", name_or_path)
+    reader = profiles.Reader(table, path)
+    cluster = Cluster(
+        name=reader.text("name"),
+        description=reader.text("description", ""),
+        nodes=reader.integer("nodes", 1),
+        gpus_per_node=reader.integer("gpus_per_node"),
+        intra_gbps=reader.number("intra_gbps"),
+        intra_latency_us=reader.number("intra_latency_us", zero=True),
+        inter_gbps=reader.number("inter_gbps"),
+        inter_latency_us=reader.number("inter_latency_us", zero=True),
+        nodes_per_rack=reader.integer("nodes_per_rack", 0, zero=True),
+        oversubscription=reader.number("oversubscription", 1.0),
+        nccl_buffer_bytes=reader.integer("nccl_buffer_bytes", _NCCL_BUFFER_BYTES, zero=True),
+    )
+    reader.done()
+    if cluster.oversubscription < 1:
+        reader.fail("oversubscription", f"must be at least 1, not {cluster.oversubscription}")
+    return cluster
+
+
+def default_cluster(hardware: Hardware, world_size: int) -> Cluster:
+    """The machines that this GPU usually comes in, as many as `world_size` ranks fill."""
+    if hardware.cluster:
+        return load_cluster(hardware.cluster).sized(world_size)
+    generic = Cluster(
+        name=f"{hardware.name} x 8",
+        description="eight GPUs a node and a 200-Gb/s network adapter for every two",
+        nodes=1,
+        gpus_per_node=8,
+        intra_gbps=hardware.link_gbps,
+        intra_latency_us=1.0,
+        inter_gbps=4 * _NIC_GBPS,
+        inter_latency_us=5.0,
+    )
+    return generic.sized(world_size)

@@ -1,0 +1,137 @@
+"""Hardware profiles: what the models need to know of a GPU, and what the simulators need of its software.
+
+A profile is a TOML file (see `data/hardware`); `load_hardware` takes the name of a shipped one or a path.
+Figures are those of one direction for links, dense for arithmetic, and 1 GB/s is 10^9 bytes per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from autosac.estimator import profiles
+
+_RATES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "float4", "int8")
+_EFFICIENCIES = (
+    "matmul",
+    "batched_matmul",
+    "convolution",
+    "depthwise",
+    "attention_forward",
+    "attention_backward",
+    "attention_math",
+    "memory",
+    "reduction",
+    "gather",
+    "scatter",
+    "link",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One GPU type.
+
+    `memory_bytes` is the nominal size; `usable_bytes` is what CUDA reports as total: budgets and
+    out-of-memory verdicts are about the latter. `context_bytes` is what the CUDA context and loaded kernels
+    take outside of PyTorch. `launch_us` is what an eager PyTorch operator costs its host thread, `kernel_us`
+    the shortest device time of a kernel. `peak_tflops` are dense peak rates by arithmetic ("tf32" is float32
+    input on tensor cores, "float8" any 8-bit float); `efficiency` overrides the roofline model's defaults.
+    `link_gbps` is GPU to GPU within a node, `pcie_gbps` GPU to host. `cluster` names the preset that such
+    GPUs usually come in, `models_of` the profile whose fitted models serve this one (scaled); `measured` is a
+    file of measured operators that come before any model. Empty where there is none.
+    """
+
+    name: str
+    description: str
+    vendor: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    boost_mhz: float
+    tdp_w: float
+    memory_bytes: int
+    usable_bytes: int
+    mem_bandwidth_gbps: float
+    l2_bytes: int
+    link: str
+    link_gbps: float
+    pcie_gbps: float
+    launch_us: float
+    kernel_us: float
+    context_bytes: int
+    cublas_workspace_bytes: int
+    cublaslt_workspace_bytes: int
+    peak_tflops: tuple[tuple[str, float], ...]
+    efficiency: tuple[tuple[str, float], ...] = ()
+    cluster: str = ""
+    models_of: str = ""
+    measured: str = ""
+
+    def peak_flops(self, arithmetic: str) -> float:
+        """Peak dense rate in FLOP/s of "float32", "tf32", "bfloat16", "float8", ...
+
+        A rate that the profile does not give is that of the next wider type that it has.
+        """
+        rates = dict(self.peak_tflops)
+        wider = {"float4": "float8", "float8": "bfloat16", "int8": "bfloat16", "tf32": "float32"}
+        wider |= {"float16": "bfloat16", "bfloat16": "float32"}
+        while arithmetic not in rates and arithmetic in wider:
+            arithmetic = wider[arithmetic]
+        if arithmetic == "float64" and "float64" not in rates:
+            return rates["float32"] * 1e12 / 64
+        return rates.get(arithmetic, rates["float32"]) * 1e12
+
+
+def known_hardware() -> tuple[str, ...]:
+    """The names of the shipped GPU profiles."""
+    return profiles.shipped("hardware")
+
+
+@lru_cache(maxsize=64)
+def load_hardware(name_or_path: str) -> Hardware:
+    """The profile of a GPU by name ("h100-sxm-80gb") or from a TOML file.
+
+    HardwareError if it is unknown or wrong.
+    """
+    table, path = profiles.read("hardware", name_or_path)
+    reader = profiles.Reader(table, path)
+    capability = reader.integers("compute_capability", 2)
+    measured = reader.text("measured", "")
+    hardware = Hardware(
+        name=reader.text("name"),
+        description=reader.text("description", ""),
+        vendor=reader.text("vendor"),
+        compute_capability=(capability[0], capability[1]),
+        sm_count=reader.integer("sm_count"),
+        boost_mhz=reader.number("boost_mhz"),
+        tdp_w=reader.number("tdp_w"),
+        memory_bytes=reader.integer("memory_bytes"),
+        usable_bytes=reader.integer("usable_bytes"),
+        mem_bandwidth_gbps=reader.number("mem_bandwidth_gbps"),
+        l2_bytes=reader.integer("l2_bytes"),
+        link=reader.text("link"),
+        link_gbps=reader.number("link_gbps"),
+        pcie_gbps=reader.number("pcie_gbps"),
+        launch_us=reader.number("launch_us", zero=True),
+        kernel_us=reader.number("kernel_us", zero=True),
+        context_bytes=reader.integer("context_bytes", zero=True),
+        cublas_workspace_bytes=reader.integer("cublas_workspace_bytes", zero=True),
+        cublaslt_workspace_bytes=reader.integer("cublaslt_workspace_bytes", zero=True),
+        peak_tflops=tuple(reader.table("peak_tflops", _RATES, needed=("float32",)).items()),
+        efficiency=tuple(reader.table("efficiency", _EFFICIENCIES).items()),
+        cluster=reader.text("cluster", ""),
+        models_of=reader.text("models_of", ""),
+        measured=str(_beside(path, measured)) if measured else "",
+    )
+    reader.done()
+    if hardware.usable_bytes > hardware.memory_bytes:
+        reader.fail("usable_bytes", "is above memory_bytes")
+    for name, value in hardware.efficiency:
+        if value > 1:
+            reader.fail(f"efficiency.{name}", f"must be at most 1, not {value!r}")
+    return hardware
+
+
+def _beside(profile: Path, file: str) -> Path:
+    return (profile.parent / file).resolve()

@@ -1,0 +1,131 @@
+"""Prices a trace: what each operator and collective takes on a given GPU and cluster.
+
+Every distinct signature is priced once, all of them in one batch, and every distinct (collective, size,
+group) once; the events then only look their price up. Views and operators that touch no device memory take no
+device time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.estimator.cluster import Cluster, Placement, default_cluster
+from autosac.estimator.collectives import AlphaBeta
+from autosac.estimator.hardware import Hardware
+from autosac.estimator.models import CollectiveModel, Estimate, Models, first_estimates
+from autosac.estimator.roofline import Roofline
+from autosac.trace import Collective, Op, Signature, Trace
+
+_UNKNOWN = "bytes"
+_TransferKey: TypeAlias = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pricing:
+    """Prices of a trace's events.
+
+    `event_ms` is the device duration of every operator and collective, 0 for all other events and for views.
+    `event_source` is an index into `source`, the names of the models that served, -1 where nothing was
+    priced. `event_rel_std` is the relative standard error (1 sigma) that the model states. `unknown`:
+    operators that no model knows, and how many milliseconds of the step they were charged by their bytes.
+    """
+
+    event_ms: NDArray[np.float64]
+    source: tuple[str, ...]
+    event_source: NDArray[np.int16]
+    event_rel_std: NDArray[np.float32]
+    unknown: dict[str, float] = field(default_factory=dict)
+
+    def shares(self) -> dict[str, float]:
+        """Milliseconds that each model accounts for, largest first."""
+        served = self.event_source >= 0
+        sums = np.bincount(
+            self.event_source[served], weights=self.event_ms[served], minlength=len(self.source)
+        )
+        return dict(sorted(zip(self.source, sums.tolist(), strict=True), key=lambda item: -item[1]))
+
+
+def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True) -> Models:
+    """The models that `price` uses when it is given none."""
+    roofline = Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32)
+    return Models(operators=(roofline,), collectives=AlphaBeta(hardware))
+
+
+def price(
+    trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, models: Models | None = None
+) -> Pricing:
+    """Price every event of `trace` on `hardware` in `cluster` (default: the machines that this GPU usually
+    comes in).
+
+    float32 matrix products run at the plain float32 rate unless ``trace.info["float32_matmul_precision"]`` is
+    "high" or "medium"; float32 convolutions use TF32, as cuDNN does in PyTorch, unless
+    ``trace.info["cudnn_allow_tf32"]`` is False.
+    """
+    world_size = max(int(trace.info.get("world_size") or 1), 1)
+    cluster = cluster or default_cluster(hardware, world_size)
+    if models is None:
+        tf32 = trace.info.get("float32_matmul_precision") in ("high", "medium")
+        models = default_models(
+            hardware, tf32=tf32, conv_tf32=trace.info.get("cudnn_allow_tf32", True) is not False
+        )
+    used = sorted({event.signature for event in trace.events if type(event) is Op})
+    priced = [i for i in used if not trace.signatures[i].is_view and _on_device(trace.signatures[i])]
+    estimates: dict[int, Estimate] = dict(
+        zip(priced, first_estimates(models.operators, [trace.signatures[i] for i in priced]), strict=True)
+    )
+    return _assemble(trace, estimates, _transfers(trace, cluster, models.collectives))
+
+
+def _on_device(signature: Signature) -> bool:
+    return any(meta.place == "device" for meta in (*signature.inputs, *signature.outputs))
+
+
+def _key(event: Collective) -> _TransferKey:
+    return (event.kind, event.nbytes, event.group, event.peer)
+
+
+def _transfers(trace: Trace, cluster: Cluster, model: CollectiveModel) -> dict[_TransferKey, Estimate]:
+    """The price of every distinct (kind, size, group, peer)."""
+    placements: dict[tuple[int, int], Placement] = {}
+    prices: dict[_TransferKey, Estimate] = {}
+    rank = int(trace.info.get("rank") or 0)
+    for key in {_key(event) for event in trace.events if type(event) is Collective}:
+        kind, nbytes, group, peer = key
+        if (group, peer) not in placements:
+            ranks = (rank, peer) if peer >= 0 else trace.groups[group].ranks()
+            placements[group, peer] = cluster.place(ranks)
+        prices[key] = model.estimate(kind, nbytes, placements[group, peer])
+    return prices
+
+
+def _assemble(
+    trace: Trace, operators: dict[int, Estimate], transfers: dict[_TransferKey, Estimate]
+) -> Pricing:
+    """Lay the prices out over the events."""
+    answers = [
+        operators.get(event.signature)
+        if type(event) is Op
+        else transfers[_key(event)]
+        if type(event) is Collective
+        else None
+        for event in trace.events
+    ]
+    names = tuple(dict.fromkeys(answer.source for answer in answers if answer is not None))
+    position = {name: i for i, name in enumerate(names)}
+    unknown: dict[str, float] = {}
+    for event, answer in zip(trace.events, answers, strict=True):
+        if answer is not None and answer.source == _UNKNOWN:
+            assert type(event) is Op
+            name = trace.signatures[event.signature].name
+            unknown[name] = unknown.get(name, 0.0) + answer.ms
+    return Pricing(
+        event_ms=np.array([a.ms if a else 0.0 for a in answers], dtype=np.float64),
+        source=names,
+        event_source=np.array([position[a.source] if a else -1 for a in answers], dtype=np.int16),
+        event_rel_std=np.array([a.rel_std if a else 0.0 for a in answers], dtype=np.float32),
+        unknown=dict(sorted(unknown.items(), key=lambda item: -item[1])),
+    )

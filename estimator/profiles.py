@@ -1,0 +1,156 @@
+"""Profile files: TOML tables with a fixed set of keys, shipped with the package or written by a user.
+
+A profile is asked for by the name of a shipped file (``h100-sxm-80gb``) or by the path of a file. A file may
+start from another profile with ``base = "name or path"`` and give only what differs. Every key is checked:
+unknown, missing, of the wrong type, not positive; the error is one line that names the file and the key.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autosac.errors import HardwareError
+
+_DATA = Path(__file__).resolve().parent / "data"
+_MAX_BASES = 8
+
+
+def shipped(kind: str) -> tuple[str, ...]:
+    """The names of the profiles of this kind ("hardware", "clusters") that come with the package, sorted."""
+    return tuple(sorted(path.stem for path in (_DATA / kind).glob("*.toml")))
+
+
+def read(kind: str, name_or_path: str) -> tuple[dict[str, Any], Path]:
+    """The table of a profile, bases merged in, and its file.
+
+    HardwareError if it cannot be found or parsed.
+    """
+    table: dict[str, Any] = {}
+    first: Path | None = None
+    wanted, folder = name_or_path, Path()
+    for _ in range(_MAX_BASES):
+        path = _find(kind, wanted, folder)
+        first = first or path
+        layer = _parse(path)
+        base = layer.pop("base", None)
+        table = _merged(layer, table)
+        if base is None:
+            return table, first
+        if not isinstance(base, str):
+            raise HardwareError(f"{path}: base must be the name or path of a profile")
+        wanted, folder = base, path.parent
+    raise HardwareError(f"{first}: more than {_MAX_BASES} profiles are based on each other")
+
+
+def _find(kind: str, wanted: str, folder: Path) -> Path:
+    named = _DATA / kind / f"{wanted.lower()}.toml"
+    if wanted.lower() in shipped(kind):
+        return named
+    path = (folder / wanted).expanduser()
+    if path.is_file():
+        return path
+    what = {"hardware": "GPU", "clusters": "cluster"}[kind]
+    if wanted.endswith(".toml") or "/" in wanted:
+        raise HardwareError(f"{what} profile {wanted} is not a file")
+    raise HardwareError(
+        f"unknown {what} {wanted!r}: give one of {', '.join(shipped(kind))} or the path of a TOML file"
+    )
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as e:
+        raise HardwareError(f"{path} cannot be read: {e}") from e
+    except tomllib.TOMLDecodeError as e:
+        raise HardwareError(f"{path} is not valid TOML: {e}") from e
+
+
+def _merged(layer: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`layer` with the values of `over` on top; tables are merged key by key."""
+    result = dict(layer)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = _merged(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+    return result
+
+
+Check = Callable[[Any], Any]
+
+
+class Reader:
+    """Takes checked values out of a profile's table; `done` complains of the keys that nobody took."""
+
+    def __init__(self, table: Mapping[str, Any], path: Path) -> None:
+        """Read `table`; messages name `path`."""
+        self._table = dict(table)
+        self._path = path
+
+    def fail(self, key: str, message: str) -> NoReturn:
+        """HardwareError on one line."""
+        raise HardwareError(f"{self._path}: {key} {message}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string that is not empty (unless that is the default)."""
+        value = self._take(key, default)
+        if not isinstance(value, str) or (not value and value != default):
+            self.fail(key, f"must be a string, not {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, zero: bool = False) -> float:
+        """A finite number above 0 (or from 0, if `zero`)."""
+        return self._number(key, self._take(key, default), zero=zero)
+
+    def integer(self, key: str, default: int | None = None, *, zero: bool = False) -> int:
+        """A whole number above 0 (or from 0, if `zero`)."""
+        value = self._take(key, default)
+        if type(value) is not int:
+            self.fail(key, f"must be a whole number, not {value!r}")
+        return int(self._number(key, value, zero=zero))
+
+    def integers(self, key: str, count: int) -> tuple[int, ...]:
+        """A list of `count` whole numbers from 0."""
+        value = self._take(key, None)
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or any(type(v) is not int or v < 0 for v in value)
+        ):
+            self.fail(key, f"must be a list of {count} whole numbers, not {value!r}")
+        return tuple(value)
+
+    def table(self, key: str, allowed: tuple[str, ...], *, needed: tuple[str, ...] = ()) -> dict[str, float]:
+        """A table of positive numbers with keys from `allowed` and at least those `needed`."""
+        value = self._take(key, None if needed else {})
+        if not isinstance(value, dict):
+            self.fail(key, f"must be a table, not {value!r}")
+        for name in value:
+            if name not in allowed:
+                self.fail(f"{key}.{name}", f"is unknown; {key} may hold {', '.join(allowed)}")
+        for name in needed:
+            if name not in value:
+                self.fail(f"{key}.{name}", "is missing")
+        return {name: self._number(f"{key}.{name}", number, zero=False) for name, number in value.items()}
+
+    def done(self) -> None:
+        """HardwareError if a key is left over."""
+        for key in self._table:
+            self.fail(key, "is not a known key")
+
+    def _take(self, key: str, default: Any) -> Any:
+        if key in self._table:
+            return self._table.pop(key)
+        if default is None:
+            self.fail(key, "is missing")
+        return default
+
+    def _number(self, key: str, value: Any, *, zero: bool) -> float:
+        if type(value) not in (int, float) or not math.isfinite(value):
+            self.fail(key, f"must be a finite number, not {value!r}")
+        if value < 0 or (value == 0 and not zero):
+            self.fail(key, f"must be {'at least' if zero else 'above'} 0, not {value!r}")
+        return float(value)

@@ -1,0 +1,96 @@
+"""The roofline: an operator takes as long as its arithmetic or its memory traffic, whichever is longer.
+
+    t = max(kernel_us, flops / (peak * efficiency), bytes / (bandwidth * efficiency))
+
+The efficiencies are what large operators of each family sustain on data-centre GPUs in PyTorch; a profile may
+override them (its `[efficiency]` table). They are rough on purpose: this model knows every operator on every
+GPU and is the last to be asked. Copies between host and device move at the PCIe rate. An operator that no
+table knows is charged for its bytes under the source "bytes", so that reports can list it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autosac.estimator.hardware import Hardware
+from autosac.estimator.models import Estimate
+from autosac.estimator.work import Work, family, tensor_bytes, work_of
+from autosac.trace import Signature
+
+# Share of the peak rate (first group) or of the memory bandwidth (second) that large operators reach.
+_EFFICIENCY = {
+    "matmul": 0.72,
+    "batched_matmul": 0.65,
+    "convolution": 0.55,
+    "depthwise": 0.10,
+    "attention_forward": 0.60,
+    "attention_backward": 0.45,
+    "attention_math": 0.30,
+    "memory": 0.88,
+    "reduction": 0.80,
+    "gather": 0.70,
+    "scatter": 0.50,
+    "link": 0.80,
+}
+_MEMORY_KEY = {
+    "reduction": "reduction",
+    "softmax": "reduction",
+    "norm": "reduction",
+    "norm_backward": "reduction",
+    "sort": "reduction",
+    "gather": "gather",
+    "scatter": "scatter",
+}
+_REL_STD = {"matmul": 0.15, "memory": 0.20, "unknown": 0.50}
+
+
+class Roofline:
+    """The roofline model of one GPU.
+
+    `tf32`: float32 matrix products may use tensor cores (convolutions: `conv_tf32`).
+    """
+
+    def __init__(self, hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True) -> None:
+        """Model `hardware`."""
+        self._hardware = hardware
+        self._tf32 = tf32
+        self._conv_tf32 = conv_tf32
+        self._efficiency = _EFFICIENCY | dict(hardware.efficiency)
+
+    def estimate(self, signatures: Sequence[Signature]) -> list[Estimate]:
+        """Every operator's time; see the module's docstring."""
+        return [self._estimate(signature) for signature in signatures]
+
+    def milliseconds(self, work: Work) -> float:
+        """The roofline of this much work."""
+        hardware, efficiency = self._hardware, self._efficiency
+        memory = efficiency[_MEMORY_KEY.get(work.family, "memory")]
+        seconds = work.nbytes / (hardware.mem_bandwidth_gbps * 1e9 * memory)
+        if work.flops:
+            rate = hardware.peak_flops(work.arithmetic) * efficiency[work.family]
+            seconds = max(seconds, work.flops / rate)
+        return max(hardware.kernel_us * 1e-3, seconds * 1e3)
+
+    def _estimate(self, signature: Signature) -> Estimate:
+        metas = (*signature.inputs, *signature.outputs)
+        if not any(meta.place == "device" for meta in metas) or family(signature.name) == "host":
+            return Estimate(self._hardware.kernel_us * 1e-3 if signature.inputs else 0.0, "roofline", 0.5)
+        if _crosses(signature):
+            moved = max(tensor_bytes(signature.inputs), tensor_bytes(signature.outputs))
+            ms = moved / (self._hardware.pcie_gbps * 1e9 * self._efficiency["link"]) * 1e3
+            return Estimate(max(self._hardware.kernel_us * 1e-3, ms), "roofline", _REL_STD["memory"])
+        convolution = family(signature.name).startswith("convolution")
+        work = work_of(signature, tf32=self._conv_tf32 if convolution else self._tf32)
+        if not work.family:
+            return Estimate(self.milliseconds(work), "bytes", _REL_STD["unknown"])
+        spread = _REL_STD["matmul" if work.flops else "memory"]
+        return Estimate(self.milliseconds(work), "roofline", spread)
+
+
+def _crosses(signature: Signature) -> bool:
+    """A copy from the host to the device or back (and not just a scalar that travels with the launch)."""
+    base = signature.name.split(".")[1] if "." in signature.name else signature.name
+    if base not in ("copy_", "_to_copy", "_copy_from", "_copy_from_and_resize", "to"):
+        return False
+    places = {meta.place for meta in (*signature.inputs, *signature.outputs)}
+    return len(places) > 1

@@ -1,0 +1,71 @@
+"""Hand-made signatures and traces for the estimator's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta, Trace
+
+
+def _meta(shape: Sequence[int], dtype: str = "bfloat16", place: str = "device") -> TensorMeta:
+    """A contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return TensorMeta(tuple(shape), tuple(reversed(strides)), dtype, place)
+
+
+@pytest.fixture(scope="session")
+def meta() -> Callable[..., TensorMeta]:
+    """Makes the description of a contiguous tensor."""
+    return _meta
+
+
+@pytest.fixture(scope="session")
+def mm() -> Callable[..., Signature]:
+    """Makes the signature of an `aten.mm` of [m, k] and [k, n]."""
+
+    def make(m: int, n: int, k: int, dtype: str = "bfloat16") -> Signature:
+        return Signature(
+            "aten.mm.default", (_meta((m, k), dtype), _meta((k, n), dtype)), (_meta((m, n), dtype),)
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_trace() -> Callable[..., Trace]:
+    """Makes a trace that issues these signatures in order, then these collectives on a group of `world`
+    ranks.
+    """
+
+    def make(
+        signatures: Sequence[Signature],
+        collectives: Sequence[tuple[str, int]] = (),
+        world: int = 1,
+        **info: Any,
+    ) -> Trace:
+        events: list[Event] = [Op(i, 0, 0, Phase.FORWARD, 0, (), ()) for i in range(len(signatures))]
+        events += [
+            Collective(kind, size, 0, 0, False, -1, -1, -1, 0, 0, Phase.FORWARD, 0, (), ())
+            for kind, size in collectives
+        ]
+        return Trace(
+            info={"world_size": world, **info},
+            signatures=tuple(signatures),
+            storages=(),
+            modules=("",),
+            module_parents=(-1,),
+            module_classes=("Model",),
+            sources=("",),
+            groups=(Group.of("world", range(world)),),
+            prologue=(),
+            events=tuple(events),
+        )
+
+    return make

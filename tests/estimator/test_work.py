@@ -1,0 +1,194 @@
+"""Operations and bytes of single operators, each worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autosac.estimator.work import attention_shape, family, matmul_shape, work_of
+from autosac.trace import Signature, TensorMeta
+
+Meta = Callable[..., TensorMeta]
+
+
+def test_mm_counts_two_operations_per_product(mm: Callable[..., Signature]) -> None:
+    """[4, 8] x [8, 16]: 2*4*16*8 operations; (32 + 128 + 64) elements of two bytes."""
+    work = work_of(mm(4, 16, 8))
+    assert (work.flops, work.nbytes, work.arithmetic) == (2 * 4 * 16 * 8, 448, "bfloat16")
+
+
+def test_outputs_of_several_types_are_fine(meta: Meta) -> None:
+    """A bf16 product with a float32 output, and flash attention with its float32 logsumexp, are priced."""
+    mixed = Signature("aten.mm.dtype", (meta((4, 8)), meta((8, 16))), (meta((4, 16), "float32"),))
+    assert work_of(mixed).flops == 1024
+    q = meta((1, 2, 4, 8))
+    outputs = (q, meta((1, 2, 4), "float32"), meta((2,), "uint64"))
+    flash = Signature("aten._scaled_dot_product_flash_attention.default", (q, q, q), outputs)
+    assert work_of(flash).flops == 4 * 2 * 4 * 4 * 8
+
+
+def test_addmm_and_baddbmm_take_their_operands_after_the_bias(meta: Meta) -> None:
+    """The first tensor is the addend."""
+    addmm = Signature("aten.addmm.default", (meta((16,)), meta((4, 8)), meta((8, 16))), (meta((4, 16)),))
+    baddbmm = Signature(
+        "aten.baddbmm.default", (meta((3, 4, 16)), meta((3, 4, 8)), meta((3, 8, 16))), (meta((3, 4, 16)),)
+    )
+    assert work_of(addmm).flops == 1024
+    assert work_of(baddbmm).flops == 3 * 1024
+
+
+def test_float8_and_tf32_choose_the_arithmetic(meta: Meta, mm: Callable[..., Signature]) -> None:
+    """`_scaled_mm` runs on the 8-bit units; float32 only on tensor cores when asked."""
+    a, b = meta((4, 8), "float8_e4m3fn"), meta((8, 16), "float8_e4m3fn")
+    scale = meta((1,), "float32")
+    scaled = Signature("aten._scaled_mm.default", (a, b, scale, scale), (meta((4, 16)),))
+    assert work_of(scaled).arithmetic == "float8"
+    assert work_of(mm(4, 16, 8, "float32")).arithmetic == "float32"
+    assert work_of(mm(4, 16, 8, "float32"), tf32=True).arithmetic == "tf32"
+
+
+def test_grouped_mm_multiplies_every_row_once(meta: Meta) -> None:
+    """64 rows over 4 experts of [8, 16]: 2*64*8*16; the weights' gradient contracts over the rows instead."""
+    offs, name = meta((4,), "int32"), "aten._grouped_mm.default"
+    forward = Signature(name, (meta((64, 8)), meta((4, 8, 16)), offs), (meta((64, 16)),))
+    wgrad = Signature(name, (meta((8, 64)), meta((64, 16)), offs), (meta((4, 8, 16)),))
+    assert work_of(forward).flops == 2 * 64 * 8 * 16
+    assert work_of(wgrad).flops == 2 * 64 * 8 * 16
+
+
+def test_transposed_operands_are_seen_in_the_strides(meta: Meta) -> None:
+    """X @ W.t(): the right operand's rows are contiguous in the weight's columns."""
+    weight = TensorMeta((8, 16), (1, 8), "bfloat16")
+    shape = matmul_shape(Signature("aten.mm.default", (meta((4, 8)), weight), (meta((4, 16)),)))
+    assert shape is not None
+    assert (shape.a_transposed, shape.b_transposed) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("causal", "flops"), [(False, 4 * 2 * 3 * 64 * 64 * 16), (True, 2 * 2 * 3 * 64 * 64 * 16)]
+)
+def test_attention_forward_and_its_backward(meta: Meta, causal: bool, flops: int) -> None:
+    """Two products of B*H*S*S*D; a causal mask halves them; the backward has five products."""
+    q = meta((2, 3, 64, 16))
+    arguments = (("is_causal", causal),)
+    forward = Signature("aten._scaled_dot_product_flash_attention.default", (q, q, q), (q,), arguments)
+    backward = Signature(
+        "aten._scaled_dot_product_flash_attention_backward.default", (q, q, q, q, q), (q, q, q), arguments
+    )
+    assert work_of(forward).flops == flops
+    assert work_of(backward).flops == 2.5 * flops
+
+
+def test_ragged_attention_splits_the_tokens_over_the_documents(meta: Meta) -> None:
+    """128 tokens in 4 documents of 32: 4 * 4*2*32*32*8 operations."""
+    q, lengths = meta((128, 2, 8)), meta((5,), "int32")
+    signature = Signature("aten._flash_attention_forward.default", (q, q, q, lengths, lengths), (q,))
+    shape = attention_shape(signature)
+    assert shape is not None
+    assert (shape.batch, shape.query_length, shape.heads) == (4, 32, 2)
+    assert shape.flops == 4 * (4 * 2 * 32 * 32 * 8)
+
+
+def test_low_level_attention_has_length_before_heads(meta: Meta) -> None:
+    """`_efficient_attention_forward` takes [batch, length, heads, size]; custom mask 1 is causal."""
+    q = meta((2, 64, 3, 16))
+    arguments = (("custom_mask_type", 1),)
+    signature = Signature("aten._efficient_attention_forward.default", (q, q, q), (q,), arguments)
+    shape = attention_shape(signature)
+    assert shape is not None
+    assert (shape.query_length, shape.heads, shape.causal, shape.backend) == (64, 3, True, "efficient")
+
+
+def test_convolution_and_its_backward(meta: Meta) -> None:
+    """3x3 from 4 to 8 channels at 2x16x16 places:
+
+    2*2*8*16*16*4*9; the backward does it once per wanted gradient.
+    """
+    x, w, y = meta((2, 4, 16, 16)), meta((8, 4, 3, 3)), meta((2, 8, 16, 16))
+    once = 2 * (2 * 8 * 16 * 16) * (4 * 9)
+    assert work_of(Signature("aten.convolution.default", (x, w), (y,))).flops == once
+    both = Signature(
+        "aten.convolution_backward.default", (y, x, w), (x, w), (("output_mask", (True, True, False)),)
+    )
+    weight_only = both._replace(arguments=(("output_mask", (False, True, True)),))
+    assert work_of(both).flops == 2 * once
+    assert work_of(weight_only).flops == once
+
+
+def test_elementwise_reads_and_writes(meta: Meta) -> None:
+    """add: two reads and a write; a broadcast operand (stride 0) counts only what it really holds."""
+    x = meta((64, 32), "float32")
+    row = TensorMeta((64, 32), (0, 1), "float32")
+    assert work_of(Signature("aten.add.Tensor", (x, x), (x,))).nbytes == 3 * 64 * 32 * 4
+    assert work_of(Signature("aten.add.Tensor", (x, row), (x,))).nbytes == 2 * 64 * 32 * 4 + 32 * 4
+
+
+def test_a_cast_counts_both_types(meta: Meta) -> None:
+    """bf16 to float32: two bytes read, four written."""
+    cast = Signature("aten._to_copy.default", (meta((100,)),), (meta((100,), "float32"),))
+    assert work_of(cast).nbytes == 600
+
+
+def test_copy_does_not_read_its_destination(meta: Meta) -> None:
+    """copy_ and the foreach form: one read, one write."""
+    x = meta((100,), "float32")
+    assert work_of(Signature("aten.copy_.default", (x, x), (x,), mutates=(0,))).nbytes == 800
+    assert work_of(Signature("aten._foreach_copy_.default", (x, x, x, x), (), mutates=(0, 1))).nbytes == 1600
+
+
+def test_fills_only_write(meta: Meta) -> None:
+    """zero_ and a list of them: no reads."""
+    x = meta((100,), "float32")
+    assert work_of(Signature("aten.zero_.default", (x,), (x,), mutates=(0,))).nbytes == 400
+    assert work_of(Signature("aten._foreach_zero_.default", (x, x), (), mutates=(0, 1))).nbytes == 800
+
+
+def test_embedding_reads_only_what_it_outputs(meta: Meta) -> None:
+    """Ten rows of 16 float32 from a table of a million: 2*640 bytes and ten indices."""
+    signature = Signature(
+        "aten.embedding.default",
+        (meta((10**6, 16), "float32"), meta((10,), "int64")),
+        (meta((10, 16), "float32"),),
+    )
+    assert work_of(signature).nbytes == 2 * 640 + 80
+
+
+def test_foreach_counts_all_tensors(meta: Meta) -> None:
+    """In-place foreach add over two lists of two: four reads, two writes."""
+    x = meta((100,), "float32")
+    signature = Signature("aten._foreach_add_.List", (x, x, x, x), (), (), mutates=(0, 1))
+    assert work_of(signature).nbytes == 6 * 400
+
+
+def test_fused_adamw_does_not_write_gradients(meta: Meta) -> None:
+    """Parameters, gradients, two moments: four reads, three writes."""
+    x = meta((100,), "float32")
+    signature = Signature("aten._fused_adamw_.default", (x, x, x, x), (), (), mutates=(0, 1, 2, 3))
+    assert work_of(signature).nbytes == 7 * 400
+
+
+def test_host_tensors_cost_no_device_memory(meta: Meta) -> None:
+    """A scalar that lives on the host travels with the launch."""
+    x, scalar = meta((100,), "float32"), meta((), "float64", "cpu")
+    assert work_of(Signature("aten.mul.Tensor", (x, scalar), (x,))).nbytes == 800
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aten._foreach_addcdiv_.ScalarList", "elementwise"),
+        ("aten.relu_.default", "elementwise"),
+        ("aten.__and__.Tensor", "elementwise"),
+        ("aten.native_layer_norm_backward.default", "norm_backward"),
+        ("aten._softmax.default", "softmax"),
+        ("aten.index_put_.default", "scatter"),
+        ("fsdp.all_gather_copy_in.default", "elementwise"),
+        ("mylib.fancy.default", ""),
+        ("triton.triton_poi_fused_add_0", "elementwise"),
+        ("triton.my_kernel", ""),
+    ],
+)
+def test_families(name: str, expected: str) -> None:
+    """Overloads, in-place forms and foreach forms share the family of their base name."""
+    assert family(name) == expected
