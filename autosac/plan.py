@@ -1,12 +1,15 @@
-"""The Plan: which operators of which modules are kept and which recomputed, as plain immutable data with a JSON form.
+"""The Plan: which operators of which modules are kept and which recomputed, as plain immutable data with a
+JSON form.
 
-A plan is a list of *units*, the modules that are wrapped in activation checkpointing. Every unit carries one `Decision`
-for each operator of its forward, in order, keyed by (operator, occurrence) and with the shapes and dtypes of its outputs
-as a fingerprint, so that a plan can be checked against the running model operator by operator.
+A plan is a list of *units*, the modules that are wrapped in activation checkpointing. Every unit carries one
+`Decision` for each operator of its forward, in order, keyed by (operator, occurrence) and with the shapes and
+dtypes of its outputs as a fingerprint, so that a plan can be checked against the running model operator by
+operator.
 
-The file is JSON (`save`, `load`). Units with the same decisions share one entry of its ``policies``, units with the same
-parameters one entry of its ``layouts``. `load` checks, in this order: that it is JSON (`_parse`), format and version
-(`_check_version`), the JSON Schema `SCHEMA` (`_check_schema`), and what a schema cannot say (`_check_sense`).
+The file is JSON (`save`, `load`). Units with the same decisions share one entry of its ``policies``, units
+with the same parameters one entry of its ``layouts``. `load` checks, in this order: that it is JSON
+(`_parse`), format and version (`_check_version`), the JSON Schema `SCHEMA` (`_check_schema`), and what a
+schema cannot say (`_check_sense`).
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ Row = TypeVar("Row")
 class Decision:
     """Keep or recompute one operator of a unit's forward.
 
-    `op` is the overload (``"aten.mm.default"``), `occurrence` how many calls of it came before in this forward, `outputs`
-    the (shape, dtype) of each output tensor. The metrics are those that the decision was taken by: `memory_bytes` that
-    recomputing it frees, the `runtime_ms` that recomputing it costs, and `msps`, memory saved per second of recomputation
-    (AUTO-SAC section 5.3), in bytes/s, None where the runtime is zero.
+    `op` is the overload (``"aten.mm.default"``), `occurrence` how many calls of it came before in this
+    forward, `outputs` the (shape, dtype) of each output tensor. The metrics are those that the decision was
+    taken by: `memory_bytes` that recomputing it frees, the `runtime_ms` that recomputing it costs, and
+    `msps`, memory saved per second of recomputation (AUTO-SAC section 5.3), in bytes/s, None where the
+    runtime is zero.
     """
 
     op: str
@@ -50,7 +54,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A module to wrap: its qualified name in the bare model, its decisions, and its parameters (name, global shape)."""
+    """A module to wrap: its qualified name in the bare model, its decisions, and its parameters (name, global
+    shape).
+    """
 
     fqn: str
     discard_fraction: float
@@ -72,9 +78,9 @@ class Settings:
 class MadeFor:
     """What the plan was made for.
 
-    `budget_kind` says what the budget bounds: ``"reserved"`` or ``"active"`` memory. `parameters` are all of the model
-    that the plan covers (name in the bare model, global shape). With `pipeline_stages` > 1 the plan holds the units of
-    all stages and a running model may be any part of it.
+    `budget_kind` says what the budget bounds: ``"reserved"`` or ``"active"`` memory. `parameters` are all of
+    the model that the plan covers (name in the bare model, global shape). With `pipeline_stages` > 1 the plan
+    holds the units of all stages and a running model may be any part of it.
     """
 
     job_fingerprint: str
@@ -91,7 +97,10 @@ class MadeFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulators say of one training step under one policy. `peak_reserved_bytes` is None where not simulated."""
+    """What the simulators say of one training step under one policy.
+
+    `peak_reserved_bytes` is None where not simulated.
+    """
 
     step_ms: float
     peak_active_bytes: int
@@ -102,7 +111,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A checkpointing plan. `predictions` maps a policy's name (autosac, none, full, selective-op) to its prediction."""
+    """A checkpointing plan.
+
+    `predictions` maps a policy's name (autosac, none, full, selective-op) to its prediction.
+    """
 
     made_for: MadeFor
     units: tuple[Unit, ...]
@@ -123,7 +135,10 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read a plan file. PlanError if it is none, or is truncated, damaged, or of another schema version."""
+        """Read a plan file.
+
+        PlanError if it is none, or is truncated, damaged, or of another schema version.
+        """
         try:
             content = Path(path).read_bytes()
         except OSError as e:
@@ -158,7 +173,7 @@ def decisions_from(calls: Iterable[Call], keep: Collection[int]) -> tuple[Decisi
     )
 
 
-# ---- JSON -----------------------------------------------------------------------------------------------------------
+# ---- JSON --------------------------------------------------------------------------------------------------
 
 
 def _encode(plan: Plan) -> dict[str, Any]:
@@ -216,9 +231,9 @@ def _parameters(rows: list[Any]) -> Parameters:
 
 
 def _layout(value: Any, depth: int = 0) -> str:
-    """JSON with one line per entry down to the decisions, and each decision, unit or parameter on one line."""
+    """JSON with one line per entry, down to one line for each decision, unit and parameter."""
     inline = json.dumps(value, allow_nan=False)
-    if depth == 3 or not isinstance(value, dict | list) or len(inline) + depth <= 110:
+    if depth == 3 or not isinstance(value, dict | list | tuple) or len(inline) + depth <= 110:
         return inline
     indent, end = " " * (depth + 1), " " * depth
     if isinstance(value, dict):
@@ -227,7 +242,7 @@ def _layout(value: Any, depth: int = 0) -> str:
     return "[\n" + ",\n".join(indent + _layout(item, depth + 1) for item in value) + f"\n{end}]"
 
 
-# ---- checks ---------------------------------------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------------------------------------------
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +295,9 @@ SCHEMA: dict[str, Any] = {
                     "parameters": _NAMED_SHAPES,
                 }
             ),
-            "settings": _object({"preserve_rng_state": {"type": "boolean"}, "early_stop": {"type": "boolean"}}),
+            "settings": _object(
+                {"preserve_rng_state": {"type": "boolean"}, "early_stop": {"type": "boolean"}}
+            ),
             "predictions": {
                 "type": "object",
                 "additionalProperties": _object(
@@ -373,8 +390,8 @@ def _check_sense(document: dict[str, Any], name: str) -> None:
         for j, row in enumerate(policy):
             if row["occurrence"] != seen.get(row["op"], 0):
                 raise PlanError(
-                    f"{name} is damaged at $.policies[{i}][{j}]: occurrence {row['occurrence']} of {row['op']} "
-                    f"where {seen.get(row['op'], 0)} is due"
+                    f"{name} is damaged at $.policies[{i}][{j}]: occurrence {row['occurrence']} of "
+                    f"{row['op']} where {seen.get(row['op'], 0)} is due"
                 )
             seen[row["op"]] = row["occurrence"] + 1
 

@@ -1,0 +1,120 @@
+"""How an operator inside a checkpointed module is named, numbered and recognised.
+
+Capture, plan and the running job must agree on these, so there is one piece of code for each: which operators
+count (`is_counted`), their name (`op_name`), their number (`Keyer`), the look of their outputs
+(`fingerprint`), which of them draw random numbers (`is_random`), and that FSDP's hooks inside a checkpointed
+module do not count (`quiet_hooks`): what they run depends on prefetching and differs between a forward and
+its recomputation.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import SAC_IGNORED_OPS
+
+from autosac.plan import Fingerprint
+
+_IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
+_counted: dict[Any, bool] = {}
+
+
+class _Quiet(threading.local):
+    """`depth` > 0 while a hook runs whose operators do not count on this thread."""
+
+    depth = 0
+
+
+quiet = _Quiet()
+
+
+def is_counted(func: Any) -> bool:
+    """Whether a policy decides on this operator.
+
+    Detach, metadata and profiler calls are none of its business.
+    """
+    counted = _counted.get(func)
+    if counted is None:
+        counted = func not in SAC_IGNORED_OPS and getattr(func, "namespace", None) not in _IGNORED_NAMESPACES
+        _counted[func] = counted
+    return counted
+
+
+def op_name(func: Any) -> str:
+    """The name of an operator overload (``"aten.mm.default"``) or of a higher-order operator."""
+    return str(func) if isinstance(func, torch._ops.OpOverload) else str(func.name())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"bfloat16"`` for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def fingerprint(out: Any) -> Fingerprint:
+    """Shape and dtype of each tensor in an operator's result, in order."""
+    if isinstance(out, torch.Tensor):
+        return ((tuple(out.shape), dtype_name(out.dtype)),)
+    return tuple(
+        (tuple(leaf.shape), dtype_name(leaf.dtype))
+        for leaf in tree_leaves(out)
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+class Keyer:
+    """Numbers the operators of one execution of a module."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, int] = {}
+
+    def occurrence(self, func: Any) -> int:
+        """How many calls of `func` came before; -1 if this call does not count."""
+        if quiet.depth or not is_counted(func):
+            return -1
+        seen = self._seen.get(func, 0)
+        self._seen[func] = seen + 1
+        return seen
+
+
+def is_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call draws from a random generator.
+
+    Attention without dropout does not, though it is tagged so.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            value = args[i] if i < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(value)
+    return True
+
+
+def quiet_hooks(module: nn.Module) -> None:
+    """Do not count what FSDP's hooks on `module` and its submodules run. Call after FSDP has been applied."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule) and not getattr(submodule, "_autosac_quiet", False):
+            submodule._autosac_quiet = True
+            submodule.register_forward_pre_hook(_begin_quiet, prepend=True)
+            submodule.register_forward_pre_hook(_end_quiet)
+            submodule.register_forward_hook(_begin_quiet, prepend=True)
+            submodule.register_forward_hook(_end_quiet)
+
+
+def _begin_quiet(*_: Any) -> None:
+    quiet.depth += 1
+
+
+def _end_quiet(*_: Any) -> None:
+    quiet.depth -= 1

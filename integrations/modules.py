@@ -1,0 +1,72 @@
+"""Modules by their names in the bare model, whatever wrappers have been put around them.
+
+`torch.compile`, activation checkpointing and DistributedDataParallel each insert a level into qualified
+names. A *clean* name has none of them, so that the same name finds a module before and after wrapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+
+from autosac.plan import Parameters
+
+_LEVELS = ("_checkpoint_wrapped_module", "_orig_mod")
+
+
+def clean_name(fqn: str) -> str:
+    """The name without the levels that checkpointing and compilation insert."""
+    return ".".join(part for part in fqn.split(".") if part not in _LEVELS)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside all wrappers around it."""
+    while True:
+        if isinstance(module, ActivationWrapper):
+            module = module._checkpoint_wrapped_module
+        elif is_compiled(module):
+            module = module._orig_mod
+        elif isinstance(module, nn.parallel.DistributedDataParallel):
+            module = module.module
+        else:
+            return module
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` made this module of another."""
+    return "_orig_mod" in module._modules
+
+
+def find_module(model: nn.Module, fqn: str) -> nn.Module | None:
+    """The module of this clean name as it stands in its parent, wrappers included; None if there is none."""
+    module: nn.Module | None = model
+    for part in fqn.split("."):
+        assert module is not None
+        module = unwrapped(module)._modules.get(part)
+        if module is None:
+            return None
+    return module
+
+
+def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put `new` wherever `old` is registered in the model."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                parent.register_module(name, new)
+
+
+def parameter_shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Clean name and global shape of every parameter, in the model's order (a DTensor's shape is the global
+    one).
+    """
+    bare = unwrapped(module)
+    for name, parameter in bare.named_parameters():
+        yield clean_name(name), tuple(parameter.shape)
+
+
+def parameters_of(module: nn.Module) -> Parameters:
+    """`parameter_shapes` as it stands in a plan."""
+    return tuple(parameter_shapes(module))

@@ -1,0 +1,109 @@
+"""Seeing a module's operators exactly as a checkpointing policy would see them, for capture.
+
+`observe` puts the same wrapper around modules as `eager.apply`, but instead of checkpointing it reports every
+operator, numbered by the same code, to a recorder. Modules inside each other may all be observed: an operator
+of the inner one is reported to both, the outer one's report inside the inner one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autosac.errors import PlanError
+from autosac.integrations.keys import Keyer, is_counted, op_name, quiet, quiet_hooks
+from autosac.integrations.modules import find_module, replace_module
+
+
+class RegionRecorder(Protocol):
+    """Receives what happens in one forward execution of an observed module."""
+
+    def op_begin(self) -> None:
+        """An operator is about to run. `op_end` of the same operator follows (unless it raises)."""
+
+    def op_end(
+        self, op: str, occurrence: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        """The operator has run; `op` and `occurrence` are the key of its decision."""
+
+    def end(self, out: Any) -> None:
+        """The module's forward has returned `out`."""
+
+
+class Recorder(Protocol):
+    """Receives the executions of observed modules."""
+
+    def begin(self, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RegionRecorder:
+        """The forward of the module `fqn` begins with these arguments, gradients being enabled."""
+
+
+def observe(model: nn.Module, fqns: Iterable[str], recorder: Recorder) -> nn.Module:
+    """Wrap the modules of these clean names inside `model`, which is changed in place and returned.
+
+    Call it where `eager.apply` would be called. PlanError if there is no such module.
+    """
+    for fqn in sorted(fqns, key=lambda name: (-name.count("."), name)):
+        module = find_module(model, fqn)
+        if module is None:
+            raise PlanError(f"the model has no module {fqn}")
+        replace_module(model, module, checkpoint_wrapper(module, checkpoint_fn=_Observer(fqn, recorder)))
+    return model
+
+
+class _Observer:
+    """A checkpoint function that checkpoints nothing."""
+
+    def __init__(self, fqn: str, recorder: Recorder) -> None:
+        self._fqn = fqn
+        self._recorder = recorder
+        self._prepared = False
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return module(*args, **kwargs)
+        if not self._prepared:
+            quiet_hooks(module)
+            self._prepared = True
+        region = self._recorder.begin(self._fqn, args, kwargs)
+        with _ObservingMode(region):
+            out = module(*args, **kwargs)
+        region.end(out)
+        return out
+
+
+class _ObservingMode(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __init__(self, region: RegionRecorder) -> None:
+        super().__init__()
+        self._region = region
+        self._keyer = Keyer()
+        self._outer_quiet = 0
+
+    def __enter__(self) -> _ObservingMode:
+        self._outer_quiet, quiet.depth = quiet.depth, 0
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        super().__exit__(kind, value, traceback)
+        quiet.depth = self._outer_quiet
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if quiet.depth or not is_counted(func):
+            return func(*args, **kwargs)
+        occurrence = self._keyer.occurrence(func)
+        self._region.op_begin()
+        out = func(*args, **kwargs)
+        self._region.op_end(op_name(func), occurrence, func, args, kwargs, out)
+        return out

@@ -1,0 +1,332 @@
+"""Selective recomputation of one checkpointed module, operator by operator, under a plan's decisions.
+
+`torch.utils.checkpoint` runs the module's forward under one dispatch mode (`SavingMode`) and its
+recomputation under another (`ReplayMode`). The first notes which operators ran and holds the results of those
+to be kept; the second returns what is held and runs the rest. It is PyTorch's own scheme
+(torch/utils/checkpoint.py, `_CachingTorchDispatchMode`) with these differences, each so that a plan can be
+wrong without a gradient being wrong:
+
+- each operator is compared with the plan while running: (operator, occurrence) must be known and its outputs
+  must look as planned. At the first difference nothing is kept any more and the whole module is recomputed
+  (`Memo.fall_back`);
+- the same is done for decisions that cannot be right: tensors changed in place (see `aliases`), random
+  operators of which a later one is recomputed and an earlier one is not, a kept tensor that was changed after
+  the forward;
+- the recomputation must run the same operators in the same order, else it is an error, as in PyTorch.
+
+A fallback warns once for each unit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from autosac.integrations.aliases import AliasWatch, find_operator, written_arguments
+from autosac.integrations.keys import Keyer, dtype_name, fingerprint, is_counted, is_random, op_name, quiet
+from autosac.plan import Decision, Unit
+
+_RERUN = object()
+
+
+class PlanMismatchWarning(UserWarning):
+    """A checkpointed module does not do what its plan says; it is recomputed as a whole, which costs time
+    only.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Stands for the argument at this position (or of this name), which a mutating operator returned."""
+
+    key: int | str
+
+
+class UnitPolicy:
+    """A unit's decisions made ready for dispatch, shared by all executions of the module."""
+
+    def __init__(self, unit: Unit, *, preserve_rng_state: bool) -> None:
+        self.fqn = unit.fqn
+        self.size = len(unit.decisions)
+        self.preserve_rng_state = preserve_rng_state
+        self.watched = any(d.keep and _may_mutate(d.op) for d in unit.decisions)
+        self._by_name: dict[str, list[Decision]] = {}
+        for decision in unit.decisions:
+            self._by_name.setdefault(decision.op, []).append(decision)
+        self._by_func: dict[Any, list[Decision]] = {}
+        self._warned = False
+
+    def decisions(self, func: Any) -> list[Decision]:
+        """The decisions about this operator, by occurrence."""
+        rows = self._by_func.get(func)
+        if rows is None:
+            rows = self._by_func[func] = self._by_name.get(op_name(func), [])
+        return rows
+
+    def difference(self, func: Any, occurrence: int, out: Any) -> str:
+        """What differs between the plan and this call, in words; empty if nothing does."""
+        rows = self.decisions(func)
+        if occurrence >= len(rows):
+            return f"runs {op_name(func)} a {occurrence + 1}. time; the plan has {len(rows)}"
+        planned = rows[occurrence].outputs
+        if len(planned) == 1 and isinstance(out, torch.Tensor):
+            shape, dtype = planned[0]
+            if out.shape == shape and dtype_name(out.dtype) == dtype:
+                return ""
+        found = fingerprint(out)
+        if found == planned:
+            return ""
+        return f"{op_name(func)} (call {occurrence}) returns {_look(found)}; the plan has {_look(planned)}"
+
+    def warn(self, reason: str) -> None:
+        """Say once that the module does not follow its plan."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"module {self.fqn} {reason}: recomputing all of it (gradients stay right; said once)",
+                PlanMismatchWarning,
+                stacklevel=2,
+            )
+
+
+class Memo:
+    """What one execution of a module leaves for its recomputation: the operators that ran, and what is held
+    of them.
+    """
+
+    def __init__(self, policy: UnitPolicy) -> None:
+        self.policy = policy
+        self.funcs: list[Any] = []
+        self.held: list[Any] = []
+        self.versions: list[int] = []
+        self.complete = False
+        self.fallen_back = False
+        self.spent = False
+
+    def fall_back(self, reason: str) -> None:
+        """Hold nothing, recompute everything, and warn."""
+        self.fallen_back = True
+        self.release()
+        self.policy.warn(reason)
+
+    def release(self) -> None:
+        """Let go of all that is held."""
+        self.funcs, self.held, self.versions = [], [], []
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All tensors held, in order."""
+        for value in self.held:
+            if value is not _RERUN:
+                for leaf in (value,) if isinstance(value, torch.Tensor) else tree_leaves(value):
+                    if isinstance(leaf, torch.Tensor):
+                        yield leaf
+
+
+class SavingMode(TorchDispatchMode):
+    """Runs the forward, compares it with the plan, holds what is to be kept."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What compiled code inside the module does is not seen."""
+        return True
+
+    def __init__(self, memo: Memo) -> None:
+        super().__init__()
+        self._memo = memo
+        self._keyer = Keyer()
+        self._watch = AliasWatch() if memo.policy.watched else None
+        self._keeps_random = False
+        self._outer_quiet = 0
+
+    def __enter__(self) -> SavingMode:
+        """Begin the forward."""
+        self._outer_quiet, quiet.depth = quiet.depth, 0
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """End the forward: the last checks that need all of it."""
+        super().__exit__(kind, value, traceback)
+        quiet.depth = self._outer_quiet
+        memo = self._memo
+        if kind is not None or memo.fallen_back:
+            return
+        memo.complete = True
+        versions = [tensor._version for tensor in memo.tensors()]
+        unsound = self._watch.violation() if self._watch else None
+        if len(memo.funcs) != memo.policy.size:
+            memo.fall_back(f"ran {len(memo.funcs)} operators; the plan has {memo.policy.size}")
+        elif unsound is not None:
+            memo.fall_back(f"cannot follow its plan, which {unsound}")
+        elif self._watch is None and versions != memo.versions:
+            memo.fall_back("changes in place what its plan keeps")
+        memo.versions = [] if memo.fallen_back else versions
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator and follow the plan."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not self._memo.fallen_back:
+            occurrence = self._keyer.occurrence(func)
+            if occurrence >= 0:
+                self._follow(func, occurrence, args, kwargs, out)
+        return out
+
+    def _follow(
+        self, func: Any, occurrence: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        memo, policy = self._memo, self._memo.policy
+        difference = policy.difference(func, occurrence, out)
+        if difference:
+            memo.fall_back(difference)
+            return
+        keep = policy.decisions(func)[occurrence].keep
+        if is_random(func, args, kwargs):
+            self._check_random(func, keep)
+            if memo.fallen_back:
+                return
+        if self._watch is not None:
+            self._watch.see(op_name(func), func, args, kwargs, out, keep)
+        memo.funcs.append(func)
+        if not keep:
+            memo.held.append(_RERUN)
+            return
+        held = _hold(func, args, kwargs, out)
+        memo.held.append(held)
+        for leaf in (held,) if isinstance(held, torch.Tensor) else tree_leaves(held):
+            if isinstance(leaf, torch.Tensor):
+                memo.versions.append(leaf._version)
+
+    def _check_random(self, func: Any, keep: bool) -> None:
+        policy = self._memo.policy
+        if keep:
+            self._keeps_random = True
+        elif not policy.preserve_rng_state:
+            raise RuntimeError(
+                f"the plan recomputes the random operator {op_name(func)} of {policy.fqn} but has "
+                "preserve_rng_state = false: gradients would be wrong; plan with preserve_rng_state = true"
+            )
+        elif self._keeps_random:
+            self._memo.fall_back(
+                f"cannot follow its plan, which recomputes the random {op_name(func)} after a kept one"
+            )
+
+
+class ReplayMode(TorchDispatchMode):
+    """Runs the recomputation: returns what is held, runs the rest, and lets go of what it has returned."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What compiled code inside the module does is not seen."""
+        return True
+
+    def __init__(self, memo: Memo) -> None:
+        super().__init__()
+        self._memo = memo
+        self._position = 0
+        self._outer_quiet = 0
+
+    def __enter__(self) -> ReplayMode:
+        """Begin the recomputation, if what is held is still what the forward left."""
+        memo = self._memo
+        if memo.spent:
+            raise RuntimeError(
+                "Trying to backward an extra time. You are only allowed to backward once on any region "
+                "computed under selective activation checkpoint."
+            )
+        if not memo.fallen_back:
+            if not memo.complete:
+                memo.fall_back("runs a backward inside its forward")
+            elif memo.versions != [tensor._version for tensor in memo.tensors()]:
+                memo.fall_back("had kept tensors changed in place after its forward")
+        self._position = 0
+        self._outer_quiet, quiet.depth = quiet.depth, 0
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """End the recomputation; what it did not come to (early stop) is not needed."""
+        super().__exit__(kind, value, traceback)
+        quiet.depth = self._outer_quiet
+        if not self._memo.fallen_back:
+            self._memo.spent = True
+            self._memo.release()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what is held of this operator, or run it."""
+        kwargs = kwargs or {}
+        memo = self._memo
+        if memo.fallen_back or quiet.depth or not is_counted(func):
+            return func(*args, **kwargs)
+        i = self._position
+        if i >= len(memo.funcs) or memo.funcs[i] is not func:
+            expected = op_name(memo.funcs[i]) if i < len(memo.funcs) else "nothing"
+            raise RuntimeError(
+                f"{op_name(func)} runs in the recomputation of {memo.policy.fqn} where its forward ran "
+                f"{expected} (operator {i}). This can happen if the operations in the checkpointed region are "
+                "nondeterministic or depend on global state that changed between forward and backward."
+            )
+        self._position = i + 1
+        held = memo.held[i]
+        if held is _RERUN:
+            return func(*args, **kwargs)
+        memo.held[i] = None
+        return _give(held, args, kwargs, fresh=memo.policy.watched)
+
+
+def _may_mutate(name: str) -> bool:
+    """Whether an operator may change its arguments; one that is not registered (yet) may."""
+    func = find_operator(name)
+    return func is None or bool(func._schema.is_mutable)
+
+
+def _hold(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    """What to hold of a result: its tensors, detached; arguments that a mutating operator returns by their
+    place.
+    """
+    if written_arguments(func):
+        places = {id(value): Argument(i) for i, value in enumerate(args) if isinstance(value, torch.Tensor)}
+        places |= {id(v): Argument(name) for name, v in kwargs.items() if isinstance(v, torch.Tensor)}
+        return tree_map_only(torch.Tensor, lambda x: places.get(id(x)) or _detach(x), out)
+    if isinstance(out, torch.Tensor):
+        return _detach(out)
+    return tree_map_only(torch.Tensor, _detach, out)
+
+
+def _give(held: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, fresh: bool) -> Any:
+    """The result that `held` stands for.
+
+    `fresh` gives tensors a version counter of their own: autograd counts a mutation at every kept in-place
+    operator although it does not run, and others may hold the same tensors.
+    """
+
+    def give(leaf: Any) -> Any:
+        if isinstance(leaf, Argument):
+            return args[leaf.key] if isinstance(leaf.key, int) else kwargs[leaf.key]
+        return leaf.data if fresh and isinstance(leaf, torch.Tensor) else leaf
+
+    return give(held) if isinstance(held, torch.Tensor | Argument) else tree_map(give, held)
+
+
+def _detach(x: torch.Tensor) -> torch.Tensor:
+    """An alias without autograd metadata that shares the version counter.
+
+    Without the first, a held view could not become a view in the recomputation's graph, and tensor and graph
+    would hold each other. For the second, the dispatch key that this runs below must be let in again.
+    """
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return x.detach()
+
+
+def _look(outputs: Any) -> str:
+    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in outputs) or "no tensor"
