@@ -1,1 +1,31 @@
-"""AutoSAC."""
+"""Trace and prices -> time: hosts, streams, events, collectives, ranks and their overlap, executed to the
+microsecond.
+
+`simulate` executes one rank's trace, or those of several distinct ranks together, and returns a `Timeline`:
+the step time, when every event ran, where the time goes (`Timeline.breakdown`), and what determines it
+(`Timeline.critical_path`). `write_chrome_trace` makes a picture of it.
+"""
+
+from __future__ import annotations
+
+from autosac.runtime_sim.breakdown import Breakdown, ModuleTimes
+from autosac.runtime_sim.critical_path import Segment
+from autosac.runtime_sim.host import INSTANT_HOST, HostModel
+from autosac.runtime_sim.overlap import ConstantOverlap, NoInterference, OverlapModel
+from autosac.runtime_sim.simulate import simulate
+from autosac.runtime_sim.timeline import RankTimeline, Throughput, Timeline
+
+__all__ = [
+    "INSTANT_HOST",
+    "Breakdown",
+    "ConstantOverlap",
+    "HostModel",
+    "ModuleTimes",
+    "NoInterference",
+    "OverlapModel",
+    "RankTimeline",
+    "Segment",
+    "Throughput",
+    "Timeline",
+    "simulate",
+]

@@ -1,0 +1,193 @@
+"""Where a step's time goes.
+
+The step's window [0, makespan] of a rank is divided without overlap, in this order of precedence::
+
+    compute                 a computation kernel runs
+    exposed communication   else: bytes move
+    exposed copies          else: a copy engine runs
+    bubble                  else: a communication kernel waits for its peers, or others are not done yet
+    host bound              else: nothing is on the device, so the host has not issued what would run next
+
+so that these five add up to the step time. Each is a difference of lengths of unions of intervals (`_union`).
+
+Recomputation: `recompute_ms` is the device time of everything in the RECOMPUTE phase. What it costs is a
+difference of two simulations, the step and the step in which recomputation takes neither device nor host
+time; what it does not cost, `hidden_recompute_ms`, hides behind communication, peers or the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.runtime_sim.program import Engine
+from autosac.runtime_sim.simulate import Problem, execute
+from autosac.runtime_sim.timeline import RankTimeline, Timeline
+from autosac.trace import Collective, Op, Phase, Trace
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTimes:
+    """Device time of a module and all below it (ms). Its kernels may overlap, so parts can add up to more
+    than a step.
+    """
+
+    name: str
+    compute_ms: float
+    communication_ms: float
+    exposed_communication_ms: float
+    recompute_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """One rank's step. See the module's docstring; `compute_ms` to `host_bound_ms` add up to `step_ms`."""
+
+    rank: int
+    step_ms: float
+    compute_ms: float
+    exposed_communication_ms: float
+    exposed_copy_ms: float
+    bubble_ms: float
+    host_bound_ms: float
+    communication_ms: float
+    recompute_ms: float
+    hidden_recompute_ms: float
+    optimizer_ms: float
+    modules: tuple[ModuleTimes, ...]
+
+
+def breakdowns(timeline: Timeline) -> tuple[Breakdown, ...]:
+    """The breakdown of every rank."""
+    cost_ms = timeline.makespan_ms - _without_recomputation(timeline.problem, timeline.makespan_ms)
+    return tuple(_breakdown(timeline, rank, cost_ms) for rank in timeline.ranks)
+
+
+def _phases(trace: Trace) -> NDArray[np.int8]:
+    """The phase of every operator and collective, -1 for other events."""
+    phases = [e.phase if type(e) is Op or type(e) is Collective else -1 for e in trace.events]
+    return np.array(phases, dtype=np.int8)
+
+
+def _without_recomputation(problem: Problem, makespan_ms: float) -> float:
+    """The step time if the RECOMPUTE phase took no time."""
+    masks = [_phases(trace) == Phase.RECOMPUTE for trace in problem.traces]
+    if not any(mask.any() for mask in masks):
+        return makespan_ms
+    event_ms = tuple(np.where(m, 0.0, ms) for m, ms in zip(masks, problem.event_ms, strict=True))
+    host_ms = tuple(np.where(m, 0.0, ms) for m, ms in zip(masks, problem.host_ms, strict=True))
+    return execute(replace(problem, event_ms=event_ms, host_ms=host_ms)).makespan_ms
+
+
+def _union(start: Times, end: Times) -> tuple[Times, Times]:
+    """The union of intervals, as disjoint ones in order."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    if not start.size:
+        return start, end
+    first = np.concatenate([[True], start[1:] > end[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return start[first], end[last]
+
+
+def _length(*parts: tuple[Times, Times]) -> float:
+    start, end = _union(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
+    return float((end - start).sum())
+
+
+def _covered(part: tuple[Times, Times], start: Times, end: Times) -> Times:
+    """How much of each interval lies in the union `part`."""
+    lower, upper = part
+    if not lower.size:
+        return np.zeros_like(start)
+    points = np.stack([lower, upper], axis=1).ravel()
+    inside = np.cumsum(upper - lower)
+    lengths = np.stack([np.concatenate([[0.0], inside[:-1]]), inside], axis=1).ravel()
+    return np.interp(end, points, lengths) - np.interp(start, points, lengths)
+
+
+def _breakdown(timeline: Timeline, rank: RankTimeline, recompute_cost_ms: float) -> Breakdown:
+    step_ms = timeline.makespan_ms
+
+    def clipped(start: Times, end: Times) -> tuple[Times, Times]:
+        return np.clip(start, 0.0, step_ms), np.clip(end, 0.0, step_ms)
+
+    compute, moving = rank.engine == Engine.COMPUTE, rank.engine == Engine.COMMUNICATION
+    copying = (rank.engine == Engine.HOST_TO_DEVICE) | (rank.engine == Engine.DEVICE_TO_HOST)
+    computing = _union(*clipped(rank.start_ms[compute], rank.end_ms[compute]))
+    parts = [
+        computing,
+        clipped(rank.transfer_ms[moving], rank.end_ms[moving]),
+        clipped(rank.start_ms[copying], rank.end_ms[copying]),
+        clipped(rank.start_ms[moving], rank.transfer_ms[moving]),
+        clipped(np.array([_finished(rank)]), np.array([step_ms])),
+    ]
+    lengths = [_length(*parts[: i + 1]) for i in range(len(parts))]
+    phases = _phases(rank.trace)
+    device_ms = np.nan_to_num(rank.end_ms - np.where(moving, rank.transfer_ms, rank.start_ms))
+    recompute_ms = float(device_ms[phases == Phase.RECOMPUTE].sum())
+    return Breakdown(
+        rank=rank.rank,
+        step_ms=step_ms,
+        compute_ms=lengths[0],
+        exposed_communication_ms=lengths[1] - lengths[0],
+        exposed_copy_ms=lengths[2] - lengths[1],
+        bubble_ms=lengths[4] - lengths[2],
+        host_bound_ms=step_ms - lengths[4],
+        communication_ms=_length(parts[1]),
+        recompute_ms=recompute_ms,
+        hidden_recompute_ms=min(max(0.0, recompute_ms - recompute_cost_ms), recompute_ms),
+        optimizer_ms=float(device_ms[phases == Phase.OPTIMIZER].sum()),
+        modules=_modules(rank, device_ms, phases, computing),
+    )
+
+
+def _finished(rank: RankTimeline) -> float:
+    """When this rank's device and host were done."""
+    last = float(np.nanmax(rank.end_ms)) if np.isfinite(rank.end_ms).any() else 0.0
+    return max(last, float(rank.host_end_ms[-1]))
+
+
+def _modules(
+    rank: RankTimeline, device_ms: Times, phases: NDArray[np.int8], computing: tuple[Times, Times]
+) -> tuple[ModuleTimes, ...]:
+    trace = rank.trace
+    module = np.array([getattr(event, "module", -1) for event in trace.events])
+    known = (module >= 0) & (rank.engine >= 0)
+    moving = rank.engine == Engine.COMMUNICATION
+    exposed = np.where(moving, device_ms, 0.0)
+    exposed[moving] -= _covered(computing, rank.transfer_ms[moving], rank.end_ms[moving])
+    columns = [
+        np.where(rank.engine == Engine.COMPUTE, device_ms, 0.0),
+        np.where(moving, device_ms, 0.0),
+        exposed,
+        np.where(phases == Phase.RECOMPUTE, device_ms, 0.0),
+    ]
+    count = len(trace.modules)
+    sums = np.stack([np.bincount(module[known], weights=c[known], minlength=count) for c in columns], axis=1)
+    for i in sorted(range(count), key=lambda i: -_depth(trace, i)):
+        parent = trace.module_parents[i]
+        if parent >= 0:
+            sums[parent] += sums[i]
+    return tuple(
+        ModuleTimes(
+            name=name,
+            compute_ms=float(row[0]),
+            communication_ms=float(row[1]),
+            exposed_communication_ms=float(row[2]),
+            recompute_ms=float(row[3]),
+        )
+        for name, row in zip(trace.modules, sums, strict=True)
+    )
+
+
+def _depth(trace: Trace, module: int) -> int:
+    depth = 0
+    while trace.module_parents[module] >= 0:
+        module = trace.module_parents[module]
+        depth += 1
+    return depth

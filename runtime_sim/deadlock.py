@@ -1,0 +1,60 @@
+"""Why an execution stopped before its end: names what waits, for what, and the operator that never comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autosac.runtime_sim.engine import Execution
+from autosac.runtime_sim.program import Program, Transfer, describe
+
+if TYPE_CHECKING:
+    from autosac.runtime_sim.simulate import Problem
+
+
+def explain(problem: Problem, program: Program, execution: Execution) -> str:
+    """One paragraph: every rank's stuck communication kernels, or what its host waits for."""
+    stuck = [i for i, end in enumerate(execution.end) if end < 0 <= execution.start[i]]
+    lines = []
+    for item in stuck:
+        for _, number in program.legs[item]:
+            if execution.transfer_end[number] < 0:
+                lines.append(_waiting(problem, program, execution, item, program.transfers[number]))
+    lines += [
+        line for rank in range(len(problem.traces)) if (line := _host(problem, program, execution, rank))
+    ]
+    return "deadlock: " + "; ".join(dict.fromkeys(lines))
+
+
+def _waiting(problem: Problem, program: Program, execution: Execution, item: int, transfer: Transfer) -> str:
+    """Item is at a rendezvous where others are missing."""
+    position = program.rank[item]
+    stream = program.stream_names[position][program.stream[item]]
+    who = f"rank {program.ranks[position]} waits on stream {stream!r} in {_event(problem, program, item)}"
+    if transfer.missing:
+        ranks = ", ".join(str(program.ranks[rank]) for rank in transfer.missing)
+        return f"{who} for {transfer.label}, which rank {ranks} never issues"
+    late = [member for member in transfer.members if execution.start[member] < 0]
+    return f"{who} for " + " and ".join(_blocked(problem, program, execution, member) for member in late)
+
+
+def _blocked(problem: Problem, program: Program, execution: Execution, item: int) -> str:
+    """A member that exists but is never reached, and the first thing it is behind."""
+    what = f"{_event(problem, program, item)} of rank {program.ranks[program.rank[item]]}"
+    behind = [other for other in program.dependencies[item] if execution.end[other] < 0]
+    if behind:
+        stream = program.stream_names[program.rank[item]][program.stream[behind[0]]]
+        return f"{what}, which is behind {_event(problem, program, behind[0])} on stream {stream!r}"
+    return f"{what}, which the host never issues"
+
+
+def _host(problem: Problem, program: Program, execution: Execution, rank: int) -> str:
+    if not execution.host_waits[rank]:
+        return ""
+    point = program.points[rank][execution.cursor[rank]]
+    item = min(execution.host_waits[rank])
+    where = describe(problem.traces[rank], point.event)
+    return f"the host of rank {program.ranks[rank]} waits at {where} for {_event(problem, program, item)}"
+
+
+def _event(problem: Problem, program: Program, item: int) -> str:
+    return describe(problem.traces[program.rank[item]], program.event[item])

@@ -1,0 +1,278 @@
+"""The discrete-event engine: executes a linked program and says when every item ran, and why not before.
+
+State changes only at the times on one heap; ties are decided by item number, so a run is reproducible to the
+bit.
+
+- An item is *eligible* when its host has issued it and all that it waits for has ended (`_eligible`).
+- A rank's compute engine and its two copy engines serve one kernel at a time; among the eligible ones the
+  side streams' come first (PyTorch gives FSDP's streams a high priority), then the one that was issued first
+  (TorchSim Algorithm 5, `_arbitrate`).
+- A communication kernel occupies its stream as soon as it is eligible, but no link. Its transfers begin when
+  all of their members have arrived (Maya's waitmap, `_arrive`), so ranks cannot block each other by holding
+  links. Transfers in the same direction over the same links share them equally.
+- Rates (`_rerate`): work `w` proceeds as dw/dt = 1 / (interference * share), constant between two events: a
+  kernel's interference is the overlap model's factor while a transfer is under way on its GPU, a transfer's
+  while one of its GPUs computes.
+- A host runs ahead until it has to wait: for items (HostWait) or for room in a stream's launch queue
+  (`_run_host`).
+
+The engine stops when nothing can happen any more. If something is unfinished then, the program is deadlocked.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from autosac.runtime_sim.program import LANES, Engine, Program
+
+HOST = -1
+"""As a cause: the item waited for its launch."""
+
+_COMMUNICATION = Engine.COMMUNICATION
+_ISSUE = -1  # version of the heap's "reaches the device" entries
+
+
+class Execution:
+    """A run of a program. After `run`, per item (ms): `issue`, `start`, `end`; `cause`: the item it followed,
+    or HOST.
+
+    `freed_by`: the item that it waited for to leave its engine, or -1; `released_by`: the item that last kept
+    the host waiting before it issued this one, or -1. Per transfer: `transfer_start`, `transfer_end`,
+    `last_member`. Per rank and host point: `resume`, the host's time after it.
+    """
+
+    def __init__(self, program: Program, launch_latency_ms: float, queue_depth: int) -> None:
+        count, transfers = len(program.ms), len(program.transfers)
+        self.program = program
+        self.launch_latency_ms = launch_latency_ms
+        self.queue_depth = queue_depth
+        self.issue, self.start, self.end = [0.0] * count, [-1.0] * count, [-1.0] * count
+        self.cause, self.freed_by, self.released_by = [HOST] * count, [-1] * count, [-1] * count
+        self.transfer_start, self.transfer_end = [-1.0] * transfers, [-1.0] * transfers
+        self.last_member = [-1] * transfers
+        self.resume: list[list[float]] = [[0.0] * len(points) for points in program.points]
+        # Dependencies: one more for the launch.
+        self._pending = [len(waits) + 1 for waits in program.dependencies]
+        self._followers: list[list[int]] = [[] for _ in range(count)]
+        for item, waits in enumerate(program.dependencies):
+            for other in waits:
+                self._followers[other].append(item)
+        # Hosts: next point, time, items that are waited for, who released it last; items launched per stream.
+        ranks = len(program.points)
+        self.cursor = [0] * ranks
+        self.host_ms = [0.0] * ranks
+        self.host_waits: list[set[int]] = [set() for _ in range(ranks)]
+        self.last_released = [-1] * ranks
+        self._waiting_hosts: dict[int, list[int]] = {}
+        self._launched: list[list[list[int]]] = [[[] for _ in names] for names in program.stream_names]
+        # Engines (rank * 3 + engine) and transfers under way.
+        self._ready = [0.0] * count
+        self._waiting: list[list[int]] = [[] for _ in range(3 * ranks)]
+        self._running = [-1] * (3 * ranks)
+        self._freed = [-1] * (3 * ranks)
+        self._contended: dict[int, None] = {}
+        self._disturbed: dict[int, None] = {}
+        self._absent = [len(t.members) + len(t.missing) for t in program.transfers]
+        self._legs_left = {item: len(legs) for item, legs in program.legs.items()}
+        self._active: list[dict[int, None]] = [{} for _ in range(ranks)]
+        self._load = [0] * (LANES * ranks)
+        # Running work: items, then transfers. The heap holds (time, work, version).
+        self._left = [*program.ms, *(t.ms for t in program.transfers)]
+        self._rate = [0.0] * (count + transfers)
+        self._since = [0.0] * (count + transfers)
+        self._version = [0] * (count + transfers)
+        self._heap: list[tuple[float, int, int]] = []
+
+    def run(self) -> bool:
+        """Execute everything; False if something can never be executed."""
+        for rank in range(len(self.host_ms)):
+            self._run_host(rank)
+        heap, count, version = self._heap, len(self.start), self._version
+        while heap:
+            now = heap[0][0]
+            while heap and heap[0][0] <= now:
+                _, work, stamp = heappop(heap)
+                if stamp == _ISSUE:
+                    self._eligible(work, now, HOST)
+                elif stamp == version[work]:
+                    if work < count:
+                        self._complete(work, now)
+                    else:
+                        self._end_transfer(work - count, now)
+            self._arbitrate(now)
+            self._rerate(now)
+        return all(end >= 0 for end in self.end) and all(
+            cursor == len(points) for cursor, points in zip(self.cursor, self.program.points, strict=True)
+        )
+
+    # ---- hosts ---------------------------------------------------------------------------------------------
+
+    def _run_host(self, rank: int, paid: bool = False) -> None:
+        """Let the host go on until it has to wait. `paid`: it has been waiting at this point, whose cost is
+        paid.
+        """
+        points, resume, launched = self.program.points[rank], self.resume[rank], self._launched[rank]
+        stream, end, depth = self.program.stream, self.end, self.queue_depth
+        cursor, host_ms = self.cursor[rank], self.host_ms[rank]
+        while cursor < len(points):
+            cost_ms, item, waits, sync_ms, _ = points[cursor]
+            if not paid:
+                host_ms += cost_ms
+            if item >= 0:
+                queue = launched[stream[item]]
+                if len(queue) >= depth:
+                    waits = (queue[-depth],)
+            if waits:
+                unfinished = {i for i in waits if end[i] < 0}
+                if unfinished:
+                    self._block_host(rank, unfinished)
+                    break
+            paid = False
+            if item >= 0:
+                queue.append(item)
+                self._launch(item, host_ms + self.launch_latency_ms, self.last_released[rank])
+            else:
+                host_ms += sync_ms
+            resume[cursor] = host_ms
+            cursor += 1
+        self.cursor[rank], self.host_ms[rank] = cursor, host_ms
+
+    def _block_host(self, rank: int, items: set[int]) -> None:
+        self.host_waits[rank] = items
+        for item in items:
+            self._waiting_hosts.setdefault(item, []).append(rank)
+
+    def _release_hosts(self, item: int, now: float) -> None:
+        for rank in self._waiting_hosts.pop(item):
+            waits = self.host_waits[rank]
+            waits.discard(item)
+            if not waits:
+                if now > self.host_ms[rank]:
+                    self.host_ms[rank], self.last_released[rank] = now, item
+                self._run_host(rank, paid=True)
+
+    def _launch(self, item: int, issue_ms: float, released_by: int) -> None:
+        self.issue[item] = issue_ms
+        self.released_by[item] = released_by
+        self._pending[item] -= 1
+        if not self._pending[item]:
+            heappush(self._heap, (issue_ms, item, _ISSUE))
+
+    # ---- items ---------------------------------------------------------------------------------------------
+
+    def _eligible(self, item: int, now: float, cause: int) -> None:
+        program = self.program
+        self.cause[item] = cause
+        self._ready[item] = now
+        engine = program.engine[item]
+        if engine == _COMMUNICATION:
+            self.start[item] = now
+            for leg in program.legs[item]:
+                self._arrive(leg.transfer, item, now)
+        else:
+            slot = 3 * program.rank[item] + engine
+            self._waiting[slot].append(item)
+            self._contended[slot] = None
+
+    def _complete(self, item: int, now: float) -> None:
+        program, pending, issue = self.program, self._pending, self.issue
+        self.end[item] = now
+        engine = program.engine[item]
+        if engine != _COMMUNICATION:
+            slot = 3 * program.rank[item] + engine
+            self._running[slot] = -1
+            self._freed[slot] = item
+            self._contended[slot] = None
+            if engine == 0:
+                self._disturbed[program.rank[item]] = None
+        for follower in self._followers[item]:
+            pending[follower] -= 1
+            if not pending[follower]:
+                if issue[follower] > now:
+                    heappush(self._heap, (issue[follower], follower, _ISSUE))
+                else:
+                    self._eligible(follower, now, item)
+        if item in self._waiting_hosts:
+            self._release_hosts(item, now)
+
+    def _arbitrate(self, now: float) -> None:
+        """Give every free engine to the first of the kernels that are eligible for it."""
+        for slot in self._contended:
+            waiting = self._waiting[slot]
+            if not waiting or self._running[slot] >= 0:
+                continue
+            item = waiting[0] if len(waiting) == 1 else min(waiting, key=self._priority)
+            waiting.remove(item)
+            self.start[item] = now
+            if self._ready[item] < now:
+                self.freed_by[item] = self._freed[slot]
+            self._running[slot] = item
+            self._since[item] = now
+            rank, engine = divmod(slot, 3)
+            if engine == 0:
+                self._disturbed[rank] = None
+            else:
+                self._set_rate(item, 1.0, now)
+        self._contended.clear()
+
+    def _priority(self, item: int) -> tuple[bool, int]:
+        return self.program.stream[item] == 0, item
+
+    # ---- transfers and rates -------------------------------------------------------------------------------
+
+    def _arrive(self, number: int, item: int, now: float) -> None:
+        self.last_member[number] = item
+        self._absent[number] -= 1
+        if self._absent[number]:
+            return
+        transfer = self.program.transfers[number]
+        self.transfer_start[number] = now
+        self._since[len(self.start) + number] = now
+        for lane in transfer.lanes:
+            self._load[lane] += 1
+        for rank in transfer.ranks:
+            self._active[rank][number] = None
+            self._disturbed[rank] = None
+
+    def _end_transfer(self, number: int, now: float) -> None:
+        transfer = self.program.transfers[number]
+        self.transfer_end[number] = now
+        for lane in transfer.lanes:
+            self._load[lane] -= 1
+        for rank in transfer.ranks:
+            del self._active[rank][number]
+            self._disturbed[rank] = None
+        for item in transfer.members:
+            self._legs_left[item] -= 1
+            if not self._legs_left[item]:
+                self._complete(item, now)
+
+    def _rerate(self, now: float) -> None:
+        """Adjust the rates on all ranks where something began or ended."""
+        if not self._disturbed:
+            return
+        transfers, running, count = self.program.transfers, self._running, len(self.start)
+        touched: dict[int, None] = {}
+        for rank in self._disturbed:
+            active, item = self._active[rank], running[3 * rank]
+            touched.update(active)
+            if item >= 0:
+                slowdowns = self.program.slowdowns[item]
+                slowest = max((slowdowns[transfers[number].inter_node] for number in active), default=1.0)
+                self._set_rate(item, 1.0 / slowest, now)
+        for number in touched:
+            transfer = transfers[number]
+            slowdown = float(max(self._load[lane] for lane in transfer.lanes))
+            if transfer.slowdown > 1 and any(running[3 * rank] >= 0 for rank in transfer.ranks):
+                slowdown *= transfer.slowdown
+            self._set_rate(count + number, 1.0 / slowdown, now)
+        self._disturbed.clear()
+
+    def _set_rate(self, work: int, rate: float, now: float) -> None:
+        old = self._rate[work]
+        if rate == old:
+            return
+        left = max(0.0, self._left[work] - (now - self._since[work]) * old)
+        self._left[work], self._since[work], self._rate[work] = left, now, rate
+        self._version[work] += 1
+        heappush(self._heap, (now + left / rate, work, self._version[work]))

@@ -1,0 +1,133 @@
+"""From traces and prices to a timeline.
+
+A training job repeats its step, and the host runs ahead of the device. The time that counts is the step's in
+that steady state: the trace is executed `steps` times back to back and `makespan_ms` is the difference
+between the last two completion times. With T(k) the completion of k steps (max-plus linear in k for a fixed
+program), T(k) - T(k-1) tends to the cycle time; two steps already give it exactly for jobs that are bound by
+the host or by the device throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.errors import SimulationError
+from autosac.runtime_sim.deadlock import explain
+from autosac.runtime_sim.engine import Execution
+from autosac.runtime_sim.host import HostModel, host_costs, selective_operators
+from autosac.runtime_sim.overlap import ConstantOverlap, OverlapModel
+from autosac.runtime_sim.program import describe, link
+from autosac.runtime_sim.timeline import Timeline, build
+from autosac.trace import Trace
+
+
+class Priced(Protocol):
+    """What the simulator needs of a pricing: device milliseconds per event of the trace."""
+
+    @property
+    def event_ms(self) -> NDArray[np.float64]:
+        """One finite number, 0 or more, per event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """All that a simulation depends on. `event_ms` and `host_ms`: device and host milliseconds per event, per
+    rank.
+    """
+
+    traces: tuple[Trace, ...]
+    event_ms: tuple[NDArray[np.float64], ...]
+    host_ms: tuple[NDArray[np.float64], ...]
+    host: HostModel
+    overlap: OverlapModel
+    gpus_per_node: int
+    steps: int
+
+
+def simulate(
+    traces: Trace | Sequence[Trace],
+    pricings: Priced | Sequence[Priced],
+    *,
+    host: HostModel | None = None,
+    overlap: OverlapModel | None = None,
+    gpus_per_node: int = 8,
+    steps: int = 2,
+    selective_modules: Collection[str] = (),
+) -> Timeline:
+    """Execute one rank's trace, or those of several distinct ranks together, and say when everything ran.
+
+    `pricings` correspond to `traces`. Default `host` and `overlap`: `HostModel()`, `ConstantOverlap()`. Ranks
+    are nodes of `gpus_per_node` consecutive ones. `steps`: see the module's docstring. `selective_modules`:
+    the modules whose forward runs under selective activation checkpointing, which costs the host time for
+    every operator. SimulationError for an empty trace, a price that is no duration, ranks that do not fit
+    together, and a deadlock.
+    """
+    one = isinstance(traces, Trace)
+    sequence: tuple[Trace, ...] = (traces,) if isinstance(traces, Trace) else tuple(traces)
+    priced: tuple[Any, ...] = (pricings,) if one else tuple(pricings)  # type: ignore[arg-type]
+    if not sequence:
+        raise SimulationError("there is no trace to simulate")
+    if len(priced) != len(sequence):
+        raise SimulationError(f"{len(sequence)} traces need as many pricings, not {len(priced)}")
+    if steps < 1 or gpus_per_node < 1:
+        raise SimulationError(f"steps ({steps}) and gpus_per_node ({gpus_per_node}) must be at least 1")
+    host = host or HostModel()
+    masks = _selective(sequence, selective_modules)
+    return execute(
+        Problem(
+            traces=sequence,
+            event_ms=tuple(_checked(trace, p.event_ms) for trace, p in zip(sequence, priced, strict=True)),
+            host_ms=tuple(host_costs(trace, host, mask) for trace, mask in zip(sequence, masks, strict=True)),
+            host=host,
+            overlap=overlap or ConstantOverlap(),
+            gpus_per_node=gpus_per_node,
+            steps=steps,
+        )
+    )
+
+
+def execute(problem: Problem) -> Timeline:
+    """Link, execute, and report. SimulationError for a deadlock."""
+    program = link(
+        problem.traces,
+        problem.event_ms,
+        problem.host_ms,
+        steps=problem.steps,
+        gpus_per_node=problem.gpus_per_node,
+        overlap=problem.overlap,
+    )
+    execution = Execution(program, problem.host.launch_latency_us / 1e3, problem.host.queue_depth)
+    if not execution.run():
+        raise SimulationError(explain(problem, program, execution))
+    return build(problem, program, execution)
+
+
+def _checked(trace: Trace, event_ms: NDArray[np.float64]) -> NDArray[np.float64]:
+    if not trace.events:
+        raise SimulationError("the trace is empty: it has no events")
+    times = np.asarray(event_ms, dtype=np.float64)
+    if times.shape != (len(trace.events),):
+        raise SimulationError(f"the pricing has {times.size} durations, the trace {len(trace.events)} events")
+    wrong = np.flatnonzero(~(np.isfinite(times) & (times >= 0)))
+    if wrong.size:
+        index = int(wrong[0])
+        raise SimulationError(
+            f"{describe(trace, index)} is priced at {times[index]} ms, which is not a duration"
+        )
+    return times
+
+
+def _selective(traces: Sequence[Trace], modules: Collection[str]) -> list[NDArray[np.bool_] | None]:
+    """Per trace, which events pay for selective checkpointing (every rank has a part of the modules)."""
+    if not modules:
+        return [None] * len(traces)
+    present = [[name for name in modules if name in set(trace.modules)] for trace in traces]
+    missing = set(modules).difference(*present)
+    if missing:
+        raise SimulationError(f"no trace has a module named {min(missing)!r}")
+    return [selective_operators(trace, names) for trace, names in zip(traces, present, strict=True)]

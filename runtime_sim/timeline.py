@@ -1,0 +1,196 @@
+"""When everything ran: the result of a simulation, per event, per stream and per rank.
+
+Times are milliseconds from the completion of the step before (so a kernel that the host launched early, or
+that overlaps the step before, may have a time below 0), or from the start of the only step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.errors import SimulationError
+from autosac.runtime_sim.engine import Execution
+from autosac.runtime_sim.program import Engine, Program
+from autosac.trace import Trace
+
+if TYPE_CHECKING:
+    from autosac.runtime_sim.breakdown import Breakdown
+    from autosac.runtime_sim.critical_path import Segment
+    from autosac.runtime_sim.simulate import Problem
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimeline:
+    """One rank's last simulated step; all arrays have one entry per event of `trace`, NaN (or -1) where it
+    does not apply.
+
+    `start_ms`, `end_ms`: on the device. A communication kernel starts when its stream reaches it;
+    `transfer_ms` is when all its peers had arrived and bytes began to move. `host_start_ms`, `host_end_ms`:
+    on the host (waiting included). `stream`: index into `stream_names` (the trace's streams, then those of
+    the process groups). `engine`: see `Engine`.
+    """
+
+    rank: int
+    trace: Trace
+    start_ms: Times
+    end_ms: Times
+    transfer_ms: Times
+    host_start_ms: Times
+    host_end_ms: Times
+    stream: NDArray[np.int32]
+    engine: NDArray[np.int8]
+    stream_names: tuple[str, ...]
+
+    def stream_busy_ms(self) -> dict[str, float]:
+        """How long each stream had a kernel running (waiting for peers included)."""
+        on_device = self.stream >= 0
+        busy = np.bincount(
+            self.stream[on_device],
+            weights=(self.end_ms - self.start_ms)[on_device],
+            minlength=len(self.stream_names),
+        )
+        return dict(zip(self.stream_names, busy.tolist(), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """As TorchTitan logs them, per GPU: tokens per second, model FLOPs utilisation (0 to 1), TFLOP/s."""
+
+    tokens_per_second: float
+    mfu: float
+    tflops: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """The simulated step. `makespan_ms` is its time: see `simulate`. `step_end_ms`: when each simulated step
+    was complete.
+    """
+
+    makespan_ms: float
+    step_end_ms: tuple[float, ...]
+    ranks: tuple[RankTimeline, ...]
+    problem: Problem = field(repr=False)
+    program: Program = field(repr=False)
+    execution: Execution = field(repr=False)
+
+    @cached_property
+    def breakdowns(self) -> tuple[Breakdown, ...]:
+        """Where the time goes, per rank. Simulates the step without its recomputation, if it has any."""
+        from autosac.runtime_sim.breakdown import breakdowns
+
+        return breakdowns(self)
+
+    def breakdown(self, rank: int = 0) -> Breakdown:
+        """Where the step's time goes on the rank at this position. See `Breakdown`."""
+        return self.breakdowns[rank]
+
+    def critical_path(self) -> tuple[Segment, ...]:
+        """What the step's time consists of, from its beginning to its end without a gap. See `Segment`."""
+        from autosac.runtime_sim.critical_path import critical_path
+
+        return critical_path(self)
+
+    def throughput(self, peak_flops: float, rank: int = 0) -> Throughput:
+        """Tokens per second and MFU as TorchTitan counts them.
+
+        Per GPU: this rank's tokens over the step time and over the ranks that share them (context, tensor and
+        pipeline parallel). `peak_flops`: the GPU's dense peak (FLOP/s). SimulationError if the trace does not
+        say its tokens.
+        """
+        info = self.ranks[rank].trace.info
+        if not info.get("tokens_per_step"):
+            raise SimulationError(
+                "the trace does not say how many tokens its step trains on (tokens_per_step)"
+            )
+        degrees = info.get("parallelism") or {}
+        sharing = 1
+        for name in ("cp", "tp", "pp"):
+            sharing *= degrees.get(name, 1)
+        tokens_per_second = info["tokens_per_step"] / sharing / self.makespan_ms * 1e3
+        flops = float(info.get("flops_per_token") or 0.0) * tokens_per_second
+        return Throughput(tokens_per_second=tokens_per_second, mfu=flops / peak_flops, tflops=flops / 1e12)
+
+
+def build(problem: Problem, program: Program, execution: Execution) -> Timeline:
+    """The timeline of the last step of an execution that has finished."""
+    steps = problem.steps
+    ends = [0.0] * steps
+    for step, end in zip(program.step, execution.end, strict=True):
+        ends[step] = max(ends[step], end)
+    for resume, positions in zip(execution.resume, program.step_ends, strict=True):
+        for step, position in enumerate(positions):
+            ends[step] = max(ends[step], resume[position])
+    ends = np.maximum.accumulate(ends).tolist()
+    origin = ends[-2] if steps > 1 else 0.0
+    return Timeline(
+        makespan_ms=ends[-1] - origin,
+        step_end_ms=tuple(ends),
+        ranks=tuple(_rank(problem, program, execution, i, origin) for i in range(len(problem.traces))),
+        problem=problem,
+        program=program,
+        execution=execution,
+    )
+
+
+def _rank(
+    problem: Problem, program: Program, execution: Execution, position: int, origin: float
+) -> RankTimeline:
+    trace = problem.traces[position]
+    count = len(trace.events)
+    start, end, transfer = (np.full(count, np.nan) for _ in range(3))
+    stream, engine = np.full(count, -1, dtype=np.int32), np.full(count, -1, dtype=np.int8)
+    last = problem.steps - 1
+    for item in range(len(program.ms)):
+        if program.rank[item] != position or program.step[item] != last:
+            continue
+        for event, number in program.legs.get(item, ((program.event[item], -1),)):
+            start[event] = execution.start[item]
+            end[event] = execution.end[item] if number < 0 else execution.transfer_end[number]
+            if number >= 0:
+                transfer[event] = execution.transfer_start[number]
+            stream[event], engine[event] = program.stream[item], program.engine[item]
+    host_start, host_end = _host_times(program, execution, position, problem.host_ms[position])
+    return RankTimeline(
+        rank=program.ranks[position],
+        trace=trace,
+        start_ms=start - origin,
+        end_ms=end - origin,
+        transfer_ms=transfer - origin,
+        host_start_ms=host_start - origin,
+        host_end_ms=host_end - origin,
+        stream=stream,
+        engine=engine,
+        stream_names=tuple(program.stream_names[position]),
+    )
+
+
+def _host_times(
+    program: Program, execution: Execution, position: int, costs_ms: Times
+) -> tuple[Times, Times]:
+    """When the host was at each event of the last step: known at the points, and in between by the costs."""
+    points, resume = program.points[position], execution.resume[position]
+    ends = program.step_ends[position]
+    first = ends[-2] + 1 if len(ends) > 1 else 0
+    elapsed = np.concatenate([[0.0], np.cumsum(costs_ms)])
+    begin = np.empty(len(costs_ms))
+    before, event = resume[first - 1] if first else 0.0, 0
+    for point in range(first, len(points)):
+        upto = points[point].event + 1
+        begin[event:upto] = before + elapsed[event : min(upto, len(costs_ms))] - elapsed[event]
+        before, event = resume[point], upto
+    finish = begin + costs_ms
+    stalls = [(p.event, resume[i + first]) for i, p in enumerate(points[first:]) if p.event < len(costs_ms)]
+    for event, time in stalls:
+        finish[event] = max(finish[event], time)
+    return begin, finish
+
+
+__all__ = ["Engine", "RankTimeline", "Throughput", "Timeline", "build"]
