@@ -233,6 +233,8 @@ class Recorder:
 
     def enter_module(self, module: torch.nn.Module) -> None:
         """A module's forward begins. Unknown modules count as the one around them."""
+        if not self.model_parts:
+            self.add_model(module)
         position = self._module_ids.get(id(module), self._stack[-1])
         if self.phase is Phase.OTHER:
             self.phase = Phase.FORWARD
@@ -468,7 +470,7 @@ class Recorder:
             streams=("compute", *(f"stream {i}" for i in range(1, highest + 1))),
             prologue=tuple(self.prologue),
             events=tuple(self.events),
-            regions=tuple(self.regions),
+            regions=tuple(sorted(self.regions, key=lambda region: (region.first, -region.last))),
         )
 
 

@@ -14,6 +14,18 @@ from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
 
 
+_prepared: list[TargetGPU] = []
+
+
+def prepare(gpu: TargetGPU) -> None:
+    """Register the simulated accelerator, if it is not yet. A process can stand for one GPU only."""
+    if not _prepared:
+        simulated.install(gpu)
+        kernels.install(gpu)
+        _prepared.append(gpu)
+    assert _prepared == [gpu], "one process simulates one kind of GPU"
+
+
 class CaptureSession:
     """Owns a capture. One per process: the device backend can be registered only once.
 
@@ -24,8 +36,7 @@ class CaptureSession:
         self.gpu = gpu
         self.target = target
         if target == DEVICE_TYPE:
-            simulated.install(gpu)
-            kernels.install(gpu)
+            prepare(gpu)
         self.recorder = Recorder(target)
         self.mode = SimulatedDeviceMode(target, self.recorder)
         patches.install(self.mode, self.recorder)

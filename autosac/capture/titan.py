@@ -10,8 +10,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +57,14 @@ class SyntheticLoader:
             yield {"input": tokens[:, :-1]}, tokens[:, 1:]
 
 
+def import_torchtitan() -> None:
+    """Import torchtitan. CaptureError in one line where it is missing or its own imports fail."""
+    try:
+        import torchtitan.train  # noqa: F401
+    except ImportError as e:
+        raise CaptureError(f"torchtitan cannot be imported: {_one_line(e)}") from e
+
+
 def parse_config(request: TitanRequest) -> Any:
     """TorchTitan's JobConfig for the request. UsageError in one line if TorchTitan rejects it."""
     from torchtitan.config import ConfigManager
@@ -62,12 +72,25 @@ def parse_config(request: TitanRequest) -> Any:
     arguments = ["--job.config_file", request.config_file] if request.config_file else []
     arguments += [*request.overrides, *request.checkpointing_arguments(), "--comm.mode", "fake_backend"]
     arguments += ["--debug.seed", "0", "--training.steps", "1000", "--checkpoint.no-enable"]
+    _check_toml(request.config_file)
     try:
         return ConfigManager().parse_args(arguments)
     except SystemExit as e:
         raise UsageError("TorchTitan rejects the job's arguments (its message is above)") from e
     except (ValueError, TypeError, ImportError, AttributeError) as e:
         raise UsageError(f"TorchTitan rejects the job: {_one_line(e)}") from e
+
+
+def _check_toml(path: str | None) -> None:
+    """UsageError for a job file that is missing or is no TOML (TorchTitan would log a traceback)."""
+    if path is None:
+        return
+    try:
+        tomllib.loads(Path(path).read_text())
+    except OSError as e:
+        raise UsageError(f"job file {path}: {e.strerror or e}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise UsageError(f"job file {path} is not valid TOML: {e}") from e
 
 
 def _install_synthetic_data(config: Any) -> None:
@@ -115,6 +138,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
     session = CaptureSession(request.gpu)
     logging.disable(logging.WARNING)
     process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
+    import_torchtitan()
     patches.install_torchtitan(request.gpu)
     config = parse_config(request)
     _install_synthetic_data(config)

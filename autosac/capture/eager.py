@@ -1,0 +1,147 @@
+"""Capture of any eager PyTorch training step.
+
+A job is a function ``make_step(device)`` that builds model, optimizer and data on `device` and returns either the step, a
+callable without arguments, or ``(model, step)``. It is called in a child process (forked, so nothing needs to be picklable,
+and the caller's process keeps its own devices).
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosac import errors
+from autosac.capture.device import DEVICE_TYPE, TargetGPU
+from autosac.capture.recorder import Recorder
+from autosac.capture.session import CaptureSession
+from autosac.capture.titan import explain, parameter_shapes
+from autosac.capture.transforms import apply_plan_file, observe_candidates
+from autosac.trace import Trace
+
+Step = Callable[[], Any]
+MakeStep = Callable[[torch.device], "Step | tuple[torch.nn.Module, Step]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerRequest:
+    """One capture of an eager step: `steps` steps are run, the last is kept.
+
+    `target` is "gpu" (what CUDA would run on `gpu`) or "cpu" (what this machine's CPU would run). `plan_file` applies a
+    plan to the model, `observe` records the regions of all modules that could be checkpointed.
+    """
+
+    gpu: TargetGPU = TargetGPU()
+    target: str = "gpu"
+    steps: int = 2
+    plan_file: str | None = None
+    observe: bool = False
+
+    def __post_init__(self) -> None:
+        if self.target not in ("gpu", "cpu"):
+            raise errors.UsageError(f"target {self.target!r}: expected 'gpu' or 'cpu'")
+        if self.steps < 2:
+            raise errors.UsageError("at least two steps: the first makes the optimizer's states and caches")
+
+
+def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
+    """Capture in a child process. The errors of `capture_eager_here`, raised in the caller's process."""
+    with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
+        trace_file, error_file = Path(folder, "trace"), Path(folder, "error")
+        child = os.fork()
+        if child == 0:
+            _run_child(make_step, request, trace_file, error_file)
+        _, status = os.waitpid(child, 0)
+        if error_file.exists():
+            kind, message = json.loads(error_file.read_text())
+            raise getattr(errors, kind)(message)
+        if not trace_file.exists():
+            raise errors.CaptureError(f"the capture process ended without a result (status {status})")
+        return Trace.load(trace_file)
+
+
+def _run_child(make_step: MakeStep, request: EagerRequest, trace_file: Path, error_file: Path) -> None:
+    try:
+        torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
+        capture_eager_here(make_step, request).save(trace_file)
+    except errors.AutosacError as e:
+        error_file.write_text(json.dumps([type(e).__name__, str(e)]))
+    except BaseException as e:
+        traceback.print_exc()
+        error_file.write_text(json.dumps(["CaptureError", f"{type(e).__name__}: {e}"]))
+    finally:
+        os._exit(0)
+
+
+def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
+    """Capture in this process, once per process. CaptureError names the call that failed."""
+    session = CaptureSession(request.gpu, DEVICE_TYPE if request.target == "gpu" else "cpu")
+    with session.active() as recorder:
+        try:
+            made = make_step(session.device)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as e:
+            raise explain(e, "building the training step") from e
+        model, step = made if isinstance(made, tuple) else (None, made)
+        if request.observe or request.plan_file:
+            if model is None:
+                raise errors.UsageError("planning needs the model: make_step(device) has to return (model, step)")
+            if request.plan_file:
+                apply_plan_file(model, request.plan_file)
+            else:
+                observe_candidates([model], recorder)
+        _run_steps(model, step, request, recorder)
+        return recorder.trace(_info(model, request))
+
+
+def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder) -> None:
+    if model is not None:
+        recorder.add_model(model)
+    for number in range(1, request.steps + 1):
+        with _no_automatic_collection():
+            if number == request.steps:
+                recorder.begin_recording()
+            else:
+                recorder.begin_step(number)
+            try:
+                step()
+            except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as e:
+                raise explain(e, f"training step {number}") from e
+    recorder.end_recording()
+
+
+@contextmanager
+def _no_automatic_collection() -> Iterator[None]:
+    """Garbage collection at the step's boundaries only, so that a capture is deterministic."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _info(model: Any, request: EagerRequest) -> dict[str, Any]:
+    shapes = parameter_shapes([model]) if model is not None else {}
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+    return {
+        "job_fingerprint": digest,
+        "model": type(model).__name__ if model is not None else "",
+        "world_size": 1,
+        "rank": 0,
+        "gpu": request.gpu.name if request.target == "gpu" else "cpu",
+        "torch_version": torch.__version__,
+        "parameter_shapes": shapes,
+        "preserve_rng_state": True,
+        "early_stop": True,
+        "checkpointing": "plan" if request.plan_file else "job",
+    }

@@ -1,0 +1,113 @@
+"""The capture process: imports PyTorch and TorchTitan once, then forks one child per capture.
+
+``python -m autosac.capture.worker FD`` reads one JSON request per line from its standard input and writes one JSON answer per
+line to the file descriptor FD: ``{"id", "progress"}`` while it works, then ``{"id", "done"}`` or ``{"id", "error", "kind"}``.
+The first line is the target GPU. A child saves its trace under the name in the request. The process ends with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import traceback
+import warnings
+from typing import Any
+
+from autosac.capture.request import TitanRequest
+from autosac.errors import AutosacError
+
+
+class Worker:
+    """See the module's docstring."""
+
+    def __init__(self, answers: int) -> None:
+        self.answers = answers
+        self.children: dict[int, int] = {}
+
+    def serve(self) -> None:
+        """Answer requests until the input ends."""
+        buffer = b""
+        open_input = True
+        preloaded = False
+        while open_input or self.children:
+            readable = select.select([0], [], [], 0.02)[0] if open_input else []
+            if readable:
+                chunk = os.read(0, 65536)
+                open_input = bool(chunk)
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in lines:
+                    message = json.loads(line)
+                    request = TitanRequest.from_json(message["request"])
+                    if not preloaded:
+                        preloaded = self.attempt(message["id"], lambda: preload(request))
+                    if preloaded:
+                        self.start(message, request)
+            elif not open_input:
+                select.select([], [], [], 0.02)
+            self.reap()
+
+    def attempt(self, identity: int, action: Any) -> bool:
+        """Run `action`; answer with its error if it fails."""
+        try:
+            action()
+        except AutosacError as e:
+            self.answer(id=identity, error=str(e), kind=type(e).__name__)
+        except Exception as e:
+            traceback.print_exc()
+            self.answer(id=identity, error=f"{type(e).__name__}: {e}", kind="CaptureError")
+        else:
+            return True
+        return False
+
+    def start(self, message: dict[str, Any], request: TitanRequest) -> None:
+        """Fork a child that captures and exits."""
+        child = os.fork()
+        if child:
+            self.children[child] = message["id"]
+            return
+        identity = message["id"]
+        try:
+            if self.attempt(identity, lambda: self.capture(identity, request, message["trace"])):
+                self.answer(id=identity, done=True)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(0)
+
+    def capture(self, identity: int, request: TitanRequest, path: str) -> None:
+        """Capture and save."""
+        from autosac.capture.titan import capture_titan
+
+        capture_titan(request, lambda text: self.answer(id=identity, progress=text)).save(path)
+
+    def reap(self) -> None:
+        """Answer for children that died without a word."""
+        for child, identity in list(self.children.items()):
+            finished, status = os.waitpid(child, os.WNOHANG)
+            if finished:
+                del self.children[child]
+                if status:
+                    cause = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status}"
+                    self.answer(id=identity, error=f"the capture process died ({cause})", kind="CaptureError")
+
+    def answer(self, **message: Any) -> None:
+        """One line, in one write: children share the descriptor."""
+        os.write(self.answers, (json.dumps(message) + "\n").encode())
+
+
+def preload(request: TitanRequest) -> None:
+    """Import what every capture of this job needs, after the simulated device has been installed."""
+    from autosac.capture import session
+
+    session.prepare(request.gpu)
+    from autosac.capture.titan import import_torchtitan
+
+    import_torchtitan()
+
+
+if __name__ == "__main__":
+    if os.environ.get("AUTOSAC_DEBUG") != "1":
+        warnings.filterwarnings("ignore")
+    Worker(int(sys.argv[1])).serve()
