@@ -273,7 +273,7 @@ class ReplayMode(TorchDispatchMode):
             expected = op_name(memo.funcs[i]) if i < len(memo.funcs) else "nothing"
             raise RuntimeError(
                 f"{op_name(func)} runs in the recomputation of {memo.policy.fqn} where its forward ran "
-                f"{expected} (operator {i}). This can happen if the operations in the checkpointed region are "
+                f"{expected} (operator {i}). This can happen if the operations of a checkpointed region are "
                 "nondeterministic or depend on global state that changed between forward and backward."
             )
         self._position = i + 1

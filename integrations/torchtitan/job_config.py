@@ -1,0 +1,38 @@
+"""The ``[autosac]`` section of a TorchTitan job file, through ``job.custom_config_module``.
+
+TorchTitan merges the `JobConfig` below into its own. It looks at the fields' types at run time, so
+annotations must not be postponed in this module.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class AutoSAC:
+    """Selective activation checkpointing by AutoSAC, in place of TorchTitan's own."""
+
+    enable: bool = False
+    """Plan (or load a plan) before the model is parallelized, and apply it.
+
+    Overrides activation_checkpoint.mode.
+    """
+
+    budget: str = ""
+    """Memory a GPU may reserve: "68GiB", "70GB", or a share of the GPU such as "85%" (which is the default).
+    """
+
+    plan: str = ""
+    """A plan file, written by `autosac plan`, to apply instead of planning. Not together with budget."""
+
+    solver: str = "knapsack"
+    """What decides operator by operator: "greedy", "knapsack" or "ilp"."""
+
+    gpu: str = ""
+    """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
+
+
+@dataclass
+class JobConfig:
+    """What is added to TorchTitan's JobConfig."""
+
+    autosac: AutoSAC = field(default_factory=AutoSAC)
