@@ -9,6 +9,7 @@ the step time, when every event ran, where the time goes (`Timeline.breakdown`),
 from __future__ import annotations
 
 from autosac.runtime_sim.breakdown import Breakdown, ModuleTimes
+from autosac.runtime_sim.chrome_trace import chrome_trace, write_chrome_trace
 from autosac.runtime_sim.critical_path import Segment
 from autosac.runtime_sim.host import INSTANT_HOST, HostModel
 from autosac.runtime_sim.overlap import ConstantOverlap, NoInterference, OverlapModel
@@ -27,5 +28,7 @@ __all__ = [
     "Segment",
     "Throughput",
     "Timeline",
+    "chrome_trace",
     "simulate",
+    "write_chrome_trace",
 ]

@@ -257,8 +257,9 @@ class Execution:
             active, item = self._active[rank], running[3 * rank]
             touched.update(active)
             if item >= 0:
-                slowdowns = self.program.slowdowns[item]
-                slowest = max((slowdowns[transfers[number].inter_node] for number in active), default=1.0)
+                slowest = 1.0
+                for number in active:
+                    slowest = max(slowest, self.program.slowdowns[item][transfers[number].inter_node])
                 self._set_rate(item, 1.0 / slowest, now)
         for number in touched:
             transfer = transfers[number]

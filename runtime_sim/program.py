@@ -127,6 +127,7 @@ class Program:
     stream_names: list[list[str]] = field(default_factory=list)
 
 
+_RELEVANT = {Op, Collective, EventRecord, EventWait, StreamWait, WorkWait, HostWait}
 LANES = 4  # per rank: out and in, inside the node; out and in, between nodes
 
 
@@ -255,7 +256,8 @@ class _Rank:
         self.slowdowns = [
             (model.compute_slowdown(s, False), model.compute_slowdown(s, True)) for s in trace.signatures
         ]
-        used = 1 + max((max(_streams(event)) for event in trace.events), default=0)
+        self.relevant = [(i, event) for i, event in enumerate(trace.events) if type(event) in _RELEVANT]
+        used = 1 + max((max(_streams(event)) for _, event in self.relevant), default=0)
         self.streams = [*trace.streams, *(f"stream {i}" for i in range(len(trace.streams), used))]
         self.own: dict[tuple[int, int], int] = {}  # (group, peer or -1) -> stream
         self.frontiers: dict[int, Frontier] = {}
@@ -267,8 +269,9 @@ class _Rank:
             None  # (batch id, item, stream) of the batch being collected
         )
         self.points: list[Point] = []
-        self.known = {e.event for e in (*trace.prologue, *trace.events) if type(e) is EventRecord}
-        self.known_works = {e.work for e in (*trace.prologue, *trace.events) if type(e) is Collective}
+        before = [(-1, event) for event in trace.prologue]
+        self.known = {e.event for _, e in (*before, *self.relevant) if type(e) is EventRecord}
+        self.known_works = {e.work for _, e in (*before, *self.relevant) if type(e) is Collective}
 
     def frontier(self, stream: int) -> Frontier:
         """What the next item on `stream` waits for."""
@@ -278,9 +281,12 @@ class _Rank:
         """Append the whole trace once more."""
         elapsed = [0.0, *np.cumsum(costs_ms).tolist()]
         before = 0.0
-        for index, event in enumerate(self.trace.events):
+        views = [signature.is_view for signature in self.trace.signatures]
+        for index, event in self.relevant:
             kind = type(event)
             if kind is Op:
+                if views[event.signature]:  # type: ignore[union-attr]
+                    continue
                 item = self._op(index, event, step)  # type: ignore[arg-type]
                 if item < 0:
                     continue
@@ -324,7 +330,7 @@ class _Rank:
     def _op(self, index: int, op: Op, step: int) -> int:
         engine = self.engines[op.signature]
         if engine == Engine.HOST:
-            if self.ms[index] == 0 or self.trace.signatures[op.signature].is_view:
+            if self.ms[index] == 0:
                 return -1
             engine = Engine.COMPUTE
         self.batch = None

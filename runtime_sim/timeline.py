@@ -180,16 +180,13 @@ def _host_times(
     ends = program.step_ends[position]
     first = ends[-2] + 1 if len(ends) > 1 else 0
     elapsed = np.concatenate([[0.0], np.cumsum(costs_ms)])
-    begin = np.empty(len(costs_ms))
-    before, event = resume[first - 1] if first else 0.0, 0
-    for point in range(first, len(points)):
-        upto = points[point].event + 1
-        begin[event:upto] = before + elapsed[event : min(upto, len(costs_ms))] - elapsed[event]
-        before, event = resume[point], upto
+    events = np.array([point.event for point in points[first:]])  # the last one is one past the end
+    before = np.array(resume[first - 1 : -1] if first else [0.0, *resume[:-1]])
+    segment = np.diff(np.concatenate([[0], events[:-1] + 1, [len(costs_ms)]]))
+    opening = np.repeat(before - elapsed[np.cumsum(segment) - segment], segment)
+    begin = opening + elapsed[:-1]
     finish = begin + costs_ms
-    stalls = [(p.event, resume[i + first]) for i, p in enumerate(points[first:]) if p.event < len(costs_ms)]
-    for event, time in stalls:
-        finish[event] = max(finish[event], time)
+    finish[events[:-1]] = np.maximum(finish[events[:-1]], resume[first:-1])
     return begin, finish
 
 
