@@ -84,18 +84,13 @@ class _Writer:
     def rows(self) -> Iterator[Json]:
         """The names of the process and its rows."""
         pid = self.rank.rank
-        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"rank {pid}"}}
-        yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
         names = ["modules", "host", *(f"stream {i} ({n})" for i, n in enumerate(self.rank.stream_names))]
-        for row, name in enumerate(names):
-            yield {"ph": "M", "pid": pid, "tid": row, "name": "thread_name", "args": {"name": name}}
-            yield {
-                "ph": "M",
-                "pid": pid,
-                "tid": row,
-                "name": "thread_sort_index",
-                "args": {"sort_index": row},
-            }
+        named = [("process", _MODULES, f"rank {pid}", pid)]
+        named += [("thread", row, name, row) for row, name in enumerate(names)]
+        for what, row, name, index in named:
+            place = {"ph": "M", "pid": pid, "tid": row}
+            yield {**place, "name": f"{what}_name", "args": {"name": name}}
+            yield {**place, "name": f"{what}_sort_index", "args": {"sort_index": index}}
 
     def modules(self) -> Iterator[Json]:
         """Modules on the host's clock, those whose begin and end are properly nested."""
@@ -189,7 +184,7 @@ def _name(trace: Trace, i: int) -> str:
 
 def _arrows(timeline: Timeline, origin: float) -> Iterator[Json]:
     """Arrows between streams, and between the ranks of a collective."""
-    program, run = timeline.program, timeline.execution
+    program = timeline.program
     base = timeline.step_end_ms[-2] if len(timeline.step_end_ms) > 1 else 0.0
     last = len(timeline.step_end_ms) - 1
     identity = 0
@@ -210,9 +205,8 @@ def _pairs(timeline: Timeline, program: Program) -> Iterator[tuple[str, int, int
     for item, waits in enumerate(program.dependencies):
         for other in waits:
             if program.stream[other] != program.stream[item]:
-                inside = min(
-                    1e-6, (run.end[other] - run.start[other]) / 2
-                )  # an arrow leaves from within its slice
+                # An arrow leaves from within its slice.
+                inside = min(1e-6, (run.end[other] - run.start[other]) / 2)
                 yield "synchronisation", other, item, run.end[other] - inside, run.start[item]
     for number, transfer in enumerate(program.transfers):
         late = run.last_member[number]

@@ -431,8 +431,8 @@ class _Rank:
             "nothing",
         )  # fmt: skip
         return SimulationError(
-            f"deadlock on rank {self.program.ranks[self.position]}: {who} waits for {what} at event {index} of "
-            f"the trace, but no {why}, in this step or before it; {behind} would come next"
+            f"deadlock on rank {self.program.ranks[self.position]}: {who} waits for {what} at event {index} "
+            f"of the trace, but no {why}, in this step or before it; {behind} would come next"
         )
 
 
