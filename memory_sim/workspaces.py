@@ -15,6 +15,7 @@ defaults.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from autosac.errors import UsageError
@@ -73,6 +74,7 @@ class WorkspaceModel:
         return sum(-(-nbytes // 512) * 512 for nbytes in self.op_workspace_blocks(signature))
 
 
+@functools.cache
 def is_matmul(op: str) -> bool:
     """Does an operator of this name (``"aten.mm.default"``) fetch a cuBLAS handle?"""
     namespace, _, rest = op.partition(".")

@@ -1,0 +1,338 @@
+"""A trace replayed through the caching allocator: reserved memory, fragmentation, and whether the job fits.
+
+The prologue comes first, from the empty allocator on (it holds the first training step, which makes the
+optimizer's states), then the recorded step again and again until a step needs nothing of the device any more.
+From one step to the next, what the step freed of its predecessor's memory and what it leaves to its successor
+(gradients, say) are matched by size, stream and label; a storage that it leaves without such a counterpart
+lives until the next step allocates it anew, as a Python variable would.
+
+What PyTorch does not allocate is counted in the verdict, but not part of reserved memory: the CUDA context
+with the loaded kernels (`context_bytes`) and NCCL's buffers (`nccl_bytes`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from autosac.errors import UsageError
+from autosac.memory_sim.allocator import CachingAllocator, OutOfMemoryError
+from autosac.memory_sim.allocator_blocks import Block
+from autosac.memory_sim.allocator_config import AllocatorConfig
+from autosac.memory_sim.attribution import module_name, source_name
+from autosac.memory_sim.lifetimes import CUBLAS, IntArray, outputs_after
+from autosac.memory_sim.workspaces import WorkspaceModel, is_matmul, on_autograd_thread
+from autosac.trace import Alloc, Event, Free, Op, Phase, RecordStream, Storage, Trace
+
+
+class Outcome(Enum):
+    """Does the job fit?"""
+
+    FITS = "fits"
+    FITS_AFTER_RETRY = "fits after the allocator's retry"
+    OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome; if it is not FITS, the request that failed or first made the allocator release its cache.
+
+    `step`: -1 is the prologue, 0 the first replay of the recorded step. `short_by_bytes`: how much more
+    device memory that request needed, once all that is cached had been released (0 unless out of memory).
+    """
+
+    outcome: Outcome
+    step: int = -1
+    event: int = -1
+    op: str = ""
+    module: str = ""
+    phase: Phase = Phase.SETUP
+    source: str = ""
+    requested_bytes: int = 0
+    short_by_bytes: int = 0
+
+    def __str__(self) -> str:
+        """One line for people."""
+        if self.outcome is Outcome.FITS:
+            return self.outcome.value
+        where = f"at {self.op} in {self.module or 'the step'}"
+        if self.outcome is Outcome.FITS_AFTER_RETRY:
+            return f"{self.outcome.value} {where} (slow)"
+        return f"{self.outcome.value} {where}, short by {-(-self.short_by_bytes // 2**20)} MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorReport:
+    """What the allocator did.
+
+    The series have one entry per allocation or free, with its `sample_event` (index in the prologue or in the
+    trace's events) and `sample_step` (-1: prologue). Allocated are live blocks; active ones also wait for
+    other streams; reserved is what CUDA gave.
+    `fragmentation` is the part of the reserved peak that was not active then. `settled`: the last replayed
+    step took nothing from the device and returned nothing. `device_bytes_needed`: reserved peak, context and
+    NCCL, as nvidia-smi would show.
+    """
+
+    config: AllocatorConfig
+    capacity_bytes: int | None
+    context_bytes: int
+    nccl_bytes: int
+    verdict: Verdict
+    steps: int
+    settled: bool
+    reserved_peak_bytes: int
+    active_peak_bytes: int
+    allocated_peak_bytes: int
+    fragmentation: float
+    device_allocs: int
+    device_frees: int
+    retries: int
+    retries_last_step: int
+    sample_step: IntArray = field(repr=False)
+    sample_event: IntArray = field(repr=False)
+    reserved_bytes: IntArray = field(repr=False)
+    active_bytes: IntArray = field(repr=False)
+    allocated_bytes: IntArray = field(repr=False)
+
+    @property
+    def device_bytes_needed(self) -> int:
+        """Reserved peak with what lies outside of PyTorch."""
+        return self.reserved_peak_bytes + self.context_bytes + self.nccl_bytes
+
+    def in_last_step(self, series: IntArray, events: int) -> IntArray:
+        """A series (of this report) after each of the step's `events` events, in the last replayed step."""
+        step = self.sample_step[-1]
+        first = int(np.searchsorted(self.sample_step, step))
+        last = np.searchsorted(self.sample_event[first:], np.arange(events), side="right") + first - 1
+        return series[np.maximum(last, 0)]
+
+
+def replay_allocator(
+    trace: Trace,
+    *,
+    config: AllocatorConfig | None = None,
+    capacity_bytes: int | None = None,
+    workspaces: WorkspaceModel | None = None,
+    steps: int = 8,
+    context_bytes: int = 0,
+    nccl_bytes: int = 0,
+    log: list[tuple[str, int, int, int]] | None = None,
+) -> AllocatorReport:
+    """Replay a trace, the recorded step at most `steps` times.
+
+    `capacity_bytes`: the device's whole memory (None: without end). `context_bytes` and `nccl_bytes` of it
+    are not PyTorch's.
+    `log` receives the allocator's actions. UsageError if nothing is left for PyTorch.
+    """
+    if capacity_bytes is not None and capacity_bytes <= context_bytes + nccl_bytes:
+        raise UsageError(
+            f"the device has {capacity_bytes} bytes, of which {context_bytes + nccl_bytes} are not PyTorch's"
+        )
+    if steps < 1:
+        raise UsageError(f"at least one step must be replayed, not {steps}")
+    allocator = CachingAllocator(config, capacity_bytes, context_bytes + nccl_bytes)
+    allocator.log = log
+    replay = _Replay(trace, allocator, workspaces)
+    done, settled = 0, False
+    try:
+        replay.run(-1, replay.program(trace.prologue))
+        program = replay.program(trace.events)
+        while done < steps and not settled:
+            before = (allocator.device_allocs, allocator.device_frees)
+            replay.retries_before = allocator.retries
+            done += 1
+            replay.run(done - 1, program)
+            settled = before == (allocator.device_allocs, allocator.device_frees)
+    except OutOfMemoryError as e:
+        replay.fail(e)
+    return replay.report(done, settled, context_bytes, nccl_bytes)
+
+
+# An instruction is (kind, event, key, bytes, stream); keys are storage ids, or those of workspaces.
+ALLOC, FREE, RECORD, TEMPORARY, STAY = range(5)
+_Instruction = tuple[int, int, int, int, int]
+
+
+class _Replay:
+    """One replay under way: live blocks by storage, the samples, the first retry."""
+
+    def __init__(self, trace: Trace, allocator: CachingAllocator, workspaces: WorkspaceModel | None) -> None:
+        self.trace = trace
+        self.allocator = allocator
+        self.workspaces = workspaces
+        self.live: dict[int, Block] = {}
+        self.stays: dict[tuple[bool, int], int] = {}
+        self.temporaries: list[tuple[int, ...]] = [()] * len(trace.signatures)
+        if workspaces is not None:
+            self.temporaries = [workspaces.op_workspace_blocks(s) for s in trace.signatures]
+        self.matmul = [workspaces is not None and is_matmul(s.name) for s in trace.signatures]
+        self.samples: list[tuple[int, int, int, int, int]] = []
+        self.now: tuple[int, _Instruction] = (-1, (FREE, -1, -1, 0, 0))
+        self.first_retry: Verdict | None = None
+        self.retries_before = 0
+        self.verdict: Verdict | None = None
+
+    # ---- from events to instructions -----------------------------------------------------------------------
+
+    def program(self, events: tuple[Event, ...]) -> list[_Instruction]:
+        """The allocator's part of the events."""
+        program: list[_Instruction] = []
+        deferred: dict[int, list[_Instruction]] = {}
+        storages = self.trace.storages
+        for i, event in enumerate(events):
+            if type(event) is Alloc:
+                storage = storages[event.storage]
+                if storage.nbytes:
+                    program.append((ALLOC, i, event.storage, storage.nbytes, storage.stream))
+                if i in deferred:
+                    program += deferred.pop(i)
+                if self.workspaces is not None and is_matmul(storage.op):
+                    program += self._stay(i, storage.phase, storage.stream)
+            elif type(event) is Free:
+                program.append((FREE, i, event.storage, 0, 0))
+            elif type(event) is RecordStream:
+                program.append((RECORD, i, event.storage, 0, event.stream))
+            elif type(event) is Op:
+                own = self._op(events, i, event)
+                behind = outputs_after(events, i) if own else 0
+                if behind:
+                    deferred[i + behind] = own
+                else:
+                    program += own
+        return program
+
+    def _op(self, events: tuple[Event, ...], i: int, event: Op) -> list[_Instruction]:
+        """What the operator itself allocates: the cuBLAS workspace if it is first, then temporaries."""
+        own = self._stay(i, event.phase, event.stream) if self.matmul[event.signature] else []
+        if self.temporaries[event.signature]:
+            own.append((TEMPORARY, i, event.signature, 0, event.stream))
+        return own
+
+    def _stay(self, i: int, phase: Phase, stream: int) -> list[_Instruction]:
+        assert self.workspaces is not None
+        key = (on_autograd_thread(phase), stream)
+        if key in self.stays or not self.workspaces.cublas_bytes:
+            return []
+        self.stays[key] = len(self.trace.storages) + len(self.stays)
+        return [(STAY, i, self.stays[key], self.workspaces.cublas_bytes, stream)]
+
+    # ---- running -------------------------------------------------------------------------------------------
+
+    def run(self, step: int, program: Iterable[_Instruction]) -> None:
+        """Execute one step."""
+        allocator, live, samples = self.allocator, self.live, self.samples
+        found = set(live)
+        for instruction in program:
+            kind, event, key, nbytes, stream = instruction
+            if kind == FREE:
+                block = live.pop(key, None)
+                if block is None:
+                    continue
+                allocator.free(block)
+            elif kind in (ALLOC, STAY):
+                self.now = (step, instruction)
+                if kind == STAY and key in live:
+                    continue
+                block = allocator.malloc(nbytes, stream)
+                if key in live:
+                    self._sample(step, event)
+                    allocator.free(live[key])
+                live[key] = block
+            elif kind == RECORD:
+                if key in live:
+                    allocator.record_stream(live[key], stream)
+                continue
+            else:
+                self.now = (step, instruction)
+                blocks = [allocator.malloc(size, stream) for size in self.temporaries[key]]
+                self._sample(step, event)
+                for block in blocks:
+                    allocator.free(block)
+            if allocator.retries and self.first_retry is None:
+                self.first_retry = self._at(Outcome.FITS_AFTER_RETRY)
+            samples.append(
+                (step, event, allocator.reserved_bytes, allocator.active_bytes, allocator.allocated_bytes)
+            )
+        if step >= 0:
+            self._hand_over(found)
+
+    def _sample(self, step: int, event: int) -> None:
+        a = self.allocator
+        self.samples.append((step, event, a.reserved_bytes, a.active_bytes, a.allocated_bytes))
+
+    def _hand_over(self, found: set[int]) -> None:
+        """Give what the step leaves the names of what it found and freed, so that it can be replayed."""
+        left: defaultdict[tuple[int, int, int], deque[int]] = defaultdict(deque)
+        for key in self.live:
+            if key not in found and key < len(self.trace.storages):
+                left[self._kind(key)].append(key)
+        for key in sorted(found - self.live.keys()):
+            if left[self._kind(key)]:
+                self.live[key] = self.live.pop(left[self._kind(key)].popleft())
+
+    def _kind(self, key: int) -> tuple[int, int, int]:
+        storage = self.trace.storages[key]
+        return storage.nbytes, storage.stream, storage.label
+
+    # ---- results -------------------------------------------------------------------------------------------
+
+    def _at(self, outcome: Outcome, requested_bytes: int = 0, short_by_bytes: int = 0) -> Verdict:
+        """A verdict on the present instruction."""
+        trace = self.trace
+        step, (kind, event, key, nbytes, _) = self.now
+        events = trace.prologue if step < 0 else trace.events
+        here: Event | Storage = trace.storages[key] if kind == ALLOC else events[event]
+        if type(here) is Alloc:
+            here = trace.storages[here.storage]
+        assert isinstance(here, Storage | Op)
+        op = here.op if isinstance(here, Storage) else trace.signatures[here.signature].name
+        return Verdict(
+            outcome=outcome,
+            step=step,
+            event=event,
+            op=f"{op} ({CUBLAS})" if kind == STAY else op,
+            module=module_name(trace, here.module),
+            phase=here.phase,
+            source=source_name(trace, here.source),
+            requested_bytes=requested_bytes or nbytes,
+            short_by_bytes=short_by_bytes,
+        )
+
+    def fail(self, error: OutOfMemoryError) -> None:
+        """The present instruction cannot be executed."""
+        self._sample(self.now[0], self.now[1][1])
+        self.verdict = self._at(Outcome.OUT_OF_MEMORY, error.requested_bytes, error.short_by_bytes)
+
+    def report(self, steps: int, settled: bool, context_bytes: int, nccl_bytes: int) -> AllocatorReport:
+        """The report on what has been replayed."""
+        allocator = self.allocator
+        columns = np.array(self.samples or [(-1, -1, 0, 0, 0)], dtype=np.int64).T
+        step, event, reserved, active, allocated = columns
+        top = int(np.argmax(reserved))
+        at_top = active[reserved == reserved[top]].max()
+        return AllocatorReport(
+            config=allocator.config,
+            capacity_bytes=allocator.device_bytes,
+            context_bytes=context_bytes,
+            nccl_bytes=nccl_bytes,
+            verdict=self.verdict or self.first_retry or Verdict(outcome=Outcome.FITS),
+            steps=steps,
+            settled=settled,
+            reserved_peak_bytes=int(reserved[top]),
+            active_peak_bytes=int(active.max()),
+            allocated_peak_bytes=int(allocated.max()),
+            fragmentation=1 - int(at_top) / int(reserved[top]) if reserved[top] else 0.0,
+            device_allocs=allocator.device_allocs,
+            device_frees=allocator.device_frees,
+            retries=allocator.retries,
+            retries_last_step=allocator.retries - self.retries_before,
+            sample_step=step,
+            sample_event=event,
+            reserved_bytes=reserved,
+            active_bytes=active,
+            allocated_bytes=allocated,
+        )
