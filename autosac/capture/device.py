@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils import backend_registration
 
+from autosac.capture.target import TargetGPU
+
 DEVICE_TYPE = "simcuda"
 
 
@@ -43,17 +45,6 @@ class _Silence:
 
     def host_wait(self, stream: int, event: int, reason: str) -> None:
         pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetGPU:
-    """What a program can ask of its GPU, and what decides which kernels CUDA would dispatch."""
-
-    name: str = "NVIDIA H100 80GB HBM3"
-    memory_bytes: int = 80 * 2**30
-    compute_capability: tuple[int, int] = (9, 0)
-    sm_count: int = 132
-    l2_bytes: int = 50 * 2**20
 
 
 class _State(threading.local):

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from autosac import errors
-from autosac.capture.device import DEVICE_TYPE, TargetGPU
+from autosac.capture.device import DEVICE_TYPE
+from autosac.capture.target import TargetGPU
 from autosac.capture.recorder import Recorder
 from autosac.capture.session import CaptureSession
 from autosac.capture.titan import explain, parameter_shapes

@@ -4,7 +4,8 @@
    would (priorities of `torch.nn.attention.sdpa_kernel` included), below DTensor and inside context parallelism's ring too.
 2. Operators that CUDA runs as one kernel of its own and other devices decompose (DESIGN: 8B without checkpointing is 12 GiB
    smaller with native RMSNorm and SiLU backward). The list is {operators with a CUDA and a CompositeImplicitAutograd kernel}.
-3. Autocast's operator lists, which belong to the device type.
+3. softmax and log_softmax of float16 into float32, which need no cast copy on CUDA.
+4. Autocast's operator lists, which belong to the device type.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from autosac.capture.device import DEVICE_TYPE, TargetGPU
+from autosac.capture.device import DEVICE_TYPE
+from autosac.capture.target import TargetGPU
 
 aten = torch.ops.aten
 _libraries: list[torch.library.Library] = []  # a registration lives as long as its Library
@@ -33,6 +35,9 @@ def install(gpu: TargetGPU) -> None:
     attention = _Attention(gpu)
     library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
     library.impl("scaled_dot_product_attention", attention, "PrivateUse1")
+    for name, native in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
+        library.impl(name, _softmax(native), "AutogradPrivateUse1")
+        library.impl(name, _softmax(native), "PrivateUse1")
     for name in NATIVE_ON_CUDA:
         library.impl(name, _unreachable(name), "PrivateUse1")
     _autocast.install()
@@ -58,6 +63,17 @@ def _empty_strided(size: Any, stride: Any, dtype: Any = None, layout: Any = None
 def _unreachable(name: str) -> Callable[..., Any]:
     def kernel(*_: Any, **__: Any) -> Any:
         raise RuntimeError(f"aten::{name} reached the simulated device outside of its dispatch mode")
+
+    return kernel
+
+
+def _softmax(native: Any) -> Callable[..., torch.Tensor]:
+    """softmax and log_softmax of float16 into float32 read the half directly on CUDA: no cast copy (SoftMax.cpp)."""
+
+    def kernel(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if input.dtype == torch.float16 and dtype == torch.float32:
+            return native(input, dim, True)
+        return native(input if dtype is None else input.to(dtype), dim, False)
 
     return kernel
 
@@ -144,7 +160,7 @@ class _Autocast:
         nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss
         nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
         multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
-        binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp cross_entropy_loss""".split()
+        binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp""".split()
     SET_DTYPE = """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
         sum sum.dim_IntList""".split()
     PROMOTE = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add".split()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from autosac.capture import kernels
-from autosac.capture.device import TargetGPU
+from autosac.capture.target import TargetGPU
 from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
 
@@ -177,7 +177,7 @@ def _ddp() -> None:
     ddp._verify_param_shape_across_processes = lambda *_, **__: None
     original = ddp.DistributedDataParallel.__init__
 
-    def hook(group: Any, bucket: Any) -> Any:
+    def hook(group, bucket):  # type: ignore[no-untyped-def] # DDP checks the annotations of its hooks
         buffer = bucket.buffer()
         dist.all_reduce(buffer, group=group, async_op=True)
         future: torch.futures.Future[Any] = torch.futures.Future()

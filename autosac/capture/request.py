@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autosac.capture.device import TargetGPU
+from autosac.capture.target import TargetGPU
 from autosac.errors import UsageError
 
 

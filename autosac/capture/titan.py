@@ -187,7 +187,7 @@ def _info(request: TitanRequest, config: Any, trainer: Any) -> dict[str, Any]:
         "torchtitan_version": version("torchtitan"),
         "local_batch_size": config.training.local_batch_size,
         "seq_len": config.training.seq_len,
-        "tokens_per_step": tokens / dims.non_data_parallel_size,
+        "tokens_per_step": tokens,
         "flops_per_token": float(processor.num_flops_per_token),
         "parallelism": degrees,
         "parameter_shapes": parameter_shapes(trainer.model_parts),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from torch import nn
 
@@ -28,43 +29,22 @@ def apply_plan_file(model: nn.Module, path: str) -> None:
 
 
 @contextlib.contextmanager
-def transform(fn):
-    import dataclasses, torchtitan.protocols.train_spec as registry
-    original = registry.get_train_spec
-    def get(name):
-        spec = original(name)
-        inner = spec.parallelize_fn
-        def parallelize(model, parallel_dims, job_config):
-            if fn is None:
-                return inner(model, parallel_dims, job_config)
-            g = inner.__globals__
-            old = g["apply_ac"]
-            g["apply_ac"] = lambda model, *a, **k: fn(model)
-            mode = job_config.activation_checkpoint.mode
-            job_config.activation_checkpoint.mode = "full"
-            try:
-                return inner(model, parallel_dims, job_config)
-            finally:
-                g["apply_ac"] = old
-                job_config.activation_checkpoint.mode = mode
-        return dataclasses.replace(spec, parallelize_fn=parallelize)
-    registry.get_train_spec = get
-    try:
-        yield
-    finally:
-        registry.get_train_spec = original
-
-
-@contextlib.contextmanager
 def transform_of(request: TitanRequest, recorder: Recorder) -> Iterator[None]:
     """While a TorchTitan job is built: observe its modules, apply a plan, or leave TorchTitan's checkpointing alone."""
+    from autosac.integrations.torchtitan import transform
+
+    function: Callable[[nn.Module], None] | None = None
     if request.observe:
-        with transform(lambda model: observe_candidates([model], recorder)):
-            yield
+        function = partial(_observe, recorder)
     elif request.plan_file is not None:
-        path = request.plan_file
-        with transform(lambda model: apply_plan_file(model, path)):
-            yield
-    else:
-        with transform(None):
-            yield
+        function = partial(_apply, request.plan_file)
+    with transform(function):
+        yield
+
+
+def _observe(recorder: Recorder, model: nn.Module) -> None:
+    observe_candidates([model], recorder)
+
+
+def _apply(plan_file: str, model: nn.Module) -> None:
+    apply_plan_file(model, plan_file)

@@ -1,0 +1,8 @@
+"""``python -m autosac``."""
+
+import sys
+
+from autosac.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""The GPU that a capture stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetGPU:
+    """What a program can ask of its GPU, and what decides which kernels CUDA would dispatch."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    memory_bytes: int = 80 * 2**30
+    compute_capability: tuple[int, int] = (9, 0)
+    sm_count: int = 132
+    l2_bytes: int = 50 * 2**20

@@ -1,0 +1,152 @@
+"""The command line: ``autosac plan | simulate | explain``.
+
+One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
+(no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from autosac.errors import AutosacError, UsageError
+
+SOLVERS = ("greedy", "knapsack", "ilp")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse prints its usage before an error; one line is enough."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(
+        prog="autosac",
+        description="Plans selective activation checkpointing for PyTorch training jobs, without a GPU.",
+    )
+    parser.add_argument("--version", action="version", version=f"autosac {version('autosac')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    _add_plan(commands)
+    _add_simulate(commands)
+    _add_explain(commands)
+    return parser
+
+
+def _add_job(command: argparse.ArgumentParser) -> None:
+    command.epilog = "TorchTitan's own arguments may follow after --, e.g. -- --training.seq_len 4096"
+    job = command.add_argument_group("the job")
+    job.add_argument("job", metavar="JOB.toml", help="an ordinary TorchTitan job file")
+    job.add_argument("--world-size", type=_positive, default=None, metavar="N", help="number of GPUs (default: $NGPU or 1)")
+    job.add_argument("--rank", type=int, default=0, metavar="R", help="the rank to look at (default 0)")
+    machine = command.add_argument_group("the machine")
+    machine.add_argument("--gpu", required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file")
+    machine.add_argument("--cluster", help="a cluster by name (hgx-h100, ...) or file; default: as the GPU usually comes")
+    machine.add_argument(
+        "--alloc-conf",
+        metavar="CONF",
+        default=None,
+        help="PYTORCH_CUDA_ALLOC_CONF of the job (default: expandable_segments:True, as TorchTitan's launcher sets)",
+    )
+    _add_output(command)
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    output = command.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print JSON for machines")
+    output.add_argument("--quiet", action="store_true", help="no progress display")
+    output.add_argument("--debug", action="store_true", help="show tracebacks and the capture process's log")
+
+
+def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser("plan", help="decide what to keep and what to recompute under a memory budget")
+    _add_job(command)
+    decision = command.add_argument_group("the decision")
+    decision.add_argument("--budget", default="85%", help="memory a GPU may use: 68GiB, 73GB, 85%% (default 85%%)")
+    decision.add_argument(
+        "--budget-kind",
+        choices=("reserved", "active"),
+        default="reserved",
+        help="what the budget bounds: what the caching allocator reserves (default), or what tensors occupy",
+    )
+    decision.add_argument("--solver", choices=SOLVERS, default="knapsack", help="local solver (default knapsack)")
+    decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP backend (default cbc)")
+    decision.add_argument("--time-limit", type=float, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)")
+    decision.add_argument("--gap", type=float, default=1e-3, help="relative gap at which the MILP stops (default 0.001)")
+    decision.add_argument("-o", "--output", type=Path, default=None, metavar="PLAN.json", help="write the plan here")
+    decision.set_defaults(run="plan")
+
+
+def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser("simulate", help="predict step time, peak memory and out-of-memory")
+    _add_job(command)
+    what = command.add_argument_group("what to simulate")
+    policy = what.add_mutually_exclusive_group()
+    policy.add_argument("--plan", type=Path, metavar="PLAN.json", help="the job under this plan")
+    policy.add_argument(
+        "--ac", metavar="MODE", help="none, full, selective-op or selective-N in place of the job's own checkpointing"
+    )
+    what.add_argument("--memory", action="store_true", help="show what the peak consists of")
+    what.add_argument("--memory-html", type=Path, metavar="FILE", help="the memory timeline as a page")
+    what.add_argument("--memory-png", type=Path, metavar="FILE", help="the memory timeline as a picture")
+    what.add_argument("--trace", type=Path, metavar="FILE", help="the timeline for Perfetto (Chrome trace format)")
+    what.add_argument("--save-capture", type=Path, metavar="FILE", help="keep the captured step (a trace file)")
+    command.set_defaults(run="simulate")
+
+
+def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser("explain", help="show what a plan decides, and why")
+    command.add_argument("plan", type=Path, metavar="PLAN.json")
+    command.add_argument("--module", metavar="NAME", help="one module, operator by operator")
+    _add_output(command)
+    command.set_defaults(run="explain")
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    overrides: list[str] = []
+    if "--" in arguments:
+        split = arguments.index("--")
+        arguments, overrides = arguments[:split], arguments[split + 1 :]
+    debug = "--debug" in arguments
+    try:
+        parsed = build_parser().parse_args(arguments)
+        parsed.overrides = tuple(overrides)
+        from autosac import commands
+
+        commands.run(parsed)
+    except AutosacError as e:
+        if debug:
+            raise
+        print(f"autosac: {e}", file=sys.stderr)
+        return e.exit_code
+    except OSError as e:
+        if debug:
+            raise
+        print(f"autosac: {e.filename or ''}: {e.strerror or e}".replace(": :", ":"), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("autosac: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

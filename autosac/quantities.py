@@ -1,0 +1,49 @@
+"""Amounts of memory as people write them: parsing budgets, printing bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from autosac.errors import UsageError
+
+_UNITS = {
+    "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_AMOUNT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+|%)?\s*$")
+
+
+def parse_budget(text: str, gpu_bytes: int) -> int:
+    """Bytes of a budget: ``"68GiB"``, ``"73 GB"``, ``"85%"`` of `gpu_bytes`, or ``"0.85"`` of it. UsageError otherwise."""
+    match = _AMOUNT.match(text)
+    if match is None:
+        raise UsageError(f"budget {text!r}: expected an amount such as 68GiB, 73GB or 85%")
+    value, unit = float(match[1]), match[2]
+    if not math.isfinite(value) or value <= 0:
+        raise UsageError(f"budget {text!r}: it must be more than zero")
+    if unit is None and value <= 1:
+        return int(value * gpu_bytes)
+    if unit is None:
+        raise UsageError(f"budget {text!r}: say the unit, for example {match[1]}GiB (or a fraction of the GPU such as 0.85)")
+    if unit == "%":
+        if value > 100:
+            raise UsageError(f"budget {text!r}: more than the whole GPU")
+        return int(value / 100 * gpu_bytes)
+    factor = _UNITS.get(unit.lower())
+    if factor is None:
+        raise UsageError(f"budget {text!r}: unknown unit {unit!r}; known are GiB, MiB, GB, MB and %")
+    return int(value * factor)
+
+
+def format_bytes(nbytes: float) -> str:
+    """``"67.84 GiB"``, ``"12.5 MiB"``, ``"512 B"``."""
+    for unit, size, digits in (("GiB", 2**30, 2), ("MiB", 2**20, 1), ("KiB", 2**10, 1)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.{digits}f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def format_ms(ms: float) -> str:
+    """``"1,234.5 ms"``, or seconds from ten seconds on."""
+    return f"{ms / 1000:,.2f} s" if ms >= 10_000 else f"{ms:,.1f} ms"

@@ -1,0 +1,177 @@
+"""What people read in the terminal. Figures come in; tables go out (rich honours NO_COLOR and plain pipes)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from autosac.memory_sim import Category
+from autosac.plan import Decision, Plan, Prediction, Unit
+from autosac.quantities import format_bytes, format_ms
+from autosac.simulation import Simulation
+
+POLICY_NAMES = {"autosac": "AutoSAC", "none": "no checkpointing", "full": "full", "selective-op": "selective-op"}
+
+
+def console() -> Console:
+    """Standard output; a fixed width where it is no terminal, so that tables are not squeezed."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=110)
+
+
+def policy_table(predictions: Mapping[str, Prediction], budget_bytes: int | None, kind: str) -> Table:
+    """Policies side by side."""
+    table = Table(title=f"Policies (budget {format_bytes(budget_bytes)} {kind})" if budget_bytes else "Policies")
+    table.add_column("policy")
+    for heading in ("step time", "recompute", "peak active", "peak reserved"):
+        table.add_column(heading, justify="right")
+    table.add_column("of budget" if budget_bytes else "", justify="right")
+    table.add_column("on this GPU")
+    for name, p in predictions.items():
+        peak = p.peak_reserved_bytes if kind == "reserved" and p.peak_reserved_bytes is not None else p.peak_active_bytes
+        share = Text(f"{peak / budget_bytes:.1%}", style="red" if peak > budget_bytes else "green") if budget_bytes else ""
+        table.add_row(
+            Text(POLICY_NAMES.get(name, name), style="bold" if name == "autosac" else ""),
+            format_ms(p.step_ms),
+            format_ms(p.recompute_ms),
+            format_bytes(p.peak_active_bytes),
+            format_bytes(p.peak_reserved_bytes) if p.peak_reserved_bytes is not None else "-",
+            share,
+            Text("fits", style="green") if p.fits else Text("out of memory", style="red"),
+        )
+    return table
+
+
+def plan_summary(plan: Plan, notes: Sequence[str] = ()) -> RenderableType:
+    """The decision: the policies, the units' budgets, and whatever is to be noted."""
+    made_for = plan.made_for
+    head = Text(
+        f"{made_for.model} on {made_for.world_size} x {made_for.gpu}: "
+        f"{len(plan.units)} modules checkpointed"
+    )
+    parts: list[RenderableType] = [head, policy_table(plan.predictions, made_for.budget_bytes, made_for.budget_kind)]
+    if plan.units:
+        parts.append(unit_table(plan.units))
+    parts += [Text(f"- {note}") for note in notes]
+    return Group(*parts)
+
+
+def unit_table(units: Sequence[Unit]) -> Table:
+    """Checkpointed modules, consecutive ones with the same decisions in one row."""
+    table = Table(title="Checkpointed modules")
+    table.add_column("modules")
+    for heading in ("number", "discarded", "kept each", "recompute each", "ops kept"):
+        table.add_column(heading, justify="right")
+    for _, same in groupby(units, key=lambda unit: (unit.decisions, _family(unit.fqn))):
+        members = list(same)
+        first = members[0]
+        names = first.fqn if len(members) == 1 else f"{first.fqn} ... {members[-1].fqn}"
+        kept = sum(decision.keep for decision in first.decisions)
+        table.add_row(
+            names,
+            str(len(members)),
+            f"{first.discard_fraction:.1%}",
+            format_bytes(first.kept_bytes),
+            format_ms(first.recompute_ms),
+            f"{kept} of {len(first.decisions)}",
+        )
+    return table
+
+
+def _family(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def decision_table(unit: Unit) -> Table:
+    """One module, operator by operator, most memory saved per second first (as AUTO-SAC Figure 5.3)."""
+    table = Table(title=f"{unit.fqn}: {unit.discard_fraction:.1%} discarded, {format_ms(unit.recompute_ms)} recomputed")
+    table.add_column("operator")
+    table.add_column("#", justify="right")
+    for heading in ("output", "memory", "runtime", "MSPS"):
+        table.add_column(heading, justify="right")
+    table.add_column("decision")
+    for decision in unit.decisions:
+        if decision.memory_bytes == 0 and decision.runtime_ms == 0:
+            continue
+        table.add_row(
+            decision.op.removeprefix("aten.").removesuffix(".default"),
+            str(decision.occurrence),
+            " ".join("x".join(map(str, shape)) or "scalar" for shape, _ in decision.outputs[:1]),
+            format_bytes(decision.memory_bytes),
+            f"{decision.runtime_ms:.3f} ms",
+            _msps(decision),
+            Text("keep", style="green") if decision.keep else Text("recompute", style="yellow"),
+        )
+    return table
+
+
+def _msps(decision: Decision) -> str:
+    if decision.msps is None or not math.isfinite(decision.msps):
+        return "-"
+    return f"{format_bytes(decision.msps)}/s"
+
+
+def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
+    """Step time and where it goes, peak memory and the verdict."""
+    breakdown = simulation.timeline.breakdown()
+    report = simulation.memory.peak()
+    verdict = simulation.allocation.verdict
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("step time", format_ms(simulation.step_ms))
+    if simulation.trace.info.get("tokens_per_step"):
+        rate = simulation.timeline.throughput(simulation.target.hardware.peak_flops("bfloat16"))
+        facts.add_row("throughput", f"{rate.tokens_per_second:,.0f} tokens/s per GPU, {rate.mfu:.1%} MFU")
+    for label, value in (
+        ("  compute", breakdown.compute_ms),
+        ("  exposed communication", breakdown.exposed_communication_ms),
+        ("  exposed copies", breakdown.exposed_copy_ms),
+        ("  waiting for peers", breakdown.bubble_ms),
+        ("  waiting for the host", breakdown.host_bound_ms),
+    ):
+        facts.add_row(label, format_ms(value))
+    facts.add_row("recomputation", f"{format_ms(breakdown.recompute_ms)} ({format_ms(breakdown.hidden_recompute_ms)} hidden)")
+    facts.add_row("peak active", f"{format_bytes(report.nbytes)} at {report.op} in {report.module or 'the step'}")
+    facts.add_row("peak reserved", format_bytes(simulation.peak_reserved_bytes))
+    outside = simulation.target.hardware.context_bytes + simulation.nccl_bytes
+    facts.add_row("outside of PyTorch", f"{format_bytes(outside)} (CUDA context, NCCL)")
+    facts.add_row("verdict", Text(str(verdict), style="red" if verdict.outcome.value == "out of memory" else "green"))
+    parts: list[RenderableType] = [Panel(facts, title=name, expand=False)]
+    unknown = simulation.pricing.unknown
+    if unknown:
+        listed = ", ".join(list(unknown)[:5])
+        parts.append(Text(f"{len(unknown)} operators without a cost model are priced by their bytes: {listed}"))
+    return Group(*parts)
+
+
+def memory_tables(simulation: Simulation) -> RenderableType:
+    """The peak by category and by module subtree, and the largest tensors."""
+    report = simulation.memory.peak(largest=10)
+    categories = Table(title=f"Peak of {format_bytes(report.nbytes)} by category")
+    categories.add_column("category")
+    categories.add_column("bytes", justify="right")
+    categories.add_column("share", justify="right")
+    for category, nbytes in sorted(report.by_category.items(), key=lambda item: -item[1]):
+        categories.add_row(_category_name(category), format_bytes(nbytes), f"{nbytes / report.nbytes:.1%}")
+    modules = Table(title="by module (with all below it)")
+    modules.add_column("module")
+    modules.add_column("bytes", justify="right")
+    for share in report.by_module[:12]:
+        modules.add_row(share.module or "(whole step)", format_bytes(share.subtree_bytes))
+    tensors = Table(title="Ten largest allocations at the peak")
+    for heading in ("bytes", "category", "operator", "module", "source"):
+        tensors.add_column(heading, justify="right" if heading == "bytes" else "left")
+    for live in report.largest:
+        tensors.add_row(
+            format_bytes(live.nbytes), _category_name(live.category), live.op.removeprefix("aten."), live.module, live.source
+        )
+    return Group(categories, modules, tensors)
+
+
+def _category_name(category: Category) -> str:
+    return category.name.lower().replace("_", " ")
