@@ -1,0 +1,372 @@
+"""Small real models, and plans for them made from what `observe` sees, without any capture."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autosac.integrations.aliases import written_arguments
+from autosac.integrations.keys import fingerprint, is_counted, is_random, op_name
+from autosac.integrations.modules import find_module, parameters_of
+from autosac.integrations.observe import observe
+from autosac.plan import Decision, Fingerprint, MadeFor, Plan, Settings, Unit
+
+
+class LlamaBlock(nn.Module):
+    """RMSNorm, attention with rotary embedding by complex multiplication, and SwiGLU."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(dim), nn.RMSNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.w1, self.w3 = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
+        self.w2 = nn.Linear(2 * dim, dim, bias=False)
+        angles = torch.outer(torch.arange(16.0), torch.arange(dim // heads // 2) + 1.0)
+        self.register_buffer("rotation", torch.polar(torch.ones_like(angles), angles))
+
+    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.rotation[: x.shape[-2]]).flatten(-2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output."""
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
+        attended = F.scaled_dot_product_attention(self._rotate(q), self._rotate(k), v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        h = self.norm2(x)
+        return x + self.w2(F.silu(self.w1(h)) * self.w3(h))
+
+
+class GptBlock(nn.Module):
+    """LayerNorm, attention written out with dropout on the weights, GELU and dropout."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output."""
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        weights = self.dropout(F.softmax(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5, -1))
+        x = x + self.dropout(self.out(weights @ v))
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+class InplaceBlock(nn.Module):
+    """In-place activations, a view that is changed in place, a value read before a change, several outputs, a
+    list.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output."""
+        h = self.up(x)
+        h.relu_()
+        scale = torch.zeros(h.shape[-1])
+        scale += 0.5
+        first, second = scale.chunk(2)
+        early = (first * 3).detach()
+        second.mul_(2)
+        values, _ = h.max(dim=-1, keepdim=True)
+        y = h * scale
+        y[..., :3].sigmoid_()
+        parts = torch.split(y, h.shape[-1] // 2, dim=-1)
+        return x + self.down(torch.cat([parts[1] * early.sum(), parts[0]], dim=-1)) + values
+
+
+class Stack(nn.Module):
+    """Blocks under ``layers`` with an embedding and a head outside of them."""
+
+    def __init__(self, make: Callable[[], nn.Module], depth: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(31, dim)
+        self.layers = nn.ModuleList([make() for _ in range(depth)])
+        self.head = nn.Linear(dim, 31)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits."""
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+MODELS: dict[str, Callable[[], Stack]] = {
+    "llama": lambda: Stack(lambda: LlamaBlock(16, 2), 2, 16),
+    "gpt": lambda: Stack(lambda: GptBlock(8), 2, 8),
+    "inplace": lambda: Stack(lambda: InplaceBlock(8), 2, 8),
+}
+
+
+@dataclass
+class Seen:
+    """One operator as `observe` reports it, with the addresses of its storages for as long as `references`
+    live.
+    """
+
+    op: str
+    occurrence: int
+    outputs: Fingerprint
+    random: bool
+    reads: set[int]
+    writes: set[int]
+    made: set[int]
+
+
+@dataclass
+class Log:
+    """A recorder: what the last execution of each module ran."""
+
+    calls: dict[str, list[Seen]] = field(default_factory=dict)
+    begun: list[str] = field(default_factory=list)
+    references: list[StorageWeakRef] = field(default_factory=list)
+
+    def begin(self, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region:
+        """A forward begins."""
+        self.begun.append(fqn)
+        self.calls[fqn] = []
+        return Region(self, self.calls[fqn])
+
+    def addresses(self, tree: Any) -> set[int]:
+        """The storages of a tree's tensors."""
+        found = set()
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                self.references.append(StorageWeakRef(storage))
+                found.add(storage._cdata)
+        return found
+
+
+@dataclass
+class Region:
+    """One execution's recorder."""
+
+    log: Log
+    calls: list[Seen]
+    open: int = 0
+    ended: bool = False
+
+    def op_begin(self) -> None:
+        """An operator begins."""
+        self.open += 1
+
+    def op_end(
+        self, op: str, occurrence: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        """It ends."""
+        self.open -= 1
+        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in written_arguments(func)]
+        see = self.log.addresses
+        random = is_random(func, args, kwargs)
+        self.calls.append(
+            Seen(op, occurrence, fingerprint(out), random, see((args, kwargs)), see(written), see(out))
+        )
+
+    def end(self, out: Any) -> None:
+        """The forward ends."""
+        assert self.open == 0
+        self.ended = True
+
+
+def groups_of(calls: list[Seen]) -> list[list[int]]:
+    """Positions that must be decided alike: what touches memory up to its last change; the random operators.
+    """
+    parent = list(range(len(calls)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    def join(members: list[int]) -> None:
+        for member in members[1:]:
+            parent[root(member)] = root(members[0])
+
+    join([i for i, call in enumerate(calls) if call.random])
+    known: set[int] = set()
+    for i, call in enumerate(calls):
+        for storage in call.made - call.reads - known:
+            writes = [j for j in range(i + 1, len(calls)) if storage in calls[j].writes]
+            if writes:
+                join([j for j in range(i, writes[-1] + 1) if storage in calls[j].made | calls[j].reads])
+        known |= call.made | call.reads
+    groups: dict[int, list[int]] = {}
+    for i in range(len(calls)):
+        groups.setdefault(root(i), []).append(i)
+    return list(groups.values())
+
+
+def observed(
+    model: nn.Module, fqns: Collection[str], run: Callable[[nn.Module], Any]
+) -> dict[str, list[Seen]]:
+    """What the modules run in `run(model)`; the model itself is not touched."""
+    log = Log()
+    run(observe(copy.deepcopy(model), fqns, log))
+    return log.calls
+
+
+def decisions_from(calls: list[Seen], keep: Collection[int]) -> tuple[Decision, ...]:
+    """The decisions that keep the calls at these positions."""
+    return tuple(
+        Decision(op=c.op, occurrence=c.occurrence, keep=i in keep, outputs=c.outputs)
+        for i, c in enumerate(calls)
+    )
+
+
+def plan_for(
+    model: nn.Module, decisions: dict[str, tuple[Decision, ...]], world_size: int = 1, **settings: bool
+) -> Plan:
+    """A plan with these decisions for this model."""
+    units = []
+    for fqn, rows in decisions.items():
+        module = find_module(model, fqn)
+        assert module is not None
+        units.append(
+            Unit(
+                fqn=fqn,
+                discard_fraction=0.5,
+                kept_bytes=0,
+                recompute_ms=0.0,
+                decisions=rows,
+                parameters=parameters_of(module),
+            )
+        )
+    made_for = MadeFor(
+        job_fingerprint="",
+        model="test",
+        torch_version=torch.__version__,
+        torchtitan_version="0.2.2",
+        gpu="cpu",
+        world_size=world_size,
+        budget_bytes=0,
+        budget_kind="active",
+        parameters=parameters_of(model),
+    )
+    return Plan(made_for=made_for, units=tuple(units), settings=Settings(**settings))
+
+
+def step(model: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Loss and all gradients of one seeded training step."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
+    loss.backward()
+    return (loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None))
+
+
+def same(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> bool:
+    """Bitwise equality of two results."""
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+class _Count(TorchDispatchMode):
+    def __init__(self, inside: list[str], counts: dict[str, list[str]]) -> None:
+        super().__init__()
+        self.inside, self.counts = inside, counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.inside and is_counted(func):
+            self.counts.setdefault(self.inside[-1], []).append(op_name(func))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counting(model: nn.Module, fqns: Collection[str]) -> Iterator[dict[str, list[str]]]:
+    """Operators that really run while these modules' forwards are executing, by module."""
+    inside: list[str] = []
+    counts: dict[str, list[str]] = {}
+    handles = []
+    for fqn in fqns:
+        module = find_module(model, fqn)
+        assert module is not None
+        bare = getattr(module, "_checkpoint_wrapped_module", module)
+        handles.append(bare.register_forward_pre_hook(lambda *_, fqn=fqn: inside.append(fqn)))
+        handles.append(bare.register_forward_hook(lambda *_: inside.pop() and None, always_call=True))
+    with _Count(inside, counts):
+        yield counts
+    for handle in handles:
+        handle.remove()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its batch, its result without checkpointing, and what its layers run."""
+
+    name: str
+    model: Stack
+    tokens: torch.Tensor
+    reference: tuple[torch.Tensor, ...]
+    calls: dict[str, list[Seen]]
+
+    def plan(self, keep: Collection[int] | Callable[[Seen], bool], **settings: bool) -> Plan:
+        """A plan that keeps, in every layer, the calls at these positions or those that satisfy the function.
+        """
+        chosen = {
+            fqn: {i for i, call in enumerate(calls) if (keep(call) if callable(keep) else i in keep)}
+            for fqn, calls in self.calls.items()
+        }
+        return plan_for(
+            self.model, {fqn: decisions_from(self.calls[fqn], chosen[fqn]) for fqn in self.calls}, **settings
+        )
+
+
+def make_case(name: str) -> Case:
+    """The case of this name."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    tokens = torch.randint(0, 31, (2, 5))
+    calls = observed(model, ["layers.0", "layers.1"], lambda m: m(tokens))
+    return Case(name, model, tokens, step(copy.deepcopy(model), tokens), calls)
+
+
+class Lab:
+    """The helpers above, for tests."""
+
+    Log = Log
+    Stack = Stack
+    groups_of = staticmethod(groups_of)
+    observed = staticmethod(observed)
+    decisions_from = staticmethod(decisions_from)
+    plan_for = staticmethod(plan_for)
+    step = staticmethod(step)
+    same = staticmethod(same)
+    counting = staticmethod(counting)
+
+
+@pytest.fixture(scope="session")
+def lab() -> type[Lab]:
+    """The helpers of this folder's tests."""
+    return Lab
+
+
+@pytest.fixture(scope="session")
+def cases() -> dict[str, Case]:
+    """All small models."""
+    return {name: make_case(name) for name in MODELS}
+
+
+@pytest.fixture(params=list(MODELS), scope="session")
+def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
+    """Each small model in turn."""
+    return cases[request.param]

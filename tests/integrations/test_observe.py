@@ -1,0 +1,64 @@
+"""Observation: the same sequence as a policy sees, nested modules, and nothing changed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosac.errors import PlanError
+from autosac.integrations.observe import observe
+
+
+def test_an_observed_model_computes_the_same(lab: Any, case: Any) -> None:
+    """Loss and gradients are bitwise those of the bare model."""
+    model = observe(copy.deepcopy(case.model), ["layers.0", "layers.1"], lab.Log())
+    assert lab.same(lab.step(model, case.tokens), case.reference)
+
+
+def test_inner_and_outer_modules_are_both_observed(lab: Any, cases: Any) -> None:
+    """The operators of layers.0.w1 (a linear layer: transpose and product) appear in both regions, each with
+    its numbers.
+    """
+    case = cases["llama"]
+    log = lab.Log()
+    model = observe(copy.deepcopy(case.model), ["layers.0", "layers.0.w1", "layers.0.w3"], log)
+    model(case.tokens)
+    assert log.begun == ["layers.0", "layers.0.w1", "layers.0.w3"]
+    inner, other, outer = (log.calls[name] for name in ("layers.0.w1", "layers.0.w3", "layers.0"))
+    assert [(c.op, c.occurrence) for c in outer] == [(c.op, c.occurrence) for c in case.calls["layers.0"]]
+    assert [c.op for c in inner] == [c.op for c in other]
+    products = [c.occurrence for c in outer if c.op == "aten.mm.default"]
+    assert products == list(range(len(products)))
+    assert [c.occurrence for c in inner if c.op == "aten.mm.default"] == [0]
+
+
+def test_detach_profiler_and_metadata_calls_do_not_count(lab: Any) -> None:
+    """Of sin, detach, cos and a product in a profiler range, detach and the range are not seen."""
+
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.profiler.record_function("range"):
+                return x.sin().detach().cos() * x.size(0)
+
+    log = lab.Log()
+    observe(nn.Sequential(Noisy()), ["0"], log)(torch.ones(2, requires_grad=True))
+    assert [c.op for c in log.calls["0"]] == ["aten.sin.default", "aten.cos.default", "aten.mul.Tensor"]
+
+
+def test_nothing_is_observed_without_gradients(lab: Any, cases: Any) -> None:
+    """A checkpointed module under no_grad runs plainly, so it is no region."""
+    log = lab.Log()
+    model = observe(copy.deepcopy(cases["llama"].model), ["layers.0"], log)
+    with torch.no_grad():
+        model(cases["llama"].tokens)
+    assert log.begun == []
+
+
+def test_an_unknown_module_is_refused(lab: Any, cases: Any) -> None:
+    """The name that is not there is named."""
+    with pytest.raises(PlanError, match=r"no module layers\.7"):
+        observe(copy.deepcopy(cases["llama"].model), ["layers.7"], lab.Log())

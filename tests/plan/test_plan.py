@@ -1,0 +1,217 @@
+"""The plan file: what is written is read back, and bad files are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosac.errors import PlanError
+from autosac.plan import Decision, MadeFor, Plan, Prediction, Settings, Unit, decisions_from
+from autosac.trace import Call, TensorMeta
+
+PARAMETERS = (("layers.0.w", (4, 8)), ("layers.1.w", (4, 8)))
+
+
+def decision(occurrence: int, keep: bool) -> Decision:
+    """One product."""
+    return Decision(
+        op="aten.mm.default",
+        occurrence=occurrence,
+        keep=keep,
+        outputs=(((2, 8), "bfloat16"),),
+        memory_bytes=32,
+        runtime_ms=0.5,
+        msps=64000.0,
+    )
+
+
+def unit(fqn: str, *keeps: bool) -> Unit:
+    """A unit of products."""
+    return Unit(
+        fqn=fqn,
+        discard_fraction=0.25,
+        kept_bytes=96,
+        recompute_ms=0.125,
+        decisions=tuple(decision(i, keep) for i, keep in enumerate(keeps)),
+        parameters=(("w", (4, 8)),),
+    )
+
+
+def plan(*units: Unit) -> Plan:
+    """A plan of these units, by default of two alike."""
+    return Plan(
+        made_for=MadeFor(
+            job_fingerprint="f00",
+            model="llama3 8B",
+            torch_version="2.13.0",
+            torchtitan_version="0.2.2",
+            gpu="h100-sxm-80gb",
+            world_size=8,
+            budget_bytes=68 * 2**30,
+            budget_kind="reserved",
+            parameters=PARAMETERS,
+        ),
+        units=units or (unit("layers.0", True, False), unit("layers.1", True, False)),
+        settings=Settings(preserve_rng_state=True, early_stop=False),
+        predictions={
+            "autosac": Prediction(
+                step_ms=1.5, peak_active_bytes=7, peak_reserved_bytes=None, fits=True, recompute_ms=0.25
+            )
+        },
+    )
+
+
+def test_a_saved_plan_is_loaded_equal(tmp_path: Path) -> None:
+    """Save and load are inverse, and leave no other file."""
+    path = tmp_path / "plan.json"
+    plan().save(path)
+    assert Plan.load(path) == plan()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_units_alike_share_one_table() -> None:
+    """Eighty equal layers: one policy and one layout in the file, equal decisions in memory."""
+    many = plan(*(unit(f"layers.{i}", True, False, True) for i in range(80)), unit("layers.80", False))
+    document = json.loads(many.to_bytes())
+    assert [len(document[name]) for name in ("units", "policies", "layouts")] == [81, 2, 1]
+    again = Plan.from_bytes(many.to_bytes())
+    assert again == many
+    assert again.units[0].decisions is again.units[79].decisions
+
+
+def test_each_decision_and_unit_is_one_line() -> None:
+    """The file can be read and compared line by line."""
+    lines = plan().to_bytes().decode().splitlines()
+    assert sum('"occurrence"' in line for line in lines) == 2
+    assert sum('"fqn"' in line for line in lines) == 2
+    assert not [line for line in lines if line.count('"fqn"') + line.count('"occurrence"') > 1]
+
+
+def test_the_hash_is_of_the_content() -> None:
+    """Equal plans hash alike, through the file too; one decision more or less changes it."""
+    assert plan().hash() == Plan.from_bytes(plan().to_bytes()).hash()
+    assert plan().hash() != plan(unit("layers.0", True, True), unit("layers.1", True, False)).hash()
+    assert len(plan().hash()) == 64
+
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=8)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    fqns=st.lists(names, unique=True, max_size=4),
+    keeps=st.lists(st.booleans(), max_size=5),
+    ms=st.floats(0, allow_infinity=False, allow_nan=False),
+    stages=st.integers(1, 9),
+)
+def test_any_plan_survives_the_file(fqns: list[str], keeps: list[bool], ms: float, stages: int) -> None:
+    """Names of any characters, any numbers: encoding and decoding gives the same plan."""
+    base = plan(*(unit(fqn, *keeps) for fqn in fqns))
+    prediction = Prediction(
+        step_ms=ms, peak_active_bytes=1, peak_reserved_bytes=2, fits=False, recompute_ms=ms
+    )
+    whole = Plan(made_for=base.made_for, units=base.units, predictions={"none": prediction})
+    assert Plan.from_bytes(whole.to_bytes()) == whole
+
+
+def test_decisions_from_calls() -> None:
+    """A trace's calls become decisions with their keys and fingerprints; positions in `keep` are kept."""
+    meta = TensorMeta((2, 3), (3, 1), "float32")
+    call = Call("aten.sin.default", 0, (meta,), 0, 1, False, False, False, (1,), (0,), ())
+    rows = decisions_from([call, call._replace(occurrence=1)], {1})
+    assert [(row.op, row.occurrence, row.keep) for row in rows] == [
+        ("aten.sin.default", 0, False),
+        ("aten.sin.default", 1, True),
+    ]
+    assert rows[0].outputs == (((2, 3), "float32"),)
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """The plan's JSON after an edit by hand."""
+    document = json.loads(plan().to_bytes())
+    change(document)
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "p.json is not an AutoSAC plan"),
+        (b"\xff\xfe", "p.json is not an AutoSAC plan"),
+        (b"[1, 2]", "p.json is not an AutoSAC plan"),
+        (b'{"format": "other"}', "p.json is not an AutoSAC plan"),
+        (plan().to_bytes()[:-200], "p.json is truncated or damaged"),
+        (plan().to_bytes()[:40], "p.json is truncated or damaged"),
+        (edited(lambda d: d.update(schema=2)), "p.json has plan schema 2; this version of AutoSAC reads 1"),
+        (edited(lambda d: d.pop("units")), "p.json is damaged at $: 'units' is a required property"),
+        (edited(lambda d: d.update(color=1)), "p.json is damaged at $: Additional properties"),
+        (
+            edited(lambda d: d["units"][1].update(policy="x")),
+            "p.json is damaged at $.units[1].policy: 'x' is not",
+        ),
+        (
+            edited(lambda d: d["units"][1].update(policy=3)),
+            "p.json is damaged at $.units[1].policy: there is no",
+        ),
+        (
+            edited(lambda d: d["units"][1].update(layout=1)),
+            "p.json is damaged at $.units[1].layout: there is no",
+        ),
+        (edited(lambda d: d["units"][0].update(fqn="")), "checkpoints the whole model as one unit"),
+        (edited(lambda d: d["units"][0].update(fqn="layers.1")), "names the unit layers.1 twice"),
+        (edited(lambda d: d["units"][0].update(fqn="layers")), "nests the unit layers.1 in the unit layers"),
+        (
+            edited(lambda d: d["units"][0].update(discard_fraction=1.5)),
+            "damaged at $.units[0].discard_fraction: 1.5",
+        ),
+        (edited(lambda d: d["policies"][0][1].update(keep="yes")), "damaged at $.policies[0][1].keep: 'yes'"),
+        (
+            edited(lambda d: d["policies"][0][1].update(occurrence=5)),
+            "damaged at $.policies[0][1]: occurrence 5 of",
+        ),
+        (
+            edited(lambda d: d["policies"][0][1].update(outputs=[[[-1], "f"]])),
+            "damaged at $.policies[0][1].outputs",
+        ),
+        (
+            edited(lambda d: d["policies"][0][1].update(runtime_ms=math.nan)),
+            "p.json is truncated or damaged: NaN",
+        ),
+        (
+            edited(lambda d: d["made_for"].update(budget_kind="big")),
+            "damaged at $.made_for.budget_kind: 'big'",
+        ),
+        (edited(lambda d: d["made_for"].update(world_size=0)), "damaged at $.made_for.world_size: 0 is less"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(content: bytes, message: str) -> None:
+    """What is no plan, is truncated, has another version or was edited to nonsense says so, and where."""
+    with pytest.raises(PlanError) as caught:
+        Plan.from_bytes(content, name="p.json")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_every_truncation_is_refused() -> None:
+    """A plan file cut anywhere before its last brace is a PlanError."""
+    content = plan().to_bytes().rstrip()
+    for length in range(0, len(content) - 1, 37):
+        with pytest.raises(PlanError):
+            Plan.from_bytes(content[:length])
+
+
+def test_a_missing_file_and_an_unwritable_path(tmp_path: Path) -> None:
+    """Loading names the file and the reason; saving into a missing folder fails and leaves nothing."""
+    with pytest.raises(PlanError, match=r"cannot read the plan .*no\.json: No such file"):
+        Plan.load(tmp_path / "no.json")
+    with pytest.raises(OSError, match="No such file"):
+        plan().save(tmp_path / "missing" / "plan.json")
+    assert list(tmp_path.iterdir()) == []
