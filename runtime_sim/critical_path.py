@@ -41,7 +41,7 @@ def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
     return tuple(
         s._replace(start_ms=max(s.start_ms, walk.origin) - walk.origin, end_ms=s.end_ms - walk.origin)
         for s in reversed(walk.segments)
-        if s.end_ms > walk.origin
+        if s.end_ms > max(s.start_ms, walk.origin)
     )
 
 

@@ -39,12 +39,13 @@ def _waiting(problem: Problem, program: Program, execution: Execution, item: int
 
 def _blocked(problem: Problem, program: Program, execution: Execution, item: int) -> str:
     """A member that exists but is never reached, and the first thing it is behind."""
-    what = f"{_event(problem, program, item)} of rank {program.ranks[program.rank[item]]}"
-    behind = [other for other in program.dependencies[item] if execution.end[other] < 0]
-    if behind:
-        stream = program.stream_names[program.rank[item]][program.stream[behind[0]]]
-        return f"{what}, which is behind {_event(problem, program, behind[0])} on stream {stream!r}"
-    return f"{what}, which the host never issues"
+    position = program.rank[item]
+    what = f"{_event(problem, program, item)} of rank {program.ranks[position]}"
+    if any(point.item == item for point in program.points[position][execution.cursor[position] :]):
+        return f"{what}, which the host never issues"
+    behind = next(other for other in program.dependencies[item] if execution.end[other] < 0)
+    stream = program.stream_names[position][program.stream[behind]]
+    return f"{what}, which is behind {_event(problem, program, behind)} on stream {stream!r}"
 
 
 def _host(problem: Problem, program: Program, execution: Execution, rank: int) -> str:

@@ -30,6 +30,7 @@ from autosac.trace import (
     Collective,
     EventRecord,
     EventWait,
+    HostWait,
     ModuleEnter,
     ModuleExit,
     Op,
@@ -132,7 +133,7 @@ def host_costs(
         for s in trace.signatures
     ]
     by_type: dict[type, float] = dict.fromkeys(_STREAM_OPS, host.stream_op_us)
-    by_type[Collective] = host.collective_us
+    by_type |= {Collective: host.collective_us, HostWait: host.sync_us}
     costs_us = np.zeros(len(trace.events))
     for i, event in enumerate(trace.events):
         kind = type(event)

@@ -304,7 +304,7 @@ class _Rank:
                 before = now
             elif kind is HostWait:
                 waits = self._host_wait(index, event)  # type: ignore[arg-type]
-                self.points.append(Point(elapsed[index] - before, -1, waits, costs_ms[index], index))
+                self.points.append(Point(elapsed[index] - before, -1, waits, float(costs_ms[index]), index))
                 before = elapsed[index + 1]
             else:
                 self._synchronise(index, event)

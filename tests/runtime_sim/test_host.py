@@ -1,0 +1,156 @@
+"""The host: launches, queues, waits, and what every event costs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autosac.errors import SimulationError
+from autosac.runtime_sim import INSTANT_HOST, HostModel
+from autosac.runtime_sim.host import host_costs, selective_operators
+from autosac.trace import Alloc, Call, Free, Phase, RecordStream, Region
+
+SLOW = replace(INSTANT_HOST, eager_op_us=500.0)  # 0.5 ms for each operator
+
+
+def test_host_bound_launches(job, run):
+    """Four 0.125-ms kernels, a launch each 0.5 ms: starts at 0.5, 1, 1.5, 2, the end at 2.125."""
+    step = job().op(0.125).op(0.125).op(0.125).op(0.125)
+    timeline = run(step, host=SLOW)
+    assert timeline.ranks[0].start_ms.tolist() == [0.5, 1.0, 1.5, 2.0]
+    assert timeline.makespan_ms == 2.125
+    assert timeline.breakdown().host_bound_ms == 1.625
+
+
+def test_a_host_bound_job_repeats_with_the_hosts_time(job, run):
+    """In the steady state the same step takes what its four launches take: 2 ms."""
+    assert run(job().op(0.125).op(0.125).op(0.125).op(0.125), host=SLOW, steps=2).makespan_ms == 2.0
+
+
+def test_a_device_bound_job_hides_the_host(job, run):
+    """Two 4-ms kernels: only the very first launch is seen, and not in the steady state."""
+    step = job().op(4).op(4)
+    assert run(step, host=SLOW).makespan_ms == 8.5
+    assert run(step, host=SLOW, steps=2).makespan_ms == 8.0
+
+
+def test_launch_latency(job, run):
+    """A kernel reaches the device 0.25 ms after its launch; a busy device hides it."""
+    timeline = run(job().op(1).op(1), host=replace(SLOW, launch_latency_us=250.0))
+    assert timeline.ranks[0].start_ms.tolist() == [0.75, 1.75]
+
+
+def test_item_waits_for_the_stream(job, run):
+    """Kernel 0.5 to 4.5, its item() until 4.75; the host pays 0.125 and launches the next at 5.375, a gap of
+    0.625 ms.
+    """
+    step = job().op(4).op(0.25, kind="item").sync(stream=0, reason="item").op(1)
+    timeline = run(step, host=replace(SLOW, sync_us=125.0))
+    rank = timeline.ranks[0]
+    assert rank.start_ms[[0, 1, 3]].tolist() == [0.5, 4.5, 5.375]
+    assert (rank.host_start_ms[2], rank.host_end_ms[2]) == (1.0, 4.875)
+    assert timeline.makespan_ms == 6.375
+    assert timeline.breakdown().host_bound_ms == 0.5 + 0.625
+
+
+def test_the_host_waits_for_what_it_names(job, run):
+    """With 2 ms on compute, 5 on another stream: stream waits end at 2 and 5, an event's at 2, the device's
+    at 5.
+    """
+    base = job().op(2).record(1, 0).op(5, stream=3, kind="h2d")
+    waits = {"stream": {"stream": 0}, "other": {"stream": 3}, "event": {"event": 1}, "device": {}}
+    ends = {}
+    for name, arguments in waits.items():
+        step = job().op(2).record(1, 0).op(5, stream=3, kind="h2d").sync(**arguments)
+        ends[name] = run(step).ranks[0].host_end_ms[-1]
+    assert ends == {"stream": 2, "other": 5, "event": 2, "device": 5}
+    assert run(base).ranks[0].host_end_ms[-1] == 0
+
+
+def test_the_launch_queue_is_finite(job, run):
+    """With room for two launches the host issues the third of five 4-ms kernels when the first is done, at 4,
+    and so on.
+    """
+    step = job().op(4).op(4).op(4).op(4).op(4)
+    timeline = run(step, host=replace(SLOW, queue_depth=2))
+    assert timeline.ranks[0].host_end_ms.tolist() == [0.5, 1.0, 4.5, 8.5, 12.5]
+    assert timeline.makespan_ms == 20.5
+
+
+def test_queues_are_per_stream(job, run):
+    """A full compute queue does not keep the host from another stream's first launch."""
+    step = job().op(4).op(4).op(1, stream=3, kind="h2d")
+    timeline = run(step, host=replace(SLOW, queue_depth=2))
+    assert timeline.ranks[0].start_ms[2] == 1.5
+
+
+def test_what_each_event_costs(job):
+    """Every kind of event is charged its own field, allocations nothing."""
+    host = HostModel(
+        eager_op_us=1, backward_op_us=2, view_op_us=3, compiled_op_us=4, list_tensor_us=0.5,
+        selective_checkpoint_op_us=100, collective_us=5, stream_op_us=6, module_us=7, sync_us=8,
+    )  # fmt: skip
+    step = (
+        job()
+        .op(1).op(1, phase=Phase.BACKWARD).op(1, phase=Phase.RECOMPUTE).op(0, kind="view")
+        .op(1, kind="triton")
+        .op(1, kind="foreach").collective(1).record(1, 0).wait(1, 0).wait_stream(0, 1).sync()
+        .enter(1).exit(1).enter(1, Phase.BACKWARD).add(Alloc(0)).add(Free(0)).add(RecordStream(0, 1))
+    )  # fmt: skip
+    costs = host_costs(step.trace, host) * 1e3
+    np.testing.assert_allclose(costs, [1, 2, 1, 3, 4, 1 + 10 * 0.5, 5, 6, 6, 6, 8, 7, 7, 0, 0, 0, 6])
+
+
+def test_selective_checkpointing_costs_the_host(job, run):
+    """Module a (with a.b) under a selective policy: its forward region and recomputation pay 0.5 ms an
+    operator more.
+
+    Six tiny kernels: 0.5 ms of launch each, and 0.5 more for the two in a's region (a view included) and the
+    recomputed one of a.b; c's recomputation is not under the mode. 6 * 0.5 + 3 * 0.5 = 4.5 ms.
+    """
+    step = (
+        job()
+        .op(0, module=3)
+        .op(0, module=1)
+        .op(0, module=2, kind="view")
+        .op(0, module=3)
+        .op(0, module=2, phase=Phase.RECOMPUTE)
+        .op(0, module=3, phase=Phase.RECOMPUTE)
+    )
+    call = Call("aten.mm.default", 0, (), 1, 2, False, False, False, (), (), ())
+    step.regions = (Region(1, 1, 3, (call,), (), ()),)
+    assert selective_operators(step.trace, ["a"]).tolist() == [False, True, True, False, True, False]
+    host = replace(SLOW, view_op_us=500.0, selective_checkpoint_op_us=500.0)
+    assert run(step, host=host).makespan_ms == 3.0
+    assert run(step, host=host, selective_modules=["a"]).makespan_ms == 4.5
+
+
+def test_the_selective_mask_must_fit(job):
+    """A mask of another length is refused."""
+    with pytest.raises(SimulationError, match="has 3 entries, the trace 1 events"):
+        host_costs(job().op(1).trace, HostModel(), np.zeros(3, dtype=bool))
+
+
+def test_compiled_code_is_cheaper_than_eager(job, run):
+    """The default host issues generated kernels faster than eager operators, forward slower than backward."""
+    eager, backward = job(), job()
+    compiled = job()
+    for _ in range(100):
+        eager.op(0.0001)
+        backward.op(0.0001, phase=Phase.BACKWARD)
+        compiled.op(0.0001, kind="triton")
+    times = [run(step, host=HostModel()).makespan_ms for step in (compiled, backward, eager)]
+    assert times == sorted(times)
+    assert times[0] < times[1] < times[2]
+
+
+def test_scaled_host():
+    """A host with 14-us operators is twice as slow in everything but the device's latency and the queue."""
+    host = HostModel()
+    slow = host.scaled(2 * host.eager_op_us)
+    assert slow.selective_checkpoint_op_us == 2 * host.selective_checkpoint_op_us
+    assert (slow.launch_latency_us, slow.queue_depth) == (host.launch_latency_us, host.queue_depth)
+    with pytest.raises(SimulationError, match="only a host whose eager operators cost time"):
+        INSTANT_HOST.scaled(5.0)
