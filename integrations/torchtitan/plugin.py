@@ -101,7 +101,7 @@ def _parallelize(
     names["apply_ac"], job_config.activation_checkpoint.mode = apply_ac, "full"
     try:
         if job_config.compile.enable:
-            # As TorchTitan's apply_ac: of two compiled variants, forward and recomputation must find the same.
+            # As TorchTitan's apply_ac does: forward and recomputation must find the same compiled variant.
             torch._C._dynamo.eval_frame._set_lru_cache(False)
         parallelized = original(model, parallel_dims, job_config)
     finally:

@@ -38,7 +38,7 @@ class LlamaBlock(nn.Module):
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * self.rotation[: x.shape[-2]]).flatten(-2)
+        return torch.view_as_real(pairs * self.rotation[: x.shape[-2]]).flatten(-2).type_as(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output."""
@@ -190,8 +190,7 @@ class Region:
 
 
 def groups_of(calls: list[Seen]) -> list[list[int]]:
-    """Positions that must be decided alike: what touches memory up to its last change; the random operators.
-    """
+    """Positions that must be decided alike: what touches memory up to its last change; the random operators."""
     parent = list(range(len(calls)))
 
     def root(i: int) -> int:
@@ -320,8 +319,7 @@ class Case:
     calls: dict[str, list[Seen]]
 
     def plan(self, keep: Collection[int] | Callable[[Seen], bool], **settings: bool) -> Plan:
-        """A plan that keeps, in every layer, the calls at these positions or those that satisfy the function.
-        """
+        """A plan that keeps, in every layer, the calls at these positions or those that satisfy the function."""
         chosen = {
             fqn: {i for i, call in enumerate(calls) if (keep(call) if callable(keep) else i in keep)}
             for fqn, calls in self.calls.items()

@@ -79,8 +79,7 @@ def test_any_group_wise_plan_gives_the_same_gradients_without_a_warning(
 def test_no_plan_however_wrong_changes_a_gradient(
     lab: Any, cases: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Random decisions that tear groups apart fall back where they must; the result stays bitwise the same.
-    """
+    """Random decisions that tear groups apart fall back where they must; the result stays bitwise the same."""
     case = cases[data.draw(st.sampled_from(sorted(cases)))]
     size = len(case.calls["layers.0"])
     keep = {
@@ -163,7 +162,7 @@ def test_random_operators_torn_apart_fall_back(lab: Any, cases: Any) -> None:
         if case.calls["layers.0"][g[0]].op.startswith("aten.empty")
     ]
     assert len(groups) == 1, "all dropouts of a block are one group"
-    first_mask = {i for i in groups[0][: len(groups[0]) // 3]}
+    first_mask = set(groups[0][: len(groups[0]) // 3])
     with pytest.warns(PlanMismatchWarning, match="recomputes the random aten.bernoulli_"):
         assert lab.same(lab.step(applied(case, case.plan(first_mask)), case.tokens), case.reference)
 
@@ -195,8 +194,7 @@ def test_keeping_a_tensor_but_recomputing_its_mutator_falls_back(lab: Any, cases
 
 
 class Reader(nn.Module):
-    """Reads a tensor before it changes it in place: recomputed from the kept, final value it would be wrong.
-    """
+    """Reads a tensor before it changes it in place: recomputed from the kept, final value it would be wrong."""
 
     def __init__(self) -> None:
         super().__init__()

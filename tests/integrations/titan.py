@@ -1,0 +1,213 @@
+"""TorchTitan's own Llama debug model on the CPU, through the plugin's code path. Also the program of one gloo rank."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchtitan.distributed.parallel_dims as parallel_dims_module
+import torchtitan.protocols.train_spec as registry
+from torch import nn
+from torch.nn import functional as F
+from torchtitan.config import ConfigManager
+from torchtitan.distributed import ParallelDims
+
+from autosac.errors import AutosacError, PlanError
+from autosac.integrations.eager import apply
+from autosac.integrations.modules import find_module, unwrapped
+from autosac.integrations.observe import observe
+from autosac.integrations.torchtitan import transform
+from autosac.integrations.torchtitan.planning import agree_on
+from autosac.plan import Plan
+
+LAYERS = ["layers.0", "layers.1"]
+
+
+def configure(*arguments: str) -> Any:
+    """A TorchTitan JobConfig that has the [autosac] section."""
+    module = "autosac.integrations.torchtitan.job_config"
+    job = ["--job.custom_config_module", module, "--model.name", "llama3", "--model.flavor", "debugmodel"]
+    return ConfigManager().parse_args([*job, "--training.seq_len", "16", *arguments])
+
+
+def dims(world_size: int = 1, tp: int = 1) -> ParallelDims:
+    """TorchTitan's parallel dimensions on the CPU: the rest of the ranks shard the data."""
+    parallel_dims_module.device_type = "cpu"
+    shape = ParallelDims(1, world_size // tp, 1, tp, 1, 1, 1, world_size)
+    if world_size > 1:
+        shape.build_mesh()
+    return shape
+
+
+def build(config: Any, shape: ParallelDims) -> nn.Module:
+    """The two-layer debug model, parallelized and initialised as TorchTitan's Trainer does it."""
+    spec = registry.get_train_spec("llama3")
+    arguments = dataclasses.replace(spec.model_args["debugmodel"], n_layers=2, dim=64, n_heads=4, vocab_size=64)
+    with torch.device("meta"):
+        model = spec.model_cls(arguments)
+    model = spec.parallelize_fn(model, shape, config)
+    model.to_empty(device="cpu")
+    torch.manual_seed(3)
+    with torch.no_grad():
+        model.init_weights()
+    for module in model.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    return model
+
+
+def step(model: nn.Module) -> tuple[torch.Tensor, ...]:
+    """Loss and this rank's part of all gradients."""
+    tokens = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(5))
+    logits = model(tokens)
+    logits = logits.full_tensor() if hasattr(logits, "full_tensor") else logits
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
+    loss.backward()
+    gradients = [p.grad for p in model.parameters()]
+    return (loss.detach(), *(g.to_local() if hasattr(g, "to_local") else g for g in gradients))
+
+
+def observed(config: Any, shape: ParallelDims, log: Any) -> dict[str, list[Any]]:
+    """What TorchTitan's layers run in their second step, observed where the plan will be applied."""
+
+    def see(model: nn.Module) -> None:
+        observe(model, LAYERS, log)
+
+    with transform(see):
+        model = build(config, shape)
+    step(model)
+    step(model)
+    return log.calls
+
+
+def bare(shape: ParallelDims) -> nn.Module:
+    """The model whose names and shapes a plan holds."""
+    with transform(None):
+        return build(configure("--activation_checkpoint.mode", "none"), shape)
+
+
+def compare(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str, Any]:
+    """Every 2nd group of TorchTitan's layers kept, by a plan file in the job's configuration, against no checkpointing."""
+    reference_model = bare(shape)
+    reference = step(reference_model)
+    calls = observed(configure(), shape, lab.Log())
+    groups = lab.groups_of(calls["layers.0"])
+    keep = {i for group in groups[::2] for i in group}
+    rows = {fqn: lab.decisions_from(calls[fqn], keep) for fqn in LAYERS}
+    path = folder / f"plan-{rank}-{shape.tp}.json"
+    lab.plan_for(reference_model, rows, world_size=shape.world_size, early_stop=False).save(path)
+    model = build(configure("--autosac.enable", "--autosac.plan", str(path)), shape)
+    with warnings.catch_warnings(record=True) as caught, lab.counting(model, LAYERS) as ran:
+        warnings.simplefilter("always")
+        result = step(model)
+    planned = [call.op for i, call in enumerate(calls["layers.1"]) if i not in keep]
+    return {
+        "same": lab.same(result, reference),
+        "gradients": len(result) - 1,
+        "kept": len(keep),
+        "recomputed_as_planned": ran["layers.1"][len(calls["layers.1"]) :] == planned,
+        "fallbacks": [str(w.message) for w in caught if "recomputing all" in str(w.message)],
+        "classes": [type(module).__name__ for module in wrappers(model)],
+    }
+
+
+def wrappers(model: nn.Module) -> list[nn.Module]:
+    """The planned modules as they stand in the model, and what is inside them."""
+    found = [find_module(model, fqn) for fqn in LAYERS]
+    return [module for module in found if module is not None] + [unwrapped(m) for m in found if m is not None]
+
+
+def _message(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except AutosacError as e:
+        return f"{type(e).__name__}: {e}"
+    return ""
+
+
+def exchange(plan: Plan, rank: int, folder: Path, world_size: int) -> dict[str, Any]:
+    """Rank 0's plan, rank 0's failure, and files that differ between ranks."""
+    store = dist.distributed_c10d._get_default_store()
+
+    def fail() -> Plan:
+        raise PlanError("no such thing")
+
+    received = agree_on(lambda: plan, rank, store)
+    failure = _message(lambda: agree_on(fail, rank, store))
+    path = folder / f"own-{rank}.json"
+    mine = dataclasses.replace(plan, units=plan.units[rank:])
+    mine.save(path)
+    differing = _message(lambda: build(configure("--autosac.enable", "--autosac.plan", str(path)), dims(world_size)))
+    return {"hash": received.hash(), "failure": failure, "differing": differing}
+
+
+def nested(lab: Any, make_case: Callable[[str], Any], world_size: int) -> dict[str, Any]:
+    """FSDP units inside the checkpointed module, as TorchTitan shards experts: their hooks are not the plan's business."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh("cpu", (world_size,))
+    case = make_case("llama")
+
+    def run(prepare: Callable[[nn.Module], Any], steps: int) -> tuple[torch.Tensor, ...]:
+        model = copy.deepcopy(case.model)
+        prepare(model)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        for layer in model.layers:
+            for inner in (unwrapped(layer).w1, unwrapped(layer).w2):
+                fully_shard(inner, mesh=mesh, mp_policy=policy)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        for _ in range(steps):
+            result = lab.step(model, case.tokens)
+        return tuple(x.to_local() if hasattr(x, "to_local") else x for x in result)
+
+    log = lab.Log()
+    run(lambda model: observe(model, LAYERS, log), 2)
+    calls = log.calls["layers.0"]
+    groups = lab.groups_of(calls)
+    rows = lab.decisions_from(calls, {i for group in groups[::2] for i in group})
+    plan = lab.plan_for(case.model, {fqn: rows for fqn in LAYERS}, early_stop=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = run(lambda model: apply(model, plan), 3)
+    return {
+        "same": lab.same(result, run(lambda _: None, 3)),
+        "fsdp_operators": [call.op for call in calls if call.op.startswith(("fsdp", "c10d"))],
+        "fallbacks": [str(w.message) for w in caught if "recomputing all" in str(w.message)],
+    }
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, then the exchange of plans."""
+    spec = importlib.util.spec_from_file_location("lab", Path(__file__).with_name("conftest.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["lab"] = module
+    spec.loader.exec_module(module)
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    report: dict[str, Any] = {}
+    for name, shape in (("fsdp", dims(world_size)), ("tp", dims(world_size, tp=world_size))):
+        report[name] = compare(module.Lab, shape, folder, rank)
+    plan = Plan.load(folder / f"plan-{rank}-1.json")
+    report["exchange"] = exchange(plan, rank, folder, world_size)
+    report["nested"] = nested(module.Lab, module.make_case, world_size)
+    (folder / f"report-{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
