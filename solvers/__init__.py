@@ -1,1 +1,44 @@
-"""AutoSAC."""
+"""Decisions from numbers: the global MILP over checkpointable modules, and the local policies of one module.
+
+Everything here takes plain values and returns plain values; neither torch nor a trace is needed. Memory in
+bytes, time in milliseconds.
+"""
+
+from autosac.solvers.backend import BACKENDS
+from autosac.solvers.global_milp import GlobalSolution, solve_global
+from autosac.solvers.local import (
+    LOCAL_SOLVERS,
+    LocalItem,
+    LocalProblem,
+    LocalSolution,
+    LocalSolver,
+    greedy,
+    ilp,
+    knapsack,
+    knapsack_resolution,
+    local_solver,
+    pareto,
+)
+from autosac.solvers.problem import GlobalProblem, PeakPoint, Segment, Unit, candidate_points
+
+__all__ = [
+    "BACKENDS",
+    "LOCAL_SOLVERS",
+    "GlobalProblem",
+    "GlobalSolution",
+    "LocalItem",
+    "LocalProblem",
+    "LocalSolution",
+    "LocalSolver",
+    "PeakPoint",
+    "Segment",
+    "Unit",
+    "candidate_points",
+    "greedy",
+    "ilp",
+    "knapsack",
+    "knapsack_resolution",
+    "local_solver",
+    "pareto",
+    "solve_global",
+]

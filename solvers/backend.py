@@ -1,0 +1,51 @@
+"""The MILP back ends: CBC, which PuLP brings along, and HiGHS where `highspy` is installed.
+
+PuLP is imported on first use, so that importing the solvers stays cheap.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from autosac.errors import UsageError
+
+if TYPE_CHECKING:
+    import pulp
+
+BACKENDS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS"}
+
+
+def make_backend(
+    name: str = "cbc",
+    *,
+    time_limit_s: float | None = None,
+    relative_gap: float = 0.0,
+    absolute_gap: float = 0.0,
+    relaxed: bool = False,
+) -> pulp.LpSolver:
+    """A silent PuLP solver that may stop at either gap. `relaxed` drops integrality (and yields duals).
+
+    UsageError if the name is unknown, the back end is not installed, or a limit makes no sense.
+    """
+    import pulp
+
+    if name not in BACKENDS:
+        raise UsageError(f"unknown MILP solver {name!r}: choose one of {', '.join(BACKENDS)}")
+    if time_limit_s is not None and not (time_limit_s > 0 and math.isfinite(time_limit_s)):
+        raise UsageError(f"the solver's time limit must be a positive number of seconds, not {time_limit_s}")
+    if not 0 <= relative_gap < 1:
+        raise UsageError(f"the solver's relative gap must be in [0, 1), not {relative_gap}")
+    kind = getattr(pulp, BACKENDS[name])
+    options: dict[str, object] = {"msg": False, "mip": not relaxed, "timeLimit": time_limit_s}
+    if not relaxed:
+        options |= {"gapRel": relative_gap or None, "gapAbs": absolute_gap or None}
+    try:
+        backend = kind(**options)
+        available = backend.available()
+    except (ImportError, pulp.PulpSolverError):
+        available = False
+    if not available:
+        hint = " (pip install highspy)" if name == "highs" else ""
+        raise UsageError(f"the MILP solver {name!r} is not installed{hint}")
+    return backend
