@@ -127,7 +127,10 @@ def _compiled_contexts(policy: UnitPolicy) -> tuple[Any, Any]:
         occurrence = keyers[context.is_recompute].occurrence(func)
         rows = policy.decisions(func)
         if not 0 <= occurrence < len(rows):
-            policy.warn(f"as compiled runs {op_name(func)} more often than its plan has it")
+            policy.warn(
+                f"as compiled runs more calls of {op_name(func)} than the plan's {len(rows)}",
+                "recomputing this operator",
+            )
             return CheckpointPolicy.PREFER_RECOMPUTE
         return CheckpointPolicy.MUST_SAVE if rows[occurrence].keep else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -73,7 +73,7 @@ class UnitPolicy:
         """What differs between the plan and this call, in words; empty if nothing does."""
         rows = self.decisions(func)
         if occurrence >= len(rows):
-            return f"runs {op_name(func)} a {occurrence + 1}. time; the plan has {len(rows)}"
+            return f"runs more calls of {op_name(func)} than the plan's {len(rows)}"
         planned = rows[occurrence].outputs
         if len(planned) == 1 and isinstance(out, torch.Tensor):
             shape, dtype = planned[0]
@@ -84,12 +84,12 @@ class UnitPolicy:
             return ""
         return f"{op_name(func)} (call {occurrence}) returns {_look(found)}; the plan has {_look(planned)}"
 
-    def warn(self, reason: str) -> None:
-        """Say once that the module does not follow its plan."""
+    def warn(self, reason: str, consequence: str = "recomputing all of it") -> None:
+        """Say once that the module does not follow its plan, and what is done about it."""
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"module {self.fqn} {reason}: recomputing all of it (gradients stay right; said once)",
+                f"module {self.fqn} {reason}: {consequence} (gradients stay right; said once)",
                 PlanMismatchWarning,
                 stacklevel=2,
             )

@@ -1,4 +1,7 @@
-"""TorchTitan's own Llama debug model on the CPU, through the plugin's code path. Also the program of one gloo rank."""
+"""TorchTitan's own Llama debug model on the CPU, through the plugin's code path.
+
+Also the program of one gloo rank.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ def dims(world_size: int = 1, tp: int = 1) -> ParallelDims:
 def build(config: Any, shape: ParallelDims) -> nn.Module:
     """The two-layer debug model, parallelized and initialised as TorchTitan's Trainer does it."""
     spec = registry.get_train_spec("llama3")
-    arguments = dataclasses.replace(spec.model_args["debugmodel"], n_layers=2, dim=64, n_heads=4, vocab_size=64)
+    arguments = dataclasses.replace(
+        spec.model_args["debugmodel"], n_layers=2, dim=64, n_heads=4, vocab_size=64
+    )
     with torch.device("meta"):
         model = spec.model_cls(arguments)
     model = spec.parallelize_fn(model, shape, config)
@@ -97,7 +102,9 @@ def bare(shape: ParallelDims) -> nn.Module:
 
 
 def compare(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str, Any]:
-    """Every 2nd group of TorchTitan's layers kept, by a plan file in the job's configuration, against no checkpointing."""
+    """Every 2nd group of TorchTitan's layers kept, by a plan file in the job's configuration, against no
+    checkpointing.
+    """
     reference_model = bare(shape)
     reference = step(reference_model)
     calls = observed(configure(), shape, lab.Log())
@@ -147,12 +154,16 @@ def exchange(plan: Plan, rank: int, folder: Path, world_size: int) -> dict[str, 
     path = folder / f"own-{rank}.json"
     mine = dataclasses.replace(plan, units=plan.units[rank:])
     mine.save(path)
-    differing = _message(lambda: build(configure("--autosac.enable", "--autosac.plan", str(path)), dims(world_size)))
+    differing = _message(
+        lambda: build(configure("--autosac.enable", "--autosac.plan", str(path)), dims(world_size))
+    )
     return {"hash": received.hash(), "failure": failure, "differing": differing}
 
 
 def nested(lab: Any, make_case: Callable[[str], Any], world_size: int) -> dict[str, Any]:
-    """FSDP units inside the checkpointed module, as TorchTitan shards experts: their hooks are not the plan's business."""
+    """FSDP units inside the checkpointed module, as TorchTitan shards experts: their hooks are not the plan's
+    business.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -189,7 +200,9 @@ def nested(lab: Any, make_case: Callable[[str], Any], world_size: int) -> dict[s
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, then the exchange of plans."""
+    """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, then the exchange of
+    plans.
+    """
     spec = importlib.util.spec_from_file_location("lab", Path(__file__).with_name("conftest.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -197,7 +210,9 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     spec.loader.exec_module(module)
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+    )
     report: dict[str, Any] = {}
     for name, shape in (("fsdp", dims(world_size)), ("tp", dims(world_size, tp=world_size))):
         report[name] = compare(module.Lab, shape, folder, rank)

@@ -1,0 +1,191 @@
+"""The TorchTitan plugin, on TorchTitan's own models: in this process, and on two gloo ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosac.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def titan() -> ModuleType:
+    """The program beside this file, as a module."""
+    spec = importlib.util.spec_from_file_location("titan_rank", Path(__file__).with_name("titan.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_llama_debug_model_obeys_a_plan_file(titan: ModuleType, lab: Any, tmp_path: Path) -> None:
+    """One process: bitwise gradients, the planned operators run again, no fallback."""
+    report = titan.compare(lab, titan.dims(), tmp_path, 0)
+    assert report["same"] and report["recomputed_as_planned"] and not report["fallbacks"]
+    assert report["gradients"] == 21 and report["kept"] > 20
+    assert report["classes"] == ["CheckpointWrapper"] * 2 + ["TransformerBlock"] * 2
+
+
+def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> None:
+    """FSDP2 and TP on two real ranks: bitwise gradients on each; plans exchanged, failures and differences
+    told.
+    """
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("titan.py")), str(rank), "2", str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    try:
+        output = [process.communicate(timeout=240)[0].decode() for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], output
+    reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(2)]
+    for report in reports:
+        for parallelism in ("fsdp", "tp"):
+            assert report[parallelism]["same"] and report[parallelism]["recomputed_as_planned"]
+            assert not report[parallelism]["fallbacks"]
+        assert report["fsdp"]["classes"][0] == "FSDPCheckpointWrapper", (
+            "FSDP is applied around the planned module"
+        )
+        assert report["nested"] == {"same": True, "fsdp_operators": [], "fallbacks": []}
+    first, second = (report["exchange"] for report in reports)
+    assert first["hash"] == second["hash"]
+    assert (first["failure"], second["failure"]) == (
+        "PlanError: no such thing",
+        "PlanError: rank 0 could not plan: no such thing",
+    )
+    assert first["differing"] == "" and "give all ranks the same file" in second["differing"]
+
+
+def small_arguments(spec: Any, config: Any) -> Any:
+    """The arguments of the spec's debug model."""
+    name = next(name for name in spec.model_args if "debug" in name)
+    config.model.flavor = name
+    arguments = spec.model_args[name]
+    arguments.update_from_config(config)
+    return arguments
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss", "flux"])
+def test_the_transform_replaces_checkpointing_in_every_model(titan: ModuleType, name: str) -> None:
+    """TorchTitan's models each call the transform once with the whole model, whatever the job's mode, which
+    is restored.
+    """
+    if name == "flux" and importlib.util.find_spec("torchvision") is None:
+        pytest.skip("flux needs torchvision")
+    import torchtitan.protocols.train_spec as registry
+
+    from autosac.integrations.torchtitan import transform
+
+    config = titan.configure("--activation_checkpoint.mode", "none")
+    spec = registry.get_train_spec(name)
+    with torch.device("meta"):
+        model = spec.model_cls(small_arguments(spec, config))
+    seen: list[nn.Module] = []
+    before = dict(model.named_modules())
+    with transform(seen.append):
+        parallelized = registry.get_train_spec(name).parallelize_fn(model, titan.dims(), config)
+    assert len(seen) == 1 and seen[0] is model is parallelized
+    assert dict(model.named_modules()).keys() == before.keys()
+    assert config.activation_checkpoint.mode == "none"
+
+
+def test_without_the_section_torchtitan_checkpoints_as_ever(titan: ModuleType) -> None:
+    """Full checkpointing by TorchTitan wraps its layers when AutoSAC is not enabled, or when told to stay
+    out.
+    """
+    from autosac.integrations.torchtitan import transform
+
+    model = titan.build(titan.configure("--activation_checkpoint.mode", "full"), titan.dims())
+    assert type(model.layers["0"]).__name__ == "CheckpointWrapper"
+    with transform(None):
+        config = titan.configure(
+            "--activation_checkpoint.mode", "none", "--autosac.enable", "--autosac.plan", "no.json"
+        )
+        assert type(titan.build(config, titan.dims()).layers["0"]).__name__ == "TransformerBlock"
+
+
+def test_wrong_sections_stop_the_job_before_its_first_step(
+    titan: ModuleType, lab: Any, tmp_path: Path
+) -> None:
+    """A plan and a budget; a missing file; a plan for more ranks; one for another depth: each says what."""
+    reference = titan.bare(titan.dims())
+    path = tmp_path / "plan.json"
+
+    def error(*arguments: str) -> str:
+        with pytest.raises(UsageError) as caught:
+            titan.build(titan.configure("--autosac.enable", *arguments), titan.dims())
+        return str(caught.value)
+
+    assert "both a plan and a budget" in error("--autosac.plan", "p.json", "--autosac.budget", "60GiB")
+    assert "cannot read the plan" in error("--autosac.plan", str(path))
+    lab.plan_for(reference, {}, world_size=16).save(path)
+    assert error("--autosac.plan", str(path)) == "the plan was made for 16 ranks; this job has 1"
+    del reference.layers["1"]
+    lab.plan_for(reference, {}).save(path)
+    assert "the model has a parameter layers.1.attention.wq.weight, the plan's has not" in error(
+        "--autosac.plan", str(path)
+    )
+    path.write_text("{")
+    assert "is not an AutoSAC plan" in error("--autosac.plan", str(path))
+
+
+def test_a_model_without_checkpointing_is_refused(titan: ModuleType) -> None:
+    """A parallelize function with no `apply_ac` cannot be given a plan, and says so."""
+    from autosac.integrations.torchtitan.plugin import _parallelize
+
+    def parallelize_plain(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
+        return model
+
+    with pytest.raises(UsageError, match="parallelize_plain applies no activation checkpointing"):
+        _parallelize(parallelize_plain, lambda _: None, nn.Linear(1, 1), None, titan.configure())
+
+
+def test_overrides_are_the_command_line_without_the_job_file() -> None:
+    """Both spellings of the file's option go, everything else stays in order."""
+    from autosac.integrations.torchtitan.planning import job_arguments
+
+    line = [
+        "--job.config_file",
+        "a.toml",
+        "--training.steps",
+        "5",
+        "--job.config-file=b.toml",
+        "--compile.enable",
+    ]
+    assert job_arguments(line) == ["--training.steps", "5", "--compile.enable"]
+
+
+def test_the_section_is_merged_into_torchtitans_configuration(titan: ModuleType, tmp_path: Path) -> None:
+    """A job file with an [autosac] section, and command-line overrides of it, arrive typed."""
+    from torchtitan.config import ConfigManager
+
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[job]\ncustom_config_module = "autosac.integrations.torchtitan.job_config"\n'
+        '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
+        '[autosac]\nenable = true\nbudget = "68GiB"\nsolver = "ilp"\n'
+    )
+    config = ConfigManager().parse_args(["--job.config_file", str(path), "--autosac.solver", "greedy"])
+    section = config.autosac
+    assert (section.enable, section.budget, section.solver, section.plan, section.gpu) == (
+        True,
+        "68GiB",
+        "greedy",
+        "",
+        "",
+    )
