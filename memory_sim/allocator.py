@@ -18,6 +18,8 @@ Where the original depends on the device's timing or on CUDA's choice of address
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from autosac.memory_sim.allocator_blocks import Block, ExpandableSegment, Pool
 from autosac.memory_sim.allocator_config import (
@@ -29,6 +31,10 @@ from autosac.memory_sim.allocator_config import (
 
 ADDRESS_SPACE_BYTES = 1 << 42
 """An expandable segment's range of addresses where the device's size is not known."""
+
+
+LogEntry: TypeAlias = "tuple[str, int, int, int, int]"
+"""Action, address, bytes, stream, context."""
 
 
 class OutOfMemoryError(Exception):
@@ -48,8 +54,9 @@ class CachingAllocator:
     NCCL); without
     `device_bytes` memory never ends. Statistics, as PyTorch counts them: `allocated_bytes`, `active_bytes`
     (with what waits for events), `reserved_bytes`, `device_allocs` (cudaMalloc or mapping), `device_frees`,
-    `retries` (after releasing all that was cached). `log`, if set to a list, receives (action, address,
-    bytes, stream) as PyTorch's memory history does.
+    `retries` (after releasing all that was cached). `log`, if set to a list, receives what PyTorch's
+    memory history would hold, with the `context` (any number of the caller's) in which each block was
+    allocated.
     """
 
     def __init__(
@@ -65,7 +72,8 @@ class CachingAllocator:
         self.next_address = 1 << 32
         self.allocated_bytes = self.active_bytes = self.reserved_bytes = 0
         self.device_allocs = self.device_frees = self.retries = 0
-        self.log: list[tuple[str, int, int, int]] | None = None
+        self.log: list[LogEntry] | None = None
+        self.context = -1
         self._collects = self.config.garbage_collection_threshold > 0 and device_bytes is not None
         self._needed_bytes = 0
         self._sizes: dict[int, int] = {}
@@ -83,10 +91,11 @@ class CachingAllocator:
             block = self._split(block, size)
         block.allocated = True
         block.requested = nbytes
+        block.context = self.context
         self.allocated_bytes += block.size
         self.active_bytes += block.size
         if self.log is not None:
-            self.log.append(("alloc", block.address, nbytes, stream))
+            self.log.append(("alloc", block.address, nbytes, stream, self.context))
         return block
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -101,7 +110,7 @@ class CachingAllocator:
         block.allocated = False
         self.allocated_bytes -= block.size
         if self.log is not None:
-            self.log.append(("free_requested", block.address, block.requested, block.stream))
+            self._note("free_requested", block)
         if block.used_by:
             block.used_by = None
             block.waiting = True
@@ -174,11 +183,30 @@ class CachingAllocator:
         """Merge with free neighbours and put into the pool [`free_block`]."""
         self.active_bytes -= block.size
         if self.log is not None:
-            self.log.append(("free_completed", block.address, block.requested, block.stream))
+            self._note("free_completed", block)
         pool = block.pool
         pool.merge(block, block.prev)
         pool.merge(block, block.next)
         pool.add(block)
+
+    def _note(self, action: str, block: Block) -> None:
+        assert self.log is not None
+        self.log.append((action, block.address, block.requested, block.stream, block.context))
+
+    def segments(self, live: Iterable[Block]) -> list[list[Block]]:
+        """All blocks, given the `live` ones, as contiguous runs of memory by address [`snapshot`]."""
+        found = {block.address: block for block in (*live, *self.pending)}
+        for pool in (self.small, self.large):
+            found |= pool.at
+        runs: list[list[Block]] = []
+        for _, block in sorted(found.items()):
+            if not block.mapped:
+                continue
+            if block.prev is not None and block.prev.mapped:
+                runs[-1].append(block)
+            else:
+                runs.append([block])
+        return runs
 
     # ---- memory from the device ----------------------------------------------------------------------------
 
@@ -231,13 +259,13 @@ class CachingAllocator:
         self.reserved_bytes += nbytes
         self.device_allocs += 1
         if self.log is not None:
-            self.log.append((action, address, nbytes, stream))
+            self.log.append((action, address, nbytes, stream, self.context))
 
     def _unreserve(self, action: str, address: int, nbytes: int, stream: int) -> None:
         self.reserved_bytes -= nbytes
         self.device_frees += 1
         if self.log is not None:
-            self.log.append((action, address, nbytes, stream))
+            self.log.append((action, address, nbytes, stream, self.context))
 
     def _release(self, block: Block) -> None:
         """Give a whole segment back to CUDA [`release_block`]."""

@@ -43,6 +43,7 @@ class Block:
         "address",
         "age",
         "allocated",
+        "context",
         "mapped",
         "next",
         "pool",
@@ -69,6 +70,7 @@ class Block:
         self.waiting = False
         self.mapped = True
         self.age = 0
+        self.context = -1
         self.used_by: set[int] | None = None
         self.prev: Block | None = None
         self.next: Block | None = None

@@ -120,36 +120,17 @@ def replay_allocator(
     steps: int = 8,
     context_bytes: int = 0,
     nccl_bytes: int = 0,
-    log: list[tuple[str, int, int, int]] | None = None,
 ) -> AllocatorReport:
     """Replay a trace, the recorded step at most `steps` times.
 
     `capacity_bytes`: the device's whole memory (None: without end). `context_bytes` and `nccl_bytes` of it
     are not PyTorch's.
-    `log` receives the allocator's actions. UsageError if nothing is left for PyTorch.
+    UsageError if nothing is left for PyTorch.
     """
-    if capacity_bytes is not None and capacity_bytes <= context_bytes + nccl_bytes:
-        raise UsageError(
-            f"the device has {capacity_bytes} bytes, of which {context_bytes + nccl_bytes} are not PyTorch's"
-        )
-    if steps < 1:
-        raise UsageError(f"at least one step must be replayed, not {steps}")
-    allocator = CachingAllocator(config, capacity_bytes, context_bytes + nccl_bytes)
-    allocator.log = log
-    replay = _Replay(trace, allocator, workspaces)
-    done, settled = 0, False
-    try:
-        replay.run(-1, replay.program(trace.prologue))
-        program = replay.program(trace.events)
-        while done < steps and not settled:
-            before = (allocator.device_allocs, allocator.device_frees)
-            replay.retries_before = allocator.retries
-            done += 1
-            replay.run(done - 1, program)
-            settled = before == (allocator.device_allocs, allocator.device_frees)
-    except OutOfMemoryError as e:
-        replay.fail(e)
-    return replay.report(done, settled, context_bytes, nccl_bytes)
+    outside_bytes = context_bytes + nccl_bytes
+    replay = Replay(trace, config or AllocatorConfig(), capacity_bytes, outside_bytes, workspaces)
+    replay.play(steps)
+    return replay.report(context_bytes, nccl_bytes)
 
 
 # An instruction is (kind, event, key, bytes, stream); keys are storage ids, or those of workspaces.
@@ -157,12 +138,24 @@ ALLOC, FREE, RECORD, TEMPORARY, STAY = range(5)
 _Instruction = tuple[int, int, int, int, int]
 
 
-class _Replay:
+class Replay:
     """One replay under way: live blocks by storage, the samples, the first retry."""
 
-    def __init__(self, trace: Trace, allocator: CachingAllocator, workspaces: WorkspaceModel | None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        config: AllocatorConfig,
+        capacity_bytes: int | None,
+        outside_bytes: int,
+        workspaces: WorkspaceModel | None,
+    ) -> None:
+        """A replay that has not begun. UsageError if nothing of the device is left."""
+        if capacity_bytes is not None and capacity_bytes <= outside_bytes:
+            raise UsageError(
+                f"the device has {capacity_bytes} bytes, of which {outside_bytes} are not PyTorch's"
+            )
         self.trace = trace
-        self.allocator = allocator
+        self.allocator = CachingAllocator(config, capacity_bytes, outside_bytes)
         self.workspaces = workspaces
         self.live: dict[int, Block] = {}
         self.stays: dict[tuple[bool, int], int] = {}
@@ -175,6 +168,28 @@ class _Replay:
         self.first_retry: Verdict | None = None
         self.retries_before = 0
         self.verdict: Verdict | None = None
+        self.steps = 0
+        self.settled = False
+
+    def play(self, steps: int, log: bool = False) -> None:
+        """Replay the prologue, then the step until it settles; `log` keeps the last step's actions."""
+        if steps < 1:
+            raise UsageError(f"at least one step must be replayed, not {steps}")
+        allocator = self.allocator
+        allocator.log = [] if log else None
+        try:
+            self.run(-1, self.program(self.trace.prologue))
+            program = self.program(self.trace.events)
+            while self.steps < steps and not self.settled:
+                before = (allocator.device_allocs, allocator.device_frees)
+                self.retries_before = allocator.retries
+                allocator.log = [] if log else None
+                self.steps += 1
+                self.run(self.steps - 1, program)
+                self.settled = before == (allocator.device_allocs, allocator.device_frees)
+        except OutOfMemoryError as e:
+            self._sample(self.now[0], self.now[1][1])
+            self.verdict = self._at(Outcome.OUT_OF_MEMORY, e.requested_bytes, e.short_by_bytes)
 
     # ---- from events to instructions -----------------------------------------------------------------------
 
@@ -234,9 +249,10 @@ class _Replay:
                     continue
                 allocator.free(block)
             elif kind in (ALLOC, STAY):
-                self.now = (step, instruction)
                 if kind == STAY and key in live:
                     continue
+                self.now = (step, instruction)
+                allocator.context = key
                 block = allocator.malloc(nbytes, stream)
                 if key in live:
                     self._sample(step, event)
@@ -248,6 +264,7 @@ class _Replay:
                 continue
             else:
                 self.now = (step, instruction)
+                allocator.context = -2 - event
                 blocks = [allocator.malloc(size, stream) for size in self.temporaries[key]]
                 self._sample(step, event)
                 for block in blocks:
@@ -302,12 +319,7 @@ class _Replay:
             short_by_bytes=short_by_bytes,
         )
 
-    def fail(self, error: OutOfMemoryError) -> None:
-        """The present instruction cannot be executed."""
-        self._sample(self.now[0], self.now[1][1])
-        self.verdict = self._at(Outcome.OUT_OF_MEMORY, error.requested_bytes, error.short_by_bytes)
-
-    def report(self, steps: int, settled: bool, context_bytes: int, nccl_bytes: int) -> AllocatorReport:
+    def report(self, context_bytes: int, nccl_bytes: int) -> AllocatorReport:
         """The report on what has been replayed."""
         allocator = self.allocator
         columns = np.array(self.samples or [(-1, -1, 0, 0, 0)], dtype=np.int64).T
@@ -320,8 +332,8 @@ class _Replay:
             context_bytes=context_bytes,
             nccl_bytes=nccl_bytes,
             verdict=self.verdict or self.first_retry or Verdict(outcome=Outcome.FITS),
-            steps=steps,
-            settled=settled,
+            steps=self.steps,
+            settled=self.settled,
             reserved_peak_bytes=int(reserved[top]),
             active_peak_bytes=int(active.max()),
             allocated_peak_bytes=int(allocated.max()),

@@ -55,10 +55,10 @@ class WorkspaceModel:
 
     @staticmethod
     def for_gpu(compute_capability: tuple[int, int], sm_count: int) -> WorkspaceModel:
-        """PyTorch's defaults (``parseChosenWorkspaceSize``): 8 x 4096 KiB on Hopper, else ":4096:2:16:8"."""
-        hopper = compute_capability[0] == 9
+        """PyTorch's defaults (``parseChosenWorkspaceSize``): 32 MiB from 9.0 on, else ":4096:2:16:8"."""
+        large = 9 <= compute_capability[0] <= 12
         return WorkspaceModel(
-            cublas_bytes=8 * 4096 * KIB if hopper else 2 * 4096 * KIB + 8 * 16 * KIB,
+            cublas_bytes=8 * 4096 * KIB if large else 2 * 4096 * KIB + 8 * 16 * KIB,
             sm_count=sm_count,
             compute_capability=compute_capability,
         )
@@ -67,7 +67,7 @@ class WorkspaceModel:
         """Sizes (bytes) of what the operator's CUDA implementation allocates and frees within the call."""
         if not self.operator_temporaries or signature.is_view:
             return ()
-        return internal_allocations(signature, self.sm_count)
+        return internal_allocations(signature, self.sm_count, self.compute_capability)
 
     def op_workspace_bytes(self, signature: Signature) -> int:
         """Their sum, each rounded to the caching allocator's 512 bytes."""

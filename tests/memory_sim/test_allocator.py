@@ -206,10 +206,10 @@ def test_oversize_blocks_may_not_suffice() -> None:
 
 
 def test_garbage_collection_releases_the_oldest() -> None:
-    """With 136 of 200 MiB reserved and a threshold of half, the older 40 MiB go, 50 MiB stay.
+    """With 136 of 200 MiB reserved and a threshold of half, the older 40 MiB go.
 
-    Ages at the fourth search are 2 (freed after the second) and 1; those at least as old as the mean, 1.5, are
-    released until 36 MiB are reclaimed. Then 60 MiB are new: 136 - 40 + 60.
+    Ages at the fourth search are 2 (freed after the second) and 1; those at least as old as the mean, 1.5, go
+    until 36 MiB are reclaimed. Then 60 MiB are new: 136 - 40 + 60.
     """
     a = allocator("garbage_collection_threshold:0.5", device_mib=200)
     old, young = a.malloc(40 * MIB), a.malloc(50 * MIB)
