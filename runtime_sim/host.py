@@ -2,19 +2,26 @@
 
 One host thread per rank walks the trace in order (Maya's dispatch queue). Each event costs it time::
 
-    Op         view_op_us if it launches nothing, else by who issues it:
-               compiled_op_us (generated kernels), backward_op_us (autograd's engine), eager_op_us (Python)
-               + list_tensor_us for each tensor beyond a plain operator's (foreach optimizers, cat, split)
-               + selective_checkpoint_op_us where a selective-checkpoint dispatch mode sees the operator
-    Collective collective_us
+    Op          view_op_us if it launches nothing, else by who issues it:
+                compiled_op_us (generated kernels), backward_op_us (autograd's engine), eager_op_us (Python)
+                + list_tensor_us for each tensor beyond a plain operator's (foreach optimizers, cat, split)
+                + recompute_op_us if it is recomputed: the Python calls of checkpointing's saved-tensor hooks, in
+                  the forward and in the recomputation
+    Collective  collective_us
     EventRecord, EventWait, StreamWait, WorkWait, RecordStream   stream_op_us
-    HostWait   sync_us, paid after what it waits for has completed
-    ModuleEnter, ModuleExit   module_us (nn.Module.__call__ and its hooks; nothing in the backward)
-    Alloc, Free   nothing: the caching allocator is part of the operator's cost
+    HostWait    sync_us, paid after what it waits for has completed
+    ModuleEnter, ModuleExit   module_us (nn.Module.__call__ and its hooks; nothing in the backward);
+                + checkpoint_us where recomputation begins
+    Alloc, Free nothing: the caching allocator is part of the operator's cost
+
+Selective checkpointing runs every operator of its module, views included, through a Python dispatch mode,
+once in the forward and once in the recomputation: selective_op_us each. An operator that is saved is kept,
+looked up and returned by that mode: saved_op_us on top, which makes saving everything slower for the host
+than recomputing everything.
 
 A kernel reaches the device `launch_latency_us` after its launch, and the driver holds at most `queue_depth`
 unfinished launches per stream: the host blocks on the next one. Index into the code: `host_costs`,
-`selective_operators`.
+`_selective`.
 """
 
 from __future__ import annotations
@@ -52,20 +59,24 @@ _STREAM_OPS = (EventRecord, EventWait, StreamWait, WorkWait, RecordStream)
 class HostModel:
     """Host time per event, in microseconds. See the module's docstring for what each of them is charged for.
 
-    The defaults are those of PyTorch 2.x, CPython 3.11 and a current server CPU (about 4 GHz turbo): an eager
-    operator in the forward pays Python argument parsing, dispatch, autograd and the launch; in the backward
-    there is no Python. `scaled` adapts all of them to a host that is measured or known to be slower.
+    The costs of Python (views, modules, hooks, dispatch modes, autograd) were measured with PyTorch 2.13 and
+    Python 3.11 as thread time on CPU tensors; launches, streams and collectives are typical of CUDA. All are
+    stated for a host that issues an eager CUDA operator in 6 us; `scaled` adapts them to one that is faster
+    or slower.
     """
 
-    eager_op_us: float = 7.0
+    eager_op_us: float = 6.0
     backward_op_us: float = 5.0
-    view_op_us: float = 1.5
-    compiled_op_us: float = 3.5
+    view_op_us: float = 1.4
+    compiled_op_us: float = 3.0
     list_tensor_us: float = 0.25
-    selective_checkpoint_op_us: float = 22.0
-    collective_us: float = 25.0
+    recompute_op_us: float = 13.0
+    checkpoint_us: float = 85.0
+    selective_op_us: float = 9.5
+    saved_op_us: float = 36.0
+    collective_us: float = 30.0
     stream_op_us: float = 1.2
-    module_us: float = 1.5
+    module_us: float = 0.5
     sync_us: float = 6.0
     launch_latency_us: float = 2.5
     queue_depth: int = 1024
@@ -99,7 +110,10 @@ INSTANT_HOST = HostModel(
     view_op_us=0,
     compiled_op_us=0,
     list_tensor_us=0,
-    selective_checkpoint_op_us=0,
+    recompute_op_us=0,
+    checkpoint_us=0,
+    selective_op_us=0,
+    saved_op_us=0,
     collective_us=0,
     stream_op_us=0,
     module_us=0,
@@ -110,76 +124,86 @@ INSTANT_HOST = HostModel(
 """A host that costs nothing: the step is bound by the device alone."""
 
 
-def _signature_us(signature: Signature, base_us: float, host: HostModel) -> float:
-    """Host time of one call of an operator that launches work."""
-    if signature.name.startswith(_COMPILED_PREFIXES):
-        return host.compiled_op_us
-    extra = len(signature.inputs) + len(signature.outputs) - _PLAIN_TENSORS
-    return base_us + host.list_tensor_us * max(0, extra)
-
-
-def host_costs(
-    trace: Trace, host: HostModel, selective: NDArray[np.bool_] | None = None
-) -> NDArray[np.float64]:
+def host_costs(trace: Trace, host: HostModel, selective_modules: Collection[str] = ()) -> NDArray[np.float64]:
     """Host milliseconds of every event (a HostWait's are those after its wait).
 
-    `selective` marks the events that a selective-checkpoint dispatch mode sees (see `selective_operators`).
+    `selective_modules` run under selective checkpointing. SimulationError for a name that the trace does not
+    have.
     """
-    eager = [
-        host.view_op_us if s.is_view else _signature_us(s, host.eager_op_us, host) for s in trace.signatures
-    ]
-    backward = [
-        host.view_op_us if s.is_view else _signature_us(s, host.backward_op_us, host)
-        for s in trace.signatures
-    ]
+    forward, backward, recompute = (
+        [_operator_us(signature, host, phase) for signature in trace.signatures]
+        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
+    )
+    by_phase = dict.fromkeys(Phase, forward) | {Phase.BACKWARD: backward, Phase.RECOMPUTE: recompute}
     by_type: dict[type, float] = dict.fromkeys(_STREAM_OPS, host.stream_op_us)
     by_type |= {Collective: host.collective_us, HostWait: host.sync_us}
     costs_us = np.zeros(len(trace.events))
+    recomputing = False
     for i, event in enumerate(trace.events):
         kind = type(event)
         if kind is Op:
-            table = backward if event.phase == Phase.BACKWARD else eager  # type: ignore[union-attr]
-            costs_us[i] = table[event.signature]  # type: ignore[union-attr]
+            phase = event.phase  # type: ignore[union-attr]
+            costs_us[i] = by_phase[phase][event.signature]  # type: ignore[union-attr]
+            recomputing = phase == Phase.RECOMPUTE
         elif kind is ModuleEnter or kind is ModuleExit:
-            costs_us[i] = 0.0 if event.phase == Phase.BACKWARD else host.module_us  # type: ignore[union-attr]
+            phase = event.phase  # type: ignore[union-attr]
+            costs_us[i] = 0.0 if phase == Phase.BACKWARD else host.module_us
+            if phase == Phase.RECOMPUTE and not recomputing:
+                costs_us[i] += host.checkpoint_us
+            recomputing = phase == Phase.RECOMPUTE
         elif kind in by_type:
             costs_us[i] = by_type[kind]
-    if selective is not None:
-        if selective.shape != costs_us.shape:
-            raise SimulationError(
-                f"the mask of selectively checkpointed operators has {selective.size} entries, "
-                f"the trace {costs_us.size} events"
-            )
-        costs_us[selective] += host.selective_checkpoint_op_us
+    if selective_modules:
+        costs_us += _selective(trace, host, selective_modules)
     return costs_us / 1e3
 
 
-def selective_operators(trace: Trace, modules: Collection[str]) -> NDArray[np.bool_]:
-    """Which operators run under a selective-checkpoint dispatch mode when `modules` are selectively
-    checkpointed.
+def _operator_us(signature: Signature, host: HostModel, phase: Phase) -> float:
+    """Host time of one call of an operator."""
+    if signature.is_view:
+        return host.view_op_us
+    if signature.name.startswith(_COMPILED_PREFIXES):
+        return host.compiled_op_us
+    extra = len(signature.inputs) + len(signature.outputs) - _PLAIN_TENSORS
+    return (
+        (host.backward_op_us if phase == Phase.BACKWARD else host.eager_op_us)
+        + host.list_tensor_us * max(0, extra)
+        + (host.recompute_op_us if phase == Phase.RECOMPUTE else 0.0)
+    )
 
-    These are the operators of the modules' forward regions, and their recomputed ones. Metadata-only calls
-    count as well: the mode's Python code runs for every operator that reaches the dispatcher. Unknown names:
-    SimulationError.
+
+def _selective(trace: Trace, host: HostModel, modules: Collection[str]) -> NDArray[np.float64]:
+    """Microseconds that selective checkpointing of `modules` adds to each event.
+
+    Saved operators have no event in the recomputation: what they cost there is spread over the unit's
+    recomputed operators, or over its forward if there are none.
     """
     index = {name: i for i, name in enumerate(trace.modules)}
     missing = [name for name in modules if name not in index]
     if missing:
         raise SimulationError(f"the trace has no module named {missing[0]!r}")
     units = {index[name] for name in modules}
-    inside = np.zeros(len(trace.modules), dtype=bool)
-    for i in range(len(trace.modules)):
-        j = i
-        while j >= 0 and j not in units:
-            j = trace.module_parents[j]
-        inside[i] = j >= 0
-    mask = np.zeros(len(trace.events), dtype=bool)
-    for region in trace.regions:
-        if region.module in units:
-            mask[region.first : region.last] = True
+    unit_of = [_ancestor(trace, i, units) for i in range(len(trace.modules))]
+    forward: dict[int, list[int]] = {unit: [] for unit in units}
+    again: dict[int, list[int]] = {unit: [] for unit in units}
     for i, event in enumerate(trace.events):
-        if type(event) is not Op:
-            mask[i] = False
-        elif event.phase == Phase.RECOMPUTE and inside[event.module]:
-            mask[i] = True
-    return mask
+        if type(event) is Op and event.module >= 0 and (unit := unit_of[event.module]) >= 0:
+            if event.phase == Phase.FORWARD:
+                forward[unit].append(i)
+            elif event.phase == Phase.RECOMPUTE:
+                again[unit].append(i)
+    extra_us = np.zeros(len(trace.events))
+    for unit in units:
+        extra_us[forward[unit] + again[unit]] += host.selective_op_us
+        saved = max(0, len(forward[unit]) - len(again[unit]))
+        places = again[unit] or forward[unit]
+        if places:
+            extra_us[places] += saved * host.saved_op_us / len(places)
+    return extra_us
+
+
+def _ancestor(trace: Trace, module: int, units: Collection[int]) -> int:
+    """The unit that `module` is or lies below, or -1."""
+    while module >= 0 and module not in units:
+        module = trace.module_parents[module]
+    return module

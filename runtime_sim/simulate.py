@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autosac.errors import SimulationError
 from autosac.runtime_sim.deadlock import explain
 from autosac.runtime_sim.engine import Execution
-from autosac.runtime_sim.host import HostModel, host_costs, selective_operators
+from autosac.runtime_sim.host import HostModel, host_costs
 from autosac.runtime_sim.overlap import ConstantOverlap, OverlapModel
 from autosac.runtime_sim.program import describe, link
 from autosac.runtime_sim.timeline import Timeline, build
@@ -77,12 +77,14 @@ def simulate(
     if steps < 1 or gpus_per_node < 1:
         raise SimulationError(f"steps ({steps}) and gpus_per_node ({gpus_per_node}) must be at least 1")
     host = host or HostModel()
-    masks = _selective(sequence, selective_modules)
+    selective = _selective(sequence, selective_modules)
     return execute(
         Problem(
             traces=sequence,
             event_ms=tuple(_checked(trace, p.event_ms) for trace, p in zip(sequence, priced, strict=True)),
-            host_ms=tuple(host_costs(trace, host, mask) for trace, mask in zip(sequence, masks, strict=True)),
+            host_ms=tuple(
+                host_costs(trace, host, names) for trace, names in zip(sequence, selective, strict=True)
+            ),
             host=host,
             overlap=overlap or ConstantOverlap(),
             gpus_per_node=gpus_per_node,
@@ -122,12 +124,10 @@ def _checked(trace: Trace, event_ms: NDArray[np.float64]) -> NDArray[np.float64]
     return times
 
 
-def _selective(traces: Sequence[Trace], modules: Collection[str]) -> list[NDArray[np.bool_] | None]:
-    """Per trace, which events pay for selective checkpointing (every rank has a part of the modules)."""
-    if not modules:
-        return [None] * len(traces)
+def _selective(traces: Sequence[Trace], modules: Collection[str]) -> list[list[str]]:
+    """The selectively checkpointed modules of each trace (every rank has a part of the modules)."""
     present = [[name for name in modules if name in set(trace.modules)] for trace in traces]
     missing = set(modules).difference(*present)
     if missing:
         raise SimulationError(f"no trace has a module named {min(missing)!r}")
-    return [selective_operators(trace, names) for trace, names in zip(traces, present, strict=True)]
+    return present

@@ -9,8 +9,8 @@ import pytest
 
 from autosac.errors import SimulationError
 from autosac.runtime_sim import INSTANT_HOST, HostModel
-from autosac.runtime_sim.host import host_costs, selective_operators
-from autosac.trace import Alloc, Call, Free, Phase, RecordStream, Region
+from autosac.runtime_sim.host import host_costs
+from autosac.trace import Alloc, Free, Phase, RecordStream
 
 SLOW = replace(INSTANT_HOST, eager_op_us=500.0)  # 0.5 ms for each operator
 
@@ -90,47 +90,77 @@ def test_what_each_event_costs(job):
     """Every kind of event is charged its own field, allocations nothing."""
     host = HostModel(
         eager_op_us=1, backward_op_us=2, view_op_us=3, compiled_op_us=4, list_tensor_us=0.5,
-        selective_checkpoint_op_us=100, collective_us=5, stream_op_us=6, module_us=7, sync_us=8,
+        recompute_op_us=20, collective_us=5, stream_op_us=6, module_us=7, sync_us=8,
     )  # fmt: skip
     step = (
         job()
-        .op(1).op(1, phase=Phase.BACKWARD).op(1, phase=Phase.RECOMPUTE).op(0, kind="view")
-        .op(1, kind="triton")
-        .op(1, kind="foreach").collective(1).record(1, 0).wait(1, 0).wait_stream(0, 1).sync()
+        .op(1).op(1, phase=Phase.BACKWARD).op(1, phase=Phase.RECOMPUTE)
+        .op(0, kind="view", phase=Phase.RECOMPUTE).op(1, kind="triton").op(1, kind="foreach")
+        .collective(1).record(1, 0).wait(1, 0).wait_stream(0, 1).sync()
         .enter(1).exit(1).enter(1, Phase.BACKWARD).add(Alloc(0)).add(Free(0)).add(RecordStream(0, 1))
     )  # fmt: skip
     costs = host_costs(step.trace, host) * 1e3
-    np.testing.assert_allclose(costs, [1, 2, 1, 3, 4, 1 + 10 * 0.5, 5, 6, 6, 6, 8, 7, 7, 0, 0, 0, 6])
+    np.testing.assert_allclose(costs, [1, 2, 21, 3, 4, 1 + 10 * 0.5, 5, 6, 6, 6, 8, 7, 7, 0, 0, 0, 6])
+
+
+def test_each_recomputation_costs_its_beginning(job):
+    """Two recomputations (of a with a.b in it, and of c) pay 40 us where they begin, not inside."""
+    host = replace(INSTANT_HOST, checkpoint_us=40.0)
+    again = Phase.RECOMPUTE
+    step = (
+        job()
+        .enter(1, again).enter(2, again).op(1, module=2, phase=again).exit(2, again).exit(1, again)
+        .op(1, phase=Phase.BACKWARD)
+        .enter(3, again).op(1, module=3, phase=again).exit(3, again)
+    )  # fmt: skip
+    np.testing.assert_allclose(host_costs(step.trace, host) * 1e3, [40, 0, 0, 0, 0, 0, 40, 0, 0])
+
+
+def selective_step(job, recomputed):
+    """Two operators and a view of a.b, one of c; then `recomputed` of a.b's again."""
+    step = job().op(0, module=2).op(0, module=2).op(0, module=2, kind="view").op(0, module=3)
+    for _ in range(recomputed):
+        step.op(0, module=2, phase=Phase.RECOMPUTE)
+    return step
 
 
 def test_selective_checkpointing_costs_the_host(job, run):
-    """Module a (with a.b) under a selective policy: its forward region and recomputation pay 0.5 ms an
-    operator more.
+    """Under module a's policy its three forward and one recomputed operator pay 1 us each, c's none.
 
-    Six tiny kernels: 0.5 ms of launch each, and 0.5 more for the two in a's region (a view included) and the
-    recomputed one of a.b; c's recomputation is not under the mode. 6 * 0.5 + 3 * 0.5 = 4.5 ms.
+    Two of the three are saved, at 10 us each: they are charged to the recomputed one, or, with no recomputation,
+    all three (30 us) to the forward, 10 for each operator.
     """
-    step = (
-        job()
-        .op(0, module=3)
-        .op(0, module=1)
-        .op(0, module=2, kind="view")
-        .op(0, module=3)
-        .op(0, module=2, phase=Phase.RECOMPUTE)
-        .op(0, module=3, phase=Phase.RECOMPUTE)
-    )
-    call = Call("aten.mm.default", 0, (), 1, 2, False, False, False, (), (), ())
-    step.regions = (Region(1, 1, 3, (call,), (), ()),)
-    assert selective_operators(step.trace, ["a"]).tolist() == [False, True, True, False, True, False]
-    host = replace(SLOW, view_op_us=500.0, selective_checkpoint_op_us=500.0)
-    assert run(step, host=host).makespan_ms == 3.0
-    assert run(step, host=host, selective_modules=["a"]).makespan_ms == 4.5
+    host = replace(INSTANT_HOST, selective_op_us=1.0, saved_op_us=10.0)
+    some, none = selective_step(job, 1), selective_step(job, 0)
+    np.testing.assert_allclose(host_costs(some.trace, host, ["a"]) * 1e3, [1, 1, 1, 0, 1 + 20])
+    np.testing.assert_allclose(host_costs(none.trace, host, ["a"]) * 1e3, [11, 11, 11, 0])
+    assert run(some, host=host).makespan_ms == 0
+    assert run(some, host=host, selective_modules=["a"]).makespan_ms == pytest.approx(0.024)
 
 
-def test_the_selective_mask_must_fit(job):
-    """A mask of another length is refused."""
-    with pytest.raises(SimulationError, match="has 3 entries, the trace 1 events"):
-        host_costs(job().op(1).trace, HostModel(), np.zeros(3, dtype=bool))
+def test_saving_everything_is_the_slowest_for_the_host(job, run):
+    """A launch-bound toy: none < full < selective that recomputes all < selective that saves all."""
+
+    def step(recomputed):
+        made = job()
+        for _ in range(50):
+            made.op(0.0001, module=1)
+        for _ in range(recomputed):
+            made.op(0.0001, module=1, phase=Phase.RECOMPUTE)
+        for _ in range(100):
+            made.op(0.0001, module=1, phase=Phase.BACKWARD)
+        return made
+
+    none, full = (run(step(n), host=HostModel(), steps=2).makespan_ms for n in (0, 50))
+    selective = {"host": HostModel(), "steps": 2, "selective_modules": ["a"]}
+    recomputing, saving = (run(step(n), **selective).makespan_ms for n in (50, 0))
+    assert none < full < recomputing < saving
+
+
+def test_an_unknown_selective_module(job):
+    """A name that the trace does not have is refused."""
+    with pytest.raises(SimulationError, match="no module named 'b'"):
+        host_costs(job().op(1).trace, HostModel(), ["b"])
 
 
 def test_compiled_code_is_cheaper_than_eager(job, run):
@@ -147,10 +177,10 @@ def test_compiled_code_is_cheaper_than_eager(job, run):
 
 
 def test_scaled_host():
-    """A host with 14-us operators is twice as slow in everything but the device's latency and the queue."""
+    """A host with operators twice as slow is so in everything but the launch latency and the queue."""
     host = HostModel()
     slow = host.scaled(2 * host.eager_op_us)
-    assert slow.selective_checkpoint_op_us == 2 * host.selective_checkpoint_op_us
+    assert slow.selective_op_us == 2 * host.selective_op_us
     assert (slow.launch_latency_us, slow.queue_depth) == (host.launch_latency_us, host.queue_depth)
     with pytest.raises(SimulationError, match="only a host whose eager operators cost time"):
         INSTANT_HOST.scaled(5.0)

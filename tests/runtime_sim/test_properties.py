@@ -29,7 +29,13 @@ from autosac.trace import (
 )
 
 HOST = HostModel(
-    eager_op_us=300, backward_op_us=200, collective_us=400, stream_op_us=100, sync_us=500, queue_depth=3
+    eager_op_us=300,
+    backward_op_us=200,
+    collective_us=400,
+    stream_op_us=100,
+    sync_us=500,
+    queue_depth=3,
+    recompute_op_us=0,
 )
 GROUP_STREAM = 4
 
