@@ -202,6 +202,7 @@ def timeline_png(
         textcoords="offset points",
         ha="right" if right else "left",
         arrowprops={"arrowstyle": "->"},
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
         fontsize=9,
     )
     axes.set(title=title, xlabel=_x_title(event_ms), ylabel="GiB on the device")
@@ -235,12 +236,15 @@ def _x_title(event_ms: object) -> str:
 
 
 def _phases(timeline: MemoryTimeline, x: npt.NDArray[np.float64]) -> tuple[tuple[Phase, float, float], ...]:
-    """Stretches of events of one phase that has a shade."""
-    stretches: list[tuple[Phase, int, int]] = []
+    """Stretches of the step, each of one phase and up to the next; phases without a shade are left out."""
+    begins: list[tuple[Phase, int]] = []
     for i, event in enumerate(timeline.trace.events):
         if isinstance(event, Op | Collective | ModuleEnter | ModuleExit):
-            if stretches and stretches[-1][0] is event.phase:
-                stretches[-1] = (event.phase, stretches[-1][1], i)
-            else:
-                stretches.append((event.phase, i, i))
-    return tuple((phase, float(x[a]), float(x[b])) for phase, a, b in stretches if phase in SHADES)
+            if not begins or begins[-1][0] is not event.phase:
+                begins.append((event.phase, i))
+    ends = [begin for _, begin in begins[1:]] + [len(x) - 1]
+    return tuple(
+        (phase, float(x[begin]), float(x[end]))
+        for (phase, begin), end in zip(begins, ends, strict=False)
+        if phase in SHADES
+    )

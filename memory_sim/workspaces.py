@@ -6,7 +6,8 @@ Two kinds, and nothing here is fitted:
   the caching allocator when the pair first multiplies matrices, and keeps it to the end of the process
   (``aten/src/ATen/cuda/CublasHandlePool.cpp``: `getCUDABlasWorkspace`). A handle belongs to a host thread: on
   CUDA the forward runs on the main thread and the backward, recomputation included, on autograd's device
-  thread, so one stream has two of them (`on_autograd_thread`).
+  thread, so one stream has two of them (`on_autograd_thread`). cuBLASLt shares them. So it is in torch 2.7 to
+  2.13; later releases allocate for each call.
 - **Temporaries inside one operator**, which die with it: `internal_allocations.internal_allocations`.
 
 The figures depend on the GPU and come from its hardware profile; `WorkspaceModel.for_gpu` has PyTorch's
