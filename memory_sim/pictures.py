@@ -239,9 +239,10 @@ def _phases(timeline: MemoryTimeline, x: npt.NDArray[np.float64]) -> tuple[tuple
     """Stretches of the step, each of one phase and up to the next; phases without a shade are left out."""
     begins: list[tuple[Phase, int]] = []
     for i, event in enumerate(timeline.trace.events):
-        if isinstance(event, Op | Collective | ModuleEnter | ModuleExit):
-            if not begins or begins[-1][0] is not event.phase:
-                begins.append((event.phase, i))
+        if isinstance(event, Op | Collective | ModuleEnter | ModuleExit) and (
+            not begins or begins[-1][0] is not event.phase
+        ):
+            begins.append((event.phase, i))
     ends = [begin for _, begin in begins[1:]] + [len(x) - 1]
     return tuple(
         (phase, float(x[begin]), float(x[end]))
