@@ -45,7 +45,12 @@ class ModuleTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """One rank's step. See the module's docstring; `compute_ms` to `host_bound_ms` add up to `step_ms`."""
+    """One rank's step. See the module's docstring; `compute_ms` to `host_bound_ms` add up to `step_ms`.
+
+    `communication_ms`: while bytes move, exposed or not. `optimizer_ms`: device time of its phase.
+    `interference_ms`: by how much computation took longer than it is priced, because it shared the GPU with
+    communication.
+    """
 
     rank: int
     step_ms: float
@@ -58,13 +63,15 @@ class Breakdown:
     recompute_ms: float
     hidden_recompute_ms: float
     optimizer_ms: float
+    interference_ms: float
     modules: tuple[ModuleTimes, ...]
 
 
 def breakdowns(timeline: Timeline) -> tuple[Breakdown, ...]:
     """The breakdown of every rank."""
     cost_ms = timeline.makespan_ms - _without_recomputation(timeline.problem, timeline.makespan_ms)
-    return tuple(_breakdown(timeline, rank, cost_ms) for rank in timeline.ranks)
+    priced = zip(timeline.ranks, timeline.problem.event_ms, strict=True)
+    return tuple(_breakdown(timeline, rank, priced_ms, cost_ms) for rank, priced_ms in priced)
 
 
 def _phases(trace: Trace) -> NDArray[np.int8]:
@@ -110,7 +117,9 @@ def _covered(part: tuple[Times, Times], start: Times, end: Times) -> Times:
     return np.interp(end, points, lengths) - np.interp(start, points, lengths)
 
 
-def _breakdown(timeline: Timeline, rank: RankTimeline, recompute_cost_ms: float) -> Breakdown:
+def _breakdown(
+    timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompute_cost_ms: float
+) -> Breakdown:
     step_ms = timeline.makespan_ms
 
     def clipped(start: Times, end: Times) -> tuple[Times, Times]:
@@ -142,6 +151,7 @@ def _breakdown(timeline: Timeline, rank: RankTimeline, recompute_cost_ms: float)
         recompute_ms=recompute_ms,
         hidden_recompute_ms=min(max(0.0, recompute_ms - recompute_cost_ms), recompute_ms),
         optimizer_ms=float(device_ms[phases == Phase.OPTIMIZER].sum()),
+        interference_ms=float((device_ms - priced_ms)[compute].sum()),
         modules=_modules(rank, device_ms, phases, computing),
     )
 

@@ -66,6 +66,9 @@ class _Writer:
     def __init__(self, rank: RankTimeline, position: int, origin_ms: float) -> None:
         self.rank, self.trace, self.origin = rank, rank.trace, origin_ms
         self.first_id = position << 32
+        self.start, self.end = rank.start_ms.tolist(), rank.end_ms.tolist()
+        self.host_start, self.host_end = rank.host_start_ms.tolist(), rank.host_end_ms.tolist()
+        self.stream: list[int] = rank.stream.tolist()
 
     def _slice(self, row: int, name: str, category: str, start: float, end: float, args: Json) -> Json:
         ts = _us(start, self.origin)
@@ -97,12 +100,12 @@ class _Writer:
         stack: list[tuple[int, Phase, float]] = []
         for i, event in enumerate(self.trace.events):
             if type(event) is ModuleEnter:
-                stack.append((event.module, event.phase, self.rank.host_start_ms[i]))
+                stack.append((event.module, event.phase, self.host_start[i]))
             elif type(event) is ModuleExit and stack and stack[-1][:2] == (event.module, event.phase):
                 name = self.trace.modules[event.module] or "(model)"
                 start = stack.pop()[2]
                 args = {"phase": event.phase.name}
-                yield self._slice(_MODULES, name, "user_annotation", start, self.rank.host_end_ms[i], args)
+                yield self._slice(_MODULES, name, "user_annotation", start, self.host_end[i], args)
 
     def host(self) -> Iterator[Json]:
         """What the host spent time on."""
@@ -111,25 +114,24 @@ class _Writer:
             event = self.trace.events[i]
             if type(event) is ModuleEnter or type(event) is ModuleExit:
                 continue
-            launches = self.rank.stream[i] >= 0
+            launches = self.stream[i] >= 0
             args = {"External id": self.first_id + i} | (
                 {"correlation": self.first_id + i} if launches else {}
             )
-            start, end = self.rank.host_start_ms[i], self.rank.host_end_ms[i]
+            start, end = self.host_start[i], self.host_end[i]
             yield self._slice(_HOST, _name(self.trace, i), "cpu_op", start, end, args)
             if launches:
                 yield self._launch("s", i, _HOST, start)
 
     def device(self) -> Iterator[Json]:
         """What ran on the streams."""
-        durations = self.rank.host_end_ms - self.rank.host_start_ms
         for i in np.flatnonzero(self.rank.stream >= 0).tolist():
-            row = _FIRST_STREAM + int(self.rank.stream[i])
+            row = _FIRST_STREAM + self.stream[i]
             engine = Engine(int(self.rank.engine[i]))
             category = "gpu_memcpy" if engine in _COPIES else "kernel"
-            start, end = self.rank.start_ms[i], self.rank.end_ms[i]
+            start, end = self.start[i], self.end[i]
             yield self._slice(row, self._kernel(i, engine), category, start, end, self._arguments(i))
-            if durations[i] > 0:
+            if self.host_end[i] > self.host_start[i]:
                 yield self._launch("f", i, row, start)
 
     def _kernel(self, i: int, engine: Engine) -> str:
@@ -144,7 +146,7 @@ class _Writer:
         assert type(event) is Op or type(event) is Collective
         args: Json = {
             "device": self.rank.rank,
-            "stream": int(self.rank.stream[i]),
+            "stream": self.stream[i],
             "correlation": self.first_id + i,
             "External id": self.first_id + i,
             "phase": event.phase.name,
@@ -155,9 +157,8 @@ class _Writer:
             args["source"] = trace.sources[event.source]
         if type(event) is Collective:
             args |= {"bytes": event.nbytes, "group": trace.groups[event.group].name}
-            args["waited for peers (us)"] = round(
-                float(self.rank.transfer_ms[i] - self.rank.start_ms[i]) * 1e3, 3
-            )
+            waited_ms = float(self.rank.transfer_ms[i]) - self.start[i]
+            args["waited for peers (us)"] = round(waited_ms * 1e3, 3)
         else:
             signature = trace.signatures[event.signature]
             args["Input Dims"] = [list(meta.shape) for meta in signature.inputs[:8]]

@@ -5,8 +5,8 @@ One host thread per rank walks the trace in order (Maya's dispatch queue). Each 
     Op          view_op_us if it launches nothing, else by who issues it:
                 compiled_op_us (generated kernels), backward_op_us (autograd's engine), eager_op_us (Python)
                 + list_tensor_us for each tensor beyond a plain operator's (foreach optimizers, cat, split)
-                + recompute_op_us if it is recomputed: the Python calls of checkpointing's saved-tensor hooks, in
-                  the forward and in the recomputation
+                + recompute_op_us if it is recomputed: the Python calls of checkpointing's saved-tensor
+                  hooks, in the forward and in the recomputation
     Collective  collective_us
     EventRecord, EventWait, StreamWait, WorkWait, RecordStream   stream_op_us
     HostWait    sync_us, paid after what it waits for has completed

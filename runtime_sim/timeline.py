@@ -38,7 +38,7 @@ class RankTimeline:
     """
 
     rank: int
-    trace: Trace
+    trace: Trace = field(repr=False)
     start_ms: Times
     end_ms: Times
     transfer_ms: Times

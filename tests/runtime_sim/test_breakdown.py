@@ -94,8 +94,10 @@ def test_interference_is_visible(job, run):
     """Off and on: a step computes for 4 ms, or 4 + 3 * 0.19 / 1.19 with a 3-ms gather beside it."""
     step = job().collective(3).op(4)
     model = ConstantOverlap(communication_intra=1.0)
-    assert run(step).breakdown().compute_ms == 4
-    assert run(step, overlap=model).breakdown().compute_ms == pytest.approx(4 + 3 * 0.19 / 1.19)
+    free, disturbed = run(step).breakdown(), run(step, overlap=model).breakdown()
+    assert (free.compute_ms, free.interference_ms) == (4, 0)
+    assert disturbed.interference_ms == pytest.approx(3 * 0.19 / 1.19)
+    assert disturbed.compute_ms == pytest.approx(4 + disturbed.interference_ms)
 
 
 def test_the_numbers_are_plain(job, run):

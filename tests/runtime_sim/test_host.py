@@ -127,8 +127,8 @@ def selective_step(job, recomputed):
 def test_selective_checkpointing_costs_the_host(job, run):
     """Under module a's policy its three forward and one recomputed operator pay 1 us each, c's none.
 
-    Two of the three are saved, at 10 us each: they are charged to the recomputed one, or, with no recomputation,
-    all three (30 us) to the forward, 10 for each operator.
+    Two of the three are saved, at 10 us each: they are charged to the recomputed one, or, with no
+    recomputation, all three (30 us) to the forward, 10 for each operator.
     """
     host = replace(INSTANT_HOST, selective_op_us=1.0, saved_op_us=10.0)
     some, none = selective_step(job, 1), selective_step(job, 0)
