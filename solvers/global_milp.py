@@ -190,20 +190,20 @@ def solve_global(
     problem: GlobalProblem,
     budget_bytes: int,
     *,
-    backend: str = "cbc",
+    solver: str = "cbc",
     time_limit_s: float | None = 10.0,
-    relative_gap: float = 5e-3,
+    gap: float = 5e-3,
 ) -> GlobalSolution:
-    """Fewest milliseconds of recomputation under the budget, up to `relative_gap` or ABSOLUTE_GAP.
+    """Fewest milliseconds of recomputation under the budget, up to a relative `gap` or ABSOLUTE_GAP.
 
     InfeasibleError if there is no solution: it names the smallest budget that has one and the point that
     needs it, or says that the time limit was too short. UsageError for a back end that is unknown or not
     installed.
     """
     exact = make_backend(
-        backend, time_limit_s=time_limit_s, relative_gap=relative_gap, absolute_gap=1000 * ABSOLUTE_GAP
+        solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=1000 * ABSOLUTE_GAP
     )
-    relaxed = make_backend(backend, time_limit_s=time_limit_s, relaxed=True)
+    relaxed = make_backend(solver, time_limit_s=time_limit_s, relaxed=True)
     points = candidate_points(problem, budget_bytes)
     if not points:
         return _result(problem, {}, 0.0, (), 0.0)
@@ -244,7 +244,7 @@ def _kept(problem: GlobalProblem, chosen: dict[int, float]) -> tuple[int | None,
 
 
 def smallest_peak(problem: GlobalProblem, backend: pulp.LpSolver) -> tuple[int, int]:
-    """The smallest budget in bytes that has a solution, and the point that needs it. InfeasibleError on time-out."""
+    """The smallest budget in bytes that has a solution, and the point that needs it. InfeasibleError."""
     model = GlobalModel(problem, candidate_points(problem), None)
     if not model.solve(backend):
         raise InfeasibleError(

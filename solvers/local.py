@@ -123,7 +123,7 @@ def greedy(problem: LocalProblem, budget_bytes: int) -> LocalSolution:
 
 
 def knapsack_resolution(problem: LocalProblem, cells: int = KNAPSACK_CELLS) -> int:
-    """Bytes per unit of `knapsack`: the sizes' greatest common divisor, or what keeps its table in `cells`."""
+    """Bytes per unit of `knapsack`: the sizes' common divisor, or what keeps the table in `cells`."""
     sizes = [problem.items[i].memory_bytes for i in problem.free()]
     return max(math.gcd(*sizes), math.ceil(sum(sizes) * len(sizes) / cells), 1)
 
@@ -153,7 +153,7 @@ def knapsack(problem: LocalProblem, budget_bytes: int, *, cells: int = KNAPSACK_
 
 
 def ilp(
-    problem: LocalProblem, budget_bytes: int, *, backend: str = "cbc", time_limit_s: float | None = None
+    problem: LocalProblem, budget_bytes: int, *, solver: str = "cbc", time_limit_s: float | None = None
 ) -> LocalSolution:
     """Section 5.5.3: the exact optimum by a MILP. InfeasibleError, UsageError (back end, limit).
 
@@ -161,7 +161,7 @@ def ilp(
     """
     import pulp
 
-    solver = make_backend(backend, time_limit_s=time_limit_s)
+    backend = make_backend(solver, time_limit_s=time_limit_s)
     best = greedy(problem, budget_bytes)
     free = problem.free()
     unit = math.gcd(*(problem.items[i].memory_bytes for i in free)) or 1
@@ -175,7 +175,7 @@ def ilp(
         x = [pulp.LpVariable(f"x{i}", cat=pulp.LpBinary) for i in free]
         model += pulp.lpSum(scale * problem.items[i].recompute_ms * v for i, v in zip(free, x, strict=True))
         model += pulp.lpSum(w * v for w, v in zip(weights, x, strict=True)) <= capacity
-        model.solve(solver)
+        model.solve(backend)
         chosen = [k for k, v in enumerate(x) if v.value() is not None and v.value() > 0.5]
         excess = sum(weights[k] for k in chosen) - limit
         if excess <= 0:

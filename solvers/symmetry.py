@@ -23,7 +23,7 @@ from autosac.solvers.problem import GlobalProblem, Segment, Unit
 
 @dataclass(frozen=True, slots=True)
 class UnitClass:
-    """Interchangeable candidates: `members` (positions of units, ascending), closest enclosing class or -1."""
+    """Interchangeable candidates: `members` (units, ascending); the closest enclosing class or -1."""
 
     members: tuple[int, ...]
     parent: int

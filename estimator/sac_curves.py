@@ -1,0 +1,130 @@
+"""Few-segment convex models of a trade-off curve, for the global MILP: time fraction >= max over segments.
+
+The curve is a convex chain of points (x_k, y_k): after discarding the first k groups in MSPS order, the
+fraction x_k of the memory is gone at the fraction y_k of the time. Discarding x in (x_(k-1), x_k] takes k
+groups, so the true cost of the greedy policy is a staircase whose corners are (x_(k-1), y_k). Two models,
+both with at most `max_segments` lines:
+
+- `tight_chords`: lines through the points themselves. Convex, exact at the chosen points and never below the
+chain; at
+  all other x it lies under the staircase by less than the one group that is cut. This is the relaxation of
+  the local problem, so it gives lower bounds for the whole, and the MILP's optima lie at its corners, where
+  it is exact.
+- `upper_bound`: lines that no corner exceeds (5.3.3: "shifted by dropping the initial recomputation point and
+final
+  memory point"). Least squares by `pwlf` over the corners at given breakpoints is neither an upper bound nor
+  convex. So its slopes are made non-decreasing (weighted pool-adjacent-violators, which keeps their mean) and
+  non-negative, and the whole is lifted by the largest violation. A non-decreasing function that is above the
+  corners is above the staircase.
+
+The planner's MILP uses `tight_chords`: the byte budget that it hands to the local policy is met whatever the
+curve says, so an optimistic curve can cost a little time but never memory, and the plan is verified by
+simulation anyway; a pessimistic one makes it shy away from units whose first group is expensive.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from autosac.errors import UsageError
+from autosac.solvers import Segment
+
+Points = tuple[tuple[float, float], ...]
+FloatArray = npt.NDArray[np.float64]
+
+MAX_SEGMENTS = 5
+
+
+@functools.lru_cache(maxsize=4096)
+def tight_chords(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segment, ...]:
+    """Chords of a convex chain through at most `max_segments` + 1 of its points. UsageError if not convex."""
+    x, y = _columns(points, max_segments)
+    if len(x) == 1:
+        return (Segment(0.0, float(y[0])),)
+    chosen = _simplified(x, y, max_segments)
+    return _lines(x[chosen], y[chosen])
+
+
+@functools.lru_cache(maxsize=4096)
+def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segment, ...]:
+    """A convex upper bound of the staircase. UsageError if the chain is not convex."""
+    x, y = _columns(points, max_segments)
+    if len(x) == 1:
+        return (Segment(0.0, float(y[0])),)
+    corner_x, corner_y = np.append(x[:-1], x[-1]), np.append(y[1:], y[-1])
+    breaks = x[_simplified(x, y, max_segments)]
+    slopes, start = _least_squares(corner_x, corner_y, breaks)
+    slopes = np.maximum(0.0, _non_decreasing(slopes, np.diff(breaks)))
+    values = start + np.concatenate([[0.0], np.cumsum(slopes * np.diff(breaks))])
+    values += max(0.0, float(np.max(corner_y - np.interp(corner_x, breaks, values))))
+    return _lines(breaks, values)
+
+
+def evaluate(segments: Sequence[Segment], x: float) -> float:
+    """The model's time fraction at a discarded fraction."""
+    return max(slope * x + intercept for slope, intercept in segments)
+
+
+def _columns(points: Points, max_segments: int) -> tuple[FloatArray, FloatArray]:
+    if max_segments < 1:
+        raise UsageError(f"a trade-off curve needs at least one segment, not {max_segments}")
+    x, y = np.array(points, dtype=float).reshape(-1, 2).T
+    if not len(x) or np.any(np.diff(x) <= 0) or np.any(np.diff(y) < 0):
+        raise UsageError("the points of a trade-off curve must ascend")
+    slopes = np.diff(y) / np.diff(x)
+    if np.any(np.diff(slopes) < -1e-9 * np.maximum(1.0, slopes[:-1])):
+        raise UsageError("the points of a trade-off curve must be in MSPS order")
+    return x, y
+
+
+def _simplified(x: FloatArray, y: FloatArray, max_segments: int) -> list[int]:
+    """Indices of the points that stay: drop, one by one, the point whose absence lifts the chain least."""
+    kept = list(range(len(x)))
+
+    def lift(i: int) -> float:
+        a, b, c = kept[i - 1], kept[i], kept[i + 1]
+        return float(y[a] + (y[c] - y[a]) * (x[b] - x[a]) / (x[c] - x[a]) - y[b])
+
+    lifts = [np.inf, *(lift(i) for i in range(1, len(kept) - 1)), np.inf]
+    while len(kept) > 2 and (len(kept) > max_segments + 1 or min(lifts) <= 1e-12):
+        gone = int(np.argmin(lifts))
+        del kept[gone], lifts[gone]
+        for i in (gone - 1, gone):
+            if 0 < i < len(kept) - 1:
+                lifts[i] = lift(i)
+    return kept
+
+
+def _least_squares(x: FloatArray, y: FloatArray, breaks: FloatArray) -> tuple[FloatArray, float]:
+    """Slopes and first value of pwlf's continuous fit with these breakpoints."""
+    import pwlf
+
+    fit = pwlf.PiecewiseLinFit(x, y)
+    fit.fit_with_breaks(breaks)
+    values = fit.predict(breaks)
+    return np.diff(values) / np.diff(breaks), float(values[0])
+
+
+def _non_decreasing(slopes: FloatArray, lengths: FloatArray) -> FloatArray:
+    """The closest non-decreasing slopes, by weighted least squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for slope, length in zip(slopes, lengths, strict=True):
+        pool = (float(slope), float(length), 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, weight, count = pools.pop()
+            total = weight + pool[1]
+            pool = ((mean * weight + pool[0] * pool[1]) / total, total, count + pool[2])
+        pools.append(pool)
+    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
+
+
+def _lines(x: FloatArray, y: FloatArray) -> tuple[Segment, ...]:
+    slopes = np.diff(y) / np.diff(x)
+    return tuple(
+        Segment(float(slope), float(value - slope * start))
+        for slope, start, value in zip(slopes, x[:-1], y[:-1], strict=True)
+    )

@@ -1,0 +1,177 @@
+"""Which operators of a checkpointed module must be decided together, and which leave no choice.
+
+A kept operator is not run again: its recomputation returns the tensors that the forward made, as they are by
+then. From this follow the rules (`operator_groups`); operators are positions in `Region.calls`:
+
+1. Views launch nothing: always recomputed. 2. Calls that must be saved (collectives, copies to the host,
+routers), and random ones unless the generator's state is
+   restored, are always kept. Random calls that may be recomputed are all kept or all recomputed: the first
+   one that is not run again shifts what the next one draws.
+3. A call that writes to a storage made by an earlier call of the module forms a group with that call and with
+every other
+   writer. What a kept group returns is the final value; so if a call outside of the group reads the storage
+   before the last write, or something writes to it after the module's forward, the group is always
+   recomputed.
+4. A call that writes to a storage from outside (running statistics of a batch norm) must happen once: always
+kept. Calls
+   that read the storage before that write would read another value when run again: always kept, too.
+5. Where the rules contradict each other, or an input is overwritten after the forward so that recomputation
+would start
+   from another value, the module is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autosac.trace import Call
+
+
+class OperatorGroup(NamedTuple):
+    """Operators decided as one; `forced`: True always kept, False always recomputed, None free."""
+
+    members: tuple[int, ...]
+    forced: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """All operators of a module by group, in the order of their first members.
+
+    `inplace_parent`: for members of an in-place group, the operator that made the storage. `refusal` says why the
+    module cannot be checkpointed, if so.
+    """
+
+    groups: tuple[OperatorGroup, ...]
+    inplace_parent: tuple[int | None, ...]
+    refusal: str | None
+
+
+def operator_groups(
+    calls: Sequence[Call],
+    *,
+    written_later: Collection[int] = (),
+    store_random: bool = True,
+) -> Grouping:
+    """Apply the rules. `written_later`: storages that something writes to between forward and backward."""
+    creator = {storage: i for i, call in enumerate(calls) for storage in call.created}
+    inner, outer = _writes(calls, creator)
+    kept = _always_kept(calls, outer)
+    if store_random:
+        kept |= {i for i, call in enumerate(calls) if call.is_random}
+    merged = _Partition(len(calls))
+    for storage, writers in inner.items():
+        for i in writers:
+            merged.join(creator[storage], i)
+    randoms = [i for i, call in enumerate(calls) if call.is_random]
+    if not store_random:
+        for i in randoms[1:]:
+            merged.join(randoms[0], i)
+    parents: list[int | None] = [None] * len(calls)
+    for storage, writers in inner.items():
+        for i in (creator[storage], *writers):
+            parents[i] = creator[storage]
+    stale = _stale_if_kept(calls, creator, inner, merged, written_later)
+    views = {merged.find(i) for i, call in enumerate(calls) if call.is_view and not call.created}
+    keep, drop = {merged.find(i) for i in kept}, stale | views
+    groups = tuple(
+        OperatorGroup(members, True if head in keep else False if head in drop else None)
+        for head, members in merged.parts()
+    )
+    conflict = keep & stale
+    if conflict and store_random and not _always_kept(calls, outer) & _members(merged, conflict):
+        return operator_groups(calls, written_later=written_later, store_random=False)
+    refusal = _conflict(calls, merged, conflict) or _overwritten(calls, creator, written_later)
+    return Grouping(groups=groups, inplace_parent=tuple(parents), refusal=refusal)
+
+
+class _Partition:
+    """Disjoint sets of operators; a set's head is its first member."""
+
+    def __init__(self, size: int) -> None:
+        self._up = list(range(size))
+
+    def find(self, i: int) -> int:
+        while self._up[i] != i:
+            i = self._up[i]
+        return i
+
+    def join(self, a: int, b: int) -> None:
+        a, b = sorted((self.find(a), self.find(b)))
+        self._up[b] = a
+
+    def parts(self) -> list[tuple[int, tuple[int, ...]]]:
+        parts: dict[int, list[int]] = defaultdict(list)
+        for i in range(len(self._up)):
+            parts[self.find(i)].append(i)
+        return [(head, tuple(members)) for head, members in parts.items()]
+
+
+def _writes(
+    calls: Sequence[Call], creator: dict[int, int]
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Writers by storage: of those made by an earlier call of the module, and of those from outside."""
+    inner: dict[int, list[int]] = defaultdict(list)
+    outer: dict[int, list[int]] = defaultdict(list)
+    for i, call in enumerate(calls):
+        for storage in call.writes:
+            if creator.get(storage, i) < i:
+                inner[storage].append(i)
+            elif storage not in creator:
+                outer[storage].append(i)
+    return inner, outer
+
+
+def _always_kept(calls: Sequence[Call], outer: dict[int, list[int]]) -> set[int]:
+    """Rules 2 (without random calls) and 4."""
+    kept = {i for i, call in enumerate(calls) if call.must_save}
+    for storage, writers in outer.items():
+        kept.update(writers)
+        kept.update(
+            i for i, call in enumerate(calls[: writers[-1]]) if storage in call.reads and not call.is_view
+        )
+    return kept
+
+
+def _stale_if_kept(
+    calls: Sequence[Call],
+    creator: dict[int, int],
+    inner: dict[int, list[int]],
+    merged: _Partition,
+    written_later: Collection[int],
+) -> set[int]:
+    """Heads of the groups that rule 3 always recomputes."""
+    stale = {merged.find(creator[storage]) for storage in written_later if storage in creator}
+    for storage, writers in inner.items():
+        head = merged.find(creator[storage])
+        for i in range(creator[storage] + 1, writers[-1]):
+            if storage in calls[i].reads and not calls[i].is_view and merged.find(i) != head:
+                stale.add(head)
+    return stale
+
+
+def _members(merged: _Partition, heads: set[int]) -> set[int]:
+    return {i for head, members in merged.parts() if head in heads for i in members}
+
+
+def _conflict(calls: Sequence[Call], merged: _Partition, heads: set[int]) -> str | None:
+    for head, members in merged.parts():
+        if head in heads:
+            names = ", ".join(f"{calls[i].op}[{calls[i].occurrence}]" for i in members)
+            return f"{names} must be kept, but the result is overwritten after others have read it"
+    return None
+
+
+def _overwritten(
+    calls: Sequence[Call], creator: dict[int, int], written_later: Collection[int]
+) -> str | None:
+    later = {storage for storage in written_later if storage not in creator}
+    for call in calls:
+        if not call.is_view and later.intersection(call.reads):
+            return (
+                f"an input of {call.op}[{call.occurrence}] is overwritten in place after the module's forward"
+            )
+    return None
