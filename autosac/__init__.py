@@ -1,1 +1,48 @@
-"""AutoSAC."""
+"""AutoSAC: plans selective activation checkpointing by simulating the training step, without a GPU."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autosac.api import apply, plan, simulate
+    from autosac.errors import (
+        AutosacError,
+        CaptureError,
+        HardwareError,
+        InfeasibleError,
+        PlanError,
+        SimulationError,
+        TraceError,
+        UsageError,
+    )
+    from autosac.plan import Plan
+    from autosac.simulation import Simulation
+    from autosac.trace import Trace
+
+__all__ = [
+    "AutosacError",
+    "CaptureError",
+    "HardwareError",
+    "InfeasibleError",
+    "Plan",
+    "PlanError",
+    "Simulation",
+    "SimulationError",
+    "Trace",
+    "TraceError",
+    "UsageError",
+    "apply",
+    "plan",
+    "simulate",
+]
+
+_HOME = {"apply": "api", "plan": "api", "simulate": "api", "Plan": "plan", "Simulation": "simulation", "Trace": "trace"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load public names on first use, so that importing one room does not import all of them."""
+    if name not in __all__:
+        raise AttributeError(f"module 'autosac' has no attribute {name!r}")
+    return getattr(import_module(f"autosac.{_HOME.get(name, 'errors')}"), name)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from autosac.capture import kernels
+from autosac.capture import compiled, kernels
 from autosac.capture.target import TargetGPU
 from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
@@ -33,14 +33,25 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
         _ddp()
     _triton_launches(recorder)
     _flex_attention_device()
+    if mode.target != "cpu":
+        compiled.install()
 
 
 def _module_calls(recorder: Recorder) -> None:
     """Module entry and exit; `always_call`, because early-stopped recomputation leaves by an exception."""
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-    register_module_forward_pre_hook(lambda module, _: recorder.enter_module(module))
-    register_module_forward_hook(lambda *_: recorder.exit_module(), always_call=True)
+    # Dynamo traces global hooks into its graphs; there they shall do nothing.
+    def enter(module: torch.nn.Module, _: Any) -> None:
+        if not torch.compiler.is_compiling():
+            recorder.enter_module(module)
+
+    def leave(*_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            recorder.exit_module()
+
+    register_module_forward_pre_hook(enter)
+    register_module_forward_hook(leave, always_call=True)
 
 
 def _autograd_engine(recorder: Recorder) -> None:

@@ -25,6 +25,7 @@ from autosac.capture.cache import Entry
 from autosac.capture.collectives import CollectiveCall, describe_collective
 from autosac.capture.signatures import SignatureTable
 from autosac.capture.sources import calling_line
+from autosac.integrations.modules import clean_name, unwrapped
 from autosac.trace import (
     Alloc,
     Collective,
@@ -116,7 +117,7 @@ class Recorder:
         """Name the modules of a model part; names of wrappers are left out."""
         self.model_parts.append(model)
         by_name = {name: i for i, name in enumerate(self.module_names)}
-        for raw_name, module in model.named_modules():
+        for raw_name, module in unwrapped(model).named_modules():
             name = clean_name(raw_name)
             if name not in by_name:
                 parent = by_name[name.rpartition(".")[0]] if name else -1
@@ -472,14 +473,6 @@ class Recorder:
             events=tuple(self.events),
             regions=tuple(sorted(self.regions, key=lambda region: (region.first, -region.last))),
         )
-
-
-def clean_name(name: str) -> str:
-    """A module's qualified name without the parts that checkpointing, compilation and DDP wrappers add."""
-    wrappers = ("_checkpoint_wrapped_module", "_orig_mod", "module") if name.startswith("module") else (
-        "_checkpoint_wrapped_module", "_orig_mod",
-    )  # fmt: skip
-    return ".".join(part for part in name.split(".") if part not in wrappers)
 
 
 def _plain_tensors(value: Any) -> list[torch.Tensor]:

@@ -16,7 +16,9 @@ class TitanRequest:
 
     `config_file` is the job's TOML, `overrides` TorchTitan's own command-line arguments. `checkpointing` replaces the job's
     activation checkpointing: "job" (leave it), "none", "full", "selective-op", "selective-<N>", or "plan" with the file
-    `plan_file`. `observe` records the regions of all modules that could be checkpointed (implies "none").
+    `plan_file`. `observe` records the regions of all modules that could be checkpointed (implies "none"). `stage_inputs`:
+    with pipeline parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank
+    gives it in its trace's info ("stage_outputs").
     """
 
     config_file: str | None
@@ -29,6 +31,7 @@ class TitanRequest:
     observe: bool = False
     steps: int = 2
     ranks_per_node: int = 8
+    stage_inputs: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -65,4 +68,6 @@ class TitanRequest:
         gpu = document.pop("gpu")
         gpu["compute_capability"] = tuple(gpu["compute_capability"])
         document["overrides"] = tuple(document["overrides"])
+        if document["stage_inputs"] is not None:
+            document["stage_inputs"] = tuple((tuple(a), tuple(b), dtype) for a, b, dtype in document["stage_inputs"])
         return TitanRequest(gpu=TargetGPU(**gpu), **document)

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 
 from autosac.capture import patches, process_group
+from autosac.capture.pipeline import StageMetadata
 from autosac.capture.request import TitanRequest
 from autosac.capture.session import CaptureSession
 from autosac.errors import CaptureError, UsageError
+from autosac.integrations import modules
 from autosac.trace import Trace
 
 # What decides the computation; the other sections (metrics, checkpoint, profiling, ...) do not enter the fingerprint.
@@ -140,6 +142,9 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
     process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
     import_torchtitan()
     patches.install_torchtitan(request.gpu)
+    stages = StageMetadata()
+    stages.received = list(request.stage_inputs) if request.stage_inputs else None
+    stages.install()
     config = parse_config(request)
     _install_synthetic_data(config)
     import torchtitan.train
@@ -169,7 +174,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
             except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError) as e:
                 raise explain(e, f"training step {step}") from e
         recorder.end_recording()
-        return recorder.trace(_info(request, config, trainer))
+        return recorder.trace({**_info(request, config, trainer), "stage_outputs": stages.sent})
 
 
 def _info(request: TitanRequest, config: Any, trainer: Any) -> dict[str, Any]:
@@ -191,6 +196,7 @@ def _info(request: TitanRequest, config: Any, trainer: Any) -> dict[str, Any]:
         "flops_per_token": float(processor.num_flops_per_token),
         "parallelism": degrees,
         "parameter_shapes": parameter_shapes(trainer.model_parts),
+        "fsdp_units": fsdp_units(trainer.model_parts),
         "checkpointing": request.checkpointing,
         "preserve_rng_state": config.activation_checkpoint.preserve_rng_state,
         "early_stop": config.activation_checkpoint.early_stop,
@@ -198,12 +204,22 @@ def _info(request: TitanRequest, config: Any, trainer: Any) -> dict[str, Any]:
 
 
 def parameter_shapes(model_parts: list[torch.nn.Module]) -> dict[str, list[int]]:
-    """Global shapes of all parameters by clean name."""
-    from autosac.capture.recorder import clean_name
+    """Global shapes of all parameters by clean name, in the model's order."""
+    return {name: list(shape) for part in model_parts for name, shape in modules.parameter_shapes(part)}
 
-    return {
-        clean_name(name): list(parameter.shape) for part in model_parts for name, parameter in part.named_parameters()
-    }
+
+def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:
+    """Clean names of the modules that FSDP manages as units; checkpointing may not be applied above them."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return sorted(
+        {
+            modules.clean_name(name)
+            for part in model_parts
+            for name, module in modules.unwrapped(part).named_modules()
+            if isinstance(module, FSDPModule)
+        }
+    )
 
 
 def _one_line(error: BaseException) -> str:

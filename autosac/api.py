@@ -1,0 +1,133 @@
+"""AutoSAC from Python, for any eager PyTorch training step.
+
+    def make_step(device):
+        model = Model().to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = torch.randint(0, 1000, (8, 1024), device=device)
+
+        def step():
+            model(batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, step
+
+    simulation = autosac.simulate(make_step, gpu="h100-sxm-80gb")
+    plan = autosac.plan(make_step, gpu="h100-sxm-80gb", budget="60GiB")
+    model = autosac.apply(model, plan)
+
+`make_step` is called in a child process, on a device that stands for the GPU: nothing real is allocated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autosac.jobs import simulation_of
+from autosac.plan import Plan
+from autosac.planning import Goal, full_plan, make_plan
+from autosac.quantities import parse_budget
+from autosac.simulation import Simulation, Target
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autosac.capture.eager import MakeStep
+
+
+def simulate(
+    make_step: MakeStep,
+    *,
+    gpu: str = "h100-sxm-80gb",
+    target: str = "gpu",
+    steps: int = 2,
+    plan: Plan | None = None,
+    allocator: str = "",
+) -> Simulation:
+    """Simulate a training step: its memory over time, its step time, and whether it fits.
+
+    `gpu`: a known GPU or a profile file. `target`: "gpu", or "cpu" to record the operators that this machine's CPU would
+    run (memory is then that of the CPU's operators). `steps`: how many are run, the last is kept. `plan`: apply it first
+    (make_step has to return the model too). `allocator`: a PYTORCH_CUDA_ALLOC_CONF string.
+
+    UsageError for wrong arguments, CaptureError if the step cannot be captured.
+    """
+    machine = Target.of(gpu, 1, allocator=allocator)
+    captures = EagerCaptures(make_step, machine, target=target, steps=steps)
+    return captures.under(plan) if plan is not None else captures.plain()
+
+
+def plan(
+    make_step: MakeStep,
+    *,
+    gpu: str = "h100-sxm-80gb",
+    budget: str = "85%",
+    budget_kind: str = "reserved",
+    solver: str = "knapsack",
+    allocator: str = "",
+    target: str = "gpu",
+    progress: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """Decide what to keep and what to recompute so that the step fits the budget and runs as fast as it can.
+
+    `budget`: "68GiB", "73GB" or "85%" of the GPU; `budget_kind`: "reserved" (what the caching allocator takes) or
+    "active" (what tensors occupy); `solver`: "greedy", "knapsack" or "ilp". The rest as in `simulate`.
+
+    InfeasibleError if no plan meets the budget: it says the smallest that would do.
+    """
+    machine = Target.of(gpu, 1, allocator=allocator)
+    goal = Goal(
+        budget_bytes=parse_budget(budget, machine.hardware.usable_bytes), budget_kind=budget_kind, solver=solver
+    )
+    return make_plan(EagerCaptures(make_step, machine, target=target), goal, progress).plan
+
+
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
+    """Checkpoint the model's modules as the plan says; the model is changed in place and returned.
+
+    Call it before torch.compile and before fully_shard. PlanError if the plan was made for another model.
+    """
+    from autosac.integrations.eager import apply as apply_to
+
+    return apply_to(model, plan)
+
+
+class EagerCaptures:
+    """The captures that planning needs, of an eager step; see `autosac.planning.Captures`."""
+
+    def __init__(self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2) -> None:
+        self._make_step = make_step
+        self._machine = machine
+        self._settings: dict[str, Any] = {"gpu": machine.gpu, "target": target, "steps": steps}
+        self._observed: Simulation | None = None
+
+    def plain(self) -> Simulation:
+        """The step as it is."""
+        return self._capture()
+
+    def observed(self) -> Simulation:
+        """The step with its regions observed."""
+        if self._observed is None:
+            self._observed = self._capture(observe=True)
+        return self._observed
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """The step without checkpointing, and with all of every outermost module recomputed."""
+        everything = full_plan(self.observed())
+        return {"none": self.observed(), "full": self.under(everything)}
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+        with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
+            path = Path(folder, "plan.json")
+            plan.save(path)
+            return self._capture(plan=plan, plan_file=str(path))
+
+    def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
+        from autosac.capture.eager import EagerRequest, capture_eager
+
+        trace = capture_eager(self._make_step, EagerRequest(**self._settings, **changes))
+        return simulation_of(trace, self._machine, plan)

@@ -1,0 +1,66 @@
+"""torch.compile: Dynamo, AOTAutograd and the min-cut partitioner run as they are; only Inductor's code generation is replaced.
+
+The compiled callable interprets the partitioned graph on the simulated device, so that every operator that the compiled job
+would run (fused or not) is captured with its memory. torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+
+
+def install() -> None:
+    """Replace Inductor in this process."""
+    from torch._higher_order_ops.wrap import inductor_compiled_code
+
+    with contextlib.suppress(RuntimeError, AssertionError):  # registered already, in some versions
+        inductor_compiled_code.fallthrough(torch._C.DispatchKey.AutogradPrivateUse1)
+
+    def compile_graph(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
+        return _backend(model, inputs, getattr(self, "config", None) or {})
+
+    torch._TorchCompileInductorWrapper.__call__ = compile_graph
+    import torch._dynamo.config as dynamo_config
+
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, 64)
+
+
+def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    compiler = functools.partial(_interpret, as_region=bool(options.get("wrap_inductor_compiled_regions")))
+    return aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        decompositions=select_decomp_table(),
+        partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
+        keep_inference_input_mutations=True,
+    )(graph, inputs)
+
+
+def _interpret(graph: Any, _: Any, *, as_region: bool) -> Any:
+    """A boxed callable that runs the graph operator by operator."""
+
+    def run(args: list[Any]) -> Any:
+        return graph(*args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    if not as_region:
+        return run
+    from torch._higher_order_ops import wrap
+
+    callable_type = getattr(wrap, "InductorCompiledCallable", None)
+    region = callable_type(run, graph) if callable_type is not None else run
+
+    def run_region(args: list[Any]) -> Any:
+        return wrap.inductor_compiled_code(region, list(args))
+
+    run_region._boxed_call = True  # type: ignore[attr-defined]
+    return run_region

@@ -1,0 +1,91 @@
+"""Pipeline stages without their neighbours.
+
+On the first step the stages tell each other the shapes of what they exchange, as pickled Python objects over point-to-point
+transfers, and vote on whether they have to. The neighbours do not exist here. What a stage receives is taken from
+`received`, the shapes that another capture's first stage has sent (uniform over the stages of every supported model); what
+it would receive as gradients follows from its own outputs. What this rank sends is kept in `sent`, for the trace's info.
+
+torch 2.11 and 2.12 exchange tuples of meta tensors (`recv_object_list` within `PipelineStage._shape_inference`), torch 2.13
+objects of its own (`_recv_meta`, `_send_meta`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+
+from autosac.errors import CaptureError
+
+Shapes: TypeAlias = "list[tuple[tuple[int, ...], tuple[int, ...], str]]"
+
+
+class StageMetadata:
+    """The exchange of shapes, answered locally."""
+
+    def __init__(self) -> None:
+        self.received: Shapes | None = None
+        self.sent: Shapes | None = None
+
+    def install(self) -> None:
+        """Patch the pipeline stages of this process."""
+        from torch.distributed.pipelining import stage
+
+        if hasattr(stage.PipelineStage, "_recv_meta"):
+            self._install_objects(stage)
+        else:
+            self._install_tuples(stage)
+
+    def _incoming(self) -> Shapes:
+        known = self.received or self.sent
+        if known is None:
+            raise CaptureError("a later pipeline stage was captured before the first: capture the rank of stage 0 first")
+        return known
+
+    def _install_objects(self, stage: Any) -> None:
+        """torch 2.13."""
+        from torch.distributed.pipelining import _utils
+
+        def receive(this: Any, source: int) -> Any:
+            if source > this.stage_index:
+                metas = _utils._derive_grad_metas(this._stage_meta.outputs)
+                return _utils._StageBackwardMeta(backward_metas=metas)
+            metas = tuple(
+                _utils._TensorMeta(shape=torch.Size(shape), stride=stride, dtype=getattr(torch, dtype), requires_grad=True)
+                for shape, stride, dtype in self._incoming()
+            )
+            return _utils._StageForwardMeta(forward_metas=metas)
+
+        def send(this: Any, meta: Any, destination: int) -> None:
+            if destination > this.stage_index:
+                self._keep(meta.forward_metas)
+
+        def vote(*_: Any, **__: Any) -> torch.Tensor:
+            return torch.zeros(1, dtype=torch.int32)  # 0: infer the shapes by running
+
+        stage.PipelineStage._recv_meta = receive
+        stage.PipelineStage._send_meta = send
+        stage.PipelineStage._warmup_forward_vote = vote
+        stage.PipelineStage._warmup_backward_result = vote
+
+    def _install_tuples(self, stage: Any) -> None:
+        """torch 2.11 and 2.12."""
+
+        def receive(objects: list[Any], *_: Any, **__: Any) -> None:
+            objects[0] = tuple(
+                torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="meta")
+                for shape, stride, dtype in self._incoming()
+            )
+
+        def send(objects: list[Any], *_: Any, **__: Any) -> None:
+            self._keep(objects[0])
+
+        stage.dist.recv_object_list = receive
+        stage.dist.send_object_list = send
+
+    def _keep(self, tensors: Any) -> None:
+        self.sent = [
+            (tuple(map(int, t.shape)), tuple(map(int, t.stride if isinstance(t.stride, tuple) else t.stride())),
+             str(t.dtype).removeprefix("torch."))
+            for t in tensors
+        ]  # fmt: skip
