@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
+
+from autosac.integrations.keys import tensors_in
 
 _written: dict[Any, tuple[tuple[int, str], ...]] = {}
 
@@ -80,19 +81,16 @@ class AliasWatch:
     ) -> None:
         """Note one operator of the forward and what the policy does with it."""
         self._clock += 1
-        written_leaves = []
-        for position, argument in written_arguments(func):
-            value = args[position] if position < len(args) else kwargs.get(argument)
-            written_leaves.append(value)
-        written = _storages(written_leaves)
+        places = written_arguments(func)
+        written = _storages([args[i] if i < len(args) else kwargs.get(name) for i, name in places])
         read = _storages((args, kwargs))
         made = _storages(out)
-        for address, reference in {**read, **written}.items():
+        for address, storage in read.items():
             if address not in self._uses:
-                self._uses[address] = _Use(reference, None, False)
-        for address, reference in made.items():
+                self._uses[address] = _Use(StorageWeakRef(storage), None, False)
+        for address, storage in made.items():
             if address not in self._uses:
-                self._uses[address] = _Use(reference, name, keep)
+                self._uses[address] = _Use(StorageWeakRef(storage), name, keep)
         is_view = not written and bool(made) and made.keys() <= read.keys()
         for address in written:
             self._uses[address].writers.append((name, keep))
@@ -123,18 +121,16 @@ class AliasWatch:
         return None
 
 
-def _storages(tree: Any) -> dict[int, StorageWeakRef]:
+def _storages(tree: Any) -> dict[int, torch.UntypedStorage]:
     """The storages behind all tensors of a tree, by address; tensor subclasses count as the tensors inside
     them.
     """
-    found: dict[int, StorageWeakRef] = {}
-    for leaf in tree_leaves(tree):
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        if is_traceable_wrapper_subclass(leaf):
-            names, _ = leaf.__tensor_flatten__()
-            found.update(_storages([getattr(leaf, name) for name in names]))
+    found: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors_in(tree):
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            found.update(_storages([getattr(tensor, name) for name in names]))
         else:
-            storage = leaf.untyped_storage()
-            found[storage._cdata] = StorageWeakRef(storage)
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage
     return found

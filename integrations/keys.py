@@ -9,19 +9,20 @@ its recomputation.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from autosac.plan import Fingerprint
 
 _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 _counted: dict[Any, bool] = {}
+_tagged_random: dict[Any, bool] = {}
 
 
 class _Quiet(threading.local):
@@ -50,20 +51,26 @@ def op_name(func: Any) -> str:
     return str(func) if isinstance(func, torch._ops.OpOverload) else str(func.name())
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """``"bfloat16"`` for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """All tensors in nested tuples, lists and dicts, in order: what operators take and return."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return []
+    return [tensor for item in tree for tensor in tensors_in(item)]
+
+
 def fingerprint(out: Any) -> Fingerprint:
     """Shape and dtype of each tensor in an operator's result, in order."""
-    if isinstance(out, torch.Tensor):
-        return ((tuple(out.shape), dtype_name(out.dtype)),)
-    return tuple(
-        (tuple(leaf.shape), dtype_name(leaf.dtype))
-        for leaf in tree_leaves(out)
-        if isinstance(leaf, torch.Tensor)
-    )
+    return tuple((tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in tensors_in(out))
 
 
 class Keyer:
@@ -88,12 +95,15 @@ def is_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
     Attention without dropout does not, though it is tagged so.
     """
-    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+    tagged = _tagged_random.get(func)
+    if tagged is None:
+        tagged = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        _tagged_random[func] = tagged
+    if not tagged:
         return False
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
-            value = args[i] if i < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return bool(value)
+            return bool(args[i] if i < len(args) else kwargs.get("dropout_p", argument.default_value))
     return True
 
 

@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from autosac.integrations.aliases import AliasWatch, find_operator, written_arguments
-from autosac.integrations.keys import Keyer, dtype_name, fingerprint, is_counted, is_random, op_name, quiet
+from autosac.integrations.keys import Keyer, fingerprint, is_counted, is_random, op_name, quiet, tensors_in
 from autosac.plan import Decision, Unit
 
 _RERUN = object()
@@ -74,12 +74,7 @@ class UnitPolicy:
         rows = self.decisions(func)
         if occurrence >= len(rows):
             return f"runs more calls of {op_name(func)} than the plan's {len(rows)}"
-        planned = rows[occurrence].outputs
-        if len(planned) == 1 and isinstance(out, torch.Tensor):
-            shape, dtype = planned[0]
-            if out.shape == shape and dtype_name(out.dtype) == dtype:
-                return ""
-        found = fingerprint(out)
+        planned, found = rows[occurrence].outputs, fingerprint(out)
         if found == planned:
             return ""
         return f"{op_name(func)} (call {occurrence}) returns {_look(found)}; the plan has {_look(planned)}"
@@ -123,9 +118,7 @@ class Memo:
         """All tensors held, in order."""
         for value in self.held:
             if value is not _RERUN:
-                for leaf in (value,) if isinstance(value, torch.Tensor) else tree_leaves(value):
-                    if isinstance(leaf, torch.Tensor):
-                        yield leaf
+                yield from tensors_in(value)
 
 
 class SavingMode(TorchDispatchMode):
@@ -201,9 +194,7 @@ class SavingMode(TorchDispatchMode):
             return
         held = _hold(func, args, kwargs, out)
         memo.held.append(held)
-        for leaf in (held,) if isinstance(held, torch.Tensor) else tree_leaves(held):
-            if isinstance(leaf, torch.Tensor):
-                memo.versions.append(leaf._version)
+        memo.versions.extend([tensor._version for tensor in tensors_in(held)])
 
     def _check_random(self, func: Any, keep: bool) -> None:
         policy = self._memo.policy

@@ -190,7 +190,7 @@ class Region:
 
 
 def groups_of(calls: list[Seen]) -> list[list[int]]:
-    """Positions that must be decided alike: what touches memory up to its last change; the random operators."""
+    """Positions that must be decided alike: what touches memory until its last change; random operators."""
     parent = list(range(len(calls)))
 
     def root(i: int) -> int:
@@ -319,7 +319,7 @@ class Case:
     calls: dict[str, list[Seen]]
 
     def plan(self, keep: Collection[int] | Callable[[Seen], bool], **settings: bool) -> Plan:
-        """A plan that keeps, in every layer, the calls at these positions or those that satisfy the function."""
+        """A plan that keeps, in every layer, the calls at these positions or those the function chooses."""
         chosen = {
             fqn: {i for i, call in enumerate(calls) if (keep(call) if callable(keep) else i in keep)}
             for fqn, calls in self.calls.items()

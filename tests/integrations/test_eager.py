@@ -79,7 +79,7 @@ def test_any_group_wise_plan_gives_the_same_gradients_without_a_warning(
 def test_no_plan_however_wrong_changes_a_gradient(
     lab: Any, cases: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Random decisions that tear groups apart fall back where they must; the result stays bitwise the same."""
+    """Decisions that tear groups apart fall back where they must; the result stays bitwise the same."""
     case = cases[data.draw(st.sampled_from(sorted(cases)))]
     size = len(case.calls["layers.0"])
     keep = {
@@ -194,7 +194,7 @@ def test_keeping_a_tensor_but_recomputing_its_mutator_falls_back(lab: Any, cases
 
 
 class Reader(nn.Module):
-    """Reads a tensor before it changes it in place: recomputed from the kept, final value it would be wrong."""
+    """Reads a tensor before changing it in place: recomputed from the kept, final value it would be wrong."""
 
     def __init__(self) -> None:
         super().__init__()

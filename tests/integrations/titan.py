@@ -188,7 +188,7 @@ def nested(lab: Any, make_case: Callable[[str], Any], world_size: int) -> dict[s
     calls = log.calls["layers.0"]
     groups = lab.groups_of(calls)
     rows = lab.decisions_from(calls, {i for group in groups[::2] for i in group})
-    plan = lab.plan_for(case.model, {fqn: rows for fqn in LAYERS}, early_stop=False)
+    plan = lab.plan_for(case.model, dict.fromkeys(LAYERS, rows), early_stop=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = run(lambda model: apply(model, plan), 3)
