@@ -1,0 +1,140 @@
+"""Per-operator policies of every unit: from the SACEstimator's statistics to the units of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from autosac.estimator.sac_estimator import SACEstimator, SACModule
+from autosac.plan import Decision, Parameters, Unit
+from autosac.problem import UnitStatistics
+from autosac.simulation import Simulation
+from autosac.solvers import LocalSolution, local_solver
+from autosac.trace import Call, Region
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitPolicy:
+    """One module that may be checkpointed, with the statistics of (the first of) its executions."""
+
+    name: str
+    module: int
+    sac: SACModule
+    parameters: Parameters
+
+    def solve(self, kept_bytes: int, solver: str) -> Unit:
+        """The unit of a plan that keeps at most `kept_bytes` of one execution, decided by a local solver."""
+        budget = max(kept_bytes, self.sac.problem.stored_bytes)
+        return self._unit(local_solver(solver)(self.sac.problem, budget))
+
+    def recompute_all(self) -> Unit:
+        """The unit that keeps nothing at all: plain checkpointing."""
+        items = self.sac.problem.items
+        total_ms = sum(item.recompute_ms for item in items)
+        return self._unit(LocalSolution(kept=(), kept_bytes=0, recompute_ms=total_ms))
+
+    def _unit(self, solution: LocalSolution) -> Unit:
+        total = self.sac.tradeoff.memory_bytes
+        return Unit(
+            fqn=self.name,
+            discard_fraction=1 - solution.kept_bytes / total if total else 1.0,
+            kept_bytes=solution.kept_bytes,
+            recompute_ms=solution.recompute_ms,
+            decisions=self._decisions(self.sac.stats.kept_operators(solution)),
+            parameters=self.parameters,
+        )
+
+    def _decisions(self, kept: frozenset[int]) -> tuple[Decision, ...]:
+        return tuple(
+            Decision(
+                op=operator.name,
+                occurrence=operator.occurrence,
+                keep=i in kept,
+                outputs=tuple((meta.shape, meta.dtype) for meta in operator.outputs),
+                memory_bytes=operator.memory_bytes,
+                runtime_ms=operator.runtime_ms,
+                msps=operator.memory_bytes / operator.runtime_ms * 1e3 if operator.runtime_ms > 0 else None,
+            )
+            for i, operator in enumerate(self.sac.stats.operators)
+        )
+
+
+class UnitPolicies:
+    """All modules of a captured step that may be checkpointed; `refusals` says of others why they may not."""
+
+    def __init__(self, base: Simulation) -> None:
+        self.base = base
+        trace = base.trace
+        estimator = SACEstimator(
+            trace, base.pricing.event_ms.tolist(), early_stop=bool(trace.info.get("early_stop", True))
+        )
+        self.modules = estimator.modules()
+        fsdp = set(trace.info.get("fsdp_units", ()))
+        self.units: list[UnitPolicy] = []
+        self._regions: dict[int, int] = {}
+        refused: dict[str, str] = {}
+        for index, sac in self.modules.items():
+            region = trace.regions[index]
+            name = trace.modules[region.module]
+            if region.module in self._regions:
+                first = trace.regions[self._regions[region.module]]
+                if not _same_calls(first, region):
+                    refused[name] = "its executions differ in their operators"
+                continue
+            self._regions[region.module] = index
+            if any(unit.startswith(f"{name}.") for unit in fsdp):
+                continue  # no checkpointing above FSDP units
+            if sac.stats.refusal is not None:
+                refused[name] = sac.stats.refusal
+                continue
+            parameters = tuple(
+                (parameter.removeprefix(f"{name}."), tuple(shape))
+                for parameter, shape in trace.info.get("parameter_shapes", {}).items()
+                if parameter.startswith(f"{name}.")
+            )
+            self.units.append(UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters))
+        self.units = [unit for unit in self.units if unit.name not in refused]
+        self.refusals = tuple(f"{name} is not checkpointed: {reason}" for name, reason in refused.items())
+
+    @cached_property
+    def _by_module(self) -> dict[int, UnitPolicy]:
+        return {unit.module: unit for unit in self.units}
+
+    def of_module(self, module: int) -> UnitPolicy:
+        """The policy of a module by its index in the trace."""
+        return self._by_module[module]
+
+    def is_inside(self, inner: UnitPolicy, outer: UnitPolicy) -> bool:
+        """`inner` lies within `outer` in the module tree."""
+        return inner.name.startswith(f"{outer.name}.")
+
+    def statistics(self) -> dict[int, UnitStatistics]:
+        """What the global problem needs, by region."""
+        found = {}
+        for index, sac in self.modules.items():
+            policy = self._by_module.get(self.base.trace.regions[index].module)
+            if policy is not None:
+                found[index] = UnitStatistics(
+                    stored_bytes=policy.sac.tradeoff.stored_bytes,
+                    discardable_bytes=policy.sac.tradeoff.discardable_bytes,
+                    recompute_ms=policy.sac.tradeoff.runtime_ms,
+                    segments=policy.sac.segments(),
+                )
+        return found
+
+    def allowed(self) -> dict[int, bool]:
+        """Every unit here may be checkpointed."""
+        return dict.fromkeys(self._by_module, True)
+
+
+def _same_calls(first: Region, other: Region) -> bool:
+    """Two executions of a module ran the same operators with outputs of the same look."""
+
+    def look(call: Call) -> tuple[object, ...]:
+        return call.op, call.occurrence, tuple((meta.shape, meta.dtype) for meta in call.outputs)
+
+    return len(first.calls) == len(other.calls) and all(
+        look(a) == look(b) for a, b in zip(first.calls, other.calls, strict=True)
+    )
+
+
