@@ -117,9 +117,7 @@ def _covered(part: tuple[Times, Times], start: Times, end: Times) -> Times:
     return np.interp(end, points, lengths) - np.interp(start, points, lengths)
 
 
-def _breakdown(
-    timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompute_cost_ms: float
-) -> Breakdown:
+def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompute_cost_ms: float) -> Breakdown:
     step_ms = timeline.makespan_ms
 
     def clipped(start: Times, end: Times) -> tuple[Times, Times]:

@@ -96,7 +96,9 @@ class _Writer:
             yield {**place, "name": f"{what}_sort_index", "args": {"sort_index": index}}
 
     def modules(self) -> Iterator[Json]:
-        """Modules on the host's clock, those whose begin and end are properly nested."""
+        """The step, and in it the modules on the host's clock, those whose begin and end are properly nested."""
+        end = max([self.host_end[-1], *(end for end in self.end if end == end)])
+        yield self._slice(_MODULES, "ProfilerStep#0", "user_annotation", self.host_start[0], end, {})
         stack: list[tuple[int, Phase, float]] = []
         for i, event in enumerate(self.trace.events):
             if type(event) is ModuleEnter:
@@ -115,9 +117,7 @@ class _Writer:
             if type(event) is ModuleEnter or type(event) is ModuleExit:
                 continue
             launches = self.stream[i] >= 0
-            args = {"External id": self.first_id + i} | (
-                {"correlation": self.first_id + i} if launches else {}
-            )
+            args = {"External id": self.first_id + i} | ({"correlation": self.first_id + i} if launches else {})
             start, end = self.host_start[i], self.host_end[i]
             yield self._slice(_HOST, _name(self.trace, i), "cpu_op", start, end, args)
             if launches:

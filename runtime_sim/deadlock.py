@@ -19,9 +19,7 @@ def explain(problem: Problem, program: Program, execution: Execution) -> str:
         for _, number in program.legs[item]:
             if execution.transfer_end[number] < 0:
                 lines.append(_waiting(problem, program, execution, item, program.transfers[number]))
-    lines += [
-        line for rank in range(len(problem.traces)) if (line := _host(problem, program, execution, rank))
-    ]
+    lines += [line for rank in range(len(problem.traces)) if (line := _host(problem, program, execution, rank))]
     return "deadlock: " + "; ".join(dict.fromkeys(lines))
 
 

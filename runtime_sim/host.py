@@ -85,9 +85,7 @@ class HostModel:
         for field in fields(self):
             value = getattr(self, field.name)
             if not value >= 0 or value == float("inf"):
-                raise SimulationError(
-                    f"host model: {field.name} is {value}; it must be a finite number, 0 or more"
-                )
+                raise SimulationError(f"host model: {field.name} is {value}; it must be a finite number, 0 or more")
         if self.queue_depth < 1:
             raise SimulationError(f"host model: queue_depth is {self.queue_depth}; it must be at least 1")
 
@@ -99,9 +97,7 @@ class HostModel:
             raise SimulationError("host model: only a host whose eager operators cost time can be scaled")
         ratio = eager_op_us / self.eager_op_us
         kept = ("launch_latency_us", "queue_depth")
-        return replace(
-            self, **{f.name: getattr(self, f.name) * ratio for f in fields(self) if f.name not in kept}
-        )
+        return replace(self, **{f.name: getattr(self, f.name) * ratio for f in fields(self) if f.name not in kept})
 
 
 INSTANT_HOST = HostModel(

@@ -66,9 +66,7 @@ class ConstantOverlap(OverlapModel):
         for field in fields(self):
             value = getattr(self, field.name)
             if not 1 <= value < float("inf"):
-                raise SimulationError(
-                    f"overlap model: {field.name} is {value}; a slowdown is at least 1 and finite"
-                )
+                raise SimulationError(f"overlap model: {field.name} is {value}; a slowdown is at least 1 and finite")
 
     def compute_slowdown(self, signature: Signature, inter_node: bool) -> float:
         """`compute_inter` or `compute_intra`."""

@@ -253,9 +253,7 @@ class _Rank:
         self.ms: list[float] = event_ms.tolist()
         self.engines = [Engine.HOST if s.is_view else _classify(s) for s in trace.signatures]
         model = linker.overlap
-        self.slowdowns = [
-            (model.compute_slowdown(s, False), model.compute_slowdown(s, True)) for s in trace.signatures
-        ]
+        self.slowdowns = [(model.compute_slowdown(s, False), model.compute_slowdown(s, True)) for s in trace.signatures]
         self.relevant = [(i, event) for i, event in enumerate(trace.events) if type(event) in _RELEVANT]
         used = 1 + max((max(_streams(event)) for _, event in self.relevant), default=0)
         self.streams = [*trace.streams, *(f"stream {i}" for i in range(len(trace.streams), used))]
@@ -265,9 +263,7 @@ class _Rank:
         self.works: dict[int, Frontier] = {}
         self.sequence: dict[tuple[object, ...], int] = {}
         self.communicators: dict[int, _Communicator] = {}
-        self.batch: tuple[int, int, int] | None = (
-            None  # (batch id, item, stream) of the batch being collected
-        )
+        self.batch: tuple[int, int, int] | None = None  # (batch id, item, stream) of the batch being collected
         self.points: list[Point] = []
         before = [(-1, event) for event in trace.prologue]
         self.known = {e.event for _, e in (*before, *self.relevant) if type(e) is EventRecord}
@@ -461,9 +457,7 @@ def describe(trace: Trace, index: int) -> str:
         return f"{type(event).__name__} (event {index})"
     module = trace.modules[event.module] if 0 <= event.module < len(trace.modules) else ""
     source = trace.sources[event.source] if 0 <= event.source < len(trace.sources) else ""
-    return (
-        f"{what} (event {index}" + f", module {module!r}" * bool(module) + f", {source}" * bool(source) + ")"
-    )
+    return f"{what} (event {index}" + f", module {module!r}" * bool(module) + f", {source}" * bool(source) + ")"
 
 
 def link(

@@ -82,9 +82,7 @@ def simulate(
         Problem(
             traces=sequence,
             event_ms=tuple(_checked(trace, p.event_ms) for trace, p in zip(sequence, priced, strict=True)),
-            host_ms=tuple(
-                host_costs(trace, host, names) for trace, names in zip(sequence, selective, strict=True)
-            ),
+            host_ms=tuple(host_costs(trace, host, names) for trace, names in zip(sequence, selective, strict=True)),
             host=host,
             overlap=overlap or ConstantOverlap(),
             gpus_per_node=gpus_per_node,
@@ -118,9 +116,7 @@ def _checked(trace: Trace, event_ms: NDArray[np.float64]) -> NDArray[np.float64]
     wrong = np.flatnonzero(~(np.isfinite(times) & (times >= 0)))
     if wrong.size:
         index = int(wrong[0])
-        raise SimulationError(
-            f"{describe(trace, index)} is priced at {times[index]} ms, which is not a duration"
-        )
+        raise SimulationError(f"{describe(trace, index)} is priced at {times[index]} ms, which is not a duration")
     return times
 
 

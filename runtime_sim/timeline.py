@@ -107,9 +107,7 @@ class Timeline:
         """
         info = self.ranks[rank].trace.info
         if not info.get("tokens_per_step"):
-            raise SimulationError(
-                "the trace does not say how many tokens its step trains on (tokens_per_step)"
-            )
+            raise SimulationError("the trace does not say how many tokens its step trains on (tokens_per_step)")
         degrees = info.get("parallelism") or {}
         sharing = 1
         for name in ("cp", "tp", "pp"):
@@ -140,9 +138,7 @@ def build(problem: Problem, program: Program, execution: Execution) -> Timeline:
     )
 
 
-def _rank(
-    problem: Problem, program: Program, execution: Execution, position: int, origin: float
-) -> RankTimeline:
+def _rank(problem: Problem, program: Program, execution: Execution, position: int, origin: float) -> RankTimeline:
     trace = problem.traces[position]
     count = len(trace.events)
     start, end, transfer = (np.full(count, np.nan) for _ in range(3))
@@ -172,9 +168,7 @@ def _rank(
     )
 
 
-def _host_times(
-    program: Program, execution: Execution, position: int, costs_ms: Times
-) -> tuple[Times, Times]:
+def _host_times(program: Program, execution: Execution, position: int, costs_ms: Times) -> tuple[Times, Times]:
     """When the host was at each event of the last step: known at the points, and in between by the costs."""
     points, resume = program.points[position], execution.resume[position]
     ends = program.step_ends[position]

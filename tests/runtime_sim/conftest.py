@@ -68,9 +68,7 @@ class Job:
         self.ms.append(ms)
         return self
 
-    def op(
-        self, ms: float, stream: int = 0, kind: str = "mm", module: int = 0, phase: Phase = Phase.FORWARD
-    ) -> Job:
+    def op(self, ms: float, stream: int = 0, kind: str = "mm", module: int = 0, phase: Phase = Phase.FORWARD) -> Job:
         """Append an operator."""
         return self.add(Op(list(SIGNATURES).index(kind), stream, module, phase, 0, (0,), (1,)), ms)
 
@@ -83,9 +81,7 @@ class Job:
             self.works += 1
             work = 1000 + self.works
         return self.add(
-            Collective(
-                kind, 64, group, stream, asynchronous, work, peer, batch, 0, module, phase, 0, (0,), (1,)
-            ),
+            Collective(kind, 64, group, stream, asynchronous, work, peer, batch, 0, module, phase, 0, (0,), (1,)),
             ms,
         )
 

@@ -153,9 +153,7 @@ def test_path_through_an_engine(job, run):
 
 def test_path_through_a_peer(job, run):
     """Rank 0's gather waited for rank 1, which computed for 4 ms."""
-    timeline = run(
-        *(job(rank=r).op(ms).collective(2, work=1).wait_work(1).op(1) for r, ms in enumerate((1, 4)))
-    )
+    timeline = run(*(job(rank=r).op(ms).collective(2, work=1).wait_work(1).op(1) for r, ms in enumerate((1, 4))))
     assert [s.rank for s in timeline.critical_path()] == [1, 0, 0]
     assert path(timeline) == [(0, 0, 4, "launch"), (1, 4, 6, "peer"), (3, 6, 7, "dependency")]
 

@@ -35,9 +35,7 @@ def test_an_event_counts_from_its_last_record_before_the_wait(job, run):
     """The event is recorded after 1 ms, waited for, and recorded again after 10 ms: the gather starts at 1,
     not at 11.
     """
-    timeline = run(
-        job().op(1).record(1, 0).wait(1, 1).op(10).record(1, 0).collective(2, stream=1, asynchronous=False)
-    )
+    timeline = run(job().op(1).record(1, 0).wait(1, 1).op(10).record(1, 0).collective(2, stream=1, asynchronous=False))
     assert timeline.ranks[0].start_ms[5] == 1
     assert timeline.makespan_ms == 11
 
@@ -49,9 +47,7 @@ def test_an_event_of_an_idle_stream_makes_nobody_wait(job, run):
 
 def test_waits_are_transitive_through_a_stream_without_kernels(job, run):
     """Gather waits for compute (3), scatter for gather, which is empty: scatter starts at 3."""
-    timeline = run(
-        job().op(3).wait_stream(1, 0).wait_stream(2, 1).collective(1, stream=2, asynchronous=False)
-    )
+    timeline = run(job().op(3).wait_stream(1, 0).wait_stream(2, 1).collective(1, stream=2, asynchronous=False))
     assert timeline.makespan_ms == 4
 
 
@@ -67,14 +63,7 @@ def test_a_collective_shared_by_two_streams(job, run):
     7, from 7.
     """
     timeline = run(
-        job()
-        .op(1)
-        .collective(4, work=7)
-        .op(6)
-        .wait_work(7, 0)
-        .wait_work(7, 3)
-        .op(2, stream=3, kind="h2d")
-        .op(3)
+        job().op(1).collective(4, work=7).op(6).wait_work(7, 0).wait_work(7, 3).op(2, stream=3, kind="h2d").op(3)
     )
     start, end = timeline.ranks[0].start_ms, timeline.ranks[0].end_ms
     assert (start[1], end[1]) == (1, 5)
@@ -131,9 +120,7 @@ def test_kernels_share_the_compute_engine_side_streams_first(job, run):
 
 def test_a_running_kernel_is_not_preempted(job, run):
     """The copy-in becomes ready at 2, when compute has just begun 5 ms of work at 1: it starts at 6."""
-    timeline = run(
-        job().op(1).op(5).collective(2, stream=2, asynchronous=False).wait_stream(1, 2).op(1, stream=1)
-    )
+    timeline = run(job().op(1).op(5).collective(2, stream=2, asynchronous=False).wait_stream(1, 2).op(1, stream=1))
     assert timeline.ranks[0].start_ms[4] == 6
 
 

@@ -25,9 +25,7 @@ def test_no_trace_at_all(run):
 @pytest.mark.parametrize("price", [float("nan"), float("inf"), -1.0])
 def test_prices_that_are_no_durations(job, run, price):
     """NaN, infinite and negative prices are refused with the operator's name and source line."""
-    with pytest.raises(
-        SimulationError, match=r"aten.mm.default \(event 1, module 'a', model.py:1\) is priced at"
-    ):
+    with pytest.raises(SimulationError, match=r"aten.mm.default \(event 1, module 'a', model.py:1\) is priced at"):
         run(job().op(1).op(price, module=1))
 
 

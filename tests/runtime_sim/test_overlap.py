@@ -18,18 +18,14 @@ def test_compute_is_slowed_while_bytes_move(job, run):
 
 def test_communication_is_slowed_while_the_gpu_computes(job, run):
     """The reverse: a 2-ms kernel, a 4-ms gather at half speed until 2: 1 + 3 = ends at 5."""
-    model = ConstantOverlap(
-        compute_intra=1.0, compute_inter=1.0, communication_intra=2.0, communication_inter=1.0
-    )
+    model = ConstantOverlap(compute_intra=1.0, compute_inter=1.0, communication_intra=2.0, communication_inter=1.0)
     timeline = run(job().collective(4).op(2), overlap=model)
     assert timeline.ranks[0].end_ms.tolist() == [5, 2]
 
 
 def test_both_at_once(job, run):
     """Both at half speed from 0: the 2-ms kernel ends at 4; the 3-ms gather has done 2 then: 5."""
-    model = ConstantOverlap(
-        compute_intra=2.0, compute_inter=1.0, communication_intra=2.0, communication_inter=1.0
-    )
+    model = ConstantOverlap(compute_intra=2.0, compute_inter=1.0, communication_intra=2.0, communication_inter=1.0)
     timeline = run(job().collective(3).op(2), overlap=model)
     assert timeline.ranks[0].end_ms.tolist() == [5, 4]
 
@@ -54,9 +50,7 @@ def test_a_transfer_is_as_slow_as_its_slowest_end(job, run):
     """Only rank 1 computes (2 ms) beside the 3-ms gather: it moves at half speed for 2 ms on both, and ends
     at 4.
     """
-    model = ConstantOverlap(
-        compute_intra=1.0, compute_inter=1.0, communication_intra=2.0, communication_inter=1.0
-    )
+    model = ConstantOverlap(compute_intra=1.0, compute_inter=1.0, communication_intra=2.0, communication_inter=1.0)
     timeline = run(job(rank=0).collective(3), job(rank=1).collective(3).op(2), overlap=model)
     assert [rank.end_ms[0] for rank in timeline.ranks] == [4, 4]
 

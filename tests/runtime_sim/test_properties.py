@@ -149,9 +149,7 @@ def test_between_the_busiest_stream_and_the_sum(job, program, contended, steps):
     total = timeline.step_end_ms[-1]
     rank = timeline.ranks[0]
     busy = [sum(ms for ms, s in zip(made.ms, rank.stream, strict=True) if s == stream) for stream in range(5)]
-    engines = [
-        sum(ms for ms, e in zip(made.ms, rank.engine, strict=True) if e == engine) for engine in range(4)
-    ]
+    engines = [sum(ms for ms, e in zip(made.ms, rank.engine, strict=True) if e == engine) for engine in range(4)]
     host_ms = float(timeline.problem.host_ms[0].sum())
     latency_ms = HOST.launch_latency_us / 1e3 * len(made.events)
     assert total >= max(*busy, *engines, host_ms) * steps - 1e-9
@@ -225,9 +223,7 @@ def test_repetition_is_exact(job, program, contended):
 @modest
 def test_the_critical_path_has_no_gaps(job, program, contended, steps):
     """Its segments begin at the step's beginning, follow each other, and end at its end."""
-    timeline = simulated(
-        build(job, program, contended=contended), host=HOST, overlap=ConstantOverlap(), steps=steps
-    )
+    timeline = simulated(build(job, program, contended=contended), host=HOST, overlap=ConstantOverlap(), steps=steps)
     path = timeline.critical_path()
     if timeline.makespan_ms == 0:
         return
@@ -243,9 +239,7 @@ def test_the_parts_add_up(job, program, contended, steps):
     """Compute, exposed communication and copies, bubbles and host-bound gaps partition the step; none is
     negative.
     """
-    timeline = simulated(
-        build(job, program, contended=contended), host=HOST, overlap=ConstantOverlap(), steps=steps
-    )
+    timeline = simulated(build(job, program, contended=contended), host=HOST, overlap=ConstantOverlap(), steps=steps)
     b = timeline.breakdown()
     parts = [b.compute_ms, b.exposed_communication_ms, b.exposed_copy_ms, b.bubble_ms, b.host_bound_ms]
     assert sum(parts) == pytest.approx(timeline.makespan_ms)

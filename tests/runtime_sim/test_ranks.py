@@ -11,9 +11,7 @@ from autosac.trace import Group
 
 def test_a_collective_starts_when_the_last_rank_arrives(job, run):
     """Rank 0 arrives at 1, rank 1 at 4; the 2-ms gather runs on both from 4 to 6; rank 0 waited for 3 ms."""
-    timeline = run(
-        *(job(rank=r).op(ms).collective(2, work=1).wait_work(1).op(1) for r, ms in enumerate((1, 4)))
-    )
+    timeline = run(*(job(rank=r).op(ms).collective(2, work=1).wait_work(1).op(1) for r, ms in enumerate((1, 4))))
     assert timeline.makespan_ms == 7
     first, second = timeline.ranks
     assert (first.start_ms[1], first.transfer_ms[1], first.end_ms[1]) == (1, 4, 6)
@@ -56,9 +54,7 @@ def test_send_and_recv_meet(job, run):
 def test_a_batch_cannot_deadlock_on_its_order(job, run):
     """Both ranks send before they receive, in one batch each: the transfers are concurrent, 2 ms."""
     ranks = [
-        job(rank=r)
-        .collective(2, kind="send", peer=1 - r, batch=3)
-        .collective(2, kind="recv", peer=1 - r, batch=3)
+        job(rank=r).collective(2, kind="send", peer=1 - r, batch=3).collective(2, kind="recv", peer=1 - r, batch=3)
         for r in (0, 1)
     ]
     timeline = run(*ranks)
@@ -167,9 +163,7 @@ def test_equal_ranks_equal_one(job, run):
 
 def test_different_collectives_where_one_is_meant(job, run):
     """Rank 0 gathers where rank 1 reduces: an error that says which ranks and which call."""
-    with pytest.raises(
-        SimulationError, match=r"number 0 of group 'dp': rank 1 issues all_reduce where rank 0"
-    ):
+    with pytest.raises(SimulationError, match=r"number 0 of group 'dp': rank 1 issues all_reduce where rank 0"):
         run(job(rank=0).collective(1), job(rank=1).collective(1, kind="all_reduce"))
 
 
