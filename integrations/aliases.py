@@ -76,9 +76,7 @@ class AliasWatch:
         self._uses: dict[int, _Use] = {}
         self._clock = 0
 
-    def see(
-        self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, keep: bool
-    ) -> None:
+    def see(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, keep: bool) -> None:
         """Note one operator of the forward and what the policy does with it."""
         self._clock += 1
         places = written_arguments(func)

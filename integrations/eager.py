@@ -64,13 +64,9 @@ def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
         if module is None:
             if partial:
                 continue
-            raise PlanError(
-                f"the plan was made for another model: it checkpoints {unit.fqn}, which is not there"
-            )
+            raise PlanError(f"the plan was made for another model: it checkpoints {unit.fqn}, which is not there")
         if any(isinstance(inner, ActivationWrapper) for inner in module.modules()):
-            raise PlanError(
-                f"{unit.fqn} has activation checkpointing already: apply the plan to a model without it"
-            )
+            raise PlanError(f"{unit.fqn} has activation checkpointing already: apply the plan to a model without it")
         if any(is_compiled(inner) for inner in module.modules()):
             raise PlanError(f"{unit.fqn} is compiled already: apply the plan before torch.compile")
         _compare(dict(parameters_of(module)), dict(unit.parameters), unit.fqn, partial=False)
@@ -91,9 +87,7 @@ def _compare(
         if name not in planned:
             raise PlanError(f"{what}: {where} has a parameter {name}, the plan's has not")
         if shape != planned[name]:
-            raise PlanError(
-                f"{what}: {name} of {where} is {list(shape)}, the plan's is {list(planned[name])}"
-            )
+            raise PlanError(f"{what}: {name} of {where} is {list(shape)}, the plan's is {list(planned[name])}")
     if not partial:
         for name in planned:
             if name not in running:

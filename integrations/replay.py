@@ -173,9 +173,7 @@ class SavingMode(TorchDispatchMode):
                 self._follow(func, occurrence, args, kwargs, out)
         return out
 
-    def _follow(
-        self, func: Any, occurrence: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> None:
+    def _follow(self, func: Any, occurrence: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         memo, policy = self._memo, self._memo.policy
         difference = policy.difference(func, occurrence, out)
         if difference:

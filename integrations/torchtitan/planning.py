@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 
 from autosac.errors import AutosacError, PlanError, UsageError
@@ -134,6 +133,7 @@ def job_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def _make_plan(job_config: Any, world_size: int) -> Plan:
+    from autosac.integrations.gpu import detect_gpu
     from autosac.jobs import plan_job
 
     section = job_config.autosac
@@ -142,7 +142,7 @@ def _make_plan(job_config: Any, world_size: int) -> Plan:
     plan: Plan = plan_job(
         config_file=job_config.job.config_file,
         overrides=job_arguments(sys.argv[1:]),
-        gpu=section.gpu or _device_name(),
+        gpu=section.gpu or detect_gpu(),
         world_size=world_size,
         budget=section.budget or "85%",
         solver=section.solver,
@@ -151,12 +151,6 @@ def _make_plan(job_config: Any, world_size: int) -> Plan:
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "autosac_plan.json")
     return plan
-
-
-def _device_name() -> str:
-    if not torch.cuda.is_available():
-        raise UsageError("[autosac] gpu: this machine has none; name the GPU to plan for")
-    return str(torch.cuda.get_device_name())
 
 
 def _rank_and_store() -> tuple[int, Store | None]:

@@ -42,9 +42,7 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output."""
-        q, k, v = (
-            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1)
-        )
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
         attended = F.scaled_dot_product_attention(self._rotate(q), self._rotate(k), v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(-2))
         h = self.norm2(x)
@@ -179,9 +177,7 @@ class Region:
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in written_arguments(func)]
         see = self.log.addresses
         random = is_random(func, args, kwargs)
-        self.calls.append(
-            Seen(op, occurrence, fingerprint(out), random, see((args, kwargs)), see(written), see(out))
-        )
+        self.calls.append(Seen(op, occurrence, fingerprint(out), random, see((args, kwargs)), see(written), see(out)))
 
     def end(self, out: Any) -> None:
         """The forward ends."""
@@ -216,9 +212,7 @@ def groups_of(calls: list[Seen]) -> list[list[int]]:
     return list(groups.values())
 
 
-def observed(
-    model: nn.Module, fqns: Collection[str], run: Callable[[nn.Module], Any]
-) -> dict[str, list[Seen]]:
+def observed(model: nn.Module, fqns: Collection[str], run: Callable[[nn.Module], Any]) -> dict[str, list[Seen]]:
     """What the modules run in `run(model)`; the model itself is not touched."""
     log = Log()
     run(observe(copy.deepcopy(model), fqns, log))
@@ -228,8 +222,7 @@ def observed(
 def decisions_from(calls: list[Seen], keep: Collection[int]) -> tuple[Decision, ...]:
     """The decisions that keep the calls at these positions."""
     return tuple(
-        Decision(op=c.op, occurrence=c.occurrence, keep=i in keep, outputs=c.outputs)
-        for i, c in enumerate(calls)
+        Decision(op=c.op, occurrence=c.occurrence, keep=i in keep, outputs=c.outputs) for i, c in enumerate(calls)
     )
 
 

@@ -76,15 +76,11 @@ def test_any_group_wise_plan_gives_the_same_gradients_without_a_warning(
 
 @FAST
 @given(data=st.data())
-def test_no_plan_however_wrong_changes_a_gradient(
-    lab: Any, cases: dict[str, Any], data: st.DataObject
-) -> None:
+def test_no_plan_however_wrong_changes_a_gradient(lab: Any, cases: dict[str, Any], data: st.DataObject) -> None:
     """Decisions that tear groups apart fall back where they must; the result stays bitwise the same."""
     case = cases[data.draw(st.sampled_from(sorted(cases)))]
     size = len(case.calls["layers.0"])
-    keep = {
-        i for i, kept in enumerate(data.draw(st.lists(st.booleans(), min_size=size, max_size=size))) if kept
-    }
+    keep = {i for i, kept in enumerate(data.draw(st.lists(st.booleans(), min_size=size, max_size=size))) if kept}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanMismatchWarning)
         assert lab.same(lab.step(applied(case, case.plan(keep)), case.tokens), case.reference)
@@ -92,9 +88,7 @@ def test_no_plan_however_wrong_changes_a_gradient(
 
 def _mutate(plan: Plan, change: Any) -> Plan:
     """The plan with the decisions of each unit changed."""
-    units = tuple(
-        dataclasses.replace(unit, decisions=tuple(change(list(unit.decisions)))) for unit in plan.units
-    )
+    units = tuple(dataclasses.replace(unit, decisions=tuple(change(list(unit.decisions)))) for unit in plan.units)
     return dataclasses.replace(plan, units=units)
 
 
@@ -136,9 +130,7 @@ def test_a_difference_found_while_running_recomputes_everything_with_one_warning
         assert ran[fqn] == [call.op for call in calls] * 2
 
 
-def test_another_batch_shape_falls_back_and_the_planned_one_still_follows_the_plan(
-    lab: Any, cases: Any
-) -> None:
+def test_another_batch_shape_falls_back_and_the_planned_one_still_follows_the_plan(lab: Any, cases: Any) -> None:
     """A smaller last batch recomputes everything; the next full batch keeps everything again."""
     case = cases["llama"]
     model = applied(case, case.plan(range(1000)))
@@ -157,9 +149,7 @@ def test_random_operators_torn_apart_fall_back(lab: Any, cases: Any) -> None:
     """
     case = cases["gpt"]
     groups = [
-        g
-        for g in lab.groups_of(case.calls["layers.0"])
-        if case.calls["layers.0"][g[0]].op.startswith("aten.empty")
+        g for g in lab.groups_of(case.calls["layers.0"]) if case.calls["layers.0"][g[0]].op.startswith("aten.empty")
     ]
     assert len(groups) == 1, "all dropouts of a block are one group"
     first_mask = set(groups[0][: len(groups[0]) // 3])
@@ -286,9 +276,7 @@ def test_another_recomputation_than_forward_is_an_error(lab: Any) -> None:
     calls = lab.observed(model, ["0"], lambda m: m(x))["0"]
     plan = lab.plan_for(model, {"0": lab.decisions_from(calls, {1})})
     out = apply(model, plan)(x)
-    with pytest.raises(
-        RuntimeError, match=r"aten\.cos\.default runs in the recomputation of 0 where its forward ran"
-    ):
+    with pytest.raises(RuntimeError, match=r"aten\.cos\.default runs in the recomputation of 0 where its forward ran"):
         out.sum().backward()
 
 
@@ -309,9 +297,7 @@ class _Watch(TorchDispatchMode):
         self.made: list[StorageWeakRef] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {
-            x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
-        }
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
@@ -348,9 +334,7 @@ def test_what_is_kept_lives_until_its_modules_backward(cases: Any, early_stop: b
         loss.backward()
     makers = [sum(len(c.made - c.reads) for c in calls) for calls in case.calls.values()]
     assert forward == [bounds[i][1] - bounds[i][0] for i in (0, 1)] == makers
-    assert alive_between[0] <= 1, (
-        "of layer 1 at most its output is left, which the loss's backward still holds"
-    )
+    assert alive_between[0] <= 1, "of layer 1 at most its output is left, which the loss's backward still holds"
     assert alive_between[1] == makers[0]
     assert watch.alive(*bounds[0][:2]) == 0
 
@@ -401,20 +385,14 @@ def test_plans_for_other_models_are_refused_before_anything_is_changed(lab: Any,
     case = cases["llama"]
     plan = case.plan({1})
     deeper = lab.Stack(lambda: copy.deepcopy(case.model.layers[0]), 3, 16)
-    with pytest.raises(
-        PlanError, match=r"the model has a parameter layers\.2\.norm1\.weight, the plan's has not"
-    ):
+    with pytest.raises(PlanError, match=r"the model has a parameter layers\.2\.norm1\.weight, the plan's has not"):
         apply(deeper, plan)
     shallower = lab.Stack(lambda: copy.deepcopy(case.model.layers[0]), 1, 16)
-    with pytest.raises(
-        PlanError, match=r"the plan's has a parameter layers\.1\.norm1\.weight, the model has not"
-    ):
+    with pytest.raises(PlanError, match=r"the plan's has a parameter layers\.1\.norm1\.weight, the model has not"):
         apply(shallower, plan)
     wider = copy.deepcopy(case.model)
     wider.layers[1].w2 = nn.Linear(40, 16, bias=False)
-    with pytest.raises(
-        PlanError, match=r"layers\.1\.w2\.weight of the model is \[16, 40\], the plan's is \[16, 32\]"
-    ):
+    with pytest.raises(PlanError, match=r"layers\.1\.w2\.weight of the model is \[16, 40\], the plan's is \[16, 32\]"):
         apply(wider, plan)
     elsewhere = dataclasses.replace(plan, units=(dataclasses.replace(plan.units[0], fqn="blocks.0"),))
     with pytest.raises(PlanError, match=r"it checkpoints blocks\.0, which is not there"):

@@ -58,9 +58,7 @@ def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> Non
         for parallelism in ("fsdp", "tp"):
             assert report[parallelism]["same"] and report[parallelism]["recomputed_as_planned"]
             assert not report[parallelism]["fallbacks"]
-        assert report["fsdp"]["classes"][0] == "FSDPCheckpointWrapper", (
-            "FSDP is applied around the planned module"
-        )
+        assert report["fsdp"]["classes"][0] == "FSDPCheckpointWrapper", "FSDP is applied around the planned module"
         assert report["nested"] == {"same": True, "fsdp_operators": [], "fallbacks": []}
     first, second = (report["exchange"] for report in reports)
     assert first["hash"] == second["hash"]
@@ -119,9 +117,7 @@ def test_without_the_section_torchtitan_checkpoints_as_ever(titan: ModuleType) -
         assert type(titan.build(config, titan.dims()).layers["0"]).__name__ == "TransformerBlock"
 
 
-def test_wrong_sections_stop_the_job_before_its_first_step(
-    titan: ModuleType, lab: Any, tmp_path: Path
-) -> None:
+def test_wrong_sections_stop_the_job_before_its_first_step(titan: ModuleType, lab: Any, tmp_path: Path) -> None:
     """A plan and a budget; a missing file; a plan for more ranks; one for another depth: each says what."""
     reference = titan.bare(titan.dims())
     path = tmp_path / "plan.json"

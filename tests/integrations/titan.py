@@ -55,9 +55,7 @@ def dims(world_size: int = 1, tp: int = 1) -> ParallelDims:
 def build(config: Any, shape: ParallelDims) -> nn.Module:
     """The two-layer debug model, parallelized and initialised as TorchTitan's Trainer does it."""
     spec = registry.get_train_spec("llama3")
-    arguments = dataclasses.replace(
-        spec.model_args["debugmodel"], n_layers=2, dim=64, n_heads=4, vocab_size=64
-    )
+    arguments = dataclasses.replace(spec.model_args["debugmodel"], n_layers=2, dim=64, n_heads=4, vocab_size=64)
     with torch.device("meta"):
         model = spec.model_cls(arguments)
     model = spec.parallelize_fn(model, shape, config)
@@ -154,9 +152,7 @@ def exchange(plan: Plan, rank: int, folder: Path, world_size: int) -> dict[str, 
     path = folder / f"own-{rank}.json"
     mine = dataclasses.replace(plan, units=plan.units[rank:])
     mine.save(path)
-    differing = _message(
-        lambda: build(configure("--autosac.enable", "--autosac.plan", str(path)), dims(world_size))
-    )
+    differing = _message(lambda: build(configure("--autosac.enable", "--autosac.plan", str(path)), dims(world_size)))
     return {"hash": received.hash(), "failure": failure, "differing": differing}
 
 
@@ -210,9 +206,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     spec.loader.exec_module(module)
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
     report: dict[str, Any] = {}
     for name, shape in (("fsdp", dims(world_size)), ("tp", dims(world_size, tp=world_size))):
         report[name] = compare(module.Lab, shape, folder, rank)
