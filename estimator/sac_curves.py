@@ -10,12 +10,12 @@ chain; at
   all other x it lies under the staircase by less than the one group that is cut. This is the relaxation of
   the local problem, so it gives lower bounds for the whole, and the MILP's optima lie at its corners, where
   it is exact.
-- `upper_bound`: lines that no corner exceeds (5.3.3: "shifted by dropping the initial recomputation point and
-final
-  memory point"). Least squares by `pwlf` over the corners at given breakpoints is neither an upper bound nor
-  convex. So its slopes are made non-decreasing (weighted pool-adjacent-violators, which keeps their mean) and
-  non-negative, and the whole is lifted by the largest violation. A non-decreasing function that is above the
-  corners is above the staircase.
+- `upper_bound`: lines above all corners (5.3.3: "shifted by dropping the initial recomputation point and
+final memory
+  point"). Least squares by `pwlf` over the corners, at given breakpoints, is neither an upper bound nor
+  convex. So its slopes are made non-decreasing (pool adjacent violators) and non-negative, and each line is
+  lifted by the largest violation between its breakpoints. The maximum of lines is convex; being
+  non-decreasing and above every corner, it is above the staircase.
 
 The planner's MILP uses `tight_chords`: the byte budget that it hands to the local policy is met whatever the
 curve says, so an optimistic curve can cost a little time but never memory, and the plan is verified by
@@ -60,8 +60,10 @@ def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segme
     slopes, start = _least_squares(corner_x, corner_y, breaks)
     slopes = np.maximum(0.0, _non_decreasing(slopes, np.diff(breaks)))
     values = start + np.concatenate([[0.0], np.cumsum(slopes * np.diff(breaks))])
-    values += max(0.0, float(np.max(corner_y - np.interp(corner_x, breaks, values))))
-    return _lines(breaks, values)
+    owner = np.clip(np.searchsorted(breaks, corner_x, side="right") - 1, 0, len(slopes) - 1)
+    lift = np.zeros(len(slopes))
+    np.maximum.at(lift, owner, corner_y - np.interp(corner_x, breaks, values))
+    return _lines(breaks, values, lift)
 
 
 def evaluate(segments: Sequence[Segment], x: float) -> float:
@@ -122,9 +124,10 @@ def _non_decreasing(slopes: FloatArray, lengths: FloatArray) -> FloatArray:
     return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
 
 
-def _lines(x: FloatArray, y: FloatArray) -> tuple[Segment, ...]:
+def _lines(x: FloatArray, y: FloatArray, lift: float | FloatArray = 0.0) -> tuple[Segment, ...]:
+    """The lines through consecutive points, lifted."""
     slopes = np.diff(y) / np.diff(x)
     return tuple(
         Segment(float(slope), float(value - slope * start))
-        for slope, start, value in zip(slopes, x[:-1], y[:-1], strict=True)
+        for slope, start, value in zip(slopes, x[:-1], y[:-1] + lift, strict=True)
     )

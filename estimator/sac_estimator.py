@@ -99,9 +99,7 @@ class SACEstimator:
         early_stop: bool = False,
     ) -> None:
         if len(event_ms) != len(trace.events):
-            raise UsageError(
-                f"{len(event_ms)} times were given for the {len(trace.events)} events of the trace"
-            )
+            raise UsageError(f"{len(event_ms)} times were given for the {len(trace.events)} events of the trace")
         if not host_us_per_operator >= 0:
             raise UsageError(f"host time per operator must not be negative: {host_us_per_operator}")
         self._trace = trace
@@ -148,9 +146,7 @@ class SACEstimator:
         )
 
     def _operators(self, region: Region, span: Span, grouping: Grouping) -> tuple[SACOperator, ...]:
-        outside = {
-            s for s in (*region.inputs, *region.outputs) if self._lifetimes.free_of(s) >= span.active_first
-        }
+        outside = {s for s in (*region.inputs, *region.outputs) if self._lifetimes.free_of(s) >= span.active_first}
         return tuple(
             SACOperator(
                 name=call.op,

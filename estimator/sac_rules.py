@@ -41,8 +41,8 @@ class OperatorGroup(NamedTuple):
 class Grouping:
     """All operators of a module by group, in the order of their first members.
 
-    `inplace_parent`: for members of an in-place group, the operator that made the storage. `refusal` says why the
-    module cannot be checkpointed, if so.
+    `inplace_parent`: for members of an in-place group, the operator that made the storage. `refusal` says why
+    the module cannot be checkpointed, if so.
     """
 
     groups: tuple[OperatorGroup, ...]
@@ -110,9 +110,7 @@ class _Partition:
         return [(head, tuple(members)) for head, members in parts.items()]
 
 
-def _writes(
-    calls: Sequence[Call], creator: dict[int, int]
-) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def _writes(calls: Sequence[Call], creator: dict[int, int]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Writers by storage: of those made by an earlier call of the module, and of those from outside."""
     inner: dict[int, list[int]] = defaultdict(list)
     outer: dict[int, list[int]] = defaultdict(list)
@@ -130,9 +128,7 @@ def _always_kept(calls: Sequence[Call], outer: dict[int, list[int]]) -> set[int]
     kept = {i for i, call in enumerate(calls) if call.must_save}
     for storage, writers in outer.items():
         kept.update(writers)
-        kept.update(
-            i for i, call in enumerate(calls[: writers[-1]]) if storage in call.reads and not call.is_view
-        )
+        kept.update(i for i, call in enumerate(calls[: writers[-1]]) if storage in call.reads and not call.is_view)
     return kept
 
 
@@ -165,13 +161,9 @@ def _conflict(calls: Sequence[Call], merged: _Partition, heads: set[int]) -> str
     return None
 
 
-def _overwritten(
-    calls: Sequence[Call], creator: dict[int, int], written_later: Collection[int]
-) -> str | None:
+def _overwritten(calls: Sequence[Call], creator: dict[int, int], written_later: Collection[int]) -> str | None:
     later = {storage for storage in written_later if storage not in creator}
     for call in calls:
         if not call.is_view and later.intersection(call.reads):
-            return (
-                f"an input of {call.op}[{call.occurrence}] is overwritten in place after the module's forward"
-            )
+            return f"an input of {call.op}[{call.occurrence}] is overwritten in place after the module's forward"
     return None

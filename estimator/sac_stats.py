@@ -140,10 +140,10 @@ class SACModTradeoffStats:
     runtime_ms: float
 
     def curve(self) -> tuple[tuple[float, float], ...]:
-        """(discarded fraction of `discardable_bytes`, recomputed fraction of `runtime_ms`), convex, x from 0 to 1.
+        """(discarded fraction of `discardable_bytes`, recomputed fraction of `runtime_ms`), convex.
 
         Only what a budget decides counts: groups that cost no time are gone from the start, those that take
-        no memory stay. One point (0, y) if nothing is left to decide.
+        no memory stay. From x = 0 to 1; one point (0, y) if nothing is left to decide.
         """
         free_bytes = self.memory_bytes - self.stored_bytes - self.discardable_bytes
         scale = 1 / self.runtime_ms if self.runtime_ms > 0 else 0.0
@@ -158,7 +158,7 @@ class SACModTradeoffStats:
 
 @functools.lru_cache(maxsize=4096)
 def tradeoff(problem: LocalProblem) -> SACModTradeoffStats:
-    """Accumulate the groups in MSPS order (5.3.3, steps 1 to 3). Equal problems (identical blocks) share one."""
+    """Accumulate the groups in MSPS order (5.3.3, steps 1 to 3). Equal problems share one curve."""
     order = SACModGreedyOrder.of(problem)
     items = problem.items
     discarded = sum(items[i].memory_bytes for i in order.recomputed)

@@ -6,6 +6,7 @@ bytes, time in milliseconds.
 
 from autosac.solvers.backend import BACKENDS
 from autosac.solvers.global_milp import GlobalSolution, solve_global
+from autosac.solvers.joint import JointSolution, joint_bound_ms, recompute_ms, relative_gap, solve_joint
 from autosac.solvers.local import (
     LOCAL_SOLVERS,
     LocalItem,
@@ -26,6 +27,7 @@ __all__ = [
     "LOCAL_SOLVERS",
     "GlobalProblem",
     "GlobalSolution",
+    "JointSolution",
     "LocalItem",
     "LocalProblem",
     "LocalSolution",
@@ -36,9 +38,13 @@ __all__ = [
     "candidate_points",
     "greedy",
     "ilp",
+    "joint_bound_ms",
     "knapsack",
     "knapsack_resolution",
     "local_solver",
     "pareto",
+    "recompute_ms",
+    "relative_gap",
     "solve_global",
+    "solve_joint",
 ]

@@ -6,9 +6,9 @@ share one set of variables, with y_u an integer up to their number (`symmetry.py
 single ones.
 
     minimise    sum_u t_u                                                        5.4.1
-    subject to  t_u >= T_u (slope_s r_u + intercept_s y_u)     every segment s   5.4.2 (5), `_add_units`
+    subject to  t_u >= T_u (slope_s r_u + intercept_s y_u)     every segment s   5.4.2 (5), `_decide`
                 0 <= r_u <= y_u, y_u in {0, 1}                                   5.4.2 (6)
-                c_u = lowest_u y_u + discardable_u (y_u - r_u) <= 0              5.4.2 (1)
+                c_u = lowest_u y_u + discardable_u (y_u - r_u) <= 0              5.4.2 (1), `_decide`
                 sum of y over each path to the root <= 1       no nesting        5.4.2 (6), `_add_chains`
                 h_p = h_q + sum_u (n_pu - n_qu) c_u            q before p        5.4.2 (2), `_add_points`
                 base_p + h_p + sum_u e_pu y_u <= budget        every point p     5.4.2 (3, 4)
@@ -31,17 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 from autosac.errors import InfeasibleError, SimulationError
 from autosac.solvers.backend import make_backend
-from autosac.solvers.problem import GlobalProblem, candidate_points
-from autosac.solvers.symmetry import choose, classes
+from autosac.solvers.model import ABSOLUTE_GAP, MARGIN, TOTAL, PeakModel
+from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
+from autosac.solvers.symmetry import choose, spread
 
 if TYPE_CHECKING:
     import pulp
-
-MARGIN = 1e-8
-"""Fraction of the budget held back for the solver's tolerances (700 bytes of 68 GiB)."""
-
-ABSOLUTE_GAP = 2e-4
-"""What the optimum is allowed to be missed by, as a fraction of the time to recompute everything once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,122 +63,41 @@ class GlobalSolution:
         return tuple(kept is not None for kept in self.kept_bytes)
 
 
-class GlobalModel:
-    """The PuLP model over the candidate points. Memory counts in `unit_bytes`, all recomputation is 1000."""
-
-    def __init__(self, problem: GlobalProblem, points: tuple[int, ...], budget_bytes: int | None) -> None:
-        import pulp
-
-        self.problem = problem
-        self.points = points
-        self.classes = classes(problem, points)
-        scale = budget_bytes or max(problem.points[p].base_bytes for p in points)
-        self.unit_bytes = max(scale, 1) / 2**16
-        self.model = pulp.LpProblem("global", pulp.LpMinimize)
-        self.y: list[Any] = []
-        self.r: list[Any] = []
-        self.change: list[Any] = []
-        outer = [problem.units[u] for g in self.classes if g.parent < 0 for u in g.members]
-        total_ms = sum(unit.recompute_ms * unit.executions for unit in outer)
-        self.ms_scale = 1000 / total_ms if total_ms > 0 else 1.0
-        self.cost = self._add_units()
-        self._add_chains()
-        if budget_bytes is None:
-            self.peak: Any = pulp.LpVariable("peak")
-            self.model += self.peak
-        else:
-            self.peak = budget_bytes * (1 - MARGIN) / self.unit_bytes
-            self.model += self.cost
-        self._add_points()
+class CurveModel(PeakModel):
+    """Units by their trade-off curves."""
 
     def _add_units(self) -> pulp.LpAffineExpression:
+        self.r: list[Any] = []
+        return super()._add_units()
+
+    def _decide(self, c: int, unit: Unit, copies: int) -> Any:
         import pulp
 
-        times = []
-        for c, group in enumerate(self.classes):
-            unit, copies = self.problem.units[group.representative], len(group.members)
-            y = pulp.LpVariable(f"y{c}", 0, copies, pulp.LpInteger)
-            r = pulp.LpVariable(f"r{c}", 0, copies)
-            change = pulp.LpVariable(f"c{c}", None, 0)
-            time = pulp.LpVariable(f"t{c}", 0)
-            self.y.append(y)
-            self.r.append(r)
-            self.change.append(change)
-            times.append(time)
-            self.model += r <= y
-            discardable = unit.discardable_bytes / self.unit_bytes
-            lowest = unit.lowest_change_bytes / self.unit_bytes
-            self.model += change == (lowest + discardable) * y - discardable * r
-            scaled = unit.recompute_ms * unit.executions * self.ms_scale
-            for slope, intercept in unit.segments:
-                self.model += time >= scaled * slope * r + scaled * intercept * y
-        return pulp.lpSum(times)
+        y, r, time = self.y[c], pulp.LpVariable(f"r{c}", 0, copies), pulp.LpVariable(f"t{c}", 0)
+        self.r.append(r)
+        self.model += r <= y
+        discardable = unit.discardable_bytes / self.unit_bytes
+        lowest = unit.lowest_change_bytes / self.unit_bytes
+        self.model += self.change[c] == (lowest + discardable) * y - discardable * r
+        total_ms = unit.recompute_ms * unit.executions
+        for slope, intercept in unit.segments:
+            self.model += time >= total_ms * slope * r + total_ms * intercept * y
+        return time
 
-    def _add_chains(self) -> None:
-        import pulp
-
-        inner = {group.parent for group in self.classes}
-        for c, group in enumerate(self.classes):
-            if c in inner or group.parent < 0:
-                continue
-            path, above = [c], group.parent
-            while above >= 0:
-                path.append(above)
-                above = self.classes[above].parent
-            copies = len(group.members)
-            self.model += (
-                pulp.lpSum(copies / len(self.classes[k].members) * self.y[k] for k in path) <= copies
-            )
-
-    def _add_points(self) -> None:
-        import pulp
-
-        self.rows: dict[int, Any] = {}
-        of_unit = {group.representative: c for c, group in enumerate(self.classes)}
-        running: Any = 0
-        wanted = set(self.points)
-        moved: dict[int, int] = {}
-        for p, point in enumerate(self.problem.points):
-            for u, step in point.deltas:
-                if u in of_unit:
-                    moved[of_unit[u]] = moved.get(of_unit[u], 0) + step
-            if p not in wanted:
-                continue
-            here = pulp.LpVariable(f"h{p}")
-            self.model += here == running + pulp.lpSum(n * self.change[c] for c, n in moved.items() if n)
-            running, moved = here, {}
-            extras = [(of_unit[u], e / self.unit_bytes) for u, e in point.extras if u in of_unit]
-            extra = pulp.lpSum(e * self.y[c] for c, e in extras)
-            row = here + extra - self.peak <= -point.base_bytes / self.unit_bytes
-            self.model += row, f"peak{p}"
-            self.rows[p] = row
-
-    def solve(self, backend: pulp.LpSolver) -> bool:
-        """Whether a solution was found. SimulationError if the solver itself failed."""
-        import pulp
-
-        try:
-            self.model.solve(backend)
-        except pulp.PulpSolverError as e:
-            raise SimulationError(f"the MILP solver failed: {e}") from e
-        return self.model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-
-    def fix(self) -> None:
-        """Hold every y at its rounded value."""
-        for y in self.y:
-            value = round(y.value())
-            y.lowBound = y.upBound = value
-            y.cat = "Continuous"
-
-    def decisions(self) -> dict[int, float]:
-        """The present solution as unit: discarded fraction."""
+    def fractions(self) -> tuple[float | None, ...]:
+        """Discarded fraction per unit (None: not checkpointed) in the present solution."""
         counts = [round(y.value()) for y in self.y]
-        return choose(self.classes, counts, [r.value() for r in self.r], self.problem)
+        chosen: dict[int, float] = {}
+        for group, units, r in zip(self.classes, choose(self.problem, self.classes, counts), self.r, strict=True):
+            if units:
+                segments = self.problem.units[group.representative].segments
+                chosen.update(zip(units, spread(r.value(), len(units), segments), strict=True))
+        return tuple(chosen.get(u) for u in range(len(self.problem.units)))
 
-    @property
-    def value_ms(self) -> float:
-        """Value of the cost at the present solution, in ms."""
-        return float(self.cost.value() or 0.0) / self.ms_scale
+    def kept_bytes(self) -> tuple[int | None, ...]:
+        """Bytes kept per unit (None: not checkpointed) by the present solution."""
+        pairs = zip(self.problem.units, self.fractions(), strict=True)
+        return tuple(None if fraction is None else unit.kept_bytes(fraction) for unit, fraction in pairs)
 
 
 def solve_global(
@@ -200,34 +114,37 @@ def solve_global(
     needs it, or says that the time limit was too short. UsageError for a back end that is unknown or not
     installed.
     """
-    exact = make_backend(
-        solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=1000 * ABSOLUTE_GAP
-    )
+    exact = make_backend(solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=TOTAL * ABSOLUTE_GAP)
     relaxed = make_backend(solver, time_limit_s=time_limit_s, relaxed=True)
     points = candidate_points(problem, budget_bytes)
     if not points:
-        return _result(problem, {}, 0.0, (), 0.0)
-    model = GlobalModel(problem, points, budget_bytes)
+        return _result(problem, (None,) * len(problem.units), 0.0, (), 0.0)
+    model = CurveModel(problem, points, budget_bytes)
     if not model.solve(relaxed):
-        raise _infeasible(problem, budget_bytes, exact)
+        raise infeasible(CurveModel(problem, candidate_points(problem), None), budget_bytes, exact)
     bound_ms = model.value_ms
     if not model.solve(exact):
-        raise _infeasible(problem, budget_bytes, exact)
+        raise infeasible(CurveModel(problem, candidate_points(problem), None), budget_bytes, exact)
     model.fix()
     if not model.solve(relaxed):
         raise SimulationError("the MILP solver contradicts itself: its own decisions are infeasible")
     price = -math.fsum(row.pi or 0.0 for row in model.rows.values())
     binding = tuple(p for p, row in model.rows.items() if abs(row.pi or 0.0) > 1e-9)
-    return _result(
-        problem, model.decisions(), bound_ms, binding, price * 2**30 / model.unit_bytes / model.ms_scale
-    )
+    price_ms = price * 2**30 / model.unit_bytes / model.ms_scale
+    return _result(problem, model.fractions(), bound_ms, binding, price_ms)
 
 
 def _result(
-    problem: GlobalProblem, chosen: dict[int, float], bound_ms: float, binding: tuple[int, ...], price: float
+    problem: GlobalProblem,
+    discard: tuple[float | None, ...],
+    bound_ms: float,
+    binding: tuple[int, ...],
+    price_ms: float,
 ) -> GlobalSolution:
-    discard = tuple(chosen.get(u) for u in range(len(problem.units)))
-    kept = _kept(problem, chosen)
+    kept = tuple(
+        None if fraction is None else unit.kept_bytes(fraction)
+        for unit, fraction in zip(problem.units, discard, strict=True)
+    )
     return GlobalSolution(
         discard_fraction=discard,
         kept_bytes=kept,
@@ -235,34 +152,21 @@ def _result(
         recompute_ms=problem.recompute_ms(discard),
         bound_ms=bound_ms,
         binding=binding,
-        shadow_ms_per_gib=price,
+        shadow_ms_per_gib=price_ms,
     )
 
 
-def _kept(problem: GlobalProblem, chosen: dict[int, float]) -> tuple[int | None, ...]:
-    return tuple(unit.kept_bytes(chosen[u]) if u in chosen else None for u, unit in enumerate(problem.units))
-
-
-def smallest_peak(problem: GlobalProblem, backend: pulp.LpSolver) -> tuple[int, int]:
-    """The smallest budget in bytes that has a solution, and the point that needs it. InfeasibleError."""
-    model = GlobalModel(problem, candidate_points(problem), None)
-    if not model.solve(backend):
-        raise InfeasibleError(
-            "no checkpointing plan was found within the solver's time limit: allow more time"
-        )
-    kept = _kept(problem, model.decisions())
-    peaks = problem.peaks_bytes(kept)
-    return math.ceil(int(peaks.max()) * (1 + 2 * MARGIN)), int(peaks.argmax())
-
-
-def _infeasible(problem: GlobalProblem, budget_bytes: int, backend: pulp.LpSolver) -> InfeasibleError:
-    needed, point = smallest_peak(problem, backend)
-    if needed <= budget_bytes:
-        return InfeasibleError(
-            "no checkpointing plan was found within the solver's time limit: allow more time or a larger gap"
-        )
+def infeasible(model: PeakModel, budget_bytes: int, backend: pulp.LpSolver) -> InfeasibleError:
+    """The error for a budget without a solution; `model` minimises the peak of the same problem."""
+    if model.solve(backend):
+        peaks = model.problem.peaks_bytes(model.kept_bytes())
+        needed = math.ceil(int(peaks.max()) * (1 + 2 * MARGIN))
+        if needed > budget_bytes:
+            return InfeasibleError(
+                f"no checkpointing plan fits {budget_bytes / 2**30:.2f} GiB: the smallest budget that does is "
+                f"{needed / 2**30:.2f} GiB ({(needed - budget_bytes) / 2**20:.0f} MiB more), needed at "
+                f"{model.problem.points[int(peaks.argmax())].label}"
+            )
     return InfeasibleError(
-        f"no checkpointing plan fits {budget_bytes / 2**30:.2f} GiB: the smallest budget that does is "
-        f"{needed / 2**30:.2f} GiB ({(needed - budget_bytes) / 2**20:.0f} MiB more), needed at "
-        f"{problem.points[point].label}"
+        "no checkpointing plan was found within the solver's time limit: allow more time or a larger gap"
     )

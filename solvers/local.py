@@ -70,9 +70,7 @@ class LocalProblem:
 
     def free(self) -> tuple[int, ...]:
         """Items with something to decide: not forced, with both memory and time."""
-        return tuple(
-            i for i, (memory, ms, forced) in enumerate(self.items) if forced is None and memory > 0 and ms > 0
-        )
+        return tuple(i for i, (memory, ms, forced) in enumerate(self.items) if forced is None and memory > 0 and ms > 0)
 
     def solution(self, chosen: tuple[int, ...]) -> LocalSolution:
         """The solution that keeps `chosen` of the free items beside the settled ones."""
@@ -113,9 +111,7 @@ def greedy(problem: LocalProblem, budget_bytes: int) -> LocalSolution:
     left = _capacity(problem, budget_bytes)
     items = problem.items
     keep = list(problem.free())
-    keep.sort(
-        key=lambda i: (items[i].memory_bytes / items[i].recompute_ms, -i)
-    )  # the last is discarded first
+    keep.sort(key=lambda i: (items[i].memory_bytes / items[i].recompute_ms, -i))  # the last is discarded first
     total = sum(items[i].memory_bytes for i in keep)
     while total > left:
         total -= items[keep.pop()].memory_bytes

@@ -111,9 +111,7 @@ class GlobalProblem:
             if min(sizes) < 0 or unit.executions < 1 or not -1 <= unit.parent < i:
                 raise UsageError(f"unit {unit.name!r} has negative bytes, no execution, or a parent after it")
             if not (unit.recompute_ms >= 0 and math.isfinite(unit.recompute_ms)):
-                raise UsageError(
-                    f"unit {unit.name!r} has an impossible recomputation time {unit.recompute_ms}"
-                )
+                raise UsageError(f"unit {unit.name!r} has an impossible recomputation time {unit.recompute_ms}")
         if any(extra < 0 for point in self.points for _, extra in point.extras):
             raise UsageError("what checkpointing adds at a point of the step cannot be negative")
         object.__setattr__(self, "_counts", self._delta_rows())
@@ -139,10 +137,7 @@ class GlobalProblem:
 
     def peaks_bytes(self, kept_bytes: Sequence[int | None]) -> np.ndarray:
         """Memory at each point for a decision: bytes kept per unit, None where it is not checkpointed."""
-        change = [
-            0 if kept is None else u.change_bytes(kept)
-            for u, kept in zip(self.units, kept_bytes, strict=True)
-        ]
+        change = [0 if kept is None else u.change_bytes(kept) for u, kept in zip(self.units, kept_bytes, strict=True)]
         rows = self._counts
         moved = np.zeros(len(self.points), dtype=np.int64)
         np.add.at(moved, rows[:, 0], np.array(change, dtype=np.int64)[rows[:, 1]] * (rows[:, 3] - rows[:, 2]))

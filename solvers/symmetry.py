@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from autosac.solvers.problem import GlobalProblem, Segment, Unit
@@ -34,8 +35,8 @@ class UnitClass:
         return self.members[0]
 
 
-def classes(problem: GlobalProblem, points: tuple[int, ...]) -> tuple[UnitClass, ...]:
-    """The candidates of the problem by class, parents first."""
+def classes(problem: GlobalProblem, points: tuple[int, ...], details: Sequence[Hashable] = ()) -> tuple[UnitClass, ...]:
+    """The candidates of the problem by class, parents first. `details`: what else must be equal, per unit."""
     candidate = problem.candidates()
     above = _closest_candidates(problem)
     columns = _columns(problem, points)
@@ -45,7 +46,7 @@ def classes(problem: GlobalProblem, points: tuple[int, ...]) -> tuple[UnitClass,
     for u in range(len(problem.units) - 1, -1, -1):
         if candidate[u]:
             unit = problem.units[u]
-            key = (_numbers(unit), columns[u], tuple(sorted(children[u])))
+            key = (_numbers(unit), details[u] if details else None, columns[u], tuple(sorted(children[u])))
             shape[u] = names.setdefault(key, len(names))
             children[above[u]].append(shape[u])
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -95,10 +96,7 @@ def _columns(problem: GlobalProblem, points: tuple[int, ...]) -> list[tuple[tupl
             for u, size in point.extras:
                 extra[u][p] += size
             next_point = next(wanted)
-    return [
-        tuple((p, s[p], e[p]) for p in sorted({*s, *e}) if s[p] or e[p])
-        for s, e in zip(step, extra, strict=True)
-    ]
+    return [tuple((p, s[p], e[p]) for p in sorted({*s, *e}) if s[p] or e[p]) for s, e in zip(step, extra, strict=True)]
 
 
 def spread(total: float, copies: int, segments: tuple[Segment, ...]) -> list[float]:
@@ -126,22 +124,15 @@ def spread(total: float, copies: int, segments: tuple[Segment, ...]) -> list[flo
     return [high] * whole + [between] + [low] * (rest - 1)
 
 
-def choose(
-    groups: tuple[UnitClass, ...], counts: list[int], totals: list[float], problem: GlobalProblem
-) -> dict[int, float]:
-    """Decisions (unit: discarded fraction) from Y and R of every class; earlier members come first."""
-    chosen: dict[int, float] = {}
+def choose(problem: GlobalProblem, groups: tuple[UnitClass, ...], counts: Sequence[int]) -> list[list[int]]:
+    """The units to checkpoint, by class, from the counts Y; earlier members first."""
     above = _closest_candidates(problem)
-    blocked: set[int] = set()
-    for group, count, total in zip(groups, counts, totals, strict=True):
-        open_ = []
-        for u in group.members:
-            if above[u] in chosen or above[u] in blocked:
-                blocked.add(u)
-            else:
-                open_.append(u)
-        assert count <= len(open_), "the classes' path constraints leave room for every count"
-        if count:
-            segments = problem.units[group.representative].segments
-            chosen.update(zip(open_, spread(total, count, segments), strict=False))
+    lost: set[int] = set()  # checkpointed units and all below them
+    chosen = []
+    for group, count in zip(groups, counts, strict=True):
+        lost.update(u for u in group.members if above[u] in lost)
+        units = [u for u in group.members if u not in lost][:count]
+        assert len(units) == count, "the path constraints leave room for every count"
+        lost.update(units)
+        chosen.append(units)
     return chosen
