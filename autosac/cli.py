@@ -43,11 +43,15 @@ def _add_job(command: argparse.ArgumentParser) -> None:
     command.epilog = "TorchTitan's own arguments may follow after --, e.g. -- --training.seq_len 4096"
     job = command.add_argument_group("the job")
     job.add_argument("job", metavar="JOB.toml", help="an ordinary TorchTitan job file")
-    job.add_argument("--world-size", type=_positive, default=None, metavar="N", help="number of GPUs (default: $NGPU or 1)")
+    job.add_argument(
+        "--world-size", type=_positive, default=None, metavar="N", help="number of GPUs (default: $NGPU or 1)"
+    )
     job.add_argument("--rank", type=int, default=0, metavar="R", help="the rank to look at (default 0)")
     machine = command.add_argument_group("the machine")
     machine.add_argument("--gpu", required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file")
-    machine.add_argument("--cluster", help="a cluster by name (hgx-h100, ...) or file; default: as the GPU usually comes")
+    machine.add_argument(
+        "--cluster", help="a cluster by name (hgx-h100, ...) or file; default: as the GPU usually comes"
+    )
     machine.add_argument(
         "--alloc-conf",
         metavar="CONF",
@@ -77,8 +81,12 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     decision.add_argument("--solver", choices=SOLVERS, default="knapsack", help="local solver (default knapsack)")
     decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP backend (default cbc)")
-    decision.add_argument("--time-limit", type=float, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)")
-    decision.add_argument("--gap", type=float, default=1e-3, help="relative gap at which the MILP stops (default 0.001)")
+    decision.add_argument(
+        "--time-limit", type=float, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)"
+    )
+    decision.add_argument(
+        "--gap", type=float, default=1e-3, help="relative gap at which the MILP stops (default 0.001)"
+    )
     decision.add_argument("-o", "--output", type=Path, default=None, metavar="PLAN.json", help="write the plan here")
     decision.set_defaults(run="plan")
 
@@ -95,6 +103,9 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
     what.add_argument("--memory", action="store_true", help="show what the peak consists of")
     what.add_argument("--memory-html", type=Path, metavar="FILE", help="the memory timeline as a page")
     what.add_argument("--memory-png", type=Path, metavar="FILE", help="the memory timeline as a picture")
+    what.add_argument(
+        "--memory-snapshot", type=Path, metavar="FILE", help="a snapshot for PyTorch's own memory viewer (memory_viz)"
+    )
     what.add_argument("--trace", type=Path, metavar="FILE", help="the timeline for Perfetto (Chrome trace format)")
     what.add_argument("--save-capture", type=Path, metavar="FILE", help="keep the captured step (a trace file)")
     command.set_defaults(run="simulate")

@@ -75,7 +75,13 @@ def plan(arguments: argparse.Namespace) -> None:
 
 def simulate(arguments: argparse.Namespace) -> None:
     """``autosac simulate``."""
-    _check_writable(arguments.trace, arguments.memory_html, arguments.memory_png, arguments.save_capture)
+    _check_writable(
+        arguments.trace,
+        arguments.memory_html,
+        arguments.memory_png,
+        arguments.memory_snapshot,
+        arguments.save_capture,
+    )
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
         simulation = simulate_job(
@@ -102,13 +108,19 @@ def _write_pictures(arguments: argparse.Namespace, simulation: Simulation) -> No
         from autosac.runtime_sim import write_chrome_trace
 
         write_chrome_trace(simulation.timeline, arguments.trace)
-    if arguments.memory_html is not None or arguments.memory_png is not None:
-        from autosac.memory_sim import pictures
+    if arguments.memory_snapshot is not None:
+        from autosac.memory_sim.viewer import memory_snapshot, write_memory_snapshot
 
-        if arguments.memory_html is not None:
-            pictures.write_html(simulation.memory, arguments.memory_html)
-        if arguments.memory_png is not None:
-            pictures.write_png(simulation.memory, arguments.memory_png)
+        target = simulation.target
+        snapshot = memory_snapshot(simulation.trace, config=target.allocator, workspaces=target.workspaces)
+        write_memory_snapshot(arguments.memory_snapshot, snapshot)
+    if arguments.memory_html is not None or arguments.memory_png is not None:
+        from autosac.memory_sim.pictures import timeline_html, timeline_png
+
+        for path, draw in ((arguments.memory_html, timeline_html), (arguments.memory_png, timeline_png)):
+            if path is not None:
+                title = f"{simulation.trace.info.get('model', 'The job')}: memory over one training step"
+                draw(path, simulation.memory, title=title, report=simulation.unlimited_allocation)
 
 
 def simulation_document(simulation: Simulation) -> dict[str, Any]:

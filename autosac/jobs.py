@@ -68,7 +68,9 @@ class TitanJob:
             progress=progress,
         )
 
-    def request(self, checkpointing: str = "job", *, observe: bool = False, plan_file: str | None = None) -> TitanRequest:
+    def request(
+        self, checkpointing: str = "job", *, observe: bool = False, plan_file: str | None = None
+    ) -> TitanRequest:
         """The capture request for one way of checkpointing."""
         return TitanRequest(
             config_file=self.config_file,

@@ -295,9 +295,7 @@ SCHEMA: dict[str, Any] = {
                     "parameters": _NAMED_SHAPES,
                 }
             ),
-            "settings": _object(
-                {"preserve_rng_state": {"type": "boolean"}, "early_stop": {"type": "boolean"}}
-            ),
+            "settings": _object({"preserve_rng_state": {"type": "boolean"}, "early_stop": {"type": "boolean"}}),
             "predictions": {
                 "type": "object",
                 "additionalProperties": _object(

@@ -111,7 +111,7 @@ class UnitPolicies:
     def statistics(self) -> dict[int, UnitStatistics]:
         """What the global problem needs, by region."""
         found = {}
-        for index, sac in self.modules.items():
+        for index in self.modules:
             policy = self._by_module.get(self.base.trace.regions[index].module)
             if policy is not None:
                 found[index] = UnitStatistics(
@@ -136,5 +136,3 @@ def _same_calls(first: Region, other: Region) -> bool:
     return len(first.calls) == len(other.calls) and all(
         look(a) == look(b) for a, b in zip(first.calls, other.calls, strict=True)
     )
-
-

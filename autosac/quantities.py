@@ -25,7 +25,9 @@ def parse_budget(text: str, gpu_bytes: int) -> int:
     if unit is None and value <= 1:
         return int(value * gpu_bytes)
     if unit is None:
-        raise UsageError(f"budget {text!r}: say the unit, for example {match[1]}GiB (or a fraction of the GPU such as 0.85)")
+        raise UsageError(
+            f"budget {text!r}: say the unit, for example {match[1]}GiB (or a fraction of the GPU such as 0.85)"
+        )
     if unit == "%":
         if value > 100:
             raise UsageError(f"budget {text!r}: more than the whole GPU")

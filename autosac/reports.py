@@ -34,8 +34,12 @@ def policy_table(predictions: Mapping[str, Prediction], budget_bytes: int | None
     table.add_column("of budget" if budget_bytes else "", justify="right")
     table.add_column("on this GPU")
     for name, p in predictions.items():
-        peak = p.peak_reserved_bytes if kind == "reserved" and p.peak_reserved_bytes is not None else p.peak_active_bytes
-        share = Text(f"{peak / budget_bytes:.1%}", style="red" if peak > budget_bytes else "green") if budget_bytes else ""
+        peak = (
+            p.peak_reserved_bytes if kind == "reserved" and p.peak_reserved_bytes is not None else p.peak_active_bytes
+        )
+        share = (
+            Text(f"{peak / budget_bytes:.1%}", style="red" if peak > budget_bytes else "green") if budget_bytes else ""
+        )
         table.add_row(
             Text(POLICY_NAMES.get(name, name), style="bold" if name == "autosac" else ""),
             format_ms(p.step_ms),
@@ -51,10 +55,7 @@ def policy_table(predictions: Mapping[str, Prediction], budget_bytes: int | None
 def plan_summary(plan: Plan, notes: Sequence[str] = ()) -> RenderableType:
     """The decision: the policies, the units' budgets, and whatever is to be noted."""
     made_for = plan.made_for
-    head = Text(
-        f"{made_for.model} on {made_for.world_size} x {made_for.gpu}: "
-        f"{len(plan.units)} modules checkpointed"
-    )
+    head = Text(f"{made_for.model} on {made_for.world_size} x {made_for.gpu}: {len(plan.units)} modules checkpointed")
     parts: list[RenderableType] = [head, policy_table(plan.predictions, made_for.budget_bytes, made_for.budget_kind)]
     if plan.units:
         parts.append(unit_table(plan.units))
@@ -135,7 +136,9 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
         ("  waiting for the host", breakdown.host_bound_ms),
     ):
         facts.add_row(label, format_ms(value))
-    facts.add_row("recomputation", f"{format_ms(breakdown.recompute_ms)} ({format_ms(breakdown.hidden_recompute_ms)} hidden)")
+    facts.add_row(
+        "recomputation", f"{format_ms(breakdown.recompute_ms)} ({format_ms(breakdown.hidden_recompute_ms)} hidden)"
+    )
     facts.add_row("peak active", f"{format_bytes(report.nbytes)} at {report.op} in {report.module or 'the step'}")
     facts.add_row("peak reserved", format_bytes(simulation.peak_reserved_bytes))
     outside = simulation.target.hardware.context_bytes + simulation.nccl_bytes
@@ -168,7 +171,11 @@ def memory_tables(simulation: Simulation) -> RenderableType:
         tensors.add_column(heading, justify="right" if heading == "bytes" else "left")
     for live in report.largest:
         tensors.add_row(
-            format_bytes(live.nbytes), _category_name(live.category), live.op.removeprefix("aten."), live.module, live.source
+            format_bytes(live.nbytes),
+            _category_name(live.category),
+            live.op.removeprefix("aten."),
+            live.module,
+            live.source,
         )
     return Group(categories, modules, tensors)
 

@@ -89,4 +89,3 @@ def _span(position: int, region: Region, lifetimes: Lifetimes) -> Span | None:
     # Inputs that would be freed before the region's backward: checkpointing has to hold them.
     boundary = tuple(s for s in region.inputs if lifetimes.free_of(s) < active_first)
     return Span(position, region.last, active_first, max(ends, default=active_first) + 1, implicit, boundary)
-

@@ -34,7 +34,7 @@ from autosac.files import write_bytes_atomically
 
 SCHEMA_VERSION = 1
 
-Scalar: TypeAlias = "bool | int | float | str | None | tuple[Scalar, ...]"
+Scalar: TypeAlias = "bool | int | float | str | tuple[Scalar, ...] | None"
 
 
 class Phase(IntEnum):
@@ -413,9 +413,7 @@ def _tuples(value: Any) -> Any:
 def _encode_events(events: tuple[Event, ...]) -> dict[str, Any]:
     position = {kind: i for i, kind in enumerate(_EVENT_TYPES)}
     order = [position[type(event)] for event in events]
-    columns = {
-        kind.__name__: _columns(event for event in events if type(event) is kind) for kind in _EVENT_TYPES
-    }
+    columns = {kind.__name__: _columns(event for event in events if type(event) is kind) for kind in _EVENT_TYPES}
     return {"order": order, "columns": columns}
 
 
@@ -453,12 +451,9 @@ def _metas(rows: tuple[Any, ...]) -> tuple[TensorMeta, ...]:
 
 def _decode(document: dict[str, Any]) -> Trace:
     signatures = [
-        s._replace(inputs=_metas(s.inputs), outputs=_metas(s.outputs))
-        for s in _rows(document["signatures"], Signature)
+        s._replace(inputs=_metas(s.inputs), outputs=_metas(s.outputs)) for s in _rows(document["signatures"], Signature)
     ]
-    storages = [
-        s._replace(label=Label(s.label), phase=Phase(s.phase)) for s in _rows(document["storages"], Storage)
-    ]
+    storages = [s._replace(label=Label(s.label), phase=Phase(s.phase)) for s in _rows(document["storages"], Storage)]
     regions = []
     for *head, columns in document["regions"]:
         calls = tuple(c._replace(outputs=_metas(c.outputs)) for c in _rows(columns, Call))

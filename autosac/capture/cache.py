@@ -22,7 +22,7 @@ _MEMOS: dict[str, Any] = {
     for name in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo")
     for suffix in ("", "_vc", "_epoch")
 }
-_make_subclass = torch.Tensor._make_subclass  # type: ignore[attr-defined]
+_make_subclass = torch.Tensor._make_subclass
 _empty_strided = torch.empty_strided
 
 
@@ -48,7 +48,7 @@ def describe(key: list[Any], args: Iterable[Any], tensors: list[FakeTensor]) -> 
         if kind is FakeTensor:
             if arg.constant is not None:
                 raise NotCacheable
-            key += (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg._fake_device)  # type: ignore[attr-defined]
+            key += (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg._fake_device)
             tensors.append(arg)
         elif kind is list or kind is tuple:
             key.append(len(arg))
@@ -130,7 +130,7 @@ class DispatchCache:
         if base is None:
             return self.fake(_empty_strided(shape, stride, dtype=dtype, device="meta"), device)
         meta = _empty_strided((0,), (1,), dtype=dtype, device="meta")
-        meta.set_(tensors[base].untyped_storage(), offset, shape, stride)  # type: ignore[call-overload]
+        meta.set_(tensors[base].untyped_storage(), offset, shape, stride)
         return self.fake(meta, device)
 
     def _entry(self, out: Any, tensors: list[FakeTensor]) -> Entry:
@@ -165,9 +165,7 @@ class DispatchCache:
 
 
 def _is_plain(tensor: FakeTensor) -> bool:
-    return (
-        tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg() and tensor.constant is None
-    )
+    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg() and tensor.constant is None
 
 
 def _extent_bytes(tensor: torch.Tensor) -> int:

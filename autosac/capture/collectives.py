@@ -104,5 +104,3 @@ def _ranks(group: Any) -> tuple[int, ...]:
     if known is None:
         known = _rank_cache[group.group_name] = tuple(dist.get_process_group_ranks(group))
     return known
-
-

@@ -160,13 +160,13 @@ class SimulatedDeviceModule(backend_registration._DummyBackendModule):
     def __init__(self, gpu: TargetGPU) -> None:
         self.gpu = gpu
 
-    def default_stream(self, _: Any = None) -> Stream:
+    def default_stream(self, _: Any = None) -> Any:
         return _default_stream
 
-    def stream(self, stream: Stream | None) -> Any:
+    def stream(self, stream: Any) -> Any:
         return stream if stream is not None else contextlib.nullcontext()
 
-    def set_stream(self, stream: Stream) -> None:
+    def set_stream(self, stream: Any) -> None:
         _state.stream = stream
 
     def set_device(self, _: Any) -> None:

@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ import torch
 
 from autosac import errors
 from autosac.capture.device import DEVICE_TYPE
-from autosac.capture.target import TargetGPU
 from autosac.capture.recorder import Recorder
 from autosac.capture.session import CaptureSession
+from autosac.capture.target import TargetGPU
 from autosac.capture.titan import explain, parameter_shapes
 from autosac.capture.transforms import apply_plan_file, observe_candidates
 from autosac.trace import Trace
@@ -42,7 +42,7 @@ class EagerRequest:
     plan to the model, `observe` records the regions of all modules that could be checkpointed.
     """
 
-    gpu: TargetGPU = TargetGPU()
+    gpu: TargetGPU = field(default_factory=TargetGPU)
     target: str = "gpu"
     steps: int = 2
     plan_file: str | None = None

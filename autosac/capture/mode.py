@@ -148,9 +148,7 @@ class SimulatedDeviceMode(FakeTensorMode):
     ) -> FakeTensor:
         """Casts and copies between host and device; FakeTensorMode would decompose them into four primitives."""
         with in_kernel_invocation_manager(self):
-            meta = torch.empty_like(
-                x, dtype=dtype, device="meta", memory_format=memory_format or torch.preserve_format
-            )
+            meta = torch.empty_like(x, dtype=dtype, device="meta", memory_format=memory_format or torch.preserve_format)
         if device is None:
             device = x.fake_device if isinstance(x, FakeTensor) else x.device
         return FakeTensor(self, meta, torch.device(device))
@@ -162,7 +160,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         with in_kernel_invocation_manager(self):
             meta = torch.empty_like(real, device="meta")
         out = FakeTensor(self, meta, device)
-        out._shadow = real  # type: ignore[attr-defined]
+        out._shadow = real
         return out
 
     def _higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

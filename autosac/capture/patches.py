@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from autosac.capture import compiled, kernels
-from autosac.capture.target import TargetGPU
 from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
+from autosac.capture.target import TargetGPU
 
 
 def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
@@ -62,7 +62,7 @@ def _autograd_engine(recorder: Recorder) -> None:
     engine = graph._engine_run_backward
     run = functools.partial(recorder.run_backward, engine)
     graph._engine_run_backward = run
-    autograd._engine_run_backward = run  # type: ignore[attr-defined]
+    autograd._engine_run_backward = run
     import torch.distributed.pipelining._backward as pipelining_backward
 
     if hasattr(pipelining_backward, "_engine_run_backward"):
@@ -86,7 +86,7 @@ def _storage_resize(recorder: Recorder) -> None:
         recorder.resized(self, size)
         return result
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = resize_
 
 
 def _optimizer_foreach(target: str) -> None:
@@ -130,7 +130,7 @@ def _sharding_propagation(mode: SimulatedDeviceMode) -> None:
         with mode.unrecorded():
             return original(self, op_schema)
 
-    ShardingPropagator._propagate_tensor_meta_non_cached = propagate  # type: ignore[method-assign]
+    ShardingPropagator._propagate_tensor_meta_non_cached = propagate
 
 
 def _work_wait(recorder: Recorder) -> None:
@@ -164,7 +164,7 @@ def _work_wait(recorder: Recorder) -> None:
             recorder.work_wait(known[1])
         return original_wait(self, *args, **kwargs)
 
-    fake_work.wait = wait  # type: ignore[method-assign]
+    fake_work.wait = wait
     original_batch = distributed_c10d.batch_isend_irecv
 
     def batch_isend_irecv(operations: Any) -> Any:
@@ -175,7 +175,7 @@ def _work_wait(recorder: Recorder) -> None:
             recorder.end_batch()
 
     distributed_c10d.batch_isend_irecv = batch_isend_irecv
-    dist.batch_isend_irecv = batch_isend_irecv  # type: ignore[attr-defined]
+    dist.batch_isend_irecv = batch_isend_irecv
 
 
 def _ddp() -> None:
@@ -199,7 +199,7 @@ def _ddp() -> None:
         original(self, *args, **kwargs)
         self.register_comm_hook(self.process_group, hook)
 
-    ddp.DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+    ddp.DistributedDataParallel.__init__ = init
 
 
 def _triton_launches(recorder: Recorder) -> None:

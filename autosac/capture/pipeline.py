@@ -39,11 +39,13 @@ class StageMetadata:
     def _incoming(self) -> Shapes:
         known = self.received or self.sent
         if known is None:
-            raise CaptureError("a later pipeline stage was captured before the first: capture the rank of stage 0 first")
+            raise CaptureError(
+                "a later pipeline stage was captured before the first: capture the rank of stage 0 first"
+            )
         return known
 
     def _install_objects(self, stage: Any) -> None:
-        """torch 2.13."""
+        """Torch 2.13."""
         from torch.distributed.pipelining import _utils
 
         def receive(this: Any, source: int) -> Any:
@@ -51,7 +53,9 @@ class StageMetadata:
                 metas = _utils._derive_grad_metas(this._stage_meta.outputs)
                 return _utils._StageBackwardMeta(backward_metas=metas)
             metas = tuple(
-                _utils._TensorMeta(shape=torch.Size(shape), stride=stride, dtype=getattr(torch, dtype), requires_grad=True)
+                _utils._TensorMeta(
+                    shape=torch.Size(shape), stride=stride, dtype=getattr(torch, dtype), requires_grad=True
+                )
                 for shape, stride, dtype in self._incoming()
             )
             return _utils._StageForwardMeta(forward_metas=metas)
@@ -69,7 +73,7 @@ class StageMetadata:
         stage.PipelineStage._warmup_backward_result = vote
 
     def _install_tuples(self, stage: Any) -> None:
-        """torch 2.11 and 2.12."""
+        """Torch 2.11 and 2.12."""
 
         def receive(objects: list[Any], *_: Any, **__: Any) -> None:
             objects[0] = tuple(

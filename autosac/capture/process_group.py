@@ -25,7 +25,5 @@ def initialise(world_size: int, rank: int, ranks_per_node: int = 8) -> None:
         MASTER_PORT="29999",
     )
     if BACKEND.upper() not in dist.Backend.__dict__:
-        dist.Backend.register_backend(
-            BACKEND, fake_pg._create_fake_pg, extended_api=True, devices=["cpu", DEVICE_TYPE]
-        )
+        dist.Backend.register_backend(BACKEND, fake_pg._create_fake_pg, extended_api=True, devices=["cpu", DEVICE_TYPE])
     dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=fake_pg.FakeStore())

@@ -49,7 +49,7 @@ from autosac.trace import (
     WorkWait,
 )
 
-_get_sequence_number = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+_get_sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 _ROOT = 0
 
@@ -155,7 +155,7 @@ class Recorder:
         stream = simulated.current_stream().stream_id
         module, source = self._locate()
         if tensors is None:
-            tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(t, torch.Tensor)]  # type: ignore[misc]
+            tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(t, torch.Tensor)]
         inputs = tuple([self._storage_of(t) for t in tensors])
         call = describe_collective(func, args)
         out_tensors = [out] if isinstance(out, torch.Tensor) else [
@@ -446,9 +446,21 @@ class Recorder:
                 self._work_of_storage[storage] = work
         self.events.append(
             Collective(
-                call.kind, nbytes, group, stream, call.asynchronous, work, call.peer, self._batch, signature, module,
-                self.phase, source, inputs, outputs,
-            )  # fmt: skip
+                call.kind,
+                nbytes,
+                group,
+                stream,
+                call.asynchronous,
+                work,
+                call.peer,
+                self._batch,
+                signature,
+                module,
+                self.phase,
+                source,
+                inputs,
+                outputs,
+            )
         )
 
     # ---- the result -------------------------------------------------------------------------------------------------
@@ -456,7 +468,8 @@ class Recorder:
     def trace(self, info: dict[str, Any]) -> Trace:
         """The finished Trace."""
         storages = tuple(
-            s._replace(label=self.labels.get(i, s.label)) if i in self.labels else s for i, s in enumerate(self.storages)
+            s._replace(label=self.labels.get(i, s.label)) if i in self.labels else s
+            for i, s in enumerate(self.storages)
         )
         highest = max(self.streams)
         return Trace(

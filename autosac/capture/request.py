@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autosac.capture.target import TargetGPU
@@ -25,7 +25,7 @@ class TitanRequest:
     overrides: tuple[str, ...] = ()
     world_size: int = 1
     rank: int = 0
-    gpu: TargetGPU = TargetGPU()
+    gpu: TargetGPU = field(default_factory=TargetGPU)
     checkpointing: str = "job"
     plan_file: str | None = None
     observe: bool = False

@@ -10,10 +10,9 @@ import torch
 from autosac.capture import device as simulated
 from autosac.capture import kernels, patches
 from autosac.capture.device import DEVICE_TYPE
-from autosac.capture.target import TargetGPU
 from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
-
+from autosac.capture.target import TargetGPU
 
 _prepared: list[TargetGPU] = []
 

@@ -129,7 +129,9 @@ class SignatureTable:
         positions: list[int] = []
         count = 0
         for name, value in [*zip(schema_names, args, strict=False), *kwargs.items()]:
-            tensors = [v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, torch.Tensor)]
+            tensors = [
+                v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, torch.Tensor)
+            ]
             if name in names:
                 positions += range(count, count + len(tensors))
             count += len(tensors)

@@ -129,7 +129,9 @@ def fingerprint(config: Any, world_size: int) -> str:
 
 
 def _plain(section: Any) -> Any:
-    return dataclasses.asdict(section) if dataclasses.is_dataclass(section) and not isinstance(section, type) else section
+    return (
+        dataclasses.asdict(section) if dataclasses.is_dataclass(section) and not isinstance(section, type) else section
+    )
 
 
 def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambda _: None) -> Trace:

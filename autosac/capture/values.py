@@ -74,27 +74,28 @@ def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     constant = _CONSTANT.get(func)
     if constant is not None:
         if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= _INTEGER_LIMIT:
-            out._shadow = constant(out, args)  # type: ignore[attr-defined]
-        return
-    if func in _UNINITIALISED:
-        return
-    if func is aten.histc.default:
-        return _histogram(args, out)
-    if func is aten.topk.default and shadow(args[0]) is None:
-        return _balanced_topk(args, out)
-    namespace = getattr(func, "namespace", "")
-    if namespace == "c10d":
-        return _collective_in_place(func, args)
-    known = _inputs_known(args)
-    if not known:
+            out._shadow = constant(out, args)
+    elif func is aten.histc.default:
+        _histogram(args, out)
+    elif func is aten.topk.default and shadow(args[0]) is None:
+        _balanced_topk(args, out)
+    elif getattr(func, "namespace", "") == "c10d":
+        _collective_in_place(func, args)
+    elif func not in _UNINITIALISED:
+        _compute(func, args, kwargs, out)
+
+
+def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Run `func` on the shadows of its inputs, if all of them have some and the result is small."""
+    if not _inputs_known(args):
         _forget_mutated(func, args)
         return
     if any(isinstance(o, FakeTensor) and o.numel() > _limit(o) for o in pytree.tree_leaves(out)):
         return
-    result = _evaluate(func, namespace, args, kwargs, out)
+    result = _evaluate(func, getattr(func, "namespace", ""), args, kwargs, out)
     for fake, real in zip(pytree.tree_leaves(out), pytree.tree_leaves(result), strict=False):
         if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor):
-            fake._shadow = real  # type: ignore[attr-defined]
+            fake._shadow = real
 
 
 def _limit(tensor: torch.Tensor) -> int:
@@ -129,7 +130,7 @@ def _forget_mutated(func: Any, args: Any) -> None:
     if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None:
         schema = getattr(func, "_schema", None)
         if schema is not None and schema.is_mutable:
-            args[0]._shadow = None  # type: ignore[attr-defined]
+            args[0]._shadow = None
 
 
 def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:
@@ -170,13 +171,13 @@ def _collective_in_place(func: Any, args: Any) -> None:
     if name in ("alltoall_base_", "_allgather_base_") and isinstance(target, FakeTensor):
         values = shadow(args[1])
         if values is not None and values.numel() and target.numel() % values.numel() == 0:
-            target._shadow = values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape)  # type: ignore[attr-defined]
+            target._shadow = values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape)
         else:
-            target._shadow = None  # type: ignore[attr-defined]
+            target._shadow = None
     elif name in ("recv_", "_reduce_scatter_base_"):
         for leaf in pytree.tree_leaves(args):
             if isinstance(leaf, FakeTensor):
-                leaf._shadow = None  # type: ignore[attr-defined]
+                leaf._shadow = None
 
 
 def _functional_collective(func: Any, args: Any, out: Any) -> Any:

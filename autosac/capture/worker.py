@@ -7,6 +7,7 @@ The first line is the target GPU. A child saves its trace under the name in the 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -41,7 +42,7 @@ class Worker:
                     message = json.loads(line)
                     request = TitanRequest.from_json(message["request"])
                     if not preloaded:
-                        preloaded = self.attempt(message["id"], lambda: preload(request))
+                        preloaded = self.attempt(message["id"], functools.partial(preload, request))
                     if preloaded:
                         self.start(message, request)
             elif not open_input:
