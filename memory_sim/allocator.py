@@ -239,9 +239,7 @@ class CachingAllocator:
             if self.allowed_bytes is not None and self.reserved_bytes + nbytes > self.allowed_bytes:
                 assert candidate.segment is not None
                 missing = size - candidate.size * candidate.mapped
-                self._needed_bytes = max(
-                    nbytes, candidate.segment.enclosing(candidate.segment.base, missing)[1]
-                )
+                self._needed_bytes = max(nbytes, candidate.segment.enclosing(candidate.segment.base, missing)[1])
                 return None
             return self._expand(candidate, size)
         if self._shortage(nbytes) > 0:

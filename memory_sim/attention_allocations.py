@@ -36,9 +36,7 @@ def flash_backward(signature: Signature, heads_first: bool) -> tuple[int, ...]:
     heads, head_size = query.shape[-2:]
     columns = round_up(head_size, 32 if head_size <= 128 else 64)
     if len(query.shape) == 3:
-        sequences = (
-            next(m.shape[0] for m in signature.inputs[5:] if m.dtype == "int32" and len(m.shape) == 1) - 1
-        )
+        sequences = next(m.shape[0] for m in signature.inputs[5:] if m.dtype == "int32" and len(m.shape) == 1) - 1
         rows = query.shape[0] + 128 * sequences
     else:
         rows = query.shape[0] * round_up(query.shape[1], 128)
@@ -49,9 +47,7 @@ def flash_backward(signature: Signature, heads_first: bool) -> tuple[int, ...]:
     return tuple(blocks)
 
 
-def efficient_backward(
-    signature: Signature, heads_first: bool, capability: tuple[int, int]
-) -> tuple[int, ...]:
+def efficient_backward(signature: Signature, heads_first: bool, capability: tuple[int, int]) -> tuple[int, ...]:
     """Blocks of the memory-efficient attention backward; inputs are (dO, q, k, v, ...)."""
     grad_out, query, key, value = (_sequence_first(m, heads_first) for m in signature.inputs[:4])
     batch, queries, heads, head_size = query.shape

@@ -113,9 +113,7 @@ def source_name(trace: Trace, source: int) -> str:
     return trace.sources[source] if source >= 0 else ""
 
 
-def _live_storages(
-    timeline: MemoryTimeline, event: int, rows: IntArray, largest: int
-) -> tuple[LiveStorage, ...]:
+def _live_storages(timeline: MemoryTimeline, event: int, rows: IntArray, largest: int) -> tuple[LiveStorage, ...]:
     """The `largest` of what is alive, most bytes first, ties in order of allocation."""
     trace, lifetimes = timeline.trace, timeline.lifetimes
     order = rows[np.argsort(-lifetimes.nbytes[rows], kind="stable")][:largest]

@@ -13,8 +13,10 @@ operator without a rule has none that is known. Attention: `autosac.memory_sim.a
   columns, partial sums for dgamma and dbeta of up to 32,768 / ceil(N / 32) blocks.
 - **Copies**: kernels that take contiguous inputs only copy others first (`CONTIGUOUS_INPUTS`).
 
-Not modelled, because no source says how much: cuDNN's convolution and engine workspaces, cub's scratch space
-(at most a few bytes for each element sorted), and the staging buffers of reductions (below 1 MiB).
+- **Reductions**: `autosac.memory_sim.reduction_allocations`.
+
+Not modelled, because no source says how much: cuDNN's convolution and engine workspaces, and cub's scratch
+space (at most a few bytes for each element sorted).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from autosac.memory_sim.attention_allocations import (
     efficient_forward,
     flash_backward,
 )
+from autosac.memory_sim.reduction_allocations import REDUCTIONS, reduction_buffers
 from autosac.memory_sim.tensor_sizes import ITEM_BYTES, dense_bytes, elements, is_contiguous
 from autosac.trace import Signature
 
@@ -55,9 +58,9 @@ def internal_allocations(signature: Signature, sm_count: int, capability: tuple[
     return blocks
 
 
-def _own_blocks(
-    operator: str, signature: Signature, sm_count: int, capability: tuple[int, int]
-) -> tuple[int, ...]:
+def _own_blocks(operator: str, signature: Signature, sm_count: int, capability: tuple[int, int]) -> tuple[int, ...]:
+    if operator in REDUCTIONS:
+        return reduction_buffers(signature, sm_count, capability)
     heads_first = operator.startswith("_scaled_dot_product")
     match operator:
         case "_scaled_dot_product_flash_attention_backward" | "_flash_attention_backward":
@@ -73,9 +76,7 @@ def _own_blocks(
         case "index_put" | "index_put_" | "_index_put_impl_" | "_unsafe_index_put":
             return _index_put(signature)
         case "native_layer_norm_backward" | "_fused_rms_norm_backward":
-            return _norm_backward(
-                signature, sm_count, gradients=1 + (operator == "native_layer_norm_backward")
-            )
+            return _norm_backward(signature, sm_count, gradients=1 + (operator == "native_layer_norm_backward"))
     return ()
 
 

@@ -103,16 +103,12 @@ class _Rows:
         for i, event in enumerate(events):
             if type(event) is Alloc:
                 if event.storage in self.row_of:
-                    raise SimulationError(
-                        f"event {i} of the trace allocates storage {event.storage}, which is alive"
-                    )
+                    raise SimulationError(f"event {i} of the trace allocates storage {event.storage}, which is alive")
                 self.allocate(event.storage, i)
             elif type(event) is Free:
                 row = self.row_of.pop(event.storage, None)
                 if row is None:
-                    raise SimulationError(
-                        f"event {i} of the trace frees storage {event.storage}, which is not alive"
-                    )
+                    raise SimulationError(f"event {i} of the trace frees storage {event.storage}, which is not alive")
                 self.end[row] = i
 
     def stay(self, trace: Trace, workspaces: WorkspaceModel) -> list[Storage]:

@@ -47,9 +47,7 @@ def module_spans(trace: Trace, live: IntArray, maximum: RangeMaximum) -> tuple[M
     for (event, begin, end), peak in zip(pairs, peaks, strict=True):
         key = (event.module, event.phase)
         settled = _settled(trace, end)
-        spans.append(
-            ModuleSpan(*key, occurrences[key], begin, end, int(live[begin]), int(live[settled]), int(peak))
-        )
+        spans.append(ModuleSpan(*key, occurrences[key], begin, end, int(live[begin]), int(live[settled]), int(peak)))
         occurrences[key] += 1
     return tuple(spans)
 

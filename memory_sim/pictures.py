@@ -181,9 +181,7 @@ def timeline_png(
         axes.axvspan(first, last, color=SHADES[phase], linewidth=0, zorder=0)
     colors = [COLORS[category] for category in series.gib]
     axes.stackplot(series.x, *series.gib.values(), colors=colors, step="post", linewidth=0)
-    handles: list[Any] = [
-        Patch(color=COLORS[category], label=label(category)) for category in reversed(series.gib)
-    ]
+    handles: list[Any] = [Patch(color=COLORS[category], label=label(category)) for category in reversed(series.gib)]
     if series.reserved_gib is not None:
         handles += axes.step(series.x, series.reserved_gib, "k:", where="post", linewidth=1, label="reserved")
     usable = _usable_gib(report)

@@ -24,9 +24,7 @@ class RangeMaximum:
     def __call__(self, first: npt.ArrayLike, last: npt.ArrayLike) -> IntArray:
         """``max(series[first:last])`` for each pair; ``0 <= first < last <= len(series)``."""
         begin, end = np.broadcast_arrays(np.asarray(first, dtype=np.int64), np.asarray(last, dtype=np.int64))
-        assert np.all((begin >= 0) & (begin < end) & (end <= self.table[0].size)), (
-            "empty or outside of the series"
-        )
+        assert np.all((begin >= 0) & (begin < end) & (end <= self.table[0].size)), "empty or outside of the series"
         level = np.frexp((end - begin).astype(np.float64))[1] - 1
         result = np.empty(begin.shape, dtype=np.int64)
         for k in np.unique(level):

@@ -151,9 +151,7 @@ class Replay:
     ) -> None:
         """A replay that has not begun. UsageError if nothing of the device is left."""
         if capacity_bytes is not None and capacity_bytes <= outside_bytes:
-            raise UsageError(
-                f"the device has {capacity_bytes} bytes, of which {outside_bytes} are not PyTorch's"
-            )
+            raise UsageError(f"the device has {capacity_bytes} bytes, of which {outside_bytes} are not PyTorch's")
         self.trace = trace
         self.allocator = CachingAllocator(config, capacity_bytes, outside_bytes)
         self.workspaces = workspaces
@@ -271,9 +269,7 @@ class Replay:
                     allocator.free(block)
             if allocator.retries and self.first_retry is None:
                 self.first_retry = self._at(Outcome.FITS_AFTER_RETRY)
-            samples.append(
-                (step, event, allocator.reserved_bytes, allocator.active_bytes, allocator.allocated_bytes)
-            )
+            samples.append((step, event, allocator.reserved_bytes, allocator.active_bytes, allocator.allocated_bytes))
         if step >= 0:
             self._hand_over(found)
 

@@ -195,3 +195,39 @@ def test_temporaries_in_timeline_and_allocator(builder: Any) -> None:
         report = replay_allocator(trace, workspaces=HOPPER)
         assert report.allocated_peak_bytes == nbytes + temporary
         assert report.allocated_bytes[-1] == 0
+
+
+def test_reduction_over_rows() -> None:
+    """16,448 rows of 1,280 half-precision columns on 132 SMs stage 1,280 x 212 x 128 floats: 132.5 MiB.
+
+    Four outputs a thread: blocks of 32 x 4 threads, 1280 / 4 / 32 = 10 of them across; each thread has 16448 / 4
+    = 4112 rows. 132 x (2048 / 128) = 2112 blocks fit, so an output is split in ceil(2112 / 10) = 212 (fewer than
+    4112 / 16 = 257), and every thread of a block keeps its 4 sums: 32 x 4 slots for each output.
+    """
+    x, total = dense(16448, 1280, dtype="float16"), dense(1, 1280, dtype="float16")
+    assert blocks("aten.sum.dim_IntList", (x,), (total,), dim=(0,), keepdim=True) == (1280 * 212 * 128 * 4, 40)
+    three, one = dense(64, 257, 1280, dtype="float16"), dense(1280, dtype="float16")
+    assert blocks("aten.sum.dim_IntList", (three,), (one,), dim=(0, 1)) == (1280 * 212 * 128 * 4, 40)
+
+
+def test_reduction_over_rows_on_a_smaller_gpu() -> None:
+    """84 SMs of 1,536 threads hold 84 x 12 = 1008 blocks: 101 for each output."""
+    x, total = dense(16448, 1280, dtype="float16"), dense(1280, dtype="float16")
+    found = blocks("aten.sum.dim_IntList", (x,), (total,), model=AMPERE_CONSUMER, dim=(0,))
+    assert found == (1280 * 101 * 128 * 4, 40)
+
+
+def test_reduction_over_columns() -> None:
+    """2 rows of 2**20 numbers: blocks of 256 x 2 threads, each with 2**20 / 512 = 2048 numbers.
+
+    132 x (2048 / 512) = 528 blocks fit, but 2048 / 16 = 128 for each output leave enough for a thread: 2 x 128 sums.
+    """
+    x, total = dense(2, 1 << 20, dtype="float32"), dense(2, dtype="float32")
+    assert blocks("aten.sum.dim_IntList", (x,), (total,), dim=(1,)) == (2 * 128 * 4, 8)
+
+
+def test_small_reductions_stage_nothing() -> None:
+    """100 rows for each thread block are added up by it alone; whole numbers of other types have no rule."""
+    x, total = dense(100, 1280), dense(1280)
+    assert blocks("aten.sum.dim_IntList", (x,), (total,), dim=(0,)) == ()
+    assert blocks("aten.sum.default", (dense(0),), (dense(),)) == ()

@@ -75,9 +75,7 @@ def test_context_and_nccl_count(builder: Any) -> None:
     trace = growing_step(builder)
     outside = {"context_bytes": 10 * MIB, "nccl_bytes": 5 * MIB}
     assert replay_allocator(trace, capacity_bytes=150 * MIB).verdict.outcome is Outcome.FITS
-    assert (
-        replay_allocator(trace, capacity_bytes=150 * MIB, **outside).verdict.outcome is Outcome.OUT_OF_MEMORY
-    )
+    assert replay_allocator(trace, capacity_bytes=150 * MIB, **outside).verdict.outcome is Outcome.OUT_OF_MEMORY
     fits = replay_allocator(trace, capacity_bytes=155 * MIB, **outside)
     assert (fits.verdict.outcome, fits.device_bytes_needed) == (Outcome.FITS, 155 * MIB)
 

@@ -246,6 +246,4 @@ def test_peak_between_equals_brute_force(builder: Any, sizes: list[int], data: s
     expected = max(timeline.high_bytes[first:last].tolist())
     assert timeline.peak_between(first, last) == expected
     assert timeline.peaks_between([first, 0], [last, 1]).tolist() == [expected, timeline.high_bytes[0]]
-    assert timeline.peak_event_between(first, last) == first + timeline.high_bytes[first:last].tolist().index(
-        expected
-    )
+    assert timeline.peak_event_between(first, last) == first + timeline.high_bytes[first:last].tolist().index(expected)
