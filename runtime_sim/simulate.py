@@ -20,8 +20,9 @@ from autosac.errors import SimulationError
 from autosac.runtime_sim.deadlock import explain
 from autosac.runtime_sim.engine import Execution
 from autosac.runtime_sim.host import HostModel, host_costs
+from autosac.runtime_sim.linking import link
 from autosac.runtime_sim.overlap import ConstantOverlap, OverlapModel
-from autosac.runtime_sim.program import describe, link
+from autosac.runtime_sim.program import describe
 from autosac.runtime_sim.timeline import Timeline, build
 from autosac.trace import Trace
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
 from autosac.runtime_sim.engine import Execution
-from autosac.runtime_sim.program import Engine, Program
+from autosac.runtime_sim.program import Program
 from autosac.trace import Trace
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class RankTimeline:
     `start_ms`, `end_ms`: on the device. A communication kernel starts when its stream reaches it;
     `transfer_ms` is when all its peers had arrived and bytes began to move. `host_start_ms`, `host_end_ms`:
     on the host (waiting included). `stream`: index into `stream_names` (the trace's streams, then those of
-    the process groups). `engine`: see `Engine`.
+    the process groups). `engine`: see `program.Engine`.
     """
 
     rank: int
@@ -182,6 +182,3 @@ def _host_times(program: Program, execution: Execution, position: int, costs_ms:
     finish = begin + costs_ms
     finish[events[:-1]] = np.maximum(finish[events[:-1]], resume[first:-1])
     return begin, finish
-
-
-__all__ = ["Engine", "RankTimeline", "Throughput", "Timeline", "build"]

@@ -1,0 +1,144 @@
+"""Where ranks meet: collects the members of every transfer while the ranks are linked one after the other.
+
+Collectives meet by (group, how many the rank has issued on it before), a send meets the recv of the same pair by their
+numbers in the same way: Maya's waitmaps. Ranks that are not simulated are never waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+from autosac.errors import SimulationError
+from autosac.runtime_sim.overlap import OverlapModel
+from autosac.runtime_sim.program import LANES, Leg, Program, Transfer
+from autosac.trace import Collective, Group, Trace
+
+Key = tuple[object, ...]
+
+
+class _Member(NamedTuple):
+    """What one rank brings to a transfer."""
+
+    item: int
+    ms: float
+    kind: str
+
+
+class _Pending(NamedTuple):
+    """A transfer that is being collected. `slots`: (item, position in its legs)."""
+
+    expected: tuple[int, ...]
+    label: str
+    inter_node: bool
+    members: dict[int, _Member]
+    slots: list[tuple[int, int]]
+
+
+class _Communicator(NamedTuple):
+    """A process group: an identity that its ranks agree on, its simulated ranks, and whether it leaves the node."""
+
+    key: Key
+    simulated: tuple[int, ...]
+    inter_node: bool
+
+
+class Rendezvous:
+    """The meetings of all simulated ranks (given by their positions in `program.ranks`)."""
+
+    def __init__(self, program: Program, gpus_per_node: int, overlap: OverlapModel) -> None:
+        self._program = program
+        self._position = {rank: i for i, rank in enumerate(program.ranks)}
+        self._gpus_per_node = gpus_per_node
+        self._overlap = overlap
+        self._pending: dict[Key, _Pending] = {}
+        self._issued: dict[tuple[int, Key], int] = {}
+        self._communicators: dict[tuple[int, int], _Communicator] = {}
+        self._local = itertools.count()
+
+    def join(self, rank: int, trace: Trace, index: int, item: int, ms: float) -> None:
+        """`rank` brings `item` to the transfer of the collective at `index` in its trace."""
+        event = trace.events[index]
+        assert type(event) is Collective
+        key, expected, inter_node, label = self._meeting(rank, trace, event)
+        number = self._issued[rank, key] = self._issued.get((rank, key), -1) + 1
+        key = (*key, number) if len(expected) > 1 else ("local", next(self._local))
+        label = f"{event.kind} number {number} of {label}"
+        pending = self._pending.setdefault(key, _Pending(expected, label, inter_node, {}, []))
+        self._check(pending, rank, event.kind)
+        legs = self._program.legs.setdefault(item, [])
+        pending.members[rank] = _Member(item, ms, event.kind)
+        pending.slots.append((item, len(legs)))
+        legs.append(Leg(index, -1))
+
+    def finish(self) -> None:
+        """Turn what was collected into the program's transfers."""
+        for pending in self._pending.values():
+            number = len(self._program.transfers)
+            for item, slot in pending.slots:
+                legs = self._program.legs[item]
+                legs[slot] = legs[slot]._replace(transfer=number)
+            self._program.transfers.append(self._transfer(pending))
+
+    def _meeting(self, rank: int, trace: Trace, event: Collective) -> tuple[Key, tuple[int, ...], bool, str]:
+        """Identity (but for its number), expected ranks, whether bytes leave the node, and name of a transfer."""
+        group = trace.groups[event.group]
+        communicator = self._communicator(rank, event.group, group)
+        if event.peer < 0:
+            return communicator.key, communicator.simulated, communicator.inter_node, f"group {group.name!r}"
+        me, peer = self._program.ranks[rank], event.peer
+        sender, receiver = (me, peer) if event.kind == "send" else (peer, me)
+        there = self._position.get(peer, rank)
+        return (
+            (*communicator.key, sender, receiver),
+            (rank,) if there == rank else (rank, there),
+            me // self._gpus_per_node != peer // self._gpus_per_node,
+            f"group {group.name!r}, rank {sender} to rank {receiver}",
+        )
+
+    def _communicator(self, rank: int, number: int, group: Group) -> _Communicator:
+        if (rank, number) not in self._communicators:
+            # Alone, a rank meets nobody: the group's ranks, which may be many, need not be known.
+            members = frozenset(group.ranks()) if len(self._position) > 1 else frozenset[int]()
+            self._communicators[rank, number] = _Communicator(
+                (group.name, members),
+                tuple(i for other, i in self._position.items() if other in members),
+                _spans_nodes(group, self._gpus_per_node),
+            )
+        return self._communicators[rank, number]
+
+    def _check(self, pending: _Pending, rank: int, kind: str) -> None:
+        for other, member in pending.members.items():
+            if kind != member.kind and {kind, member.kind} != {"send", "recv"}:
+                ranks = self._program.ranks
+                raise SimulationError(
+                    f"{pending.label}: rank {ranks[rank]} issues {kind} where rank {ranks[other]} issues {member.kind}"
+                )
+
+    def _transfer(self, pending: _Pending) -> Transfer:
+        members = pending.members.values()
+        lanes = []
+        for rank, member in pending.members.items():
+            out = rank * LANES + (2 if pending.inter_node else 0)
+            lanes += [out] * (member.kind != "recv") + [out + 1] * (member.kind != "send")
+        slowdowns = [self._overlap.communication_slowdown(m.kind, pending.inter_node) for m in members]
+        return Transfer(
+            members=tuple(member.item for member in members),
+            ms=max(member.ms for member in members),
+            lanes=tuple(lanes),
+            ranks=tuple(pending.members),
+            slowdown=max(slowdowns),
+            inter_node=pending.inter_node,
+            label=pending.label,
+            missing=tuple(rank for rank in pending.expected if rank not in pending.members),
+        )
+
+
+def _spans_nodes(group: Group, gpus_per_node: int) -> bool:
+    """Whether the group has ranks on more than one node, from its structure alone."""
+    first = last = group.offset
+    for size, stride in group.dims:
+        first, last = first + min(0, (size - 1) * stride), last + max(0, (size - 1) * stride)
+    if group.explicit:
+        first, last = min(group.explicit), max(group.explicit)
+    return first // gpus_per_node != last // gpus_per_node
