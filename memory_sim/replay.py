@@ -160,6 +160,7 @@ class Replay:
         self.temporaries: list[tuple[int, ...]] = [()] * len(trace.signatures)
         if workspaces is not None:
             self.temporaries = [workspaces.op_workspace_blocks(s) for s in trace.signatures]
+        self.echoes = self._temporaries_by_output()
         self.matmul = [workspaces is not None and is_matmul(s.name) for s in trace.signatures]
         self.samples: list[tuple[int, int, int, int, int]] = []
         self.now: tuple[int, _Instruction] = (-1, (FREE, -1, -1, 0, 0))
@@ -191,8 +192,22 @@ class Replay:
 
     # ---- from events to instructions -----------------------------------------------------------------------
 
+    def _temporaries_by_output(self) -> dict[tuple[str, int, Phase], int]:
+        """Signatures with temporaries by the operator, size and phase of their first output.
+
+        The prologue has no operators, but the same calls made its storages, with the same temporaries.
+        """
+        storages, found = self.trace.storages, {}
+        if any(self.temporaries):
+            for event in self.trace.events:
+                if type(event) is Op and self.temporaries[event.signature] and event.outputs[:1] > (-1,):
+                    storage = storages[event.outputs[0]]
+                    found[storage.op, storage.nbytes, storage.phase] = event.signature
+        return found
+
     def program(self, events: tuple[Event, ...]) -> list[_Instruction]:
         """The allocator's part of the events."""
+        echoes = self.echoes if events is self.trace.prologue else {}
         program: list[_Instruction] = []
         deferred: dict[int, list[_Instruction]] = {}
         storages = self.trace.storages
@@ -205,6 +220,9 @@ class Replay:
                     program += deferred.pop(i)
                 if self.workspaces is not None and is_matmul(storage.op):
                     program += self._stay(i, storage.phase, storage.stream)
+                echo = echoes.get((storage.op, storage.nbytes, storage.phase)) if echoes else None
+                if echo is not None:
+                    program.append((TEMPORARY, i, echo, 0, storage.stream))
             elif type(event) is Free:
                 program.append((FREE, i, event.storage, 0, 0))
             elif type(event) is RecordStream:
