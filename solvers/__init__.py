@@ -21,6 +21,7 @@ from autosac.solvers.local import (
     pareto,
 )
 from autosac.solvers.problem import GlobalProblem, PeakPoint, Segment, Unit, candidate_points
+from autosac.solvers.two_level import TwoLevelSolution, solve_two_level
 
 __all__ = [
     "BACKENDS",
@@ -34,6 +35,7 @@ __all__ = [
     "LocalSolver",
     "PeakPoint",
     "Segment",
+    "TwoLevelSolution",
     "Unit",
     "candidate_points",
     "greedy",
@@ -47,4 +49,5 @@ __all__ = [
     "relative_gap",
     "solve_global",
     "solve_joint",
+    "solve_two_level",
 ]

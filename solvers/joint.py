@@ -104,7 +104,7 @@ def joint_bound_ms(
     problem: GlobalProblem, items: Sequence[LocalProblem], budget_bytes: int, *, solver: str = "cbc"
 ) -> float:
     """A lower bound of the recomputation of every plan under the budget: the relaxation. InfeasibleError."""
-    _check(problem, items)
+    check_items(problem, items)
     points = candidate_points(problem, budget_bytes)
     if not points:
         return 0.0
@@ -172,7 +172,8 @@ def _lowest(problem: GlobalProblem, items: Sequence[LocalProblem]) -> JointModel
     return JointModel(problem, items, candidate_points(problem), None)
 
 
-def _check(problem: GlobalProblem, items: Sequence[LocalProblem]) -> None:
+def check_items(problem: GlobalProblem, items: Sequence[LocalProblem]) -> None:
+    """UsageError unless the items of every unit add up to its bytes."""
     for unit, local in zip(problem.units, items, strict=True):
         free = sum(local.items[i].memory_bytes for i in local.free())
         if unit.allowed and (unit.stored_bytes, unit.discardable_bytes) != (local.stored_bytes, free):

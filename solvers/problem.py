@@ -67,13 +67,21 @@ class Unit:
         """Change of memory between forward and backward if all is discarded (negative: what can be saved)."""
         return self.boundary_bytes + self.stored_bytes - self.implicit_bytes
 
+    @property
+    def highest_kept_bytes(self) -> int:
+        """What there is to keep."""
+        return self.stored_bytes + self.discardable_bytes
+
     def change_bytes(self, kept_bytes: int) -> int:
         """Change of memory if checkpointed with `kept_bytes`, the stored ones included."""
         return self.boundary_bytes + kept_bytes - self.implicit_bytes
 
     def kept_bytes(self, discard_fraction: float) -> int:
-        """Bytes kept, the stored ones included, at a discarded fraction of the discardable ones."""
-        return self.stored_bytes + math.floor((1 - discard_fraction) * self.discardable_bytes)
+        """Bytes kept, the stored ones included, at a discarded fraction of the discardable ones, to the nearest byte.
+
+        Rounding down would lose a whole operator wherever the fraction is that of a point of the curve.
+        """
+        return self.stored_bytes + round((1 - discard_fraction) * self.discardable_bytes)
 
     def step_ms(self, discard_fraction: float) -> float:
         """Recomputation in the whole step, by the curve, at a discarded fraction."""
