@@ -2,10 +2,9 @@
 
 `MemoryTimeline.live_bytes[i]` is what PyTorch calls *allocated*: the sum, after event i, of all live
 allocations, each rounded up to the caching allocator's 512 bytes; `high_bytes[i]` adds what the operator at
-event i takes only while it runs. It is a lower bound of
-PyTorch's own counters (`allocated`, `active`), which also include up to 1 MiB of every large block that was
-not worth splitting, and of *reserved* memory, which is what the device runs out of: both come from
-`autosac.memory_sim.replay`.
+event i takes only while it runs. It is a lower bound of PyTorch's own counters
+(`allocated`, `active`), which also include up to 1 MiB of every large block that was not worth splitting, and of
+*reserved* memory, which is what the device runs out of: both come from `autosac.memory_sim.replay`.
 
 The series is a cumulative sum over allocations and frees (`lifetimes`); categories, modules' states and
 attribution are made on first use.
