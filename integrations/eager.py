@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from autosac.errors import PlanError
 from autosac.integrations.keys import Keyer, op_name, quiet_hooks
-from autosac.integrations.modules import find_module, is_compiled, parameters_of, replace_module
+from autosac.integrations.modules import Places, find_module, is_compiled, parameters_of
 from autosac.integrations.replay import Memo, PlanMismatchWarning, ReplayMode, SavingMode, UnitPolicy
 from autosac.plan import Plan, Unit
 
@@ -37,7 +37,8 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     Call it before `torch.compile` and before FSDP's `fully_shard`. PlanError, before anything is changed, if
     the plan was made for another model; it names the first difference.
     """
-    for unit, module in check(model, plan):
+    units, places = check(model, plan), Places(model)
+    for unit, module in units:
         kwargs: dict[str, Any] = {
             "preserve_rng_state": plan.settings.preserve_rng_state,
             "early_stop": plan.settings.early_stop,
@@ -45,7 +46,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         if any(decision.keep for decision in unit.decisions):
             policy = UnitPolicy(unit, preserve_rng_state=plan.settings.preserve_rng_state)
             kwargs["context_fn"] = _context_fn(policy, module)
-        replace_module(model, module, checkpoint_wrapper(module, **kwargs))
+        places.replace(module, checkpoint_wrapper(module, **kwargs))
     return model
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosac.errors import PlanError
 from autosac.integrations.keys import Keyer, is_counted, op_name, quiet, quiet_hooks
-from autosac.integrations.modules import find_module, replace_module
+from autosac.integrations.modules import Places, find_module
 
 
 class RegionRecorder(Protocol):
@@ -47,11 +47,12 @@ def observe(model: nn.Module, fqns: Iterable[str], recorder: Recorder) -> nn.Mod
 
     Call it where `eager.apply` would be called. PlanError if there is no such module.
     """
+    places = Places(model)
     for fqn in sorted(fqns, key=lambda name: (-name.count("."), name)):
         module = find_module(model, fqn)
         if module is None:
             raise PlanError(f"the model has no module {fqn}")
-        replace_module(model, module, checkpoint_wrapper(module, checkpoint_fn=_Observer(fqn, recorder)))
+        places.replace(module, checkpoint_wrapper(module, checkpoint_fn=_Observer(fqn, recorder)))
     return model
 
 

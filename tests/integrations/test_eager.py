@@ -474,3 +474,71 @@ def test_a_planned_module_may_be_compiled(lab: Any, cases: Any, share: int) -> N
         warnings.simplefilter("error", PlanMismatchWarning)
         result = lab.step(compiled(applied(case, case.plan(keep))), case.tokens)
     assert lab.same(result, lab.step(compiled(copy.deepcopy(case.model)), case.tokens))
+
+
+class Odd(nn.Module):
+    """Results that are no tensors: a number read to the host, none at all, a list changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        size = int((x > -9).sum().item()) // x.shape[0]
+        with torch.no_grad():
+            scales = [torch.zeros(size), torch.ones(size)]
+            torch._foreach_add_(scales, 0.5)
+        return torch.relu(self.linear(x)[:, :size] * scales[0]) * scales[1]
+
+
+@pytest.mark.parametrize("share", [1, 2, 3])
+def test_results_that_are_no_single_tensor(lab: Any, share: int) -> None:
+    """A kept `.item()` is not read again; an in-place list operator that returns nothing is kept with its lists."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Odd())
+    x = torch.randn(3, 6)
+
+    def run(m: nn.Module) -> tuple[torch.Tensor, ...]:
+        m(x).square().sum().backward()
+        return tuple(p.grad for p in m.parameters())
+
+    calls = lab.observed(model, ["0"], lambda m: m(x))["0"]
+    ops = [c.op for c in calls]
+    assert {"aten._local_scalar_dense.default", "aten._foreach_add_.Scalar"} < set(ops)
+    groups = lab.groups_of(calls)
+    keep = {i for number, group in enumerate(groups) if number % share == 0 for i in group}
+    planned = apply(copy.deepcopy(model), lab.plan_for(model, {"0": lab.decisions_from(calls, keep)}, early_stop=False))
+    with warnings.catch_warnings(), lab.counting(planned, ["0"]) as ran:
+        warnings.simplefilter("error")
+        assert lab.same(run(planned), run(copy.deepcopy(model)))
+    assert ran["0"][len(calls) :] == [op for i, op in enumerate(ops) if i not in keep]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_autocast_and_modules_run_twice(lab: Any, cases: Any, passes: int) -> None:
+    """Under autocast a second pass finds the weights' casts in a cache: it falls back, and gradients stay bitwise."""
+    case = cases["llama"]
+
+    def run(model: nn.Module) -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = model.embedding(case.tokens)
+            for layer in [*model.layers] * passes:
+                x = layer(x)
+            loss = model.head(x).float().square().mean()
+        loss.backward()
+        return (loss.detach(), *(p.grad for p in model.parameters()))
+
+    def forward(model: nn.Module) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            model(case.tokens)
+
+    calls = lab.observed(case.model, list(case.calls), forward)
+    groups = lab.groups_of(calls["layers.0"])
+    keep = {i for group in groups[::2] for i in group}
+    plan = lab.plan_for(case.model, {fqn: lab.decisions_from(rows, keep) for fqn, rows in calls.items()})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = run(apply(copy.deepcopy(case.model), plan))
+    assert lab.same(result, run(copy.deepcopy(case.model)))
+    assert len([w for w in caught if w.category is PlanMismatchWarning]) == (passes - 1) * len(case.calls)
