@@ -126,7 +126,6 @@ def build(problem: Problem, program: Program, execution: Execution) -> Timeline:
     for resume, positions in zip(execution.resume, program.step_ends, strict=True):
         for step, position in enumerate(positions):
             ends[step] = max(ends[step], resume[position])
-    ends = np.maximum.accumulate(ends).tolist()
     origin = ends[-2] if steps > 1 else 0.0
     return Timeline(
         makespan_ms=ends[-1] - origin,

@@ -45,6 +45,12 @@ def test_an_event_of_an_idle_stream_makes_nobody_wait(job, run):
     assert run(job().op(3).record(1, 1).wait(1, 2).op(4, stream=2, kind="h2d")).makespan_ms == 4
 
 
+def test_an_event_holds_what_its_stream_waited_for_then(job, run):
+    """The event is recorded on an empty stream before that stream has to wait for 9 ms: it makes nobody wait."""
+    step = job().op(9).record(1, 1).wait_stream(1, 0).wait(1, 3).op(2, stream=3, kind="h2d")
+    assert run(step).ranks[0].start_ms[4] == 0
+
+
 def test_waits_are_transitive_through_a_stream_without_kernels(job, run):
     """Gather waits for compute (3), scatter for gather, which is empty: scatter starts at 3."""
     timeline = run(job().op(3).wait_stream(1, 0).wait_stream(2, 1).collective(1, stream=2, asynchronous=False))
@@ -83,6 +89,12 @@ def test_collectives_of_one_group_queue_on_its_stream(job, run):
     timeline = run(job().collective(5).collective(5))
     assert timeline.ranks[0].start_ms.tolist() == [0, 5]
     assert timeline.ranks[0].stream_names[-1] == "group dp"
+
+
+def test_the_groups_queue_does_not_hold_the_issuing_stream(job, run):
+    """After two gathers of 5 ms that it only issued, the stream's own 2 ms still start at 0."""
+    timeline = run(job().collective(5).collective(5).op(2))
+    assert timeline.ranks[0].start_ms.tolist() == [0, 5, 0]
 
 
 def test_transfers_over_the_same_links_share_them(job, run):

@@ -69,6 +69,14 @@ def test_the_host_waits_for_what_it_names(job, run):
     assert run(base).ranks[0].host_end_ms[-1] == 0
 
 
+def test_a_wait_for_what_is_long_done_costs_no_time(job, run):
+    """The kernel ends at 0.625, while the host issues until 1.5 and only then waits for it: the last launch is at 2."""
+    step = job().op(0.125).op(0.125).op(0.125, stream=3, kind="h2d").sync(stream=0, reason="stream").op(1)
+    timeline = run(step, host=SLOW)
+    assert timeline.ranks[0].host_end_ms[3] == 1.5
+    assert timeline.ranks[0].start_ms[4] == 2.0
+
+
 def test_the_launch_queue_is_finite(job, run):
     """With room for two launches the host issues the third of five 4-ms kernels when the first is done, at 4,
     and so on.
