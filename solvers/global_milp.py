@@ -85,13 +85,18 @@ class CurveModel(PeakModel):
         return time
 
     def fractions(self) -> tuple[float | None, ...]:
-        """Discarded fraction per unit (None: not checkpointed) in the present solution."""
+        """Discarded fraction per unit in the present solution (None: not checkpointed, or it would save nothing)."""
         counts = [round(y.value()) for y in self.y]
         chosen: dict[int, float] = {}
         for group, units, r in zip(self.classes, choose(self.problem, self.classes, counts), self.r, strict=True):
             if units:
-                segments = self.problem.units[group.representative].segments
-                chosen.update(zip(units, spread(r.value(), len(units), segments), strict=True))
+                unit = self.problem.units[group.representative]
+                fractions = spread(r.value(), len(units), unit.segments)
+                chosen |= {
+                    u: fraction
+                    for u, fraction in zip(units, fractions, strict=True)
+                    if unit.change_bytes(unit.kept_bytes(fraction)) < 0
+                }
         return tuple(chosen.get(u) for u in range(len(self.problem.units)))
 
     def kept_bytes(self) -> tuple[int | None, ...]:

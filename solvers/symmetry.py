@@ -36,10 +36,16 @@ class UnitClass:
 
 
 def classes(problem: GlobalProblem, points: tuple[int, ...], details: Sequence[Hashable] = ()) -> tuple[UnitClass, ...]:
-    """The candidates of the problem by class, parents first. `details`: what else must be equal, per unit."""
-    candidate = problem.candidates()
-    above = _closest_candidates(problem)
+    """The candidates that are held at any of the points, by class, parents first.
+
+    `details`: what else must be equal, per unit.
+    """
     columns = _columns(problem, points)
+    candidate = tuple(
+        wanted and any(step for _, step, _ in column)
+        for wanted, column in zip(problem.candidates(), columns, strict=True)
+    )
+    above = _closest(problem, candidate)
     children: dict[int, list[int]] = defaultdict(list)
     shape: dict[int, int] = {}
     names: dict[object, int] = {}
@@ -71,9 +77,8 @@ def _numbers(unit: Unit) -> tuple[object, ...]:
     )
 
 
-def _closest_candidates(problem: GlobalProblem) -> list[int]:
+def _closest(problem: GlobalProblem, candidate: Sequence[bool]) -> list[int]:
     """For every unit the closest candidate above it, or -1."""
-    candidate = problem.candidates()
     above: list[int] = []
     for unit in problem.units:
         parent = unit.parent
@@ -126,7 +131,8 @@ def spread(total: float, copies: int, segments: tuple[Segment, ...]) -> list[flo
 
 def choose(problem: GlobalProblem, groups: tuple[UnitClass, ...], counts: Sequence[int]) -> list[list[int]]:
     """The units to checkpoint, by class, from the counts Y; earlier members first."""
-    above = _closest_candidates(problem)
+    members = {u for group in groups for u in group.members}
+    above = _closest(problem, [u in members for u in range(len(problem.units))])
     lost: set[int] = set()  # checkpointed units and all below them
     chosen = []
     for group, count in zip(groups, counts, strict=True):
