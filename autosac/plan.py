@@ -26,6 +26,8 @@ from autosac.files import write_text_atomically
 from autosac.trace import Call
 
 SCHEMA_VERSION = 1
+# In a fingerprint: a size that depends on data (the tokens that are routed to an expert) and may be any.
+ANY_SIZE = -1
 
 Fingerprint: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 Parameters: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
@@ -37,10 +39,10 @@ class Decision:
     """Keep or recompute one operator of a unit's forward.
 
     `op` is the overload (``"aten.mm.default"``), `occurrence` how many calls of it came before in this
-    forward, `outputs` the (shape, dtype) of each output tensor. The metrics are those that the decision was
-    taken by: `memory_bytes` that recomputing it frees, the `runtime_ms` that recomputing it costs, and
-    `msps`, memory saved per second of recomputation (AUTO-SAC section 5.3), in bytes/s, None where the
-    runtime is zero.
+    forward, `outputs` the (shape, dtype) of each output tensor, with `ANY_SIZE` for sizes that vary. The
+    metrics are those that the decision was taken by: `memory_bytes` that recomputing it frees, the
+    `runtime_ms` that recomputing it costs, and `msps`, memory saved per second of recomputation (AUTO-SAC
+    section 5.3), in bytes/s, None where the runtime is zero.
     """
 
     op: str
@@ -269,7 +271,10 @@ _OUTPUTS = {
     "type": "array",
     "items": {
         "type": "array",
-        "prefixItems": [{"type": "array", "items": _COUNT}, {"type": "string"}],
+        "prefixItems": [
+            {"type": "array", "items": {"type": "integer", "minimum": ANY_SIZE}},
+            {"type": "string"},
+        ],
         "minItems": 2,
         "maxItems": 2,
     },

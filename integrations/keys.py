@@ -41,9 +41,22 @@ def is_counted(func: Any) -> bool:
     """
     counted = _counted.get(func)
     if counted is None:
-        counted = func not in SAC_IGNORED_OPS and getattr(func, "namespace", None) not in _IGNORED_NAMESPACES
+        counted = (
+            func not in SAC_IGNORED_OPS
+            and getattr(func, "namespace", None) not in _IGNORED_NAMESPACES
+            and not is_view(func)
+        )
         _counted[func] = counted
     return counted
+
+
+def is_view(func: Any) -> bool:
+    """Whether the operator only makes views. There is nothing to decide about them: they cost nothing to repeat.
+
+    Nor could they be numbered: for tensor subclasses (and so in a capture) autograd replays the views of a tensor that
+    was changed in place, for plain tensors it does not.
+    """
+    return bool(getattr(func, "is_view", False)) and func not in SAC_IGNORED_OPS
 
 
 def op_name(func: Any) -> str:

@@ -16,7 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosac.errors import PlanError
-from autosac.integrations.keys import Keyer, is_counted, op_name, quiet, quiet_hooks
+from autosac.integrations.keys import Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
 from autosac.integrations.modules import Places, find_module
 
 
@@ -29,7 +29,7 @@ class RegionRecorder(Protocol):
     def op_end(
         self, op: str, occurrence: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
-        """The operator has run; `op` and `occurrence` are the key of its decision."""
+        """The operator has run; `op` and `occurrence` are the key of its decision (-1: a view, none is needed)."""
 
     def end(self, out: Any) -> None:
         """The module's forward has returned `out`."""
@@ -101,7 +101,7 @@ class _ObservingMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if quiet.depth or not is_counted(func):
+        if quiet.depth or not (is_counted(func) or is_view(func)):
             return func(*args, **kwargs)
         occurrence = self._keyer.occurrence(func)
         self._region.op_begin()

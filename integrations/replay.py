@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from autosac.integrations.aliases import AliasWatch, find_operator, written_arguments
-from autosac.integrations.keys import Keyer, fingerprint, is_counted, is_random, op_name, quiet, tensors_in
-from autosac.plan import Decision, Unit
+from autosac.integrations.keys import Keyer, fingerprint, is_counted, is_random, is_view, op_name, quiet, tensors_in
+from autosac.plan import ANY_SIZE, Decision, Fingerprint, Unit
 
 _RERUN = object()
 
@@ -75,7 +75,7 @@ class UnitPolicy:
         if occurrence >= len(rows):
             return f"runs more calls of {op_name(func)} than the plan's {len(rows)}"
         planned, found = rows[occurrence].outputs, fingerprint(out)
-        if found == planned:
+        if found == planned or _alike(found, planned):
             return ""
         return f"{op_name(func)} (call {occurrence}) returns {_look(found)}; the plan has {_look(planned)}"
 
@@ -171,6 +171,8 @@ class SavingMode(TorchDispatchMode):
             occurrence = self._keyer.occurrence(func)
             if occurrence >= 0:
                 self._follow(func, occurrence, args, kwargs, out)
+            elif self._watch is not None and is_view(func) and not quiet.depth:
+                self._watch.see(op_name(func), func, args, kwargs, out, False)
         return out
 
     def _follow(self, func: Any, occurrence: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -317,5 +319,15 @@ def _detach(x: torch.Tensor) -> torch.Tensor:
         return x.detach()
 
 
-def _look(outputs: Any) -> str:
+def _alike(found: Fingerprint, planned: Fingerprint) -> bool:
+    """Whether they agree wherever the plan does not leave a size open."""
+    return len(found) == len(planned) and all(
+        dtype == planned_dtype
+        and len(shape) == len(planned_shape)
+        and all(size == wanted or wanted == ANY_SIZE for size, wanted in zip(shape, planned_shape, strict=True))
+        for (shape, dtype), (planned_shape, planned_dtype) in zip(found, planned, strict=True)
+    )
+
+
+def _look(outputs: Fingerprint) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in outputs) or "no tensor"

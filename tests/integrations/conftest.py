@@ -174,6 +174,8 @@ class Region:
     ) -> None:
         """It ends."""
         self.open -= 1
+        if occurrence < 0:
+            return  # a view, about which nothing is decided
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in written_arguments(func)]
         see = self.log.addresses
         random = is_random(func, args, kwargs)

@@ -177,7 +177,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> bytes:
             "damaged at $.policies[0][1]: occurrence 5 of",
         ),
         (
-            edited(lambda d: d["policies"][0][1].update(outputs=[[[-1], "f"]])),
+            edited(lambda d: d["policies"][0][1].update(outputs=[[[-2], "f"]])),
             "damaged at $.policies[0][1].outputs",
         ),
         (
