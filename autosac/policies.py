@@ -10,7 +10,7 @@ from autosac.plan import Decision, Parameters, Unit
 from autosac.problem import UnitStatistics
 from autosac.simulation import Simulation
 from autosac.solvers import LocalSolution, local_solver
-from autosac.trace import Call, Region
+from autosac.trace import Region
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,7 @@ class UnitPolicy:
                 msps=operator.memory_bytes / operator.runtime_ms * 1e3 if operator.runtime_ms > 0 else None,
             )
             for i, operator in enumerate(self.sac.stats.operators)
+            if operator.occurrence >= 0
         )
 
 
@@ -130,9 +131,11 @@ class UnitPolicies:
 def _same_calls(first: Region, other: Region) -> bool:
     """Two executions of a module ran the same operators with outputs of the same look."""
 
-    def look(call: Call) -> tuple[object, ...]:
-        return call.op, call.occurrence, tuple((meta.shape, meta.dtype) for meta in call.outputs)
+    def look(region: Region) -> list[tuple[object, ...]]:
+        return [
+            (call.op, tuple((meta.shape, meta.dtype) for meta in call.outputs))
+            for call in region.calls
+            if call.occurrence >= 0
+        ]
 
-    return len(first.calls) == len(other.calls) and all(
-        look(a) == look(b) for a, b in zip(first.calls, other.calls, strict=True)
-    )
+    return look(first) == look(other)

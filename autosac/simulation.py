@@ -135,8 +135,8 @@ class Simulation:
 
     @property
     def peak_active_bytes(self) -> int:
-        """The most that is allocated at any time."""
-        return self.memory.peak_bytes
+        """PyTorch's ``active_bytes.all.peak``: the sizes of the allocator's live blocks."""
+        return self.unlimited_allocation.active_peak_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:

@@ -120,8 +120,10 @@ def _compiled_contexts(policy: UnitPolicy) -> tuple[Any, Any]:
 
     def decide(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         occurrence = keyers[context.is_recompute].occurrence(func)
+        if occurrence < 0:
+            return CheckpointPolicy.PREFER_RECOMPUTE
         rows = policy.decisions(func)
-        if not 0 <= occurrence < len(rows):
+        if occurrence >= len(rows):
             policy.warn(
                 f"as compiled runs more calls of {op_name(func)} than the plan's {len(rows)}",
                 "recomputing this operator",
