@@ -31,7 +31,7 @@ def test_llama_debug_model_obeys_a_plan_file(titan: ModuleType, lab: Any, tmp_pa
     """One process: bitwise gradients, the planned operators run again, no fallback."""
     report = titan.compare(lab, titan.dims(), tmp_path, 0)
     assert report["same"] and report["recomputed_as_planned"] and not report["fallbacks"]
-    assert report["gradients"] == 21 and report["kept"] > 20
+    assert report["gradients"] == 21 and report["kept"] > 10
     assert report["classes"] == ["CheckpointWrapper"] * 2 + ["TransformerBlock"] * 2
 
 
