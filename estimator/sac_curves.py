@@ -55,8 +55,10 @@ def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segme
     x, y = _columns(points, max_segments)
     if len(x) == 1:
         return (Segment(0.0, float(y[0])),)
-    corner_x, corner_y = np.append(x[:-1], x[-1]), np.append(y[1:], y[-1])
-    breaks = x[_simplified(x, y, max_segments)]
+    if len(x) == 2:
+        return (Segment(0.0, float(y[1])),)
+    corner_x, corner_y = x[:-1], y[1:]
+    breaks = np.unique(np.minimum(x[_simplified(x, y, max_segments)], corner_x[-1]))
     slopes, start = _least_squares(corner_x, corner_y, breaks)
     slopes = np.maximum(0.0, _non_decreasing(slopes, np.diff(breaks)))
     values = start + np.concatenate([[0.0], np.cumsum(slopes * np.diff(breaks))])

@@ -84,7 +84,8 @@ def operator_groups(
     conflict = keep & stale
     if conflict and store_random and not _always_kept(calls, outer) & _members(merged, conflict):
         return operator_groups(calls, written_later=written_later, store_random=False)
-    refusal = _conflict(calls, merged, conflict) or _overwritten(calls, creator, written_later)
+    again = [i for i, call in enumerate(calls) if not call.is_view and merged.find(i) not in keep]
+    refusal = _conflict(calls, merged, conflict) or _overwritten(calls, again, set(written_later) - creator.keys())
     return Grouping(groups=groups, inplace_parent=tuple(parents), refusal=refusal)
 
 
@@ -161,9 +162,9 @@ def _conflict(calls: Sequence[Call], merged: _Partition, heads: set[int]) -> str
     return None
 
 
-def _overwritten(calls: Sequence[Call], creator: dict[int, int], written_later: Collection[int]) -> str | None:
-    later = {storage for storage in written_later if storage not in creator}
-    for call in calls:
-        if not call.is_view and later.intersection(call.reads):
+def _overwritten(calls: Sequence[Call], again: Sequence[int], later: Collection[int]) -> str | None:
+    """Rule 5: a call that may run again reads a storage from outside that has changed by then."""
+    for call in (calls[i] for i in again):
+        if any(storage in later for storage in call.reads):
             return f"an input of {call.op}[{call.occurrence}] is overwritten in place after the module's forward"
     return None
