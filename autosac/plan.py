@@ -2,9 +2,9 @@
 JSON form.
 
 A plan is a list of *units*, the modules that are wrapped in activation checkpointing. Every unit carries one
-`Decision` for each operator of its forward, in order, keyed by (operator, occurrence) and with the shapes and
-dtypes of its outputs as a fingerprint, so that a plan can be checked against the running model operator by
-operator.
+`Decision` for each operator of its forward that is no view, in order, keyed by (operator, occurrence) and
+with the shapes and dtypes of its outputs as a fingerprint, so that a plan can be checked against the running
+model operator by operator.
 
 The file is JSON (`save`, `load`). Units with the same decisions share one entry of its ``policies``, units
 with the same parameters one entry of its ``layouts``. `load` checks, in this order: that it is JSON
@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from autosac.errors import PlanError
 from autosac.files import write_text_atomically
-from autosac.trace import Call
 
 SCHEMA_VERSION = 1
 # In a fingerprint: a size that depends on data (the tokens that are routed to an expert) and may be any.
@@ -160,19 +159,6 @@ class Plan:
         """The SHA-256, in hexadecimal, of the plan's canonical JSON (sorted keys, no spaces)."""
         text = json.dumps(_encode(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def decisions_from(calls: Iterable[Call], keep: Collection[int]) -> tuple[Decision, ...]:
-    """Decisions without metrics for a region's calls: those at the positions in `keep` are kept."""
-    return tuple(
-        Decision(
-            op=call.op,
-            occurrence=call.occurrence,
-            keep=i in keep,
-            outputs=tuple((meta.shape, meta.dtype) for meta in call.outputs),
-        )
-        for i, call in enumerate(calls)
-    )
 
 
 # ---- JSON --------------------------------------------------------------------------------------------------

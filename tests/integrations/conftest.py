@@ -118,7 +118,7 @@ MODELS: dict[str, Callable[[], Stack]] = {
 
 @dataclass
 class Seen:
-    """One operator as `observe` reports it, with the addresses of its storages for as long as `references`
+    """One operator (that is no view) as `observe` reports it, with the addresses of its storages for as long as `references`
     live.
     """
 
@@ -174,6 +174,8 @@ class Region:
     ) -> None:
         """It ends."""
         self.open -= 1
+        if occurrence < 0:
+            return
         if occurrence < 0:
             return  # a view, about which nothing is decided
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in written_arguments(func)]

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosac.errors import PlanError
-from autosac.plan import Decision, MadeFor, Plan, Prediction, Settings, Unit, decisions_from
-from autosac.trace import Call, TensorMeta
+from autosac.plan import Decision, MadeFor, Plan, Prediction, Settings, Unit
 
 PARAMETERS = (("layers.0.w", (4, 8)), ("layers.1.w", (4, 8)))
 
@@ -114,23 +113,9 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1
 def test_any_plan_survives_the_file(fqns: list[str], keeps: list[bool], ms: float, stages: int) -> None:
     """Names of any characters, any numbers: encoding and decoding gives the same plan."""
     base = plan(*(unit(fqn, *keeps) for fqn in fqns))
-    prediction = Prediction(
-        step_ms=ms, peak_active_bytes=1, peak_reserved_bytes=2, fits=False, recompute_ms=ms
-    )
+    prediction = Prediction(step_ms=ms, peak_active_bytes=1, peak_reserved_bytes=2, fits=False, recompute_ms=ms)
     whole = Plan(made_for=base.made_for, units=base.units, predictions={"none": prediction})
     assert Plan.from_bytes(whole.to_bytes()) == whole
-
-
-def test_decisions_from_calls() -> None:
-    """A trace's calls become decisions with their keys and fingerprints; positions in `keep` are kept."""
-    meta = TensorMeta((2, 3), (3, 1), "float32")
-    call = Call("aten.sin.default", 0, (meta,), 0, 1, False, False, False, (1,), (0,), ())
-    rows = decisions_from([call, call._replace(occurrence=1)], {1})
-    assert [(row.op, row.occurrence, row.keep) for row in rows] == [
-        ("aten.sin.default", 0, False),
-        ("aten.sin.default", 1, True),
-    ]
-    assert rows[0].outputs == (((2, 3), "float32"),)
 
 
 def edited(change: Callable[[dict[str, Any]], Any]) -> bytes:
