@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture import device as simulated
+from autosac.capture.accumulation import EngineAdditions
 from autosac.capture.cache import Entry
 from autosac.capture.collectives import CollectiveCall, describe_collective
 from autosac.capture.signatures import SignatureTable
@@ -104,6 +105,9 @@ class Recorder:
         self._module_ids: dict[int, int] = {}
         self._stack: list[int] = [_ROOT]
         self._backward_module = _ROOT
+        self._additions: EngineAdditions | None = None
+        # An addition that was in place if its first summand dies next: (summand's key, its output's key, events so far).
+        self._addition: tuple[int, int, int] | None = None
         # (sequence number after the operator, module, source), ascending: who made which autograd nodes.
         self._node_numbers: list[int] = []
         self._node_owners: list[tuple[int, int]] = []
@@ -162,6 +166,8 @@ class Recorder:
             o for o in pytree.tree_leaves(out) if isinstance(o, torch.Tensor)
         ]  # fmt: skip
         outputs = tuple([self._output(o, func, stream, module, source, call is not None) for o in out_tensors])
+        if self.phase is Phase.BACKWARD and self._additions is not None:
+            self._watch_addition(func, args, out)
         if not self.recording:
             return
         if entry is not None:
@@ -174,6 +180,26 @@ class Recorder:
             self._collective(call, signature, stream, module, source, inputs, outputs, tensors, out_tensors)
         else:
             self.events.append(Op(signature, stream, module, self.phase, source, inputs, outputs))
+        if self._addition is not None:
+            self._addition = (*self._addition[:2], len(self.events))
+
+    def _watch_addition(self, func: Any, args: Any, out: Any) -> None:
+        self._addition = None
+        assert self._additions is not None
+        if self._additions.is_one(func, args, out, _current_node()):
+            keys = id(args[0].untyped_storage()), id(out.untyped_storage())
+            if keys[0] in self._live and keys[1] in self._live:
+                self._addition = (*keys, len(self.events))
+
+    def _added_in_place(self, summand: _Live, total: _Live) -> None:
+        """The engine's addition wrote into its first summand: its allocation lives on, there was no new one."""
+        allocation = self.events.index(Alloc(total.storage), max(0, len(self.events) - 4))
+        del self.events[allocation]
+        if self.recording:
+            operator = self.events[-1]
+            assert type(operator) is Op
+            self.events[-1] = operator._replace(outputs=(summand.storage,))
+        total.storage, summand.storage = summand.storage, -1
 
     def item_read(self) -> None:
         """The host reads a value: it waits for the current stream."""
@@ -258,11 +284,13 @@ class Recorder:
     def run_backward(self, engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the autograd engine. Re-entrant backwards stay in the phase that they are in."""
         before, depth = self.phase, len(self._stack)
+        additions, self._additions = self._additions, EngineAdditions()
         outer_module, self._backward_module = self._backward_module, _ROOT
         self.phase = Phase.BACKWARD
         try:
             return engine(*args, **kwargs)
         finally:
+            self._additions = additions
             del self._stack[depth:]  # an exception that stops recomputation early leaves its modules open
             self._leave_backward_modules(_ROOT)
             self._backward_module = outer_module
@@ -369,6 +397,11 @@ class Recorder:
         return position
 
     def _died(self, key: int, live: _Live) -> None:
+        if self._addition is not None:
+            summand, total, position = self._addition
+            self._addition = None
+            if key == summand and position == len(self.events):
+                self._added_in_place(live, self._live[total])
         if live.storage >= 0:
             self.events.append(Free(live.storage))
             live.storage = -1
