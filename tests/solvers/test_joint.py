@@ -18,11 +18,13 @@ from autosac.solvers import (
     PeakPoint,
     Unit,
     joint_bound_ms,
+    knapsack,
     recompute_ms,
     relative_gap,
     solve_joint,
     solve_two_level,
 )
+from autosac.solvers.two_level import _Refinement
 
 Plans = Callable[
     [GlobalProblem, tuple[LocalProblem, ...]], Iterator[tuple[tuple[tuple[int, ...] | None, ...], list[int | None]]]
@@ -144,6 +146,31 @@ def test_what_one_unit_leaves_another_spends() -> None:
     assert found.recompute_ms == 8.0
     best = solve_joint(problem, (local, local), 91)
     assert best.recompute_ms == 8.0 and best.bound_ms == pytest.approx(6.9, rel=1e-4)
+
+
+def test_one_unit_gives_up_an_operator_for_another() -> None:
+    """Room for 35 bytes: b keeps 30 (5 ms of its 5 + 4); giving a's 10 (1 ms) up lets it keep 40 bytes and save 9 ms.
+
+    One at a time: the policies are made to start there.
+    """
+    a, b = local_problem((10, 1.0)), local_problem((30, 5.0), (10, 4.0))
+    units = (unit("a", a, 60), unit("b", b, 60))
+    problem = GlobalProblem(units=units, points=(PeakPoint("p", 120, ((0, 1), (1, 1))),))
+    policies = {0: a.solution((0,)), 1: b.solution((0,))}
+    _Refinement(problem, (a, b), 45, knapsack, policies).run()
+    assert (policies[0].kept, policies[1].kept) == ((), (0, 1))
+
+
+def test_polishing_is_never_worse() -> None:
+    """Four units of 50 + 30 + 30 bytes (4, 3, 3 ms), 190 bytes to keep: the joint optimum keeps 50 * 2 + 30 * 3."""
+    local = local_problem((50, 4.0), (30, 3.0), (30, 3.0))
+    units = tuple(unit(str(u), local, 110) for u in range(4))
+    problem = GlobalProblem(units=units, points=(PeakPoint("p", 440, tuple((u, 1) for u in range(4))),))
+    plain = solve_two_level(problem, (local,) * 4, 191, local="greedy", polish_s=0)
+    polished = solve_two_level(problem, (local,) * 4, 191, local="greedy")
+    assert not plain.polished
+    assert solve_joint(problem, (local,) * 4, 191).recompute_ms == polished.recompute_ms <= plain.recompute_ms
+    assert polished.peak_bytes <= 191
 
 
 def test_copies_share_the_operators_that_fit() -> None:
