@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         TraceError,
         UsageError,
     )
-    from autosac.plan import Plan
+    from autosac.plans import Plan
     from autosac.simulation import Simulation
     from autosac.trace import Trace
 
@@ -38,7 +38,7 @@ __all__ = [
     "simulate",
 ]
 
-_HOME = {"apply": "api", "plan": "api", "simulate": "api", "Plan": "plan", "Simulation": "simulation", "Trace": "trace"}
+_HOME = {"apply": "api", "plan": "api", "simulate": "api", "Plan": "plans", "Simulation": "simulation", "Trace": "trace"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from autosac import reports
 from autosac.errors import UsageError
 from autosac.jobs import TitanJob, plan_titan_job, simulate_job
-from autosac.plan import Plan
+from autosac.plans import Plan
 from autosac.planning import Goal
 from autosac.progress import progress_line
 from autosac.quantities import parse_budget

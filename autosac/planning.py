@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autosac.errors import InfeasibleError, UsageError
-from autosac.plan import MadeFor, Plan, Settings, Unit
+from autosac.plans import MadeFor, Plan, Settings, Unit
 from autosac.policies import UnitPolicies
 from autosac.problem import build_problem
 from autosac.quantities import format_bytes

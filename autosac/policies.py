@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autosac.estimator.sac_estimator import SACEstimator, SACModule
-from autosac.plan import Decision, Parameters, Unit
+from autosac.plans import Decision, Parameters, Unit
 from autosac.problem import UnitStatistics
 from autosac.simulation import Simulation
 from autosac.solvers import LocalSolution, local_solver

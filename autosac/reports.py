@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autosac.memory_sim import Category
-from autosac.plan import Decision, Plan, Prediction, Unit
+from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.quantities import format_bytes, format_ms
 from autosac.simulation import Simulation
 

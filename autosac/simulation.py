@@ -12,7 +12,7 @@ from autosac.estimator import Cluster, Hardware, Pricing, default_cluster, load_
 from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
-from autosac.plan import Prediction
+from autosac.plans import Prediction
 from autosac.runtime_sim import HostModel, Timeline, simulate
 from autosac.trace import Collective, Phase, Trace
 

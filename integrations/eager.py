@@ -26,7 +26,7 @@ from autosac.errors import PlanError
 from autosac.integrations.keys import Keyer, op_name, quiet_hooks
 from autosac.integrations.modules import Places, find_module, is_compiled, parameters_of
 from autosac.integrations.replay import Memo, PlanMismatchWarning, ReplayMode, SavingMode, UnitPolicy
-from autosac.plan import Plan, Unit
+from autosac.plans import Plan, Unit
 
 __all__ = ["PlanMismatchWarning", "apply", "check"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from autosac.plan import Fingerprint
+from autosac.plans import Fingerprint
 
 _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 _counted: dict[Any, bool] = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 
-from autosac.plan import Parameters
+from autosac.plans import Parameters
 
 _LEVELS = ("_checkpoint_wrapped_module", "_orig_mod")
 

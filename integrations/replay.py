@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from autosac.integrations.aliases import AliasWatch, find_operator, written_arguments
 from autosac.integrations.keys import Keyer, fingerprint, is_counted, is_random, is_view, op_name, quiet, tensors_in
-from autosac.plan import ANY_SIZE, Decision, Fingerprint, Unit
+from autosac.plans import ANY_SIZE, Decision, Fingerprint, Unit
 
 _RERUN = object()
 

@@ -13,7 +13,7 @@ from autosac.capture.regions import RegionLog, candidate_modules
 from autosac.capture.request import TitanRequest
 from autosac.integrations.eager import apply
 from autosac.integrations.observe import observe
-from autosac.plan import Plan
+from autosac.plans import Plan
 
 
 def observe_candidates(model_parts: list[nn.Module], recorder: Recorder) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from autosac.errors import AutosacError, PlanError, UsageError
-from autosac.plan import Plan
+from autosac.plans import Plan
 
 # A plan of the largest jobs takes minutes on a busy login node; a rank that waits longer has lost rank 0.
 _PATIENCE = timedelta(minutes=30)

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from autosac.api import EagerCaptures
 from autosac.integrations.eager import apply
 from autosac.memory_sim import simulate_memory
-from autosac.plan import Plan
+from autosac.plans import Plan
 from autosac.planning import Goal, full_plan, make_plan
 from autosac.simulation import Simulation, Target
 

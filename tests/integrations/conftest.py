@@ -20,7 +20,7 @@ from autosac.integrations.aliases import written_arguments
 from autosac.integrations.keys import fingerprint, is_counted, is_random, op_name
 from autosac.integrations.modules import find_module, parameters_of
 from autosac.integrations.observe import observe
-from autosac.plan import Decision, Fingerprint, MadeFor, Plan, Settings, Unit
+from autosac.plans import Decision, Fingerprint, MadeFor, Plan, Settings, Unit
 
 
 class LlamaBlock(nn.Module):

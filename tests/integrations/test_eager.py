@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autosac.integrations.eager import PlanMismatchWarning, apply
-from autosac.plan import Plan
+from autosac.plans import Plan
 
 FAST = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 

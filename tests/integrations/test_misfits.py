@@ -14,7 +14,7 @@ from torch import nn
 
 from autosac.errors import PlanError
 from autosac.integrations.eager import PlanMismatchWarning, apply
-from autosac.plan import ANY_SIZE, Decision, Plan, Unit
+from autosac.plans import ANY_SIZE, Decision, Plan, Unit
 
 FAST = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 

@@ -31,7 +31,7 @@ from autosac.integrations.modules import find_module, unwrapped
 from autosac.integrations.observe import observe
 from autosac.integrations.torchtitan import transform
 from autosac.integrations.torchtitan.planning import agree_on
-from autosac.plan import Plan
+from autosac.plans import Plan
 
 LAYERS = ["layers.0", "layers.1"]
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosac.errors import PlanError
-from autosac.plan import Decision, MadeFor, Plan, Prediction, Settings, Unit
+from autosac.plans import Decision, MadeFor, Plan, Prediction, Settings, Unit
 
 PARAMETERS = (("layers.0.w", (4, 8)), ("layers.1.w", (4, 8)))
 
