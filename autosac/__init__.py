@@ -38,7 +38,14 @@ __all__ = [
     "simulate",
 ]
 
-_HOME = {"apply": "api", "plan": "api", "simulate": "api", "Plan": "plans", "Simulation": "simulation", "Trace": "trace"}
+_HOME = {
+    "apply": "api",
+    "plan": "api",
+    "simulate": "api",
+    "Plan": "plans",
+    "Simulation": "simulation",
+    "Trace": "trace",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.jobs import simulation_of
-from autosac.plans import Plan
 from autosac.planning import Goal, full_plan, make_plan
+from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, Target
 

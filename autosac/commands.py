@@ -11,8 +11,8 @@ from typing import Any
 from autosac import reports
 from autosac.errors import UsageError
 from autosac.jobs import TitanJob, plan_titan_job, simulate_job
-from autosac.plans import Plan
 from autosac.planning import Goal
+from autosac.plans import Plan
 from autosac.progress import progress_line
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation

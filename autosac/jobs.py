@@ -11,8 +11,8 @@ from pathlib import Path
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import UsageError
-from autosac.plans import Plan
 from autosac.planning import Goal, Planned, make_plan
+from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, selective_modules_of
 from autosac.trace import Trace

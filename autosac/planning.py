@@ -83,21 +83,23 @@ def make_plan(captures: Captures, goal: Goal, progress: Callable[[str], None] = 
         notes: tuple[str, ...] = ("the step fits the budget without any checkpointing",)
     else:
         search = _Search(captures, base, goal, progress)
-        best = search.run()
+        search.run()
+        if "full" in baselines:
+            search.compete(baselines["full"])
+        best = search.best()
         notes = search.notes(best)
     predictions = {"autosac": best.simulation.prediction()}
     predictions |= {name: simulation.prediction() for name, simulation in baselines.items()}
     return Planned(plan=replace(best.plan, predictions=predictions), simulation=best.simulation, notes=notes)
 
 
-def full_plan(base: Simulation) -> Plan:
+def full_plan(base: Simulation, goal: Goal | None = None) -> Plan:
     """Everything of every outermost module that may be checkpointed is recomputed."""
     policies = UnitPolicies(base)
     outermost = [
         policy for policy in policies.units if not any(policies.is_inside(policy, other) for other in policies.units)
     ]
-    goal = Goal(budget_bytes=1)
-    return _plan_of(base, goal, tuple(policy.recompute_all() for policy in outermost))
+    return _plan_of(base, goal or Goal(budget_bytes=1), tuple(policy.recompute_all() for policy in outermost))
 
 
 def _plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
@@ -114,6 +116,7 @@ def _plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
             budget_bytes=goal.budget_bytes,
             budget_kind=goal.budget_kind,
             pipeline_stages=int(degrees.get("pp", 1)),
+            job_settings=dict(info.get("job_settings", {})),
             parameters=tuple((name, tuple(shape)) for name, shape in info.get("parameter_shapes", {}).items()),
         ),
         units=units,
@@ -144,8 +147,8 @@ class _Search:
         self.tried: list[_Candidate] = []
         self.solution: GlobalSolution | None = None
 
-    def run(self) -> _Candidate:
-        """The fastest verified plan that fits. InfeasibleError."""
+    def run(self) -> None:
+        """Verify plans for inner budgets until one uses the budget."""
         goal = self.goal
         aim = int(goal.budget_bytes * (1 + goal.utilisation) / 2)
         inner = aim - max(0, self.base.peak_bytes(goal.budget_kind) - self.base.peak_active_bytes)
@@ -172,7 +175,6 @@ class _Search:
             inner = wanted if fitted < wanted < exceeded else (fitted + exceeded) // 2
             if exceeded - fitted < 2**20:
                 break
-        return self._best()
 
     def _candidate(self, inner: int, *, first: bool) -> _Candidate | None:
         goal = self.goal
@@ -207,7 +209,15 @@ class _Search:
         self.tried.append(_Candidate(plan, simulation))
         return simulation.peak_bytes(self.goal.budget_kind)
 
-    def _best(self) -> _Candidate:
+    def compete(self, full: Simulation) -> None:
+        """Full checkpointing costs the host nothing per operator: where that counts, it may be the better plan."""
+        limit = self.goal.budget_bytes
+        fitting = [c.simulation.step_ms for c in self.tried if c.simulation.peak_bytes(self.goal.budget_kind) <= limit]
+        if full.peak_bytes(self.goal.budget_kind) <= limit and full.step_ms < min(fitting, default=float("inf")):
+            self._verify(full_plan(self.base, self.goal), len(self.tried) + 1)
+
+    def best(self) -> _Candidate:
+        """The fastest verified plan that fits. InfeasibleError."""
         goal = self.goal
         fitting = [c for c in self.tried if c.simulation.peak_bytes(goal.budget_kind) <= goal.budget_bytes]
         if not fitting:

@@ -81,7 +81,8 @@ class MadeFor:
 
     `budget_kind` says what the budget bounds: ``"reserved"`` or ``"active"`` memory. `parameters` are all of
     the model that the plan covers (name in the bare model, global shape). With `pipeline_stages` > 1 the plan
-    holds the units of all stages and a running model may be any part of it.
+    holds the units of all stages and a running model may be any part of it. `job_settings`: the settings of the job file that
+    decide what is computed.
     """
 
     job_fingerprint: str
@@ -94,6 +95,7 @@ class MadeFor:
     budget_kind: str
     pipeline_stages: int = 1
     parameters: Parameters = ()
+    job_settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +286,7 @@ SCHEMA: dict[str, Any] = {
                     "budget_kind": {"enum": ["active", "reserved"]},
                     "pipeline_stages": {"type": "integer", "minimum": 1},
                     "parameters": _NAMED_SHAPES,
+                    "job_settings": {"type": "object", "additionalProperties": {"type": "string"}},
                 }
             ),
             "settings": _object({"preserve_rng_state": {"type": "boolean"}, "early_stop": {"type": "boolean"}}),

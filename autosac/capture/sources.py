@@ -9,8 +9,8 @@ from types import FrameType, TracebackType
 
 import torch
 
-_TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).resolve().parents[1])
+_TORCH = f"{Path(torch.__file__).parent}/"
+_OWN = f"{Path(__file__).resolve().parents[1]}/"
 
 
 @cache
@@ -18,10 +18,10 @@ def _is_internal(filename: str) -> bool:
     """PyTorch's and this project's own frames, except optimizers and FSDP, which are informative."""
     if filename.startswith("<"):
         return True
-    if filename.startswith((_OWN, str(Path(_OWN).parent / "integrations"))):
+    if filename.startswith((_OWN, f"{Path(_OWN).parent}/integrations/")):
         return True
     if filename.startswith(_TORCH):
-        return not filename.startswith((f"{_TORCH}/optim", f"{_TORCH}/distributed/fsdp"))
+        return not filename.startswith((f"{_TORCH}optim", f"{_TORCH}distributed/fsdp"))
     return filename.endswith(("contextlib.py", "threading.py"))
 
 

@@ -6,10 +6,13 @@ synthetic ones of the right shape. Importing this module imports torchtitan; the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -24,10 +27,8 @@ from autosac.capture.request import TitanRequest
 from autosac.capture.session import CaptureSession
 from autosac.errors import CaptureError, UsageError
 from autosac.integrations import modules
+from autosac.integrations.torchtitan.settings import job_settings
 from autosac.trace import Trace
-
-# What decides the computation; the other sections (metrics, checkpoint, profiling, ...) do not enter the fingerprint.
-_FINGERPRINTED = ("model", "training", "parallelism", "optimizer", "compile", "quantize", "debug")
 
 
 class SyntheticTokenizer:
@@ -75,12 +76,20 @@ def parse_config(request: TitanRequest) -> Any:
     arguments += [*request.overrides, *request.checkpointing_arguments(), "--comm.mode", "fake_backend"]
     arguments += ["--debug.seed", "0", "--training.steps", "1000", "--checkpoint.no-enable"]
     _check_toml(request.config_file)
+    said = io.StringIO()
     try:
-        return ConfigManager().parse_args(arguments)
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            return ConfigManager().parse_args(arguments)
     except SystemExit as e:
-        raise UsageError("TorchTitan rejects the job's arguments (its message is above)") from e
+        raise UsageError(f"TorchTitan rejects the job's arguments: {_plain_text(said.getvalue())}") from e
     except (ValueError, TypeError, ImportError, AttributeError) as e:
         raise UsageError(f"TorchTitan rejects the job: {_one_line(e)}") from e
+
+
+def _plain_text(message: str) -> str:
+    """A message that was drawn in a box, on one line."""
+    words = [word for word in message.split() if any(map(str.isalnum, word))]
+    return re.split(r" (?:For full|Argument) helptext", " ".join(words))[0][:300]
 
 
 def _check_toml(path: str | None) -> None:
@@ -120,18 +129,10 @@ def _install_synthetic_data(config: Any) -> None:
     )
 
 
-def fingerprint(config: Any, world_size: int) -> str:
-    """A hash of everything in the job that decides what is computed, except checkpointing and the rank."""
-    sections = {name: _plain(getattr(config, name)) for name in _FINGERPRINTED if hasattr(config, name)}
-    sections["training"].pop("steps", None)
-    document = json.dumps({"world_size": world_size, **sections}, sort_keys=True, default=str)
+def fingerprint(settings: dict[str, str], world_size: int) -> str:
+    """A hash of what is computed: the decisive settings and the world size, not checkpointing and not the rank."""
+    document = json.dumps({"world_size": world_size, **settings}, sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()
-
-
-def _plain(section: Any) -> Any:
-    return (
-        dataclasses.asdict(section) if dataclasses.is_dataclass(section) and not isinstance(section, type) else section
-    )
 
 
 def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambda _: None) -> Trace:
@@ -184,8 +185,10 @@ def _info(request: TitanRequest, config: Any, trainer: Any) -> dict[str, Any]:
     tokens = config.training.local_batch_size * config.training.seq_len * trainer.gradient_accumulation_steps
     degrees = {name: int(getattr(dims, name)) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")}
     processor = trainer.metrics_processor
+    settings = job_settings(config)
     return {
-        "job_fingerprint": fingerprint(config, request.world_size),
+        "job_fingerprint": fingerprint(settings, request.world_size),
+        "job_settings": settings,
         "model": f"{config.model.name} {config.model.flavor}",
         "world_size": request.world_size,
         "rank": request.rank,

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from autosac.errors import AutosacError, PlanError, UsageError
+from autosac.integrations.torchtitan.settings import check_settings, job_settings
 from autosac.plans import Plan
 
 # A plan of the largest jobs takes minutes on a busy login node; a rank that waits longer has lost rank 0.
@@ -65,6 +66,7 @@ def _plan_of(job_config: Any, world_size: int) -> Plan:
         plan = agree_on(lambda: _make_plan(job_config, world_size), rank, store)
     if plan.made_for.world_size != world_size:
         raise PlanError(f"the plan was made for {plan.made_for.world_size} ranks; this job has {world_size}")
+    check_settings(plan.made_for.job_settings, job_settings(job_config))
     if job_config.activation_checkpoint.mode != "none":
         logger.info(f"AutoSAC replaces activation_checkpoint.mode = {job_config.activation_checkpoint.mode}")
     logger.info(f"AutoSAC: plan {plan.hash()[:12]} checkpoints {len(plan.units)} modules{_predicted(plan)}")

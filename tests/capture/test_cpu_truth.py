@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 from autosac.api import EagerCaptures
 from autosac.integrations.eager import apply
 from autosac.memory_sim import simulate_memory
-from autosac.plans import Plan
 from autosac.planning import Goal, full_plan, make_plan
+from autosac.plans import Plan
 from autosac.simulation import Simulation, Target
 
 # What differs: checkpointing keeps the CPU generator's state, 5,056 bytes a module, which no operator allocates.
