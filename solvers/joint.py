@@ -24,7 +24,7 @@ from autosac.errors import UsageError
 from autosac.solvers.backend import make_backend
 from autosac.solvers.global_milp import infeasible
 from autosac.solvers.local import LocalItem, LocalProblem
-from autosac.solvers.model import PeakModel
+from autosac.solvers.model import TOTAL, PeakModel
 from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
 from autosac.solvers.symmetry import choose
 
@@ -124,7 +124,10 @@ def solve_joint(
     time_limit_s: float | None = 60.0,
     gap: float = 0.0,
 ) -> JointSolution:
-    """The best plan there is, or the best found within the limit. InfeasibleError, UsageError."""
+    """The best plan there is, or the best found within the limit. InfeasibleError, UsageError.
+
+    It may miss the optimum by `gap` of it, or by a tenth of `gap` of the time to recompute everything.
+    """
     bound_ms = joint_bound_ms(problem, items, budget_bytes, solver=solver)
     points = candidate_points(problem, budget_bytes)
     nothing = (None,) * len(problem.units)
@@ -136,7 +139,7 @@ def solve_joint(
             recompute_ms=0.0,
             bound_ms=0.0,
         )
-    exact = make_backend(solver, time_limit_s=time_limit_s, relative_gap=gap)
+    exact = make_backend(solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=TOTAL * gap / 10)
     model = JointModel(problem, items, points, budget_bytes)
     if not model.solve(exact):
         raise infeasible(_lowest(problem, items), budget_bytes, exact)

@@ -24,7 +24,7 @@ from autosac.solvers import (
     solve_joint,
     solve_two_level,
 )
-from autosac.solvers.two_level import _Refinement
+from autosac.solvers.two_level import _fill
 
 Plans = Callable[
     [GlobalProblem, tuple[LocalProblem, ...]], Iterator[tuple[tuple[tuple[int, ...] | None, ...], list[int | None]]]
@@ -148,17 +148,14 @@ def test_what_one_unit_leaves_another_spends() -> None:
     assert best.recompute_ms == 8.0 and best.bound_ms == pytest.approx(6.9, rel=1e-4)
 
 
-def test_one_unit_gives_up_an_operator_for_another() -> None:
-    """Room for 35 bytes: b keeps 30 (5 ms of its 5 + 4); giving a's 10 (1 ms) up lets it keep 40 bytes and save 9 ms.
-
-    One at a time: the policies are made to start there.
-    """
-    a, b = local_problem((10, 1.0)), local_problem((30, 5.0), (10, 4.0))
-    units = (unit("a", a, 60), unit("b", b, 60))
-    problem = GlobalProblem(units=units, points=(PeakPoint("p", 120, ((0, 1), (1, 1))),))
+def test_what_is_left_goes_to_the_unit_that_saves_most() -> None:
+    """Of 100 bytes, 60 are kept so far; a could keep 40 more and save 1 ms, b 30 more and save 5 ms: b, then nothing fits."""
+    a, b = local_problem((30, 9.0), (40, 1.0)), local_problem((30, 9.0), (30, 5.0))
+    units = (unit("a", a, 70), unit("b", b, 60))
+    problem = GlobalProblem(units=units, points=(PeakPoint("p", 130, ((0, 1), (1, 1))),))
     policies = {0: a.solution((0,)), 1: b.solution((0,))}
-    _Refinement(problem, (a, b), 45, knapsack, policies).run()
-    assert (policies[0].kept, policies[1].kept) == ((), (0, 1))
+    _fill(problem, (a, b), 100, knapsack, policies)
+    assert (policies[0].kept, policies[1].kept) == ((0,), (0, 1))
 
 
 def test_polishing_is_never_worse() -> None:
