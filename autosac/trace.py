@@ -304,7 +304,8 @@ class Call(NamedTuple):
 
     It covers `events[first:last]`. `op` with `occurrence` (how many calls of the same overload came before in this
     region; -1 for views, about which nothing is decided) is the key of a decision; `outputs` is its fingerprint. `created`
-    are the storages that it allocated and that outlived it; `reads` and `writes` are existing storages (device) that it read or mutated.
+    are the storages that it allocated and that outlived it; `reads` and `writes` are existing storages (device) that it
+    read or mutated.
     """
 
     op: str

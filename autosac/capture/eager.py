@@ -26,7 +26,7 @@ from autosac.capture.device import DEVICE_TYPE
 from autosac.capture.recorder import Recorder
 from autosac.capture.session import CaptureSession
 from autosac.capture.target import TargetGPU
-from autosac.capture.titan import explain, parameter_shapes
+from autosac.capture.titan import EXPLAINED, explain, parameter_shapes
 from autosac.capture.transforms import apply_plan_file, observe_candidates
 from autosac.trace import Trace
 
@@ -90,7 +90,7 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
     with session.active() as recorder:
         try:
             made = make_step(session.device)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as e:
+        except EXPLAINED as e:
             raise explain(e, "building the training step") from e
         model, step = made if isinstance(made, tuple) else (None, made)
         if request.observe or request.plan_file:
@@ -115,7 +115,7 @@ def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder
                 recorder.begin_step(number)
             try:
                 step()
-            except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as e:
+            except EXPLAINED as e:
                 raise explain(e, f"training step {number}") from e
     recorder.end_recording()
 

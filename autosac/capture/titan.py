@@ -25,10 +25,14 @@ from autosac.capture import patches, process_group
 from autosac.capture.pipeline import StageMetadata
 from autosac.capture.request import TitanRequest
 from autosac.capture.session import CaptureSession
-from autosac.errors import CaptureError, UsageError
+from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.integrations import modules
-from autosac.integrations.torchtitan.settings import job_settings
+from autosac.integrations.torchtitan.settings import check_settings, job_settings
+from autosac.plans import Plan
 from autosac.trace import Trace
+
+# What a job raises where it cannot run, and what a plan's wrapper warns of where the job does not follow the plan.
+EXPLAINED = (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError, ImportError, UserWarning)
 
 
 class SyntheticTokenizer:
@@ -149,6 +153,8 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
     stages.received = list(request.stage_inputs) if request.stage_inputs else None
     stages.install()
     config = parse_config(request)
+    if request.plan_file is not None:
+        check_settings(Plan.load(request.plan_file).made_for.job_settings, job_settings(config))
     _install_synthetic_data(config)
     import torchtitan.train
 
@@ -158,7 +164,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
         progress("building the model")
         try:
             trainer = torchtitan.train.Trainer(config)
-        except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError) as e:
+        except EXPLAINED as e:
             raise explain(e, "building the job") from e
         for part in trainer.model_parts:
             recorder.add_model(part)
@@ -174,7 +180,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
                 recorder.begin_step(step)
             try:
                 trainer.train_step(batches)
-            except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError) as e:
+            except EXPLAINED as e:
                 raise explain(e, f"training step {step}") from e
         recorder.end_recording()
         return recorder.trace({**_info(request, config, trainer), "stage_outputs": stages.sent})
@@ -231,8 +237,13 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def explain(error: BaseException, doing: str) -> CaptureError:
-    """A CaptureError that names the call in the user's or model's code where capture failed, and what to do."""
+def explain(error: BaseException, doing: str) -> AutosacError:
+    """A CaptureError that names the call in the user's or model's code where capture failed, and what to do.
+
+    An AutosacError is its own explanation.
+    """
+    if isinstance(error, AutosacError):
+        return error
     from autosac.capture.sources import innermost_line
 
     where = innermost_line(error.__traceback__)

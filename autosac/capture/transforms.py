@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -11,7 +12,7 @@ from torch import nn
 from autosac.capture.recorder import Recorder
 from autosac.capture.regions import RegionLog, candidate_modules
 from autosac.capture.request import TitanRequest
-from autosac.integrations.eager import apply
+from autosac.integrations.eager import PlanMismatchWarning, apply
 from autosac.integrations.observe import observe
 from autosac.plans import Plan
 
@@ -24,7 +25,10 @@ def observe_candidates(model_parts: list[nn.Module], recorder: Recorder) -> None
 
 
 def apply_plan_file(model: nn.Module, path: str) -> None:
-    """Apply the plan in the file `path`."""
+    """Apply the plan in the file `path`. A step that does not follow it shall stop, not fall back: it would not be the
+    step that the plan is judged by.
+    """
+    warnings.simplefilter("error", PlanMismatchWarning)
     apply(model, Plan.load(path))
 
 

@@ -1,0 +1,71 @@
+"""From a TorchTitan job file to a verified plan, and what is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autosac.plans import Plan
+
+GPU = ("--gpu", "h100-sxm-80gb", "--world-size", "2")
+Run = Callable[..., Any]
+
+
+def test_plan_simulate_explain(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """The plan fits its budget and uses it; simulating the job under the written plan gives the figures it states."""
+    path = tmp_path / "plan.json"
+    ran = autosac("plan", job_file, *GPU, "--budget", "1.1GiB", "-o", path)
+    assert ran.code == 0, ran.err
+    assert "AutoSAC" in ran.out and "selective-op" in ran.out and "\x1b" not in ran.out
+
+    plan = Plan.load(path)
+    stated = plan.predictions["autosac"]
+    budget = plan.made_for.budget_bytes
+    assert stated.peak_reserved_bytes is not None
+    assert 0.95 * budget <= stated.peak_reserved_bytes <= budget
+    assert plan.predictions["none"].peak_reserved_bytes > budget  # type: ignore[operator]
+    assert plan.made_for.job_settings["training.seq_len"] == "2048"
+    assert set(plan.predictions) == {"autosac", "none", "full", "selective-op"}
+
+    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json").document
+    assert simulated["peak_active_bytes"] == stated.peak_active_bytes
+    assert simulated["peak_reserved_bytes"] == stated.peak_reserved_bytes
+    assert abs(simulated["step"]["step_ms"] - stated.step_ms) < 1e-6
+
+    explained = autosac("explain", path, "--module", plan.units[0].fqn)
+    assert plan.units[0].fqn in explained.out and "recompute" in explained.out
+    assert "checkpoints no module 'head'" in autosac("explain", path, "--module", "head").err
+
+    other = autosac("simulate", job_file, *GPU, "--plan", path, "--", "--training.seq_len", "1024")
+    assert other.code == 2
+    assert other.err == "autosac: the plan was made for training.seq_len = 2048; this job has 1024\n"
+
+
+def test_a_budget_that_needs_no_plan(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """Where the step fits without checkpointing, the plan checkpoints nothing."""
+    path = tmp_path / "plan.json"
+    ran = autosac("plan", job_file, *GPU, "--budget", "90%", "-o", path)
+    assert ran.code == 0 and "without any checkpointing" in ran.out
+    assert Plan.load(path).units == ()
+
+
+def test_a_budget_that_cannot_be_met(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """The error says the smallest budget that would do; no file is written."""
+    path = tmp_path / "plan.json"
+    ran = autosac("plan", job_file, *GPU, "--budget", "300MiB", "-o", path)
+    assert ran.code == 1 and ran.out == "" and not path.exists()
+    assert "the smallest budget that would do is" in ran.err and ran.err.count("\n") == 1
+
+
+def test_pictures_and_exports(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """Every file that simulate can write is written, and the memory tables are shown."""
+    files = {
+        "--memory-html": "m.html", "--memory-png": "m.png", "--trace": "t.json", "--save-capture": "c.gz",
+        "--memory-snapshot": "s.pickle",
+    }  # fmt: skip
+    options = [part for option, name in files.items() for part in (option, tmp_path / name)]
+    ran = autosac("simulate", job_file, *GPU, "--ac", "selective-2", "--memory", *options)
+    assert ran.code == 0, ran.err
+    assert "Ten largest allocations" in ran.out and "optimizer state" in ran.out
+    assert all((tmp_path / name).stat().st_size > 1000 for name in files.values())
