@@ -1,0 +1,247 @@
+"""The published runs: read from their files, and expressed as TorchTitan jobs where that can be done.
+
+`Run` is one row in common terms; `captures` are the requests for its distinct ranks (one for each pipeline stage).
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autosac.capture.request import TitanRequest
+from autosac.capture.target import TargetGPU
+from autosac.errors import UsageError
+from benchmarks.torchtitan_published.eras import NOW, SPRING_2025, Era, era_of
+
+PUBLISHED = "torchtitan_published.csv"
+TORCHSIM_MEMORY = "torchsim_70b_memory.csv"
+TORCHSIM_TIME = "torchsim_70b_time.csv"
+_FOUR_PER_NODE = str(Path(__file__).parent / "h100_4_per_node.toml")
+_MODELS = {"Llama3-": "", "Llama-3-": "", "Llama-3.1-": "", "Llama3.1-": "", "Llama2-": "llama2_"}
+
+
+class UnreproducibleError(UsageError):
+    """The installed TorchTitan cannot express the run; the message is the reason, in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One published run. Degrees are TorchTitan's; figures are None where none were published.
+
+    `memory_gib` is the reserved peak, unless `allocated`; `oom`: it ran out of memory. `time_comparable` is False where
+    the figure depends on what a simulation cannot know (deterministic kernels).
+    """
+
+    case: str
+    model: str
+    gpu: str
+    gpus: int
+    era: Era
+    cluster: str | None = None
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    schedule: str = ""
+    local_batch: int = 1
+    global_batch: int = -1
+    sequence: int = 8192
+    checkpointing: str = "none"
+    compiled: bool = False
+    precision: str = "bf16"
+    notes: str = ""
+    memory_gib: float | None = None
+    allocated: bool = False
+    oom: bool = False
+    tokens_per_second: float | None = None
+    step_ms: float | None = None
+    time_comparable: bool = True
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What runs that differ in checkpointing only have in common."""
+        job = (self.model, self.gpu, self.gpus, self.tensor, self.pipeline, self.context, self.local_batch)
+        return (*job, self.sequence, self.compiled, self.precision, self.era.name, self.cluster)
+
+    def describe(self) -> str:
+        """The parallelism in a few letters, then batch and sequence."""
+        degrees = (("ddp", self.replicate), ("fsdp", self.shard), ("tp", self.tensor), ("pp", self.pipeline))
+        parts = [f"{name}{n}" for name, n in (*degrees, ("cp", self.context), ("ep", self.expert)) if n > 1]
+        return f"{' '.join(parts)} {self.local_batch}x{self.sequence}"
+
+    def overrides(self) -> tuple[str, ...]:
+        """TorchTitan's arguments. UnreproducibleError if the installed version cannot express the run."""
+        parallel = {
+            "data_parallel_replicate_degree": self.replicate,
+            "data_parallel_shard_degree": self.shard,
+            "tensor_parallel_degree": self.tensor,
+            "pipeline_parallel_degree": self.pipeline,
+            "context_parallel_degree": self.context,
+            "expert_parallel_degree": self.expert,
+        }
+        arguments = [
+            *self.era.overrides(),
+            *("--model.flavor", self._flavor()),
+            *("--training.local_batch_size", str(self.local_batch)),
+            *("--training.global_batch_size", str(self.global_batch)),
+            *("--training.seq_len", str(self.sequence)),
+            *(text for name, n in parallel.items() for text in (f"--parallelism.{name}", str(n))),
+        ]
+        if self.pipeline > 1 and self.schedule:
+            arguments += ["--parallelism.pipeline_parallel_schedule", self.schedule]
+        if self.compiled:
+            arguments += ["--compile.enable", "--compile.components", "model"]
+        for policy in ("always", "never"):
+            if f"reshard_after_forward={policy}" in self.notes:
+                arguments += ["--parallelism.fsdp_reshard_after_forward", policy]
+        if "chunked cross-entropy" in self.notes:
+            arguments += ["--job.description", "chunked loss"]
+        return (*arguments, *self._precision())
+
+    def _flavor(self) -> str:
+        for prefix, flavor in _MODELS.items():
+            if self.model.startswith(prefix):
+                size = self.model.removeprefix(prefix)
+                if flavor and self.era is NOW:
+                    break
+                return flavor + size
+        raise UnreproducibleError(f"TorchTitan 0.2.2 has no flavor for {self.model}")
+
+    def _precision(self) -> tuple[str, ...]:
+        if self.precision == "bf16":
+            return ()
+        kind = self.precision.lower()
+        if "fp8" not in kind and "float8" not in kind:
+            raise UnreproducibleError(f"precision {self.precision!r} is unknown")
+        if importlib.util.find_spec("torchao") is None:
+            raise UnreproducibleError(f"{self.precision} needs torchao, which is not installed")
+        arguments = ("--model.converters", "quantize.linear.float8")
+        if "row" in kind:
+            return (*arguments, "--quantize.linear.float8.recipe_name", "rowwise")
+        return (
+            *arguments,
+            "--quantize.linear.float8.enable_fsdp_float8_all_gather",
+            "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+        )
+
+    def request(self, gpu: TargetGPU, ranks_per_node: int) -> TitanRequest:
+        """The capture of the first stage's rank. UnreproducibleError as for `overrides`."""
+        return TitanRequest(
+            config_file=None,
+            overrides=self.overrides(),
+            world_size=self.gpus,
+            gpu=gpu,
+            checkpointing=self.checkpointing,
+            ranks_per_node=ranks_per_node,
+        )
+
+    def later_ranks(self) -> range:
+        """One rank for each later pipeline stage; the pipeline is the outermost dimension."""
+        stride = self.gpus // self.pipeline
+        return range(stride, self.gpus, stride)
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """All runs of the files in `folder`. UsageError if the main one is missing or malformed."""
+    return [*_published(folder), *_torchsim(folder)]
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror or e}") from e
+
+
+def _published(folder: Path) -> Iterator[Run]:
+    path = folder / PUBLISHED
+    for row in _rows(path):
+        try:
+            yield _published_run(row)
+        except (KeyError, ValueError) as e:
+            raise UsageError(f"{path}, {row.get('case_id')}: {e!r}") from e
+
+
+def _published_run(row: dict[str, str]) -> Run:
+    memory, speed = row["mem_gib"], row["tokens_per_s_per_gpu"]
+    degree = {name: int(row[name] or 1) for name in ("dp_replicate", "fsdp_shard", "tp", "pp", "cp", "ep")}
+    return Run(
+        case=row["case_id"],
+        model=row["model"],
+        gpu=_gpu(row["hardware"], float(row["gpu_mem_gib"])),
+        gpus=int(row["n_gpus"]),
+        era=era_of(row["date"], row["notes"]),
+        replicate=degree["dp_replicate"],
+        shard=degree["fsdp_shard"],
+        tensor=degree["tp"],
+        pipeline=degree["pp"],
+        context=degree["cp"],
+        expert=degree["ep"],
+        schedule=row["schedule"],
+        local_batch=int(row["local_batch"]),
+        global_batch=int(row["global_batch"]) if row["global_batch"] else -1,
+        sequence=int(row["seq_len"]),
+        checkpointing=_checkpointing(row["ac_mode"]),
+        compiled=row["compile"] == "yes",
+        precision=row["low_precision"],
+        notes=row["notes"],
+        memory_gib=float(memory) if memory not in ("", "OOM") else None,
+        oom=memory == "OOM",
+        tokens_per_second=float(speed) if speed else None,
+        step_ms=1e3 * float(row["step_time_s"]) if row["step_time_s"] else None,
+        time_comparable="deterministic" not in row["notes"],
+    )
+
+
+def _gpu(hardware: str, memory_gib: float) -> str:
+    if "A100" in hardware:
+        return "a100-sxm-80gb" if memory_gib > 60 else "a100-sxm-40gb"
+    if "H100" in hardware:
+        return "h100-sxm-96gb-meta" if memory_gib > 90 else "h100-sxm-80gb"
+    if "H200" in hardware:
+        return "h200-sxm-141gb"
+    raise ValueError(f"no profile for {hardware!r}")
+
+
+def _checkpointing(text: str) -> str:
+    """``selective-layer(2)`` is what the command line calls ``selective-2``."""
+    if text.startswith("selective-layer(") and text.endswith(")"):
+        return "selective-" + text[len("selective-layer(") : -1]
+    return text
+
+
+def _torchsim(folder: Path) -> Iterator[Run]:
+    """Spring of 2025, four GPUs a node; the paper gives no tensor-parallel degree: a node's GPUs are assumed."""
+    jobs: dict[tuple[str, ...], dict[str, float]] = {}
+    for file, figure in ((TORCHSIM_MEMORY, "peak_gib_measured"), (TORCHSIM_TIME, "step_ms_measured")):
+        if not (folder / file).is_file():
+            continue
+        for row in _rows(folder / file):
+            batch = row.get("local_batch") or row["batch"]
+            job = (row["model"], row["parallelism"], row["n_gpus"], batch, row["seq_len"], row["ac_mode"])
+            jobs.setdefault(job, {})[figure] = float(row[figure])
+    for number, (job, figures) in enumerate(jobs.items()):
+        model, parallelism, gpus, batch, sequence, checkpointing = job
+        tensor = 4 if "TP" in parallelism else 1
+        yield Run(
+            case=f"TS{number + 1}",
+            model=model,
+            gpu="h100-sxm-80gb",
+            cluster=_FOUR_PER_NODE,
+            gpus=int(gpus),
+            era=SPRING_2025,
+            shard=int(gpus) // tensor,
+            tensor=tensor,
+            local_batch=int(batch),
+            sequence=int(sequence),
+            checkpointing=_checkpointing(checkpointing),
+            memory_gib=figures.get("peak_gib_measured"),
+            allocated=True,
+            step_ms=figures.get("step_ms_measured"),
+        )

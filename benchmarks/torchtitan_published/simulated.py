@@ -1,0 +1,117 @@
+"""Capture (or take from the cache) and simulate a run; its figures beside the published ones."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import autosac
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureServer
+from autosac.estimator import price
+from autosac.jobs import simulation_of
+from autosac.runtime_sim import simulate
+from autosac.simulation import Simulation, Target
+from autosac.trace import Trace
+from benchmarks.torchtitan_published.runs import Run
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A run's simulation. Memory is that of the rank that reserves most; `verdict` the allocator's on that rank."""
+
+    run: Run
+    reserved_gib: float
+    allocated_gib: float
+    oom: bool
+    verdict: str
+    step_ms: float
+    tokens_per_second: float
+
+    @property
+    def memory_gib(self) -> float:
+        """What compares with the published figure."""
+        return self.allocated_gib if self.run.allocated else self.reserved_gib
+
+    @property
+    def memory_error(self) -> float | None:
+        """Relative error of the peak; None if none was published."""
+        return None if self.run.memory_gib is None else self.memory_gib / self.run.memory_gib - 1
+
+    @property
+    def throughput_error(self) -> float | None:
+        """Relative error of the throughput (of the inverse step time); None if there is nothing to compare."""
+        if not self.run.time_comparable:
+            return None
+        if self.run.tokens_per_second is not None:
+            return self.tokens_per_second / self.run.tokens_per_second - 1
+        return None if self.run.step_ms is None else self.run.step_ms / self.step_ms - 1
+
+
+@cache
+def _program() -> bytes:
+    """A digest of what decides a capture besides its request: the capture's and the eras' source."""
+    files = sorted((Path(autosac.__file__).parent / "capture").glob("*.py"))
+    files += sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256()
+    for file in files:
+        if file.name in ("specs.py", "eras.py") or file.parent.name == "capture":
+            digest.update(file.read_bytes())
+    return digest.digest()
+
+
+def captured(server: CaptureServer, request: TitanRequest, folder: Path | None) -> Trace:
+    """The request's trace; from `folder` if it has been captured by the same program. CaptureError if it fails."""
+    if folder is None:
+        return server.capture(request)
+    path = folder / (hashlib.sha256(_program() + request.to_json().encode()).hexdigest()[:24] + ".trace")
+    if path.is_file():
+        return Trace.load(path)
+    trace = server.capture(request)
+    folder.mkdir(parents=True, exist_ok=True)
+    trace.save(path)
+    return trace
+
+
+def simulate_run(run: Run, server: CaptureServer, folder: Path | None = None) -> Result:
+    """Simulate a run. UnreproducibleError if it cannot be expressed, CaptureError if it cannot be captured."""
+    target = Target.of(run.gpu, run.gpus, cluster=run.cluster, allocator=run.era.allocator)
+    request = run.request(target.gpu, target.cluster.gpus_per_node)
+    traces = [captured(server, request, folder)]
+    for rank in run.later_ranks():
+        shapes = tuple((tuple(a), tuple(b), c) for a, b, c in traces[0].info["stage_outputs"])
+        traces.append(captured(server, replace(request, rank=rank, stage_inputs=shapes), folder))
+    simulations = [simulation_of(trace, target) for trace in traces]
+    step_ms = _step_ms(simulations, target)
+    worst = max(simulations, key=lambda s: s.peak_reserved_bytes)
+    verdict, report = worst.allocation.verdict, worst.unlimited_allocation
+    oom = verdict.outcome.value == "out of memory"
+    if worst.allocation.retries and not oom:
+        report = worst.allocation  # what is reserved is what the full device left after its retries
+    not_data = run.tensor * run.pipeline * run.context
+    return Result(
+        run=run,
+        reserved_gib=report.reserved_peak_bytes / GIB,
+        allocated_gib=report.allocated_peak_bytes / GIB,
+        oom=oom,
+        verdict=str(verdict),
+        step_ms=step_ms,
+        tokens_per_second=1e3 * traces[0].info["tokens_per_step"] / step_ms / not_data,
+    )
+
+
+def _step_ms(simulations: list[Simulation], target: Target) -> float:
+    if len(simulations) == 1:
+        return simulations[0].step_ms
+    names = dict.fromkeys(name for s in simulations for name in s.selective_modules)
+    return simulate(
+        [s.trace for s in simulations],
+        [price(s.trace, target.hardware, target.cluster) for s in simulations],
+        host=target.host,
+        gpus_per_node=target.cluster.gpus_per_node,
+        selective_modules=tuple(names),
+    ).makespan_ms

@@ -1,0 +1,190 @@
+"""The eras as train specs of TorchTitan's public registry. Importing this module registers them.
+
+TorchTitan imports it as ``job.custom_config_module``; it adds nothing to the configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
+from torchtitan.distributed.activation_checkpoint import apply_ac
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.models.llama3 import get_train_spec as llama3_spec
+from torchtitan.models.llama3.infra.parallelize import (
+    _op_sac_save_list,
+    apply_compile,
+    apply_tp,
+    disable_fsdp_gradient_division,
+)
+from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
+
+from benchmarks.torchtitan_published.eras import ERAS, NOW, Era
+
+__all__ = ["JobConfig"]
+
+LLAMA2 = {
+    "llama2_13B": TransformerModelArgs(dim=5120, n_layers=40, n_heads=40, vocab_size=32000, rope_theta=10000),
+    "llama2_70B": TransformerModelArgs(
+        dim=8192,
+        n_layers=80,
+        n_heads=64,
+        n_kv_heads=8,
+        ffn_dim_multiplier=1.3,
+        multiple_of=4096,
+        vocab_size=32000,
+        rope_theta=10000,
+    ),
+}
+"""Flavors that TorchTitan removed in 2024-12; the architecture is Llama 3's."""
+
+
+class OwnRMSNorm(nn.RMSNorm):
+    """TorchTitan's own, before 2025-03: cast down before the weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+
+
+class CompositeRMSNorm(nn.RMSNorm):
+    """``nn.RMSNorm`` before torch 2.9: cast down after the weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(self.eps)) * self.weight).type_as(x)
+
+
+class RepeatingAttention(nn.Module):
+    """Causal attention over keys and values repeated to all heads; the backend by PyTorch's own priority."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Inputs: (batch, heads, sequence, head size)."""
+        k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _repeated(x: torch.Tensor, heads: int) -> torch.Tensor:
+    x = x.transpose(1, 2)
+    batch, length, groups, size = x.shape
+    if groups < heads:
+        x = x[:, :, :, None, :].expand(batch, length, groups, heads // groups, size)
+        x = x.reshape(batch, length, heads, size)
+    return x.transpose(1, 2)
+
+
+class EraTransformer(Transformer):
+    """TorchTitan's Llama with the norms, attention and logits of an era."""
+
+    era: ClassVar[Era] = NOW
+    _norms: ClassVar[dict[str, type[nn.RMSNorm]]] = {"own": OwnRMSNorm, "composite": CompositeRMSNorm}
+
+    def __init__(self, model_args: TransformerModelArgs) -> None:
+        super().__init__(model_args)
+        kind = self._norms.get(self.era.norm, nn.RMSNorm)
+        self.norm = kind(model_args.dim, eps=model_args.norm_eps)
+        for block in self.layers.values():
+            block.attention_norm = kind(model_args.dim, eps=model_args.norm_eps)
+            block.ffn_norm = kind(model_args.dim, eps=model_args.norm_eps)
+            if self.era.repeats_kv:
+                block.attention.inner_attention = RepeatingAttention()
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Logits (or hidden states, of a pipeline stage)."""
+        out = super().forward(*args, **kwargs)
+        return out.float() if self.era.keeps_logits and self.output is not None else out
+
+
+def build_loss(era: Era, job_config: Any, **_: Any) -> Any:
+    """Cross-entropy; in chunks of the sequence where the job's description asks for it."""
+    chunks = 8 if "chunked loss" in job_config.job.description else 1
+    kept: list[torch.Tensor] = []
+
+    def part(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1), reduction="sum")
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if era.keeps_logits:
+            kept[:] = [logits]  # until the next step's have been made
+        if chunks == 1:
+            return part(logits, labels)
+        pairs = zip(list(logits.chunk(chunks, 1)), list(labels.chunk(chunks, 1)), strict=True)
+        total: Any = 0.0
+        for logits_chunk, labels_chunk in pairs:
+            total += part(logits_chunk, labels_chunk)
+        return total
+
+    if job_config.compile.enable and "loss" in job_config.compile.components:
+        return torch.compile(loss, backend=job_config.compile.backend)
+    return loss
+
+
+def apply_fsdp(model: nn.Module, mesh: Any, job_config: Any, pipelined: bool) -> None:
+    """FSDP2 as it was: blocks, and all else in the root group."""
+    policy = MixedPrecisionPolicy(
+        param_dtype=TORCH_DTYPE_MAP[job_config.training.mixed_precision_param],
+        reduce_dtype=TORCH_DTYPE_MAP[job_config.training.mixed_precision_reduce],
+    )
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    if job_config.training.enable_cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    reshard = job_config.parallelism.fsdp_reshard_after_forward
+    blocks: Any = model.layers
+    last = len(blocks) - 1
+    for i, block in blocks.items():
+        after = {"always": True, "never": False}.get(reshard, not pipelined and int(i) < last)
+        fully_shard(block, **options, reshard_after_forward=after)
+    # Whatever was asked for, FSDP2 did not reshard its root.
+    fully_shard(model, **options, reshard_after_forward=False)
+    disable_fsdp_gradient_division(model)
+
+
+def parallelize(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
+    """Tensor parallelism, checkpointing, compile and FSDP, in TorchTitan's order."""
+    if parallel_dims.tp_enabled:
+        apply_tp(
+            model,
+            parallel_dims.get_mesh("tp"),
+            loss_parallel=not job_config.parallelism.disable_loss_parallel,
+            enable_float8_tensorwise_tp="float8" in job_config.model.converters
+            and "rowwise" not in (job_config.quantize.linear.float8.recipe_name or ""),
+        )
+    compiled = job_config.compile.enable and "model" in job_config.compile.components
+    if job_config.activation_checkpoint.mode != "none":
+        apply_ac(
+            model,
+            job_config.activation_checkpoint,
+            model_compile_enabled=compiled,
+            op_sac_save_list=_op_sac_save_list,
+            base_folder=job_config.job.dump_folder,
+        )
+    if compiled:
+        apply_compile(model, job_config.compile)
+    names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+    apply_fsdp(model, parallel_dims.get_mesh(names), job_config, parallel_dims.pp_enabled)
+    return model
+
+
+def _spec(era: Era) -> TrainSpec:
+    spec = llama3_spec()
+    model = type("Transformer_" + era.name.replace("-", "_"), (EraTransformer,), {"era": era})
+    return dataclasses.replace(
+        spec,
+        model_cls=model,
+        model_args={**spec.model_args, **LLAMA2},
+        parallelize_fn=parallelize,
+        build_loss_fn=partial(build_loss, era),
+    )
+
+
+for _era in ERAS:
+    if _era is not NOW:
+        register_train_spec(_era.model, _spec(_era))
