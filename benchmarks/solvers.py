@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import autosac.estimator.sac_curves as curves
+from autosac.errors import AutosacError
 from autosac.estimator.sac_rules import OperatorGroup
 from autosac.estimator.sac_stats import SACModStats, SACOperator, tradeoff
 from autosac.solvers import (
@@ -324,4 +326,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except AutosacError as e:
+        print(e, file=sys.stderr)
+        sys.exit(e.exit_code)

@@ -320,3 +320,22 @@ def test_wrong_use_is_named(call: Callable[[], object], message: str) -> None:
     """Each wrong argument ends in one clear error."""
     with pytest.raises(UsageError, match=message):
         call()
+
+
+def test_fractions_of_whole_operators_give_their_bytes() -> None:
+    """Discarding 9 of 10 bytes keeps 1, although (1 - 0.9) * 10 is a little less in floating point."""
+    assert (1 - 0.9) * 10 < 1
+    assert unit(discardable_bytes=10, stored_bytes=3).kept_bytes(0.9) == 4
+
+
+@FEW
+@given(problems(), st.integers(5, 60))
+def test_the_price_is_the_slope(what: GlobalProblem, budget: int) -> None:
+    """A little more budget saves at most what the price says, if the same units stay checkpointed."""
+    try:
+        tight, loose = exact(what, budget * 10), exact(what, budget * 10 + 1)
+    except InfeasibleError:
+        return
+    if tight.checkpointed == loose.checkpointed:
+        saved_ms = tight.recompute_ms - loose.recompute_ms
+        assert saved_ms <= tight.shadow_ms_per_gib / 2**30 + 1e-3 * sum(u.recompute_ms for u in what.units)
