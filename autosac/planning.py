@@ -134,6 +134,41 @@ class _Candidate:
     simulation: Simulation
 
 
+class Planner:
+    """Plans for inner budgets: the global problem of one captured step, solved as often as asked."""
+
+    def __init__(self, base: Simulation, goal: Goal) -> None:
+        self.base = base
+        self.goal = goal
+        self.policies = UnitPolicies(base)
+        self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
+
+    def solve(self, inner_bytes: int) -> tuple[Plan, GlobalSolution]:
+        """The plan with the least recomputation whose active peak, by the problem, is within `inner_bytes`.
+
+        InfeasibleError if there is none.
+        """
+        goal = self.goal
+        solution = solve_global(
+            self.problem.problem, inner_bytes, solver=goal.milp, time_limit_s=goal.time_limit_s, gap=goal.gap
+        )
+        return self._assemble(solution.kept_bytes), solution
+
+    def smallest(self) -> Plan:
+        """The plan with the least memory: nothing kept that need not be, in every outermost unit."""
+        units = self.problem.problem.units
+        outermost = [unit.parent < 0 and unit.allowed and unit.lowest_change_bytes < 0 for unit in units]
+        kept = [unit.stored_bytes if wanted else None for unit, wanted in zip(units, outermost, strict=True)]
+        return self._assemble(tuple(kept))
+
+    def _assemble(self, kept_bytes: tuple[int | None, ...]) -> Plan:
+        chosen = []
+        for module, kept in zip(self.problem.modules, kept_bytes, strict=True):
+            if kept is not None:
+                chosen.append(self.policies.of_module(module).solve(kept, self.goal.solver))
+        return _plan_of(self.base, self.goal, tuple(chosen))
+
+
 class _Search:
     """Finds the inner budget of the MILP at which the verified peak just fits."""
 
@@ -142,8 +177,7 @@ class _Search:
         self.base = base
         self.goal = goal
         self.progress = progress
-        self.policies = UnitPolicies(base)
-        self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
+        self.planner = Planner(base, goal)
         self.tried: list[_Candidate] = []
         self.solution: GlobalSolution | None = None
 
@@ -161,10 +195,10 @@ class _Search:
                 fitted = max(fitted, inner)
                 inner = (fitted + exceeded) // 2
                 continue
-            if candidate.plan.hash() in seen:
+            if candidate.hash() in seen:
                 break
-            seen.add(candidate.plan.hash())
-            peak = self._verify(candidate.plan, number)
+            seen.add(candidate.hash())
+            peak = self._verify(candidate, number)
             if peak <= goal.budget_bytes:
                 fitted = max(fitted, inner)
                 if peak >= goal.utilisation * goal.budget_bytes or self.tried[-1].simulation.recompute_ms == 0:
@@ -176,32 +210,12 @@ class _Search:
             if exceeded - fitted < 2**20:
                 break
 
-    def _candidate(self, inner: int, *, first: bool) -> _Candidate | None:
-        goal = self.goal
+    def _candidate(self, inner: int, *, first: bool) -> Plan | None:
         try:
-            solution = solve_global(
-                self.problem.problem, inner, solver=goal.milp, time_limit_s=goal.time_limit_s, gap=goal.gap
-            )
+            plan, self.solution = self.planner.solve(inner)
         except InfeasibleError:
-            if first:
-                return _Candidate(self._smallest(), self.base)
-            return None
-        self.solution = solution
-        return _Candidate(self._assemble(solution.kept_bytes), self.base)
-
-    def _smallest(self) -> Plan:
-        """The plan with the least memory: nothing kept that need not be, in every outermost unit."""
-        units = self.problem.problem.units
-        outermost = [unit.parent < 0 and unit.allowed and unit.lowest_change_bytes < 0 for unit in units]
-        kept = [unit.stored_bytes if wanted else None for unit, wanted in zip(units, outermost, strict=True)]
-        return self._assemble(tuple(kept))
-
-    def _assemble(self, kept_bytes: tuple[int | None, ...]) -> Plan:
-        chosen = []
-        for module, kept in zip(self.problem.modules, kept_bytes, strict=True):
-            if kept is not None:
-                chosen.append(self.policies.of_module(module).solve(kept, self.goal.solver))
-        return _plan_of(self.base, self.goal, tuple(chosen))
+            return self.planner.smallest() if first else None
+        return plan
 
     def _verify(self, plan: Plan, number: int) -> int:
         self.progress(f"round {number}: capturing the step under the plan")
@@ -227,7 +241,7 @@ class _Search:
     def _infeasible(self) -> InfeasibleError:
         """What the smallest budget would be: the verified peak of the plan with the least memory."""
         kind = self.goal.budget_kind
-        smallest = self._smallest()
+        smallest = self.planner.smallest()
         known = [c.simulation for c in self.tried if c.plan.hash() == smallest.hash()]
         simulation = known[0] if known else self.captures.under(smallest)
         peaks = [c.simulation.peak_bytes(kind) for c in self.tried]
@@ -250,4 +264,4 @@ class _Search:
         ]
         if self.solution is not None and self.solution.shadow_ms_per_gib > 0:
             found.append(f"1 GiB more would save about {self.solution.shadow_ms_per_gib:.1f} ms of recomputation")
-        return tuple(found + list(self.policies.refusals))
+        return tuple(found + list(self.planner.policies.refusals))

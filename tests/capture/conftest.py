@@ -101,7 +101,7 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=list(MAKERS))
+@pytest.fixture(params=list(MAKERS), scope="module")
 def make_step(request: pytest.FixtureRequest) -> Any:
     """One of the small models."""
     return MAKERS[request.param]
