@@ -26,6 +26,7 @@ _EFFICIENCIES = (
     "gather",
     "scatter",
     "link",
+    "sustained",
 )
 
 

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.hardware import Hardware
-from autosac.estimator.models import CollectiveModel, Estimate, Models, first_estimates
+from autosac.estimator.learned import LearnedCompute
+from autosac.estimator.memory_bound import LearnedMemory
+from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
+from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.roofline import Roofline
 from autosac.trace import Collective, Op, Signature, Trace
 
@@ -49,10 +52,20 @@ class Pricing:
         return dict(sorted(zip(self.source, sums.tolist(), strict=True), key=lambda item: -item[1]))
 
 
-def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True) -> Models:
-    """The models that `price` uses when it is given none."""
-    roofline = Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32)
-    return Models(operators=(roofline,), collectives=AlphaBeta(hardware))
+def default_models(
+    hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True, learned: bool = True
+) -> Models:
+    """The models that `price` uses when it is given none: measured operators, fitted models, the roofline.
+
+    `learned=False` leaves the fitted models out.
+    """
+    operators: list[OperatorModel] = []
+    if hardware.measured:
+        operators.append(ProfiledModel.load(hardware.measured))
+    if learned:
+        operators += [LearnedCompute(hardware, tf32=tf32), LearnedMemory(hardware)]
+    operators.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
+    return Models(operators=tuple(operators), collectives=AlphaBeta(hardware))
 
 
 def price(

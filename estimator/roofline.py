@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import Work, family, tensor_bytes, work_of
+from autosac.estimator.work import Work, crosses_to_host, family, tensor_bytes, work_of
 from autosac.trace import Signature
 
 # Share of the peak rate (first group) or of the memory bandwidth (second) that large operators reach.
@@ -75,7 +75,7 @@ class Roofline:
         metas = (*signature.inputs, *signature.outputs)
         if not any(meta.place == "device" for meta in metas) or family(signature.name) == "host":
             return Estimate(self._hardware.kernel_us * 1e-3 if signature.inputs else 0.0, "roofline", 0.5)
-        if _crosses(signature):
+        if crosses_to_host(signature):
             moved = max(tensor_bytes(signature.inputs), tensor_bytes(signature.outputs))
             ms = moved / (self._hardware.pcie_gbps * 1e9 * self._efficiency["link"]) * 1e3
             return Estimate(max(self._hardware.kernel_us * 1e-3, ms), "roofline", _REL_STD["memory"])
@@ -85,12 +85,3 @@ class Roofline:
             return Estimate(self.milliseconds(work), "bytes", _REL_STD["unknown"])
         spread = _REL_STD["matmul" if work.flops else "memory"]
         return Estimate(self.milliseconds(work), "roofline", spread)
-
-
-def _crosses(signature: Signature) -> bool:
-    """A copy from the host to the device or back (and not just a scalar that travels with the launch)."""
-    base = signature.name.split(".")[1] if "." in signature.name else signature.name
-    if base not in ("copy_", "_to_copy", "_copy_from", "_copy_from_and_resize", "to"):
-        return False
-    places = {meta.place for meta in (*signature.inputs, *signature.outputs)}
-    return len(places) > 1

@@ -332,6 +332,13 @@ def moved_bytes(signature: Signature, kind: str) -> float:
     return passes * (read + written)
 
 
+def crosses_to_host(signature: Signature) -> bool:
+    """Whether this is a copy from the host to the device or back."""
+    if base_name(signature.name) not in ("copy", "_to_copy", "_copy_from", "_copy_from_and_resize", "to"):
+        return False
+    return len({meta.place for meta in (*signature.inputs, *signature.outputs)}) > 1
+
+
 def _gradient_bytes(signature: Signature) -> int:
     """Fused optimizers declare gradients as mutated but write them only when they unscale them:
 

@@ -32,7 +32,7 @@ def fitted() -> tuple[object, TreeEnsemble]:
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 60))
 def test_equals_scikit_learn_up_to_its_rounding(fitted: tuple, seed: int, rows: int) -> None:
-    """On random inputs (many of them exactly on thresholds) the difference is within the stated rounding error."""
+    """On random inputs, many of them exactly on thresholds, it differs by no more than the stated rounding."""
     model, trees = fitted
     x, _ = _data(seed, rows)
     difference = np.abs(trees.predict(x * 1.5) - model.predict(x * 1.5))

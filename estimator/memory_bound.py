@@ -1,0 +1,212 @@
+"""Memory-bound operators: the three-segment model of elementwise kernels and slowdowns of the other families.
+
+An elementwise kernel that moves x bytes takes (TorchSim section E, category one)
+
+    log T(x) = a1 + b1 log x               x < K1          in the L2, dominated by the launch
+             = a2 + b2 log x      K1 <= x < K2             transition
+             = a3 +    log x      K2 <= x                  bandwidth-bound
+
+continuous at K1 and K2 (`Segments`). The parameters are fitted where contiguous elementwise kernels were
+measured and scaled elsewhere: knots with the size of the L2, the last segment with the memory bandwidth, the
+first with the shortest kernel.
+
+Any other family takes as long as an elementwise kernel of the same bytes times a slowdown (`Slowdown`)
+
+    exp(c0 + c1 clip(log2(row / 8 KiB), 0, 3) + c2 clip(log2(row / 64 KiB), 0, 1) + c3 clip(log2(2 KiB / row),
+    0, 3))
+
+with the bytes of one row that is reduced: long rows need several blocks or passes, short ones leave threads
+idle. Inputs that are not laid out like the output (transposed, sliced, broadcast) defeat vectorised loads and
+have a slowdown of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.estimator.hardware import Hardware, load_hardware
+from autosac.estimator.models import Estimate
+from autosac.estimator.work import argument, crosses_to_host, family, item_bytes, moved_bytes
+from autosac.trace import Signature, TensorMeta
+
+_ROW, _LONG_ROW, _SHORT_ROW = 8192.0, 65536.0, 2048.0
+
+
+_MODELS = Path(__file__).resolve().parent / "data" / "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """The three-segment model.
+
+    Times in milliseconds, knots in bytes; `floor_ms` is T at `knot1_bytes` and below b1.
+    """
+
+    slope1: float
+    slope2: float
+    knot1_bytes: float
+    knot2_bytes: float
+    bandwidth_gbps: float
+
+    def milliseconds(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """T(x); the last segment is x over the bandwidth, the others follow from continuity."""
+        x = np.maximum(nbytes, 1.0)
+        at2 = self.knot2_bytes / (self.bandwidth_gbps * 1e6)
+        at1 = at2 * (self.knot1_bytes / self.knot2_bytes) ** self.slope2
+        return np.where(
+            x >= self.knot2_bytes,
+            x / (self.bandwidth_gbps * 1e6),
+            np.where(
+                x >= self.knot1_bytes,
+                at2 * (x / self.knot2_bytes) ** self.slope2,
+                at1 * (x / self.knot1_bytes) ** self.slope1,
+            ),
+        )
+
+    def scaled(self, source: Hardware, target: Hardware) -> Segments:
+        """The same kernel on another GPU: knots follow the L2, the rate follows the memory bandwidth."""
+        cache = target.l2_bytes / source.l2_bytes
+        return Segments(
+            slope1=self.slope1,
+            slope2=self.slope2,
+            knot1_bytes=self.knot1_bytes * cache,
+            knot2_bytes=self.knot2_bytes * cache,
+            bandwidth_gbps=self.bandwidth_gbps * target.mem_bandwidth_gbps / source.mem_bandwidth_gbps,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """Time relative to an elementwise kernel of the same bytes;
+
+    `rel_std` is the residual's standard deviation.
+    """
+
+    constant: float
+    per_octave: float = 0.0
+    long_row: float = 0.0
+    short_row: float = 0.0
+    rel_std: float = 0.2
+
+    def factor(self, row_bytes: float) -> float:
+        """The slowdown for rows of this many bytes (0: not rows)."""
+        coefficients = (self.constant, self.per_octave, self.long_row, self.short_row)
+        return math.exp(sum(c * f for c, f in zip(coefficients, row_features(row_bytes), strict=True)))
+
+
+# Not measured: drawing random numbers, or walking a broadcast operand, takes a part of the bandwidth away.
+_ESTIMATED = {
+    "random_elementwise": Slowdown(constant=0.18, rel_std=0.2),
+    "broadcast": Slowdown(constant=0.2, rel_std=0.2),
+}
+
+
+@cache
+def _fitted() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads((_MODELS / "memory.json").read_text(encoding="utf-8"))
+    return table
+
+
+def row_features(row_bytes: float) -> tuple[float, float, float, float]:
+    """What a slowdown is linear in; see the module's docstring."""
+    if row_bytes <= 0:
+        return (1.0, 0.0, 0.0, 0.0)
+    return (
+        1.0,
+        min(max(math.log2(row_bytes / _ROW), 0.0), 3.0),
+        min(max(math.log2(row_bytes / _LONG_ROW), 0.0), 1.0),
+        min(max(math.log2(_SHORT_ROW / row_bytes), 0.0), 3.0),
+    )
+
+
+def row_bytes(signature: Signature) -> float:
+    """Bytes of one row that a norm or a softmax works on: its normalised extent, or the dimension `dim`."""
+    data = max(signature.inputs, key=lambda meta: math.prod(meta.shape), default=None)
+    if data is None or not data.shape:
+        return 0.0
+    extent = float(data.shape[-1])
+    normalized, dim = argument(signature, "normalized_shape"), argument(signature, "dim")
+    if isinstance(normalized, tuple):
+        extent = math.prod(float(size) for size in normalized if isinstance(size, int | float))
+    elif isinstance(dim, int) and -len(data.shape) <= dim < len(data.shape):
+        extent = float(data.shape[dim])
+    return extent * item_bytes(data.dtype)
+
+
+def access(signature: Signature) -> str:
+    """How an elementwise kernel walks its memory: "elementwise" (vectorised), "strided" or "broadcast".
+
+    Strided: an input of the output's size has another layout, or the table of a complex product is broadcast.
+    """
+    if not signature.outputs or signature.name.startswith("aten._foreach"):
+        return "elementwise"  # each tensor of a list is walked on its own
+    out = _layout(signature.outputs[0])
+    size = math.prod(signature.outputs[0].shape)
+    found = "elementwise"
+    for meta in signature.inputs:
+        if meta.place != "device" or math.prod(meta.shape) <= 1:
+            continue
+        smaller = math.prod(meta.shape) < size or any(s == 0 < n - 1 for n, s in zip(*meta[:2], strict=True))
+        if smaller and not meta.dtype.startswith("complex"):
+            found = "broadcast"
+        elif smaller or (math.prod(meta.shape) == size and _layout(meta) != out):
+            return "strided"
+    return found
+
+
+def _layout(meta: TensorMeta) -> tuple[tuple[int, int], ...]:
+    """Sizes and strides with dimensions joined where they are contiguous with the next one."""
+    joined: list[tuple[int, int]] = []
+    for size, stride in zip(meta.shape, meta.stride, strict=True):
+        if size == 1:
+            continue
+        if joined and joined[-1][1] == size * stride:
+            joined[-1] = (joined[-1][0] * size, stride)
+        else:
+            joined.append((size, stride))
+    return tuple(joined)
+
+
+class LearnedMemory:
+    """The memory-bound operators of one GPU: fitted segments and slowdowns (`data/models/memory.json`)."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        """Scale the fitted model to `hardware`; a GPU of another vendor is left to the roofline."""
+        fitted = _fitted()
+        reference = load_hardware(fitted["reference"])
+        self._known = hardware.vendor == reference.vendor
+        self._floor_ms = hardware.kernel_us * 1e-3
+        self._segments = Segments(**fitted["segments"]).scaled(reference, hardware)
+        plain = Slowdown(constant=0.0, rel_std=fitted["rel_std"])
+        measured = {name: Slowdown(**values) for name, values in fitted["slowdowns"].items()}
+        self._slowdowns = {"elementwise": plain, "fill": plain, "optimizer": plain} | _ESTIMATED | measured
+        self._suffix = "" if hardware.name == reference.name else f"@{reference.name}"
+
+    def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
+        """Prices of the operators whose family was fitted."""
+        answers: list[Estimate | None] = [None] * len(signatures)
+        if not self._known:
+            return answers
+        chosen = []
+        for i, signature in enumerate(signatures):
+            kind = family(signature.name)
+            name = access(signature) if kind == "elementwise" else kind
+            if name in self._slowdowns and not crosses_to_host(signature):
+                rows = row_bytes(signature) if kind in ("norm", "norm_backward", "softmax") else 0.0
+                chosen.append((i, name, moved_bytes(signature, kind), self._slowdowns[name].factor(rows)))
+        times = self._segments.milliseconds(np.array([nbytes for _, _, nbytes, _ in chosen]))
+        for (i, name, _, factor), ms in zip(chosen, times, strict=True):
+            std = self._slowdowns[name].rel_std
+            answers[i] = Estimate(
+                max(float(ms) * factor, self._floor_ms), f"learned:{name}{self._suffix}", std
+            )
+        return answers

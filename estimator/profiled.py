@@ -1,0 +1,87 @@
+"""Measured operators: the first model to be asked, if the GPU's profile names a file of measurements.
+
+The file is JSON: ``{"format": "autosac-measured", "schema": 1, "operators": [[key, ms, rel_std], ...]}``
+where the key (`signature_key`) says everything that a signature's cost depends on. `save_measured` writes it,
+`ProfiledModel` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from autosac.errors import HardwareError
+from autosac.estimator.models import Estimate
+from autosac.files import write_text_atomically
+from autosac.trace import Signature, TensorMeta
+
+_FORMAT, _SCHEMA = "autosac-measured", 1
+
+
+def _meta_key(meta: TensorMeta) -> str:
+    return f"{meta.dtype}{list(meta.shape)}{list(meta.stride)}{'' if meta.place == 'device' else '@' + meta.place}"
+
+
+def signature_key(signature: Signature) -> str:
+    """A text that is equal for equal ways of calling an operator."""
+    inputs = ",".join(map(_meta_key, signature.inputs))
+    outputs = ",".join(map(_meta_key, signature.outputs))
+    arguments = ",".join(f"{name}={value!r}" for name, value in signature.arguments)
+    return f"{signature.name}({inputs};{arguments})->{outputs}"
+
+
+class ProfiledModel:
+    """Answers for the signatures that were measured, and for no others."""
+
+    def __init__(self, measured: Mapping[str, tuple[float, float]]) -> None:
+        """`measured`: signature key -> (milliseconds, relative standard error)."""
+        self._measured = measured
+
+    @staticmethod
+    def load(path: str | Path) -> ProfiledModel:
+        """Read a file of measurements.
+
+        HardwareError if it is none or holds times that are not positive numbers.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as e:
+            raise HardwareError(f"measured operators {path} cannot be read: {e.strerror}") from e
+        except ValueError as e:
+            raise HardwareError(f"{path} is not a file of measured operators: {e}") from e
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
+            raise HardwareError(f"{path} is not a file of measured operators")
+        if document.get("schema") != _SCHEMA:
+            raise HardwareError(
+                f"{path} has schema {document.get('schema')}, this version reads {_SCHEMA}: calibrate again"
+            )
+        measured: dict[str, tuple[float, float]] = {}
+        for row in document.get("operators", ()):
+            if not _is_valid(row):
+                raise HardwareError(
+                    f"{path}: {str(row)[:120]} is not [key, milliseconds > 0, relative error >= 0]"
+                )
+            measured[row[0]] = (float(row[1]), float(row[2]))
+        return ProfiledModel(measured)
+
+    def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
+        """The measured time, where there is one."""
+        found = [self._measured.get(signature_key(signature)) for signature in signatures]
+        return [Estimate(hit[0], "profiled", hit[1]) if hit else None for hit in found]
+
+
+def _is_valid(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
+        return False
+    ms, rel_std = row[1:]
+    numbers = type(ms) in (int, float) and type(rel_std) in (int, float)
+    return numbers and math.isfinite(ms) and math.isfinite(rel_std) and ms > 0 and rel_std >= 0
+
+
+def save_measured(path: str | Path, measured: Mapping[Signature, tuple[float, float]]) -> None:
+    """Write measurements (milliseconds, relative standard error); the file appears whole or not at all."""
+    operators = [[signature_key(signature), *values] for signature, values in measured.items()]
+    document = {"format": _FORMAT, "schema": _SCHEMA, "operators": operators}
+    write_text_atomically(Path(path), json.dumps(document))
