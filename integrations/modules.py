@@ -6,7 +6,7 @@ names. A *clean* name has none of them, so that the same name finds a module bef
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
@@ -78,3 +78,8 @@ def parameter_shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]
 def parameters_of(module: nn.Module) -> Parameters:
     """`parameter_shapes` as it stands in a plan."""
     return tuple(parameter_shapes(module))
+
+
+def shapes_by_name(model_parts: Iterable[nn.Module]) -> dict[str, list[int]]:
+    """`parameter_shapes` of several parts of a model, for JSON."""
+    return {name: list(shape) for part in model_parts for name, shape in parameter_shapes(part)}

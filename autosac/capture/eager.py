@@ -23,11 +23,12 @@ import torch
 
 from autosac import errors
 from autosac.capture.device import DEVICE_TYPE
+from autosac.capture.failures import EXPLAINED, explain
 from autosac.capture.recorder import Recorder
 from autosac.capture.session import CaptureSession
 from autosac.capture.target import TargetGPU
-from autosac.capture.titan import EXPLAINED, explain, parameter_shapes
 from autosac.capture.transforms import apply_plan_file, observe_candidates
+from autosac.integrations import modules
 from autosac.trace import Trace
 
 Step = Callable[[], Any]
@@ -132,7 +133,7 @@ def _no_automatic_collection() -> Iterator[None]:
 
 
 def _info(model: Any, request: EagerRequest) -> dict[str, Any]:
-    shapes = parameter_shapes([model]) if model is not None else {}
+    shapes = modules.shapes_by_name([model]) if model is not None else {}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
     return {
         "job_fingerprint": digest,

@@ -22,17 +22,15 @@ from typing import Any
 import torch
 
 from autosac.capture import patches, process_group
+from autosac.capture.failures import EXPLAINED, explain, one_line
 from autosac.capture.pipeline import StageMetadata
 from autosac.capture.request import TitanRequest
 from autosac.capture.session import CaptureSession
-from autosac.errors import AutosacError, CaptureError, UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.integrations import modules
-from autosac.integrations.torchtitan.settings import check_settings, job_settings
+from autosac.integrations.titan_settings import check_settings, job_settings
 from autosac.plans import Plan
 from autosac.trace import Trace
-
-# What a job raises where it cannot run, and what a plan's wrapper warns of where the job does not follow the plan.
-EXPLAINED = (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError, ImportError, UserWarning)
 
 
 class SyntheticTokenizer:
@@ -69,7 +67,7 @@ def import_torchtitan() -> None:
     try:
         import torchtitan.train  # noqa: F401
     except ImportError as e:
-        raise CaptureError(f"torchtitan cannot be imported: {_one_line(e)}") from e
+        raise CaptureError(f"torchtitan cannot be imported: {one_line(e)}") from e
 
 
 def parse_config(request: TitanRequest) -> Any:
@@ -87,7 +85,7 @@ def parse_config(request: TitanRequest) -> Any:
     except SystemExit as e:
         raise UsageError(f"TorchTitan rejects the job's arguments: {_plain_text(said.getvalue())}") from e
     except (ValueError, TypeError, ImportError, AttributeError) as e:
-        raise UsageError(f"TorchTitan rejects the job: {_one_line(e)}") from e
+        raise UsageError(f"TorchTitan rejects the job: {one_line(e)}") from e
 
 
 def _plain_text(message: str) -> str:
@@ -115,7 +113,7 @@ def _install_synthetic_data(config: Any) -> None:
     try:
         spec = registry.get_train_spec(config.model.name)
     except (ValueError, ImportError, TypeError) as e:
-        raise UsageError(f"unknown model {config.model.name!r}: {_one_line(e)}") from e
+        raise UsageError(f"unknown model {config.model.name!r}: {one_line(e)}") from e
     if config.model.flavor not in spec.model_args:
         raise UsageError(
             f"unknown flavor {config.model.flavor!r} of {config.model.name}; it has: {', '.join(spec.model_args)}"
@@ -206,17 +204,12 @@ def _info(request: TitanRequest, config: Any, trainer: Any) -> dict[str, Any]:
         "tokens_per_step": tokens,
         "flops_per_token": float(processor.num_flops_per_token),
         "parallelism": degrees,
-        "parameter_shapes": parameter_shapes(trainer.model_parts),
+        "parameter_shapes": modules.shapes_by_name(trainer.model_parts),
         "fsdp_units": fsdp_units(trainer.model_parts),
         "checkpointing": request.checkpointing,
         "preserve_rng_state": config.activation_checkpoint.preserve_rng_state,
         "early_stop": config.activation_checkpoint.early_stop,
     }
-
-
-def parameter_shapes(model_parts: list[torch.nn.Module]) -> dict[str, list[int]]:
-    """Global shapes of all parameters by clean name, in the model's order."""
-    return {name: list(shape) for part in model_parts for name, shape in modules.parameter_shapes(part)}
 
 
 def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:
@@ -231,23 +224,3 @@ def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:
             if isinstance(module, FSDPModule)
         }
     )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def explain(error: BaseException, doing: str) -> AutosacError:
-    """A CaptureError that names the call in the user's or model's code where capture failed, and what to do.
-
-    An AutosacError is its own explanation.
-    """
-    if isinstance(error, AutosacError):
-        return error
-    from autosac.capture.sources import innermost_line
-
-    where = innermost_line(error.__traceback__)
-    message = _one_line(error)
-    if len(message) > 400:
-        message = message[:397] + "..."
-    return CaptureError(f"{doing}: {type(error).__name__}: {message} (at {where}; --debug shows the whole traceback)")

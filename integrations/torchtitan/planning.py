@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from autosac.errors import AutosacError, PlanError, UsageError
-from autosac.integrations.torchtitan.settings import check_settings, job_settings
+from autosac.integrations.titan_settings import check_settings, job_settings
 from autosac.plans import Plan
 
 # A plan of the largest jobs takes minutes on a busy login node; a rank that waits longer has lost rank 0.
