@@ -85,7 +85,7 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--time-limit", type=float, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)"
     )
     decision.add_argument(
-        "--gap", type=float, default=1e-3, help="relative gap at which the MILP stops (default 0.001)"
+        "--gap", type=float, default=5e-3, help="relative gap at which the MILP stops (default 0.005)"
     )
     decision.add_argument("-o", "--output", type=Path, default=None, metavar="PLAN.json", help="write the plan here")
     decision.set_defaults(run="plan")

@@ -22,7 +22,7 @@ from autosac.policies import UnitPolicies
 from autosac.problem import build_problem
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
-from autosac.solvers import GlobalSolution, solve_global
+from autosac.solvers import TwoLevelSolution, relative_gap, solve_two_level
 
 SOLVERS = ("greedy", "knapsack", "ilp")
 
@@ -36,7 +36,7 @@ class Goal:
     solver: str = "knapsack"
     milp: str = "cbc"
     time_limit_s: float = 30.0
-    gap: float = 1e-3
+    gap: float = 5e-3
     rounds: int = 6
     utilisation: float = 0.98
 
@@ -93,9 +93,9 @@ def make_plan(captures: Captures, goal: Goal, progress: Callable[[str], None] = 
     return Planned(plan=replace(best.plan, predictions=predictions), simulation=best.simulation, notes=notes)
 
 
-def full_plan(base: Simulation, goal: Goal | None = None) -> Plan:
+def full_plan(base: Simulation, goal: Goal | None = None, policies: UnitPolicies | None = None) -> Plan:
     """Everything of every outermost module that may be checkpointed is recomputed."""
-    policies = UnitPolicies(base)
+    policies = policies or UnitPolicies(base)
     outermost = [
         policy for policy in policies.units if not any(policies.is_inside(policy, other) for other in policies.units)
     ]
@@ -143,30 +143,31 @@ class Planner:
         self.policies = UnitPolicies(base)
         self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
 
-    def solve(self, inner_bytes: int) -> tuple[Plan, GlobalSolution]:
+    def solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
         """The plan with the least recomputation whose active peak, by the problem, is within `inner_bytes`.
 
         InfeasibleError if there is none.
         """
         goal = self.goal
-        solution = solve_global(
-            self.problem.problem, inner_bytes, solver=goal.milp, time_limit_s=goal.time_limit_s, gap=goal.gap
+        solution = solve_two_level(
+            self.problem.problem,
+            [self.policies.of_module(module).sac.problem for module in self.problem.modules],
+            inner_bytes,
+            local=goal.solver,
+            solver=goal.milp,
+            time_limit_s=goal.time_limit_s,
+            gap=goal.gap,
         )
-        return self._assemble(solution.kept_bytes), solution
+        chosen = [
+            self.policies.of_module(module).unit(policy)
+            for module, policy in zip(self.problem.modules, solution.policies, strict=True)
+            if policy is not None
+        ]
+        return _plan_of(self.base, self.goal, tuple(chosen)), solution
 
     def smallest(self) -> Plan:
-        """The plan with the least memory: nothing kept that need not be, in every outermost unit."""
-        units = self.problem.problem.units
-        outermost = [unit.parent < 0 and unit.allowed and unit.lowest_change_bytes < 0 for unit in units]
-        kept = [unit.stored_bytes if wanted else None for unit, wanted in zip(units, outermost, strict=True)]
-        return self._assemble(tuple(kept))
-
-    def _assemble(self, kept_bytes: tuple[int | None, ...]) -> Plan:
-        chosen = []
-        for module, kept in zip(self.problem.modules, kept_bytes, strict=True):
-            if kept is not None:
-                chosen.append(self.policies.of_module(module).solve(kept, self.goal.solver))
-        return _plan_of(self.base, self.goal, tuple(chosen))
+        """The plan with the least memory: everything of every outermost unit is recomputed."""
+        return full_plan(self.base, self.goal, self.policies)
 
 
 class _Search:
@@ -179,7 +180,7 @@ class _Search:
         self.progress = progress
         self.planner = Planner(base, goal)
         self.tried: list[_Candidate] = []
-        self.solution: GlobalSolution | None = None
+        self.solution: TwoLevelSolution | None = None
 
     def run(self) -> None:
         """Verify plans for inner budgets until one uses the budget."""
@@ -228,7 +229,7 @@ class _Search:
         limit = self.goal.budget_bytes
         fitting = [c.simulation.step_ms for c in self.tried if c.simulation.peak_bytes(self.goal.budget_kind) <= limit]
         if full.peak_bytes(self.goal.budget_kind) <= limit and full.step_ms < min(fitting, default=float("inf")):
-            self._verify(full_plan(self.base, self.goal), len(self.tried) + 1)
+            self._verify(self.planner.smallest(), len(self.tried) + 1)
 
     def best(self) -> _Candidate:
         """The fastest verified plan that fits. InfeasibleError."""
@@ -262,6 +263,10 @@ class _Search:
             f"the verified peak uses {peak / budget:.1%} of the budget; {len(self.tried)} plans were simulated",
             f"the peak is at {report.op} in the {report.phase.name.lower()} of {report.module or 'the step'}",
         ]
-        if self.solution is not None and self.solution.shadow_ms_per_gib > 0:
-            found.append(f"1 GiB more would save about {self.solution.shadow_ms_per_gib:.1f} ms of recomputation")
+        if self.solution is not None:
+            gap = relative_gap(self.solution.recompute_ms, self.solution.budgets.bound_ms)
+            found.append(f"recomputation is at most {gap:.1%} above the least possible at this peak (linear bound)")
+            if self.solution.budgets.shadow_ms_per_gib > 0:
+                price_ms = self.solution.budgets.shadow_ms_per_gib
+                found.append(f"1 GiB more would save about {price_ms:.1f} ms of recomputation")
         return tuple(found + list(self.planner.policies.refusals))

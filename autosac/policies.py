@@ -9,7 +9,7 @@ from autosac.estimator.sac_estimator import SACEstimator, SACModule
 from autosac.plans import Decision, Parameters, Unit
 from autosac.problem import UnitStatistics
 from autosac.simulation import Simulation
-from autosac.solvers import LocalSolution, local_solver
+from autosac.solvers import LocalSolution
 from autosac.trace import Region
 
 
@@ -22,18 +22,14 @@ class UnitPolicy:
     sac: SACModule
     parameters: Parameters
 
-    def solve(self, kept_bytes: int, solver: str) -> Unit:
-        """The unit of a plan that keeps at most `kept_bytes` of one execution, decided by a local solver."""
-        budget = max(kept_bytes, self.sac.problem.stored_bytes)
-        return self._unit(local_solver(solver)(self.sac.problem, budget))
-
     def recompute_all(self) -> Unit:
         """The unit that keeps nothing at all: plain checkpointing."""
         items = self.sac.problem.items
         total_ms = sum(item.recompute_ms for item in items)
-        return self._unit(LocalSolution(kept=(), kept_bytes=0, recompute_ms=total_ms))
+        return self.unit(LocalSolution(kept=(), kept_bytes=0, recompute_ms=total_ms))
 
-    def _unit(self, solution: LocalSolution) -> Unit:
+    def unit(self, solution: LocalSolution) -> Unit:
+        """The unit of a plan that follows a local solution."""
         total = self.sac.tradeoff.memory_bytes
         return Unit(
             fqn=self.name,

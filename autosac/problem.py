@@ -9,7 +9,8 @@ live, and takes
     e_u = max(0, growth_u - implicit_u)
 
 more than the implicit storages that the un-checkpointed step holds there anyway; growth_u is the most by which memory
-rose within the forward. Everything outside of the units (loss, logits, optimizer, FSDP) is in the timeline itself (trap 4).
+rose within the forward. Inputs that only checkpointing holds (`boundary`) stay to the end of the unit's backward.
+Everything outside of the units (loss, logits, optimizer, FSDP) is in the timeline itself.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ def _points(
 ) -> tuple[PeakPoint, ...]:
     """The points in time order: at every boundary the recomputations that begin there, then the stretch after it."""
     changes: dict[int, list[tuple[int, int]]] = {0: []}
+    boundary: list[tuple[int, int, int, int]] = []
     recomputations: dict[int, list[tuple[int, int]]] = {}
     for module, spans in executions.items():
         u = position[module]
@@ -133,7 +135,10 @@ def _points(
             region = trace.regions[span.region]
             growth = memory.peak_between(region.first, region.last) - int(memory.live_bytes[max(region.first - 1, 0)])
             extra = max(0, growth - units[u].implicit_bytes)
-            recomputations.setdefault(span.active_first, []).append((u, extra))
+            recomputations.setdefault(span.active_first, []).append((u, extra + units[u].boundary_bytes))
+            if units[u].boundary_bytes:
+                changes.setdefault(span.active_last, [])
+                boundary.append((span.active_first, span.active_last, u, units[u].boundary_bytes))
     boundaries = sorted(changes)
     ends = [*boundaries[1:], len(trace.events)]
     peaks = memory.peaks_between(np.array(boundaries), np.maximum(np.array(ends), np.array(boundaries) + 1))
@@ -145,7 +150,8 @@ def _points(
             points.append(PeakPoint(f"the recomputation of {units[u].name}", before, deltas, ((u, extra),)))
             deltas = ()
         report = memory.peak_event_between(start, max(end, start + 1))
-        points.append(PeakPoint(_label(trace, memory, report), peak, deltas))
+        held = tuple((u, nbytes) for first, last, u, nbytes in boundary if first <= start < last)
+        points.append(PeakPoint(_label(trace, memory, report), peak, deltas, held))
     return tuple(points)
 
 
