@@ -2,7 +2,7 @@
 
 1. Attention: `scaled_dot_product_attention` chooses cuDNN, flash, efficient or math as `sdp_utils.cpp` of the target GPU
    would (priorities of `torch.nn.attention.sdpa_kernel` included), below DTensor and inside context parallelism's ring too.
-2. Operators that CUDA runs as one kernel of its own and other devices decompose (DESIGN: 8B without checkpointing is 12 GiB
+2. Operators that CUDA runs as one kernel of its own and other devices decompose (Llama-3 8B without checkpointing is 12 GiB
    smaller with native RMSNorm and SiLU backward). The list is {operators with a CUDA and a CompositeImplicitAutograd kernel}.
 3. softmax and log_softmax of float16 into float32, which need no cast copy on CUDA.
 4. Autocast's operator lists, which belong to the device type.

@@ -74,7 +74,7 @@ class SimulatedDeviceMode(FakeTensorMode):
             return self._handle(func, types, args, kwargs or {})
 
     def _handle(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if func is _prim_device:  # metadata reaches dispatch modes too (trap 12)
+        if func is _prim_device:  # metadata reaches dispatch modes too
             return args[0].device
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)

@@ -90,7 +90,7 @@ def _storage_resize(recorder: Recorder) -> None:
 
 
 def _optimizer_foreach(target: str) -> None:
-    """FakeTensor is not among the tensor types for which optimizers and gradient clipping take their foreach form (trap 1).
+    """FakeTensor is not among the tensor types for which optimizers and gradient clipping take their foreach form.
 
     CUDA runs that form, and its temporaries are as large as all gradients; the CPU runs the for-loop form.
     """

@@ -13,7 +13,7 @@ from autosac.capture.signatures import is_random, is_view, mutated_arguments, sc
 from autosac.integrations.observe import RegionRecorder
 from autosac.trace import Alloc, Call, Collective, Free, Region
 
-# Recomputing these is wrong or wasteful unless asked for (trap 11): a router's choice must not differ between forward and
+# Recomputing these is wrong or wasteful unless asked for: a router's choice must not differ between forward and
 # recomputation, a scaling factor is tiny, and a shape that depends on data makes the host wait again.
 _MUST_SAVE = {"aten.topk.default", "aten.max.default", "aten.histc.default"}
 
