@@ -230,10 +230,10 @@ class ConvNeXt(nn.Module):
 
 
 def vit_huge_patch14_clip_224() -> VisionTransformer:
-    """The ``vit_huge_patch14_clip_224``: 632 million parameters."""
+    """ViT-H/14, timm's ``vit_huge_patch14_clip_224``: 632 million parameters."""
     return VisionTransformer(image_size=224, patch_size=14, dim=1280, depth=32, num_heads=16, num_classes=1000)
 
 
 def convnextv2_huge() -> ConvNeXt:
-    """The ``convnextv2_huge``: 660 million parameters."""
+    """ConvNeXt V2 huge, timm's ``convnextv2_huge``: 660 million parameters."""
     return ConvNeXt(depths=(3, 3, 27, 3), dims=(352, 704, 1408, 2816), num_classes=1000)
