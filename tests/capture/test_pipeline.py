@@ -1,0 +1,94 @@
+"""Pipeline parallelism: every stage's forward and backward are captured whole, under every kind of schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureServer
+from autosac.trace import Collective, Op, Phase, Trace
+
+LAYERS, MICROBATCHES, STAGES = 6, 4, 2  # of llama3's debug model
+MATMULS = 7  # linear layers of a block: q, k, v, output, gate, up, down
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CaptureServer]:
+    with CaptureServer() as running:
+        yield running
+
+
+def captured(server: CaptureServer, schedule: str, checkpointing: str = "none") -> list[Trace]:
+    """The traces of both ranks, fp32 (so that attention's products are bmm, and every mm is a linear layer's)."""
+    traces: list[Trace] = []
+    for rank in range(STAGES):
+        shapes = [(tuple(a), tuple(b), c) for a, b, c in traces[0].info["stage_outputs"]] if traces else None
+        request = TitanRequest(
+            config_file=None,
+            overrides=(
+                *("--model.name", "llama3", "--model.flavor", "debugmodel"),
+                *("--training.local_batch_size", str(MICROBATCHES), "--training.seq_len", "64"),
+                *("--parallelism.pipeline_parallel_degree", str(STAGES)),
+                *("--parallelism.pipeline_parallel_schedule", schedule),
+            ),
+            world_size=STAGES,
+            rank=rank,
+            checkpointing=checkpointing,
+            stage_inputs=tuple(shapes) if shapes else None,
+        )
+        traces.append(server.capture(request))
+    return traces
+
+
+def matmuls(trace: Trace) -> Counter[Phase]:
+    return Counter(op.phase for _, op in trace.operators() if trace.signatures[op.signature].name == "aten.mm.default")
+
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_each_stage_runs_forward_and_backward_of_every_microbatch(server: CaptureServer, schedule: str) -> None:
+    """A linear layer has one product in the forward and two in the backward (of its input and of its weight).
+
+    Over the ranks: 6 blocks of 7 layers and the output layer, for each of 4 microbatches. Nothing is recomputed.
+    """
+    traces = captured(server, schedule)
+    counts = [matmuls(trace) for trace in traces]
+    for count in counts:
+        assert count[Phase.BACKWARD] == 2 * count[Phase.FORWARD]
+        assert count[Phase.RECOMPUTE] == 0
+    assert sum(count[Phase.FORWARD] for count in counts) == MICROBATCHES * (LAYERS * MATMULS + 1)
+
+
+@pytest.mark.parametrize("schedule", ("1F1B", "DualPipeV"))
+def test_what_one_stage_sends_the_other_receives(server: CaptureServer, schedule: str) -> None:
+    """Two ranks: as many transfers of as many bytes leave the one as arrive at the other."""
+    first, second = captured(server, schedule)
+
+    def transfers(trace: Trace, kind: str) -> list[int]:
+        return sorted(e.nbytes for e in trace.events if type(e) is Collective and e.kind == kind)
+
+    assert transfers(first, "send") == transfers(second, "recv") != []
+    assert transfers(second, "send") == transfers(first, "recv") != []
+
+
+def test_full_checkpointing_repeats_each_forward_once(server: CaptureServer) -> None:
+    """Each block's 7 products run again in the backward (TorchTitan does not stop early), the output layer's does not."""
+    for trace in captured(server, "1F1B", "full"):
+        count = matmuls(trace)
+        outputs = sum(
+            type(e) is Op and e.phase is Phase.FORWARD and trace.modules[e.module] == "output"
+            and trace.signatures[e.signature].name == "aten.mm.default"
+            for e in trace.events
+        )  # fmt: skip
+        assert count[Phase.RECOMPUTE] == count[Phase.FORWARD] - outputs
+
+
+def test_captures_repeat(server: CaptureServer) -> None:
+    """Two captures of DualPipeV, whose forward and backward TorchTitan runs in two threads, are the same."""
+    first, again = (captured(server, "DualPipeV") for _ in range(2))
+    assert [trace.events for trace in first] == [trace.events for trace in again]
