@@ -5,6 +5,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 
 - **FSDP**: embedding, final norm and output were parameters of the root group, which never reshards after the forward;
   the last block did not either, unless ``reshard_after_forward`` was "always". (2025-07 gave them groups of their own.)
+- **Reduce-scatter**: FSDP2 of torch 2.4's time took its input in the reduce-scatter stream, whose pool then keeps a buffer
+  as large as the root group's gradients in fp32; since then it comes from the compute stream's pool, where the logits were.
 - **Attention**: keys and values were repeated to all heads, and ``F.scaled_dot_product_attention`` took flash first.
 - **RMSNorm**: a Triton kernel (2024-04), TorchTitan's own in fp32 operators (to 2025-03), then ``nn.RMSNorm``, which before
   torch 2.9 was a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native
@@ -30,6 +32,7 @@ class Era:
     repeats_kv: bool = True
     root_group: bool = True
     keeps_logits: bool = False
+    reduces_in_stream: bool = False
     optimizer: str = "fused"
     early_stop: bool = True
     preserve_rng_state: bool = False
@@ -53,8 +56,8 @@ class Era:
         )
 
 
-SPRING_2024 = Era(name="2024-04", norm="native", keeps_logits=True, optimizer="foreach", allocator="")
-SUMMER_2024 = Era(name="2024-06", norm="own", keeps_logits=True, optimizer="foreach", allocator="")
+SPRING_2024 = Era(name="2024-04", norm="native", keeps_logits=True, reduces_in_stream=True, optimizer="foreach", allocator="")
+SUMMER_2024 = Era(name="2024-06", norm="own", keeps_logits=True, reduces_in_stream=True, optimizer="foreach", allocator="")
 WINTER_2025 = Era(name="2025-01", norm="own", optimizer="foreach")
 FEBRUARY_2025 = Era(name="2025-02", norm="own")
 SPRING_2025 = Era(name="2025-03", norm="composite")

@@ -6,13 +6,16 @@ TorchTitan imports it as ``job.custom_config_module``; it adds nothing to the co
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
@@ -127,7 +130,30 @@ def build_loss(era: Era, job_config: Any, **_: Any) -> Any:
     return loss
 
 
-def apply_fsdp(model: nn.Module, mesh: Any, job_config: Any, pipelined: bool) -> None:
+class StreamReduceScatter(ReduceScatter):
+    """FSDP2's reduce-scatter with an input from the pool of a stream of its own."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The input (and the output, which FSDP2 asks for within its reduce-scatter stream)."""
+        with self._stream:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """As FSDP2's own."""
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+def apply_fsdp(model: nn.Module, era: Era, mesh: Any, job_config: Any, pipelined: bool) -> None:
     """FSDP2 as it was: blocks, and all else in the root group."""
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPE_MAP[job_config.training.mixed_precision_param],
@@ -145,9 +171,14 @@ def apply_fsdp(model: nn.Module, mesh: Any, job_config: Any, pipelined: bool) ->
     # Whatever was asked for, FSDP2 did not reshard its root.
     fully_shard(model, **options, reshard_after_forward=False)
     disable_fsdp_gradient_division(model)
+    if era.reduces_in_stream:
+        reduce_scatter = StreamReduceScatter(torch.get_device_module(mesh.device_type).Stream())
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(reduce_scatter)
 
 
-def parallelize(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
+def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
     """Tensor parallelism, checkpointing, compile and FSDP, in TorchTitan's order."""
     if parallel_dims.tp_enabled:
         apply_tp(
@@ -169,7 +200,7 @@ def parallelize(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Mod
     if compiled:
         apply_compile(model, job_config.compile)
     names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
-    apply_fsdp(model, parallel_dims.get_mesh(names), job_config, parallel_dims.pp_enabled)
+    apply_fsdp(model, era, parallel_dims.get_mesh(names), job_config, parallel_dims.pp_enabled)
     return model
 
 
@@ -180,7 +211,7 @@ def _spec(era: Era) -> TrainSpec:
         spec,
         model_cls=model,
         model_args={**spec.model_args, **LLAMA2},
-        parallelize_fn=parallelize,
+        parallelize_fn=partial(parallelize, era),
         build_loss_fn=partial(build_loss, era),
     )
 
