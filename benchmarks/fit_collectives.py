@@ -1,2 +1,102 @@
-def fit_collectives(d):
-    return {}
+"""Fits the log-sigmoid curves of collectives inside a node (`autosac.estimator.log_sigmoid`).
+
+One curve for every link generation and collective, on all sizes (512 B to 512 MiB) and 2, 4, 8 GPUs except the held-out
+sizes. The target is the median over NCCL versions from 2.26 on (those that PyTorch 2.7 and later ship).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measurements import collectives
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from autosac.estimator import load_hardware
+from autosac.estimator.log_sigmoid import Curve
+
+LINKS = {
+    "NVLink3": ("a100_sxm", "a100-sxm-80gb"),
+    "NVLink4": ("h100_sxm", "h100-sxm-80gb"),
+    "NVLink5": ("b200_sxm", "b200-sxm-180gb"),
+    "PCIe4": ("l40s", "l40s"),
+}
+KINDS = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 1.0}
+_HELD_OUT_PERCENT = 20
+
+
+def is_held_out(nbytes: int) -> bool:
+    """Whether a message size is kept from the fit."""
+    return zlib.crc32(f"collective {nbytes}".encode()) % 100 < _HELD_OUT_PERCENT
+
+
+def read(data: Path, system: str, kind: str) -> list[tuple[int, int, float]]:
+    """(ranks, bytes, microseconds), one for each distinct size."""
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for row in collectives(data):
+        version = row["nccl_version"].split(".")
+        recent = len(version) > 1 and version[0] == "2" and int(version[1]) >= 26
+        if row["system"] == system and row["op_name"] == kind.replace("all_to_all", "alltoall") and recent:
+            found[int(row["num_gpus"]), int(float(row["bytes"]))].append(float(row["latency_ms"]) * 1e3)
+    return [(n, size, float(np.median(times))) for (n, size), times in sorted(found.items())]
+
+
+def _curve(values: NDArray[np.float64]) -> Curve:
+    latency, hop, share, steepness, midpoint, share_step, midpoint_step = (float(v) for v in values)
+    return Curve(
+        latency_us=math.exp(latency),
+        hop_us=math.exp(hop),
+        share=share,
+        steepness=steepness,
+        midpoint=midpoint,
+        share_per_doubling=share_step,
+        midpoint_per_doubling=midpoint_step,
+    )
+
+
+def microseconds(curve: Curve, kind: str, ranks: int, nbytes: int, link_gbps: float) -> float:
+    """The model inside one node."""
+    moved = KINDS[kind] * (ranks - 1) / ranks * nbytes
+    return curve.latency_us + curve.hop_us * (ranks - 1) + moved / curve.bandwidth(nbytes, ranks, link_gbps)
+
+
+def fit_curve(rows: list[tuple[int, int, float]], kind: str, link_gbps: float) -> tuple[Curve, NDArray[np.float64]]:
+    """The curve, and the log errors on the held-out sizes."""
+
+    def log_errors(values: NDArray[np.float64], held_out: bool) -> NDArray[np.float64]:
+        curve = _curve(values)
+        return np.array(
+            [
+                math.log(microseconds(curve, kind, n, size, link_gbps) / time)
+                for n, size, time in rows
+                if is_held_out(size) == held_out
+            ]
+        )
+
+    start = np.array([2.0, -0.5, 0.75, 0.5, 14.5, 0.0, 0.0])
+    low = [0.0, -4.0, 0.005, 0.1, 5.0, -1.7, -4.0]
+    high = [4.0, 2.0, 1.15, 0.95, 20.0, 0.7, 4.0]
+    solution = least_squares(
+        log_errors, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, args=(False,), x_scale=np.abs(start) + 0.1
+    )
+    return _curve(solution.x), log_errors(solution.x, True)
+
+
+def fit_collectives(data: Path) -> dict[str, Any]:
+    """Link generation -> collective -> parameters of its curve."""
+    result: dict[str, Any] = {}
+    for link, (system, gpu) in LINKS.items():
+        gbps = load_hardware(gpu).link_gbps
+        for kind in KINDS:
+            curve, errors = fit_curve(read(data, system, kind), kind, gbps)
+            values = {name: float(f"{value:.5g}") for name, value in asdict(curve).items()}
+            values["rel_std"] = round(float(errors.std()), 4)
+            result.setdefault(link, {})[kind] = values
+            print(f"{link} {kind:14} held out: median {np.median(np.abs(np.expm1(errors))) * 100:.1f} %")
+    return result

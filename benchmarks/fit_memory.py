@@ -1,7 +1,8 @@
 """Fits the memory-bound models: the three segments of elementwise kernels, and the slowdowns of the other families.
 
-The measurements are of modules, not of kernels, so each is written down as the eager kernels that it launches (`RECIPES`):
-a family and how often a tensor of the stated size is read or written. All were made with a cold L2 for the first kernel.
+The measurements are of modules, not of kernels, so each is written down as the eager kernels that it launches
+(`RECIPES`): a family and how often a tensor of the stated size is read or written. All were made with a cold L2 for the
+first kernel.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _relu_squared(mode: str, x: float, config: dict[str, Any]) -> tuple[list[tup
 
 
 def _swiglu(mode: str, x: float, config: dict[str, Any]) -> tuple[list[tuple[str, float]], float]:
-    """silu of one half of each row, and its product with the other half: both halves are slices."""
+    """Silu of one half of each row, and its product with the other half: both halves are slices."""
     assert mode == "forward"
     half = config["S"] * config["B"] * x * 2
     return [("strided", 2 * half), ("strided", 3 * half)], 0.0

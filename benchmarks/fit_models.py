@@ -107,9 +107,7 @@ def fit_gemm(data: Path, gpu: str, dtype: str) -> tuple[TreeEnsemble, dict[str, 
     target = log_ms - np.log(gemm_baseline_ms(m, n, k, item_bytes, rates))
     features = gemm_features(m, n, k, item_bytes, rates)
     train = ~measured.held_out
-    trees, leaves = (
-        (700, 255) if np.median(measured.repeats) >= 3 else (400, 63)
-    )  # less where data is noisier
+    trees, leaves = (700, 255) if np.median(measured.repeats) >= 3 else (400, 63)  # less where data is noisier
     model = boost(features[train], target[train], weight[train], trees=trees, leaves=leaves)
     test = ~train
     return model, {"held_out": errors(model.predict(features[test]), target[test])}
@@ -141,9 +139,7 @@ def fit_attention_training(data: Path, gpu: str, backend: str, machine: str) -> 
     found: dict[str, dict[tuple[float, ...], float]] = {"fwd": {}, "bwd": {}}
     for row in attention_training(data):
         if row["backend"] == backend and row["gpu_name"].split()[1] == machine.split("-")[0].upper():
-            shape = [
-                float(row[c]) for c in ("batch_size", "num_q_heads", "num_kv_heads", "q_seqlen", "kv_seqlen")
-            ]
+            shape = [float(row[c]) for c in ("batch_size", "num_q_heads", "num_kv_heads", "q_seqlen", "kv_seqlen")]
             key = (*shape, float(row["head_dim"]), float(row["attn_mask"] == "top_left"))
             found[row["pass"]][key] = float(row["time_ms"])
     shapes = np.array(sorted(found["fwd"]))
@@ -202,15 +198,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, required=True, help="folder with ops/ and comm/")
     shipped = Path(__file__).resolve().parents[1] / "estimator" / "data" / "models"
-    parser.add_argument(
-        "--out", type=Path, default=shipped, help="where to write (default: the package's own)"
-    )
-    parser.add_argument(
-        "--only", default="operators,attention,memory,collectives", help="comma-separated parts"
-    )
-    parser.add_argument(
-        "--gpus", default=",".join(GPUS), help="comma-separated GPUs for the part `operators`"
-    )
+    parser.add_argument("--out", type=Path, default=shipped, help="where to write (default: the package's own)")
+    parser.add_argument("--only", default="operators,attention,memory,collectives", help="comma-separated parts")
+    parser.add_argument("--gpus", default=",".join(GPUS), help="comma-separated GPUs for the part `operators`")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     parts = arguments.only.split(",")
@@ -221,9 +211,7 @@ def main() -> None:
         ratios = fit_attention_ratios(arguments.data)
         write_text_atomically(arguments.out / "attention.json", json.dumps(ratios, indent=1) + "\n")
     if "memory" in parts:
-        write_text_atomically(
-            arguments.out / "memory.json", json.dumps(fit_memory(arguments.data), indent=1) + "\n"
-        )
+        write_text_atomically(arguments.out / "memory.json", json.dumps(fit_memory(arguments.data), indent=1) + "\n")
     if "collectives" in parts:
         fitted = fit_collectives(arguments.data)
         write_text_atomically(arguments.out / "collectives.json", json.dumps(fitted, indent=1) + "\n")

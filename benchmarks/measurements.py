@@ -1,7 +1,7 @@
 """Reads the measured operators and collectives that the shipped models are fitted to, and splits them.
 
-`--data` is a folder with `ops/` and `comm/` as described in `estimator/data/SOURCES.md`. A shape belongs to the held-out
-15 % by a checksum of its dimensions, so that every program draws the same line; no model sees those shapes.
+`--data` is a folder with `ops/` and `comm/` as described in `estimator/data/SOURCES.md`. A shape belongs to the
+held-out 15 % by a checksum of its dimensions, so that every program draws the same line; no model sees those shapes.
 """
 
 from __future__ import annotations

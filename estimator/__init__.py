@@ -1,31 +1,63 @@
 """What one thing costs: hardware and cluster profiles, operator and collective cost models, prices of traces.
 
-`price(trace, hardware, cluster)` answers with the device time of every event; which models served is part of
-the answer. Names that need heavy imports are loaded when they are first used.
+`price(trace, hardware, cluster)` answers with the device time of every event; which models served is part of the
+answer. `SACEstimator` turns a priced trace into per-module operator statistics; its names are loaded on first use.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autosac.estimator.cluster import Cluster, Placement, default_cluster, known_clusters, load_cluster
+from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.hardware import Hardware, known_hardware, load_hardware
+from autosac.estimator.learned import LearnedCompute
+from autosac.estimator.log_sigmoid import Curve, LogSigmoid
+from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel
+from autosac.estimator.nccl import ChunkModel, ChunkProfile
 from autosac.estimator.pricing import Pricing, default_models, price
+from autosac.estimator.profiled import ProfiledModel, save_measured
+from autosac.estimator.roofline import Roofline
+from autosac.estimator.statistical import Corrected, Observation
+
+if TYPE_CHECKING:
+    from autosac.estimator.sac_estimator import SACEstimator
+    from autosac.estimator.sac_stats import SACModGreedyOrder, SACModStats, SACModTradeoffStats
 
 # name -> module of what is loaded on first use
-_LAZY: dict[str, str] = {}
+_LAZY: dict[str, str] = {
+    "SACEstimator": "autosac.estimator.sac_estimator",
+    "SACModGreedyOrder": "autosac.estimator.sac_stats",
+    "SACModStats": "autosac.estimator.sac_stats",
+    "SACModTradeoffStats": "autosac.estimator.sac_stats",
+}
 
 __all__ = [
+    "AlphaBeta",
+    "ChunkModel",
+    "ChunkProfile",
     "Cluster",
     "CollectiveModel",
+    "Corrected",
+    "Curve",
     "Estimate",
     "Hardware",
+    "LearnedCompute",
+    "LearnedMemory",
+    "LogSigmoid",
     "Models",
+    "Observation",
     "OperatorModel",
     "Placement",
     "Pricing",
+    "ProfiledModel",
+    "Roofline",
+    "SACEstimator",
+    "SACModGreedyOrder",
+    "SACModStats",
+    "SACModTradeoffStats",
     "default_cluster",
     "default_models",
     "known_clusters",
@@ -33,6 +65,7 @@ __all__ = [
     "load_cluster",
     "load_hardware",
     "price",
+    "save_measured",
 ]
 
 

@@ -64,10 +64,7 @@ def gemm_features(m: Array, n: Array, k: Array, item_bytes: float, rates: Rates)
     fill = np.stack([_filled(m, n, tile, rates.sm_count) for tile in (*_TILES, *_SMALL_TILES)], axis=1)
     large = fill[:, : len(_TILES)]
     best = large.max(axis=1)
-    waves = [
-        _tiles(m, n, tile) / rates.sm_count
-        for tile in ((64, 256), (256, 128), (192, 128), (128, 128), (64, 64))
-    ]
+    waves = [_tiles(m, n, tile) / rates.sm_count for tile in ((64, 256), (256, 128), (192, 128), (128, 128), (64, 64))]
     columns = [
         *np.log((m, n, k, m * n, m * k, n * k, n / k, m / n)),
         *np.log(fill.T),

@@ -131,12 +131,7 @@ class LearnedCompute:
                     products.setdefault(model, []).append((i, scaled, moved))
             elif kind in ("attention_forward", "attention_backward"):
                 shape = attention_shape(signature)
-                if (
-                    shape
-                    and shape.dtype in ("float16", "bfloat16")
-                    and shape.backend != "math"
-                    and shape.flops
-                ):
+                if shape and shape.dtype in ("float16", "bfloat16") and shape.backend != "math" and shape.flops:
                     attentions.append((i, shape))
         for model, rows in products.items():
             for (i, _, _), answer in zip(rows, self._products(model, rows), strict=True):
@@ -156,8 +151,7 @@ class LearnedCompute:
         kind = model.removeprefix("gemm.")
         rates, item = Rates.of(self._hardware, kind), 1.0 if kind == "float8" else 2.0
         m, n, k = (
-            np.array(c, dtype=np.float64)
-            for c in zip(*((p.batch * p.m, p.n, p.k) for _, p, _ in rows), strict=True)
+            np.array(c, dtype=np.float64) for c in zip(*((p.batch * p.m, p.n, p.k) for _, p, _ in rows), strict=True)
         )
         moved_ms = np.array([moved for _, _, moved in rows]) / rates.bandwidth * 1e3
         trees = self._bundle.trees[model].predict(gemm_features(m, n, k, item, rates))
@@ -204,10 +198,7 @@ class LearnedCompute:
 
 
 def _is_learned(product: Matmul, unit: str) -> bool:
-    return (
-        unit in ("float16", "bfloat16", "tf32", "float8")
-        and min(product.batch, product.m, product.n, product.k) > 0
-    )
+    return unit in ("float16", "bfloat16", "tf32", "float8") and min(product.batch, product.m, product.n, product.k) > 0
 
 
 def _attention_row(shape: Attention) -> Array:

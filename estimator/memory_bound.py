@@ -206,7 +206,5 @@ class LearnedMemory:
         times = self._segments.milliseconds(np.array([nbytes for _, _, nbytes, _ in chosen]))
         for (i, name, _, factor), ms in zip(chosen, times, strict=True):
             std = self._slowdowns[name].rel_std
-            answers[i] = Estimate(
-                max(float(ms) * factor, self._floor_ms), f"learned:{name}{self._suffix}", std
-            )
+            answers[i] = Estimate(max(float(ms) * factor, self._floor_ms), f"learned:{name}{self._suffix}", std)
         return answers

@@ -17,6 +17,7 @@ from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.learned import LearnedCompute
+from autosac.estimator.log_sigmoid import LogSigmoid
 from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
 from autosac.estimator.profiled import ProfiledModel
@@ -46,15 +47,11 @@ class Pricing:
     def shares(self) -> dict[str, float]:
         """Milliseconds that each model accounts for, largest first."""
         served = self.event_source >= 0
-        sums = np.bincount(
-            self.event_source[served], weights=self.event_ms[served], minlength=len(self.source)
-        )
+        sums = np.bincount(self.event_source[served], weights=self.event_ms[served], minlength=len(self.source))
         return dict(sorted(zip(self.source, sums.tolist(), strict=True), key=lambda item: -item[1]))
 
 
-def default_models(
-    hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True, learned: bool = True
-) -> Models:
+def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True, learned: bool = True) -> Models:
     """The models that `price` uses when it is given none: measured operators, fitted models, the roofline.
 
     `learned=False` leaves the fitted models out.
@@ -65,12 +62,11 @@ def default_models(
     if learned:
         operators += [LearnedCompute(hardware, tf32=tf32), LearnedMemory(hardware)]
     operators.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
-    return Models(operators=tuple(operators), collectives=AlphaBeta(hardware))
+    collectives = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
+    return Models(operators=tuple(operators), collectives=collectives)
 
 
-def price(
-    trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, models: Models | None = None
-) -> Pricing:
+def price(trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, models: Models | None = None) -> Pricing:
     """Price every event of `trace` on `hardware` in `cluster` (default: the machines that this GPU usually
     comes in).
 
@@ -82,9 +78,7 @@ def price(
     cluster = cluster or default_cluster(hardware, world_size)
     if models is None:
         tf32 = trace.info.get("float32_matmul_precision") in ("high", "medium")
-        models = default_models(
-            hardware, tf32=tf32, conv_tf32=trace.info.get("cudnn_allow_tf32", True) is not False
-        )
+        models = default_models(hardware, tf32=tf32, conv_tf32=trace.info.get("cudnn_allow_tf32", True) is not False)
     used = sorted({event.signature for event in trace.events if type(event) is Op})
     priced = [i for i in used if not trace.signatures[i].is_view and _on_device(trace.signatures[i])]
     estimates: dict[int, Estimate] = dict(
@@ -115,9 +109,7 @@ def _transfers(trace: Trace, cluster: Cluster, model: CollectiveModel) -> dict[_
     return prices
 
 
-def _assemble(
-    trace: Trace, operators: dict[int, Estimate], transfers: dict[_TransferKey, Estimate]
-) -> Pricing:
+def _assemble(trace: Trace, operators: dict[int, Estimate], transfers: dict[_TransferKey, Estimate]) -> Pricing:
     """Lay the prices out over the events."""
     answers = [
         operators.get(event.signature)

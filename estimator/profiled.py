@@ -60,9 +60,7 @@ class ProfiledModel:
         measured: dict[str, tuple[float, float]] = {}
         for row in document.get("operators", ()):
             if not _is_valid(row):
-                raise HardwareError(
-                    f"{path}: {str(row)[:120]} is not [key, milliseconds > 0, relative error >= 0]"
-                )
+                raise HardwareError(f"{path}: {str(row)[:120]} is not [key, milliseconds > 0, relative error >= 0]")
             measured[row[0]] = (float(row[1]), float(row[2]))
         return ProfiledModel(measured)
 

@@ -56,9 +56,7 @@ def _find(kind: str, wanted: str, folder: Path) -> Path:
     what = {"hardware": "GPU", "clusters": "cluster"}[kind]
     if wanted.endswith(".toml") or "/" in wanted:
         raise HardwareError(f"{what} profile {wanted} is not a file")
-    raise HardwareError(
-        f"unknown {what} {wanted!r}: give one of {', '.join(shipped(kind))} or the path of a TOML file"
-    )
+    raise HardwareError(f"unknown {what} {wanted!r}: give one of {', '.join(shipped(kind))} or the path of a TOML file")
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -115,11 +113,7 @@ class Reader:
     def integers(self, key: str, count: int) -> tuple[int, ...]:
         """A list of `count` whole numbers from 0."""
         value = self._take(key, None)
-        if (
-            not isinstance(value, list)
-            or len(value) != count
-            or any(type(v) is not int or v < 0 for v in value)
-        ):
+        if not isinstance(value, list) or len(value) != count or any(type(v) is not int or v < 0 for v in value):
             self.fail(key, f"must be a list of {count} whole numbers, not {value!r}")
         return tuple(value)
 

@@ -92,9 +92,9 @@ class TreeEnsemble:
             feature=np.concatenate(
                 [np.where(x, _LEAF, t["feature_idx"]) for x, t in zip(leaves, trees, strict=True)]
             ).astype(np.uint8),
-            bin=np.concatenate(
-                [np.where(x, 0, t["bin_threshold"]) for x, t in zip(leaves, trees, strict=True)]
-            ).astype(np.uint8),
+            bin=np.concatenate([np.where(x, 0, t["bin_threshold"]) for x, t in zip(leaves, trees, strict=True)]).astype(
+                np.uint8
+            ),
             payload=np.concatenate(payload),
             roots=np.cumsum([0] + [len(t) for t in trees[:-1]]).astype(np.int32),
             thresholds=np.concatenate(edges),

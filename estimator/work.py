@@ -122,11 +122,7 @@ def family(name: str) -> str:
     Inductor's own fused kernels are elementwise.
     """
     if name.startswith("triton."):
-        return (
-            "elementwise"
-            if name.startswith(("triton.triton_poi", "triton.triton_red", "triton.triton_per"))
-            else ""
-        )
+        return "elementwise" if name.startswith(("triton.triton_poi", "triton.triton_red", "triton.triton_per")) else ""
     base = base_name(name)
     if base == "all_gather_copy_in":
         return "elementwise"
@@ -325,9 +321,7 @@ def moved_bytes(signature: Signature, kind: str) -> float:
     if kind == "scatter":
         return _scatter_bytes(signature, base, written)
     if kind == "optimizer":
-        return float(
-            read + written - (_gradient_bytes(signature) if argument(signature, "grad_scale") is None else 0)
-        )
+        return float(read + written - (_gradient_bytes(signature) if argument(signature, "grad_scale") is None else 0))
     passes = {"norm_backward": 1.5, "sort": 4.0}.get(kind, 1.0)
     return passes * (read + written)
 
@@ -376,9 +370,7 @@ def work_of(signature: Signature, *, tf32: bool = False) -> Work:
         return Work(kind, flops, nbytes, arithmetic(product.dtype, tf32=tf32))
     if kind in ("convolution", "convolution_backward"):
         flops, depthwise = convolution_flops(signature)
-        return Work(
-            "depthwise" if depthwise else "convolution", flops, nbytes, "float32" if depthwise else unit
-        )
+        return Work("depthwise" if depthwise else "convolution", flops, nbytes, "float32" if depthwise else unit)
     if kind in ("attention_forward", "attention_backward"):
         shape = attention_shape(signature)
         if shape is None:

@@ -31,9 +31,7 @@ def mm() -> Callable[..., Signature]:
     """Makes the signature of an `aten.mm` of [m, k] and [k, n]."""
 
     def make(m: int, n: int, k: int, dtype: str = "bfloat16") -> Signature:
-        return Signature(
-            "aten.mm.default", (_meta((m, k), dtype), _meta((k, n), dtype)), (_meta((m, n), dtype),)
-        )
+        return Signature("aten.mm.default", (_meta((m, k), dtype), _meta((k, n), dtype)), (_meta((m, n), dtype),))
 
     return make
 

@@ -12,9 +12,7 @@ from autosac.estimator import Cluster, default_cluster, known_clusters, load_clu
 
 def _cluster(**changes: float) -> Cluster:
     fields = {"nodes": 4, "gpus_per_node": 8, "nodes_per_rack": 2, "oversubscription": 4.0} | changes
-    return Cluster(
-        name="c", intra_gbps=400.0, intra_latency_us=1.0, inter_gbps=200.0, inter_latency_us=5.0, **fields
-    )
+    return Cluster(name="c", intra_gbps=400.0, intra_latency_us=1.0, inter_gbps=200.0, inter_latency_us=5.0, **fields)
 
 
 def test_presets_load_under_their_own_names() -> None:

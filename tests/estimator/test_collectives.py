@@ -1,14 +1,27 @@
-"""The alpha-beta model of collectives, by hand."""
+"""Collective models: alpha-beta, log-sigmoid, NCCL's choice and chunks, statistical corrections."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosac.errors import SimulationError
-from autosac.estimator import Cluster, load_hardware
-from autosac.estimator.collectives import AlphaBeta
+from autosac.errors import SimulationError, UsageError
+from autosac.estimator import (
+    AlphaBeta,
+    ChunkModel,
+    ChunkProfile,
+    Cluster,
+    Corrected,
+    Curve,
+    LogSigmoid,
+    Observation,
+    load_cluster,
+    load_hardware,
+)
+from autosac.estimator.nccl import choose
 
 H100 = load_hardware("h100-sxm-80gb")
 MODEL = AlphaBeta(H100, efficiency=1.0, start_us=10.0)
@@ -71,3 +84,148 @@ def test_larger_messages_never_take_less_time(kind: str, size: int, more: int, r
     """Monotone in bytes, and positive."""
     place = CLUSTER.place(range(ranks))
     assert 0 < MODEL.estimate(kind, size, place).ms <= MODEL.estimate(kind, size + more, place).ms
+
+
+# ---- log-sigmoid ------------------------------------------------------------------------------------------------
+
+
+def test_log_sigmoid_curve_by_hand() -> None:
+    """At the midpoint half of 0.8 * 400 GB/s is reached;
+
+    Far above, all of it; two ranks are two doublings below eight.
+    """
+    curve = Curve(
+        latency_us=5.0, hop_us=1.0, share=0.8, steepness=0.5, midpoint=math.log(2**20 + 1), share_per_doubling=0.1
+    )
+    assert curve.bandwidth(2**20, 8, 400.0) == pytest.approx(0.5 * 0.8 * 400e3)
+    assert curve.bandwidth(1e30, 8, 400.0) == pytest.approx(0.8 * 400e3, rel=1e-6)
+    assert curve.bandwidth(1e30, 2, 400.0) == pytest.approx(0.8 * 400e3 * math.exp(-0.2), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cluster", "low", "high"),
+    [("h100-sxm-80gb", "hgx-h100", 320, 400), ("a100-sxm-80gb", "dgx-a100", 190, 260)],
+)
+def test_log_sigmoid_reaches_published_bus_bandwidth(gpu: str, cluster: str, low: float, high: float) -> None:
+    """An all-gather of 1 GiB on the eight GPUs of a node runs at the bus bandwidth that nccl-tests prints there."""
+    model = LogSigmoid(load_hardware(gpu))
+    ms = model.estimate("all_gather", 2**30, load_cluster(cluster).place(range(8))).ms
+    assert low < 7 / 8 * 2**30 / ms * 1e-6 < high
+
+
+def test_log_sigmoid_between_nodes_is_bound_by_the_network() -> None:
+    """64 GPUs on eight nodes: at most 88 % of the node's 400 GB/s, at least half of it for 1 GiB."""
+    cluster = load_cluster("hgx-h100").sized(64)
+    ms = LogSigmoid(H100).estimate("all_gather", 2**30, cluster.place(range(64))).ms
+    assert 200 < 63 / 64 * 2**30 / ms * 1e-6 < 352
+
+
+def test_log_sigmoid_says_whose_curves_it_uses() -> None:
+    """PCIe 5 was not measured: PCIe 4's curves, as shares of the link, serve it."""
+    place = CLUSTER.place(range(4))
+    assert (
+        LogSigmoid(load_hardware("h100-pcie-80gb")).estimate("all_reduce", 2**20, place).source == "log-sigmoid@PCIe4"
+    )
+    assert LogSigmoid(H100).estimate("all_reduce", 2**20, place).source == "log-sigmoid"
+
+
+# ---- NCCL's choice and chunks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "ranks", "algorithm", "protocol"),
+    [
+        ("all_reduce", 1024, range(32), "tree", "LL"),
+        ("all_reduce", 2**30, range(32), "ring", "Simple"),
+        ("all_gather", 1024, range(8), "ring", "LL"),
+        ("all_gather", 2**30, range(8), "ring", "Simple"),
+    ],
+)
+def test_nccl_chooses_latency_for_small_and_bandwidth_for_large(
+    kind: str, size: int, ranks: range, algorithm: str, protocol: str
+) -> None:
+    """LL and trees for small messages, Simple on rings for large ones."""
+    choice = choose(kind, size, CLUSTER.place(ranks))
+    assert (choice.algorithm, choice.protocol) == (algorithm, protocol)
+
+
+def test_chunks_by_hand() -> None:
+    """Eq. 2: 2^30 bytes on 8 ranks, 16 channels of 512-KiB chunks are 16 rounds of 7 steps of one full chunk each."""
+    model = ChunkModel(H100, ChunkProfile(link_efficiency=1.0))
+    gamma = 3.4 * 0.25 + 2**19 * 16 / 400e3
+    assert model.microseconds("all_gather", 2**30, CLUSTER.place(range(8))) == pytest.approx(8.4 + 16 * 7 * gamma)
+
+
+def test_reductions_add_the_time_to_add() -> None:
+    """Eq. 3 is eq. 2 plus delta S."""
+    model = ChunkModel(H100, ChunkProfile(reduce_gbps=1000.0))
+    place = CLUSTER.place(range(8))
+    difference = model.microseconds("reduce_scatter", 2**30, place) - model.microseconds("all_gather", 2**30, place)
+    assert difference == pytest.approx(2**30 / 1e6)
+
+
+def test_wrong_chunk_profiles_are_refused() -> None:
+    """No channels, a missing protocol, an efficiency above one."""
+    for wrong in ({"channels": 0}, {"chunk_bytes": (("LL", 8),)}, {"link_efficiency": 1.5}):
+        with pytest.raises(SimulationError):
+            ChunkProfile(**wrong)
+
+
+@settings(deadline=None, max_examples=60)
+@given(kind=st.sampled_from(KINDS), size=st.integers(1, 2**31), ranks=st.integers(2, 32), model=st.sampled_from((0, 1)))
+def test_fitted_models_grow_with_the_message(kind: str, size: int, ranks: int, model: int) -> None:
+    """Twice the bytes never take less time, to the step of a protocol change."""
+    place = CLUSTER.place(range(ranks))
+    chosen = (LogSigmoid(H100), ChunkModel(H100))[model]
+    small, large = (chosen.estimate(kind, s, place).ms for s in (size, 2 * size))
+    assert 0 < small <= large * 1.05
+
+
+# ---- corrections ------------------------------------------------------------------------------------------------
+
+
+def test_without_observations_the_analytic_model_stands() -> None:
+    """Nothing is corrected before anything was seen."""
+    place = CLUSTER.place(range(8))
+    assert Corrected(MODEL).estimate("all_gather", 10**8, place) == MODEL.estimate("all_gather", 10**8, place)
+
+
+def test_observing_moves_towards_the_observed_time() -> None:
+    """With a learning rate of one, the time just observed is predicted exactly (eq. 14, normalised)."""
+    place = CLUSTER.place(range(8))
+    model = Corrected(MODEL, learning_rate=1.0)
+    model.observe("all_gather", 10**8, place, 3.0)
+    assert model.estimate("all_gather", 10**8, place).ms == pytest.approx(3.0)
+    half = Corrected(MODEL, learning_rate=0.5)
+    before = MODEL.estimate("all_gather", 10**8, place).ms
+    half.observe("all_gather", 10**8, place, 3.0)
+    assert half.estimate("all_gather", 10**8, place).ms == pytest.approx((before + 3.0) / 2)
+
+
+def test_fitting_recovers_a_slower_cluster_and_its_stragglers() -> None:
+    """Times 1.5 times the analytic ones, the slow ranks 1.1 times that: 1.65 on a size that was not observed."""
+    sizes = [2**i for i in range(12, 30)]
+    seen = []
+    for size in sizes:
+        for ranks in (2, 4, 8, 16, 32):
+            place = CLUSTER.place(range(ranks))
+            t = 1.5 * MODEL.estimate("all_gather", size, place).ms
+            seen.append(Observation("all_gather", size, place, t, 1.1 * t))
+    model = Corrected(MODEL)
+    model.fit(seen)
+    place = CLUSTER.place(range(8))
+    expected = 1.65 * MODEL.estimate("all_gather", 3 * 2**24, place).ms
+    assert model.estimate("all_gather", 3 * 2**24, place).ms == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("ms", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_observations_are_refused(ms: float) -> None:
+    """Times are positive numbers."""
+    with pytest.raises(UsageError, match="positive number"):
+        Corrected(MODEL).observe("all_gather", 1, CLUSTER.place(range(8)), ms)
+
+
+def test_a_learning_rate_that_cannot_converge_is_refused() -> None:
+    """Between 0 and 2."""
+    with pytest.raises(UsageError, match="learning rate"):
+        Corrected(MODEL, learning_rate=2.0)

@@ -76,9 +76,7 @@ def test_each_signature_is_priced_once_and_in_order_of_preference(
     assert prices.event_rel_std[0] == pytest.approx(0.1)
 
 
-def test_float32_precision_comes_from_the_trace(
-    make_trace: Callable[..., Trace], mm: Callable[..., Signature]
-) -> None:
+def test_float32_precision_comes_from_the_trace(make_trace: Callable[..., Trace], mm: Callable[..., Signature]) -> None:
     """Matmul precision "high" means TF32."""
     product = mm(8192, 8192, 8192, "float32")
     plain = price(make_trace([product]), H100).event_ms[0]

@@ -61,9 +61,7 @@ def test_a_copy_to_the_host_moves_at_the_rate_of_pcie(meta: Callable[..., Tensor
 
 @settings(deadline=None, max_examples=50)
 @given(m=st.integers(1, 4096), n=st.integers(1, 4096), k=st.integers(1, 4096), more=st.integers(1, 512))
-def test_more_work_never_takes_less_time(
-    mm: Callable[..., Signature], m: int, n: int, k: int, more: int
-) -> None:
+def test_more_work_never_takes_less_time(mm: Callable[..., Signature], m: int, n: int, k: int, more: int) -> None:
     """The roofline grows with every dimension."""
     base, taller, wider, deeper = Roofline(H100).estimate(
         [mm(m, n, k), mm(m + more, n, k), mm(m, n + more, k), mm(m, n, k + more)]
@@ -73,9 +71,7 @@ def test_more_work_never_takes_less_time(
 
 
 @settings(deadline=None, max_examples=30)
-@given(
-    gpu=st.sampled_from(["a100-sxm-80gb", "h200-sxm-141gb", "mi300x", "rtx-3090"]), size=st.integers(1, 10**8)
-)
+@given(gpu=st.sampled_from(["a100-sxm-80gb", "h200-sxm-141gb", "mi300x", "rtx-3090"]), size=st.integers(1, 10**8))
 def test_every_gpu_prices_every_family(meta: Callable[..., TensorMeta], gpu: str, size: int) -> None:
     """No GPU lacks a rate that an operator needs."""
     x, w = meta((1, 1, 1, size), "float8_e5m2"), meta((size, 4), "float8_e5m2")

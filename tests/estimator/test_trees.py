@@ -22,9 +22,7 @@ def _data(seed: int, rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64
 @pytest.fixture(scope="module")
 def fitted() -> tuple[object, TreeEnsemble]:
     """A small scikit-learn model and its export."""
-    model = sklearn_ensemble.HistGradientBoostingRegressor(
-        max_iter=40, max_leaf_nodes=15, early_stopping=False
-    )
+    model = sklearn_ensemble.HistGradientBoostingRegressor(max_iter=40, max_leaf_nodes=15, early_stopping=False)
     model.fit(*_data(0, 800))
     return model, TreeEnsemble.from_sklearn(model)
 

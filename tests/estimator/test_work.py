@@ -65,9 +65,7 @@ def test_transposed_operands_are_seen_in_the_strides(meta: Meta) -> None:
     assert (shape.a_transposed, shape.b_transposed) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("causal", "flops"), [(False, 4 * 2 * 3 * 64 * 64 * 16), (True, 2 * 2 * 3 * 64 * 64 * 16)]
-)
+@pytest.mark.parametrize(("causal", "flops"), [(False, 4 * 2 * 3 * 64 * 64 * 16), (True, 2 * 2 * 3 * 64 * 64 * 16)])
 def test_attention_forward_and_its_backward(meta: Meta, causal: bool, flops: int) -> None:
     """Two products of B*H*S*S*D; a causal mask halves them; the backward has five products."""
     q = meta((2, 3, 64, 16))
@@ -108,9 +106,7 @@ def test_convolution_and_its_backward(meta: Meta) -> None:
     x, w, y = meta((2, 4, 16, 16)), meta((8, 4, 3, 3)), meta((2, 8, 16, 16))
     once = 2 * (2 * 8 * 16 * 16) * (4 * 9)
     assert work_of(Signature("aten.convolution.default", (x, w), (y,))).flops == once
-    both = Signature(
-        "aten.convolution_backward.default", (y, x, w), (x, w), (("output_mask", (True, True, False)),)
-    )
+    both = Signature("aten.convolution_backward.default", (y, x, w), (x, w), (("output_mask", (True, True, False)),))
     weight_only = both._replace(arguments=(("output_mask", (False, True, True)),))
     assert work_of(both).flops == 2 * once
     assert work_of(weight_only).flops == once

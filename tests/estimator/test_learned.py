@@ -1,0 +1,225 @@
+"""The fitted operator models: sensible numbers, the right corrections, honest sources."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosac.estimator import LearnedCompute, LearnedMemory, load_hardware
+from autosac.estimator.memory_bound import Segments, Slowdown, access, row_bytes
+from autosac.trace import Signature, TensorMeta
+
+H100 = load_hardware("h100-sxm-80gb")
+LEARNED = ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s"]
+Meta = Callable[..., TensorMeta]
+
+
+def _attention(meta: Meta, kind: str, length: int, *, backward: bool = False, dropout: float = 0.0) -> Signature:
+    q = meta((2, 16, length, 128))
+    name = f"aten._scaled_dot_product_{kind}_attention{'_backward' if backward else ''}.default"
+    inputs = (q, q, q, q, q) if backward else (q, q, q)
+    return Signature(name, inputs, (q,), (("dropout_p", dropout), ("is_causal", True)))
+
+
+def _tflops(flops: float, ms: float) -> float:
+    return flops / ms * 1e-9
+
+
+@pytest.mark.parametrize("gpu", LEARNED)
+def test_large_products_reach_a_plausible_share_of_the_peak(gpu: str, mm: Callable[..., Signature]) -> None:
+    """An 8192^3 bf16 product sustains between 50 and 100 % of the dense peak on every fitted GPU."""
+    hardware = load_hardware(gpu)
+    (answer,) = LearnedCompute(hardware).estimate([mm(8192, 8192, 8192)])
+    assert answer is not None
+    assert 0.5 < 2 * 8192**3 / (answer.ms * 1e-3) / hardware.peak_flops("bfloat16") < 1.0
+    assert answer.source == "learned:matmul"
+    assert 0 < answer.rel_std < 0.2
+
+
+def test_layouts_of_the_gradients_cost_more(meta: Meta) -> None:
+    """Y = x W^T is the fastest; dx = dy W costs 2 % more, dW = dy^T x 5 % more, for cubes of one size."""
+    plain, flipped = meta((4096, 4096)), TensorMeta((4096, 4096), (1, 4096), "bfloat16")
+    forward, dgrad, wgrad = (
+        Signature("aten.mm.default", operands, (plain,))
+        for operands in ((plain, flipped), (plain, plain), (flipped, plain))
+    )
+    answers = LearnedCompute(H100).estimate([forward, dgrad, wgrad])
+    times = [answer.ms for answer in answers if answer is not None]
+    assert times == pytest.approx([times[0], 1.02 * times[0], 1.05 * times[0]])
+
+
+def test_tf32_is_bf16_with_twice_the_depth(meta: Meta, mm: Callable[..., Signature]) -> None:
+    """[m, n, k] in TF32 takes as long as [m, n, 2k] in bf16; plain float32 is not answered."""
+    single = mm(4096, 4096, 2048, "float32")
+    (tf32,) = LearnedCompute(H100, tf32=True).estimate([single])
+    (half,) = LearnedCompute(H100).estimate([mm(4096, 4096, 4096)])
+    assert tf32 is not None and half is not None
+    assert tf32.ms == pytest.approx(half.ms)
+    assert LearnedCompute(H100).estimate([single]) == [None]
+
+
+def test_a_batch_of_products_is_one_product_with_more_rows(meta: Meta, mm: Callable[..., Signature]) -> None:
+    """Eight [512, 1024] x [1024, 1024] take as long as one with 4096 rows: compute-bound, the same tiles."""
+    batched = Signature("aten.bmm.default", (meta((8, 512, 1024)), meta((8, 1024, 1024))), (meta((8, 512, 1024)),))
+    answers = LearnedCompute(H100).estimate([batched, mm(4096, 1024, 1024)])
+    assert answers[0] is not None and answers[1] is not None
+    assert answers[0].ms == pytest.approx(answers[1].ms)
+
+
+def test_efficiency_holds_beyond_the_measured_sizes(mm: Callable[..., Signature]) -> None:
+    """Twice the largest measured number of rows takes twice as long, to 1 %."""
+    small, large = LearnedCompute(H100).estimate([mm(32768, 8192, 8192), mm(65536, 8192, 8192)])
+    assert small is not None and large is not None
+    assert large.ms == pytest.approx(2 * small.ms, rel=0.01)
+
+
+def test_a_gpu_without_models_borrows_the_nearest_and_says_so(mm: Callable[..., Signature]) -> None:
+    """The RTX 4090 uses the L40S's trees with its own rates and a wider error bar; the MI300X has none."""
+    (borrowed,) = LearnedCompute(load_hardware("rtx-4090")).estimate([mm(8192, 8192, 8192)])
+    (own,) = LearnedCompute(load_hardware("l40s")).estimate([mm(8192, 8192, 8192)])
+    assert borrowed is not None and own is not None
+    assert borrowed.source == "learned:matmul@l40s"
+    assert borrowed.rel_std > own.rel_std
+    assert LearnedCompute(load_hardware("mi300x")).estimate([mm(8192, 8192, 8192)]) == [None]
+
+
+def test_a_capped_part_sustains_less(mm: Callable[..., Signature]) -> None:
+    """`sustained = 0.5` doubles the time of a compute-bound product."""
+    capped = replace(H100, efficiency=(("sustained", 0.5),))
+    (slow,) = LearnedCompute(capped).estimate([mm(8192, 8192, 8192)])
+    (fast,) = LearnedCompute(H100).estimate([mm(8192, 8192, 8192)])
+    assert slow is not None and fast is not None
+    assert slow.ms == pytest.approx(2 * fast.ms)
+
+
+@pytest.mark.parametrize("gpu", LEARNED)
+def test_attention_grows_with_the_square_of_the_length(gpu: str, meta: Meta) -> None:
+    """From 4096 to 16384 tokens, 16 times the operations take 10 to 18 times as long; the backward 2 to 4 forwards."""
+    names = [_attention(meta, "flash", 4096), _attention(meta, "flash", 16384)]
+    names.append(_attention(meta, "flash", 16384, backward=True))
+    short, long, backward = (a.ms for a in LearnedCompute(load_hardware(gpu)).estimate(names) if a is not None)
+    assert 10 < long / short < 18
+    assert 2 < backward / long < 4
+
+
+def test_kernels_differ_where_they_do_on_the_gpu(meta: Meta) -> None:
+    """On Hopper cuDNN beats FlashAttention-2, which beats the memory-efficient kernel; dropout costs 30 %."""
+    signatures = [_attention(meta, kind, 8192) for kind in ("cudnn", "flash", "efficient")]
+    signatures.append(_attention(meta, "flash", 8192, dropout=0.1))
+    cudnn, flash, efficient, dropped = (a.ms for a in LearnedCompute(H100).estimate(signatures) if a is not None)
+    assert cudnn < flash < efficient
+    assert dropped == pytest.approx(1.3 * flash)
+
+
+def test_flash_on_hopper_is_near_published_rates(meta: Meta) -> None:
+    """FlashAttention-2 forward on an H100, causal, head size 128, 8192 tokens: published 300 to 420 TFLOP/s."""
+    (answer,) = LearnedCompute(H100).estimate([_attention(meta, "flash", 8192)])
+    assert answer is not None
+    assert 300 < _tflops(2 * 2 * 16 * 8192 * 8192 * 128, answer.ms) < 420
+
+
+def test_float32_attention_is_left_to_the_roofline(meta: Meta) -> None:
+    """The trees know 16-bit kernels only."""
+    q = meta((2, 16, 1024, 64), "float32")
+    signature = Signature("aten._scaled_dot_product_efficient_attention.default", (q, q, q), (q,))
+    assert LearnedCompute(H100).estimate([signature]) == [None]
+
+
+@settings(deadline=None, max_examples=40)
+@given(m=st.integers(1, 2**17), n=st.integers(1, 2**17), k=st.integers(1, 2**17))
+def test_no_product_beats_the_peak_by_much(mm: Callable[..., Signature], m: int, n: int, k: int) -> None:
+    """Whatever the shape, the time is positive and within a few percent of the peak rates or above them."""
+    (answer,) = LearnedCompute(H100).estimate([mm(m, n, k)])
+    assert answer is not None
+    ideal = max(2 * m * n * k / 989e12, 2 * (m * k + k * n + m * n) / 3350e9) * 1e3
+    assert answer.ms > 0.95 * ideal
+
+
+# ---- memory-bound -----------------------------------------------------------------------------------------------
+
+
+def test_three_segments_by_hand() -> None:
+    """Knots at 1 and 16 MB, 1000 GB/s: 16 us at 16 MB, a quarter of that at 1 MB (slope 1/2), flat below."""
+    segments = Segments(slope1=0.0, slope2=0.5, knot1_bytes=1e6, knot2_bytes=16e6, bandwidth_gbps=1000.0)
+    times = segments.milliseconds(np.array([1e3, 1e6, 4e6, 16e6, 64e6]))
+    assert times == pytest.approx([0.004, 0.004, 0.008, 0.016, 0.064])
+
+
+def test_segments_scale_with_cache_and_bandwidth() -> None:
+    """An H200 has the same cache and 4800/3350 of the bandwidth: large kernels are faster by that."""
+    segments = Segments(slope1=0.1, slope2=0.5, knot1_bytes=1e6, knot2_bytes=16e6, bandwidth_gbps=3350.0)
+    faster = segments.scaled(H100, load_hardware("h200-sxm-141gb"))
+    assert faster.milliseconds(np.array([1e9]))[0] == pytest.approx(1e9 / 4800e6)
+    assert faster.knot2_bytes == 16e6
+
+
+def test_slowdown_by_hand() -> None:
+    """Rows of 32 KiB are two octaves above 8 KiB; of 512 bytes two below 2 KiB; of 128 KiB one above 64 KiB."""
+    slowdown = Slowdown(constant=0.0, per_octave=0.1, long_row=0.5, short_row=0.3)
+    assert math.log(slowdown.factor(32768)) == pytest.approx(0.2)
+    assert math.log(slowdown.factor(512)) == pytest.approx(0.6)
+    assert math.log(slowdown.factor(131072)) == pytest.approx(0.3 + 0.5)
+    assert slowdown.factor(0) == 1.0
+
+
+def test_how_a_kernel_walks_its_memory(meta: Meta) -> None:
+    """Vectorised if layouts agree, strided if one is transposed or sliced, broadcast if one is smaller."""
+    x = meta((64, 32), "float32")
+    across = TensorMeta((64, 32), (1, 64), "float32")
+    sliced = TensorMeta((64, 32), (64, 1), "float32")
+    row = meta((32,), "float32")
+    expanded = TensorMeta((64, 32), (0, 1), "float32")
+    table = meta((1, 32), "complex64")
+    scalar = meta((), "float32", "cpu")
+    cases = [(x, "elementwise"), (across, "strided"), (sliced, "strided"), (row, "broadcast"), (expanded, "broadcast")]
+    for other, expected in [*cases, (table, "strided"), (scalar, "elementwise")]:
+        assert access(Signature("aten.mul.Tensor", (x, other), (x,))) == expected
+
+
+def test_rows_of_norms_and_softmax(meta: Meta) -> None:
+    """The normalised shape, or the dimension that the softmax runs over, in bytes."""
+    x = meta((8, 64, 128), "float32")
+    norm = Signature("aten.native_layer_norm.default", (x,), (x,), (("normalized_shape", (64, 128)),))
+    softmax = Signature("aten._softmax.default", (x,), (x,), (("dim", 1),))
+    assert row_bytes(norm) == 64 * 128 * 4
+    assert row_bytes(softmax) == 64 * 4
+
+
+def test_a_large_addition_runs_near_the_memory_bandwidth(meta: Meta) -> None:
+    """3 GiB at 75 to 95 % of 3350 GB/s; the same with a transposed operand takes longer."""
+    x, flipped = meta((2**14, 2**14), "float32"), TensorMeta((2**14, 2**14), (1, 2**14), "float32")
+    plain, strided = LearnedMemory(H100).estimate(
+        [Signature("aten.add.Tensor", (x, x), (x,)), Signature("aten.add.Tensor", (x, flipped), (x,))]
+    )
+    assert plain is not None and strided is not None
+    assert 0.75 < 3 * 2**30 / 3350e6 / plain.ms < 0.95
+    assert strided.ms > plain.ms
+    assert (plain.source, strided.source) == ("learned:elementwise", "learned:strided")
+
+
+@settings(deadline=None, max_examples=40)
+@given(size=st.integers(1, 2**28), more=st.integers(0, 2**26), gpu=st.sampled_from(LEARNED))
+def test_more_bytes_never_take_less_time(meta: Meta, size: int, more: int, gpu: str) -> None:
+    """Elementwise kernels and softmaxes of fixed rows are monotone."""
+    signatures: Sequence[Signature] = [
+        Signature("aten.relu.default", (meta((n,)),), (meta((n,)),)) for n in (size, size + more)
+    ]
+    small, large = LearnedMemory(load_hardware(gpu)).estimate(signatures)
+    assert small is not None and large is not None
+    assert 0 < small.ms <= large.ms
+
+
+def test_other_vendors_and_other_families_are_left_to_the_roofline(meta: Meta) -> None:
+    """AMD's kernels were not measured, nor were sorts, nor copies to the host."""
+    x = meta((1024,), "float32")
+    host = meta((1024,), "float32", "cpu")
+    relu = Signature("aten.relu.default", (x,), (x,))
+    others = [Signature("aten.sort.default", (x,), (x,)), Signature("aten._to_copy.default", (x,), (host,))]
+    assert LearnedMemory(load_hardware("mi300x")).estimate([relu]) == [None]
+    assert LearnedMemory(H100).estimate(others) == [None, None]
