@@ -23,6 +23,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -384,7 +386,7 @@ class Trace:
         """Read a saved trace. TraceError if the file is none, is truncated, or has another schema version."""
         try:
             document = json.loads(gzip.decompress(Path(path).read_bytes()))
-        except (gzip.BadGzipFile, EOFError, ValueError) as e:
+        except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as e:
             raise TraceError(f"{path} is not an AutoSAC trace, or it is truncated") from e
         if not isinstance(document, dict) or document.get("format") != "autosac-trace":
             raise TraceError(f"{path} is not an AutoSAC trace")
@@ -425,8 +427,12 @@ def _decode_events(document: dict[str, Any]) -> tuple[Event, ...]:
         phase = cast(Any, kind)._fields.index("phase") if "phase" in cast(Any, kind)._fields else None
         if phase is not None:
             rows = [row._replace(phase=Phase(row[phase])) for row in rows]
-        queues.append(iter(rows))
-    return tuple(next(queues[i]) for i in document["order"])
+        queues.append(rows)
+    order = document["order"]
+    if Counter(order) != Counter({i: len(rows) for i, rows in enumerate(queues) if rows}):
+        raise ValueError("events are missing")
+    iterators = [iter(rows) for rows in queues]
+    return tuple(next(iterators[i]) for i in order)
 
 
 def _encode(trace: Trace) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import gc
 import hashlib
 import json
 import os
+import signal
+import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ import torch
 
 from autosac import errors
 from autosac.capture.device import DEVICE_TYPE
-from autosac.capture.failures import EXPLAINED, explain
+from autosac.capture.failures import explain
 from autosac.capture.recorder import Recorder
 from autosac.capture.session import CaptureSession
 from autosac.capture.target import TargetGPU
@@ -60,29 +61,47 @@ def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
     """Capture in a child process. The errors of `capture_eager_here`, raised in the caller's process."""
     with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
         trace_file, error_file = Path(folder, "trace"), Path(folder, "error")
-        child = os.fork()
-        if child == 0:
-            _run_child(make_step, request, trace_file, error_file)
-        _, status = os.waitpid(child, 0)
+        code = _run_in_child(lambda: _capture_into(trace_file, error_file, make_step, request))
         if error_file.exists():
             kind, message = json.loads(error_file.read_text())
             raise getattr(errors, kind)(message)
         if not trace_file.exists():
-            raise errors.CaptureError(f"the capture process ended without a result (status {status})")
+            cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise errors.CaptureError(f"the capture process ended without a result ({cause})")
         return Trace.load(trace_file)
 
 
-def _run_child(make_step: MakeStep, request: EagerRequest, trace_file: Path, error_file: Path) -> None:
+def _run_in_child(action: Callable[[], None]) -> int:
+    """Run `action` in a forked child, which does not outlive this call; its exit code (minus the signal that ended it)."""
+    sys.stdout.flush()  # or the child would print what waits in the buffers once more
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's business
+            action()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            code = 0
+        finally:
+            os._exit(code)
     try:
-        torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
+        _, status = os.waitpid(child, 0)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    return os.waitstatus_to_exitcode(status)
+
+
+def _capture_into(trace_file: Path, error_file: Path, make_step: MakeStep, request: EagerRequest) -> None:
+    torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
+    try:
         capture_eager_here(make_step, request).save(trace_file)
-    except errors.AutosacError as e:
-        error_file.write_text(json.dumps([type(e).__name__, str(e)]))
     except BaseException as e:
-        traceback.print_exc()
-        error_file.write_text(json.dumps(["CaptureError", f"{type(e).__name__}: {e}"]))
-    finally:
-        os._exit(0)
+        error = explain(e, "capturing the training step")
+        error_file.write_text(json.dumps([type(error).__name__, str(error)]))
 
 
 def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
@@ -91,7 +110,7 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
     with session.active() as recorder:
         try:
             made = make_step(session.device)
-        except EXPLAINED as e:
+        except Exception as e:
             raise explain(e, "building the training step") from e
         model, step = made if isinstance(made, tuple) else (None, made)
         if request.observe or request.plan_file:
@@ -116,7 +135,7 @@ def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder
                 recorder.begin_step(number)
             try:
                 step()
-            except EXPLAINED as e:
+            except Exception as e:
                 raise explain(e, f"training step {number}") from e
     recorder.end_recording()
 

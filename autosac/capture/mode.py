@@ -37,7 +37,7 @@ class OperatorLog(Protocol):
     def operator(
         self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
     ) -> None: ...
-    def item_read(self) -> None: ...
+    def host_reads(self) -> None: ...
     def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None: ...
 
 
@@ -111,7 +111,8 @@ class SimulatedDeviceMode(FakeTensorMode):
             self.log.record_stream(args[0], args[1].stream_id)
             return None
         if func is _item:
-            self.log.item_read()
+            if args[0].fake_device.type == self.target:
+                self.log.host_reads()
             return values.item(args[0])
         if func is _to_copy:
             out = self._copy(*args, **kwargs)
@@ -119,7 +120,10 @@ class SimulatedDeviceMode(FakeTensorMode):
         if torch.Tag.dynamic_output_shape in func.tags and func is not aten.index.Tensor:
             real = values.dynamic(func, args, kwargs)
             if real is not None:
-                return self._observe(func, args, kwargs, self._with_shadow(real, args), None, None)
+                out = self._observe(func, args, kwargs, self._with_shadow(real, args), None, None)
+                if not kwargs.get("output_size"):  # the size is read from the device
+                    self.log.host_reads()
+                return out
         self._depth += 1
         try:
             out, entry, tensors = self.cache.run(func, types, args, kwargs)

@@ -42,9 +42,9 @@ def _module_calls(recorder: Recorder) -> None:
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     # Dynamo traces global hooks into its graphs; there they shall do nothing.
-    def enter(module: torch.nn.Module, _: Any) -> None:
+    def enter(module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
-            recorder.enter_module(module)
+            recorder.enter_module(module, args)
 
     def leave(*_: Any) -> None:
         if not torch.compiler.is_compiling():

@@ -51,18 +51,18 @@ class _OpenRegion:
 
     def __init__(self, recorder: Recorder, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._recorder = recorder
-        self._recording = recorder.recording
+        self._recording = recorder.log.recording
         if not self._recording:
             return
-        self._module = recorder.module_names.index(fqn)
-        self._first = len(recorder.events)
-        self._inputs = recorder.storages_in((args, kwargs))
+        self._module = recorder.phases.modules.names.index(fqn)
+        self._first = len(recorder.log.events)
+        self._inputs = recorder.storages.of_all((args, kwargs))
         self._calls: list[Call] = []
         self._op_first = 0
 
     def op_begin(self) -> None:
         if self._recording:
-            self._op_first = len(self._recorder.events)
+            self._op_first = len(self._recorder.log.events)
 
     def op_end(
         self, op: str, occurrence: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -70,10 +70,10 @@ class _OpenRegion:
         if not self._recording:
             return
         recorder = self._recorder
-        first, last = self._op_first, len(recorder.events)
+        first, last = self._op_first, len(recorder.log.events)
         created: dict[int, None] = {}
         communicates = False
-        for event in recorder.events[first:last]:
+        for event in recorder.log.events[first:last]:
             if type(event) is Alloc:
                 created[event.storage] = None
             elif type(event) is Free:
@@ -95,7 +95,7 @@ class _OpenRegion:
                 is_random=is_random(func, scalar_arguments(func, args, kwargs)),
                 must_save=communicates or to_host or dynamic or op in _MUST_SAVE,
                 created=tuple(created),
-                reads=recorder.storages_in((args, kwargs)),
+                reads=recorder.storages.of_all((args, kwargs)),
                 writes=self._writes(func, args, kwargs),
             )
         )
@@ -107,7 +107,7 @@ class _OpenRegion:
         schema_names = [argument.name for argument in func._schema.arguments]
         written = [value for name, value in zip(schema_names, args, strict=False) if name in names]
         written += [value for name, value in kwargs.items() if name in names]
-        return self._recorder.storages_in(written)
+        return self._recorder.storages.of_all(written)
 
     def end(self, out: Any) -> None:
         if not self._recording:
@@ -117,9 +117,9 @@ class _OpenRegion:
             Region(
                 module=self._module,
                 first=self._first,
-                last=len(recorder.events),
+                last=len(recorder.log.events),
                 calls=tuple(self._calls),
                 inputs=self._inputs,
-                outputs=recorder.storages_in(out),
+                outputs=recorder.storages.of_all(out),
             )
         )

@@ -66,6 +66,7 @@ class CaptureServer:
         identity = next(self._ids)
         path = self._folder / f"{identity}.trace"
         future: Future[Trace] = Future()
+        future.set_running_or_notify_cancel()  # a capture cannot be cancelled
         with self._lock:
             self._waiting[identity] = (future, path)
         message = json.dumps({"id": identity, "request": request.to_json(), "trace": str(path)})
@@ -73,7 +74,7 @@ class CaptureServer:
         try:
             self._process.stdin.write(message.encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # ended, or left
             self._fail_all()
         return future
 
@@ -99,7 +100,8 @@ class CaptureServer:
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "progress" in message:
-            self._on_progress(message["progress"])
+            with contextlib.suppress(Exception):  # a broken display shall not lose traces
+                self._on_progress(message["progress"])
             return
         with self._lock:
             entry = self._waiting.pop(message["id"], None)
@@ -111,7 +113,7 @@ class CaptureServer:
             return
         try:
             future.set_result(Trace.load(path))
-        except (errors.TraceError, OSError) as e:
+        except Exception as e:
             future.set_exception(e)
         path.unlink(missing_ok=True)
 

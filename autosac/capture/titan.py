@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from autosac.capture import patches, process_group
-from autosac.capture.failures import EXPLAINED, explain, one_line
+from autosac.capture.failures import explain, one_line
 from autosac.capture.pipeline import StageMetadata
 from autosac.capture.request import TitanRequest
 from autosac.capture.session import CaptureSession
@@ -162,7 +162,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
         progress("building the model")
         try:
             trainer = torchtitan.train.Trainer(config)
-        except EXPLAINED as e:
+        except Exception as e:
             raise explain(e, "building the job") from e
         for part in trainer.model_parts:
             recorder.add_model(part)
@@ -178,7 +178,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
                 recorder.begin_step(step)
             try:
                 trainer.train_step(batches)
-            except EXPLAINED as e:
+            except Exception as e:
                 raise explain(e, f"training step {step}") from e
         recorder.end_recording()
         return recorder.trace({**_info(request, config, trainer), "stage_outputs": stages.sent})

@@ -12,12 +12,11 @@ import json
 import os
 import select
 import sys
-import traceback
 import warnings
 from typing import Any
 
+from autosac.capture.failures import explain
 from autosac.capture.request import TitanRequest
-from autosac.errors import AutosacError
 
 
 class Worker:
@@ -53,14 +52,11 @@ class Worker:
         """Run `action`; answer with its error if it fails."""
         try:
             action()
-        except AutosacError as e:
-            self.answer(id=identity, error=str(e), kind=type(e).__name__)
-        except Exception as e:
-            traceback.print_exc()
-            self.answer(id=identity, error=f"{type(e).__name__}: {e}", kind="CaptureError")
-        else:
-            return True
-        return False
+        except (Exception, SystemExit) as e:
+            error = explain(e, "capturing the job")
+            self.answer(id=identity, error=str(error), kind=type(error).__name__)
+            return False
+        return True
 
     def start(self, message: dict[str, Any], request: TitanRequest) -> None:
         """Fork a child that captures and exits."""
@@ -68,14 +64,15 @@ class Worker:
         if child:
             self.children[child] = message["id"]
             return
-        identity = message["id"]
+        identity, code = message["id"], 1
         try:
             if self.attempt(identity, lambda: self.capture(identity, request, message["trace"])):
                 self.answer(id=identity, done=True)
             sys.stdout.flush()
             sys.stderr.flush()
+            code = 0
         finally:
-            os._exit(0)
+            os._exit(code)
 
     def capture(self, identity: int, request: TitanRequest, path: str) -> None:
         """Capture and save."""
@@ -89,8 +86,9 @@ class Worker:
             finished, status = os.waitpid(child, os.WNOHANG)
             if finished:
                 del self.children[child]
-                if status:
-                    cause = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status}"
+                code = os.waitstatus_to_exitcode(status)
+                if code:
+                    cause = f"signal {-code}" if code < 0 else f"exit code {code}"
                     self.answer(id=identity, error=f"the capture process died ({cause})", kind="CaptureError")
 
     def answer(self, **message: Any) -> None:
