@@ -1,0 +1,218 @@
+"""Published TorchTitan runs: reading, expressing them as jobs, the defaults of their time, tables."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureServer
+from autosac.capture.target import TargetGPU
+from autosac.errors import UsageError
+from autosac.trace import Alloc, Phase, Trace
+from benchmarks.torchtitan_published import __main__ as program
+from benchmarks.torchtitan_published import tables
+from benchmarks.torchtitan_published.eras import ERAS, NOW, Era, era_of
+from benchmarks.torchtitan_published.runs import PUBLISHED, TORCHSIM_MEMORY, Run, UnreproducibleError, read_runs
+from benchmarks.torchtitan_published.simulated import Result, captured
+
+ROW = {
+    "case_id": "X1", "model": "Llama3-8B", "hardware": "8xH100 95GiB devgpu", "n_gpus": "8", "gpu_mem_gib": "94.99",
+    "dp_replicate": "1", "fsdp_shard": "8", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "schedule": "",
+    "local_batch": "1", "global_batch": "8", "seq_len": "8192", "ac_mode": "selective-op", "compile": "no",
+    "low_precision": "bf16", "tokens_per_s_per_gpu": "6000", "step_time_s": "1.365", "mem_gib": "50",
+    "mem_kind": "peak_reserved", "date": "2025-03", "notes": "",
+}  # fmt: skip
+VOCABULARY, WIDTH, LAYERS, TOKENS = 2048, 256, 6, 2 * 64  # llama3's debug model, and the batch of `capture`
+
+
+def write(folder: Path, *changes: dict[str, str]) -> Path:
+    with (folder / PUBLISHED).open("w", newline="") as file:
+        writer = csv.DictWriter(file, ROW)
+        writer.writeheader()
+        writer.writerows({**ROW, **change} for change in changes)
+    return folder
+
+
+def run(folder: Path, **change: str) -> Run:
+    return read_runs(write(folder, change))[0]
+
+
+def test_a_row_becomes_a_job(tmp_path: Path) -> None:
+    """GPU by its memory, layer checkpointing by its frequency, compile and resharding as TorchTitan's arguments."""
+    one = run(tmp_path, ac_mode="selective-layer(2)", compile="yes", notes="reshard_after_forward=never")
+    assert (one.gpu, one.checkpointing, one.memory_gib, one.oom) == ("h100-sxm-96gb-meta", "selective-2", 50.0, False)
+    arguments = one.overrides()
+    assert arguments[arguments.index("--parallelism.fsdp_reshard_after_forward") + 1] == "never"
+    assert arguments[arguments.index("--parallelism.data_parallel_shard_degree") + 1] == "8"
+    assert arguments[arguments.index("--model.flavor") + 1] == "8B"
+    assert "--compile.enable" in arguments
+
+
+def test_out_of_memory_is_no_figure(tmp_path: Path) -> None:
+    """The outcome is kept, and there is no memory to compare with."""
+    one = run(tmp_path, mem_gib="OOM", tokens_per_s_per_gpu="", step_time_s="")
+    assert one.oom and one.memory_gib is None and one.tokens_per_second is None
+
+
+def test_pipeline_stages_have_a_rank_each(tmp_path: Path) -> None:
+    """The pipeline is the outermost dimension: 8 GPUs in 4 stages begin at ranks 0, 2, 4, 6."""
+    one = run(tmp_path, pp="4", fsdp_shard="2", schedule="1F1B")
+    assert list(one.later_ranks()) == [2, 4, 6]
+    assert one.request(TargetGPU(), 8).rank == 0
+
+
+@pytest.mark.parametrize("change", [{"model": "GPT-9-7B"}, {"low_precision": "int3"}])
+def test_what_cannot_be_expressed_says_why(tmp_path: Path, change: dict[str, str]) -> None:
+    """An unknown model or precision is a reason in one line, not a failure of the program."""
+    with pytest.raises(UnreproducibleError, match=next(iter(change.values()))):
+        run(tmp_path, **change).overrides()
+
+
+def test_llama2_needs_an_era(tmp_path: Path) -> None:
+    """TorchTitan 0.2.2 has no Llama 2; the eras bring its flavors along."""
+    one = run(tmp_path, model="Llama2-13B", date="2024-04")
+    assert "llama2_13B" in one.overrides()
+    with pytest.raises(UnreproducibleError, match="Llama2"):
+        run(tmp_path, model="Llama2-13B", date="2026-01").overrides()
+
+
+def test_malformed_files(tmp_path: Path) -> None:
+    """A missing file and a figure that is none are usage errors that name the file and the row."""
+    with pytest.raises(UsageError, match=PUBLISHED):
+        read_runs(tmp_path)
+    with pytest.raises(UsageError, match="X1"):
+        run(tmp_path, n_gpus="eight")
+
+
+def test_torchsim_rows_are_joined(tmp_path: Path) -> None:
+    """One run for each job, allocated memory, and a node's four GPUs for tensor parallelism."""
+    write(tmp_path)
+    (tmp_path / TORCHSIM_MEMORY).write_text(
+        "model,parallelism,n_gpus,local_batch,seq_len,ac_mode,peak_gib_measured,torchsim_gib\n"
+        "Llama-3.1-70B,FSDP+TP,128,2,64,selective-op,13,12.9\n"
+    )
+    (one,) = read_runs(tmp_path)
+    assert (one.tensor, one.shard, one.allocated, one.memory_gib) == (4, 32, True, 13.0)
+
+
+def test_eras_by_date() -> None:
+    """Months before, at and after the changes; notes decide in the month that saw both norms."""
+    assert [era_of(month).name for month in ("2024-04", "2024-06", "2025-01", "2025-06", "2025-11")] == [
+        "2024-04", "2024-06", "2025-01", "2025-03", "0.2.2",
+    ]  # fmt: skip
+    assert era_of("2025-03", "torch nn.RMSNorm").norm == "composite"
+    assert era_of("2025-03", "old RMSNorm").norm == "own"
+
+
+def result(case: str, checkpointing: str, tokens: float, simulated: float, gib: float, simulated_gib: float) -> Result:
+    one = Run(
+        case=case, model="Llama3-8B", gpu="a100-sxm-80gb", gpus=8, era=NOW, shard=8, checkpointing=checkpointing,
+        memory_gib=gib, tokens_per_second=tokens,
+    )  # fmt: skip
+    return Result(
+        run=one, reserved_gib=simulated_gib, allocated_gib=1.0, oom=False, verdict="fits", step_ms=1.0,
+        tokens_per_second=simulated,
+    )  # fmt: skip
+
+
+def test_errors_and_ratios(tmp_path: Path) -> None:
+    """Full at 110 of 100, none at 165 of 150: +10 % each, the ratio exact. 44 GiB of 40: +10 %; 48 of 50: -4 %, mean 7 %."""
+    full, none = result("A", "full", 100, 110, 40, 44), result("B", "none", 150, 165, 50, 48)
+    assert full.throughput_error == pytest.approx(0.1) and none.throughput_error == pytest.approx(0.1)
+    assert [(a.run.case, b.run.case) for a, b, _ in tables.ratios([full, none])] == [("A", "B")]
+    assert tables.ratios([full, none])[0][2] == pytest.approx(0)
+    text = tables.summary([full, none])
+    assert "reserved memory: mean error 7.0%, worst 10.0% (2 runs)" in text
+    assert "2 of 2 outcomes right" in text
+    tables.write_csv(tmp_path / "out.csv", [full, none])
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [row["memory_gib_sim"] for row in rows] == ["44", "48"]
+
+
+def test_unknown_case_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one line that lists what there is."""
+    write(tmp_path, {})
+    monkeypatch.setattr("sys.argv", ["prog", "--truth", str(tmp_path), "--case", "nonsense"])
+    assert program.main() == 2
+    assert capsys.readouterr().err.strip() == "error: --case nonsense: the runs are X1"
+
+
+# ---- the eras' jobs, on the debug model ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CaptureServer]:
+    with CaptureServer() as running:
+        yield running
+
+
+def capture(server: CaptureServer, era: Era, *more: str) -> Trace:
+    """The debug model on two GPUs, two sequences of 64 tokens, without checkpointing."""
+    shape = ("--model.flavor", "debugmodel", "--training.local_batch_size", "2", "--training.seq_len", "64")
+    return server.capture(
+        TitanRequest(config_file=None, overrides=(*era.overrides(), *shape, *more), world_size=2, checkpointing="none")
+    )
+
+
+def calls(trace: Trace, name: str, phase: Phase) -> int:
+    return sum(op.phase is phase and trace.signatures[op.signature].name == name for _, op in trace.operators())
+
+
+@pytest.mark.parametrize("era", [era for era in ERAS if era is not NOW], ids=lambda era: era.name)
+def test_an_era_puts_back_what_changed(server: CaptureServer, era: Era) -> None:
+    """Two norms a block and a final one; embedding and output in the root group (one all-gather); logits in fp32.
+
+    With the logits kept in 2024, what the step finds alive includes the last one's: tokens x vocabulary x 4 bytes.
+    """
+    trace = capture(server, era)
+    norms = 2 * LAYERS + 1
+    assert calls(trace, "aten.rsqrt.default", Phase.FORWARD) == (0 if era.norm == "native" else norms)
+    assert calls(trace, "aten._fused_rms_norm.default", Phase.FORWARD) == (norms if era.norm == "native" else 0)
+    assert calls(trace, "aten._scaled_dot_product_flash_attention.default", Phase.FORWARD) == LAYERS
+    gathers = sum(getattr(event, "kind", "") == "all_gather" and event.phase is Phase.FORWARD for event in trace.events)
+    assert gathers == LAYERS + 1
+    logits = TOKENS * VOCABULARY * 4
+    resident = [i for i in trace.residents() if trace.storages[i].nbytes == logits]
+    assert len([i for i in resident if trace.storages[i].op.startswith("aten._to_copy")]) == era.keeps_logits
+    streams = {
+        trace.storages[e.storage].stream
+        for e in trace.events
+        if type(e) is Alloc and trace.storages[e.storage].nbytes == (2 * VOCABULARY + 1) * WIDTH * 4
+    }
+    assert streams and (streams == {0}) != era.reduces_in_stream
+
+
+def test_chunked_loss(server: CaptureServer) -> None:
+    """Eight chunks: as many log-softmaxes, each of an eighth of the tokens."""
+    trace = capture(server, era_of("2025-03"), "--job.description", "chunked loss")
+    shapes = [
+        trace.signatures[op.signature].outputs[0].shape
+        for _, op in trace.operators()
+        if trace.signatures[op.signature].name == "aten._log_softmax.default"
+    ]
+    assert shapes == [(TOKENS // 8, VOCABULARY)] * 8
+
+
+def test_captures_are_cached(server: CaptureServer, tmp_path: Path) -> None:
+    """The second time the trace comes from the folder, without a capture; another job has a name of its own."""
+    request = TitanRequest(
+        config_file=None, overrides=("--model.name", "llama3", "--model.flavor", "debugmodel"), checkpointing="none"
+    )
+    first = captured(server, request, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+    class Broken(CaptureServer):
+        def capture(self, request: TitanRequest) -> Trace:
+            raise AssertionError("not from the cache")
+
+    assert captured(Broken(), request, tmp_path).events == first.events
+    with pytest.raises(AssertionError):
+        captured(Broken(), TitanRequest(config_file=None, overrides=request.overrides), tmp_path)
+
+
