@@ -120,7 +120,7 @@ class Run:
             raise UnreproducibleError(f"precision {self.precision!r} is unknown")
         if importlib.util.find_spec("torchao") is None:
             raise UnreproducibleError(f"{self.precision} needs torchao, which is not installed")
-        arguments = ("--model.converters", "quantize.linear.float8")
+        arguments: tuple[str, ...] = ("--model.converters", "quantize.linear.float8")
         if "row" in kind:
             return (*arguments, "--quantize.linear.float8.recipe_name", "rowwise")
         return (
@@ -226,8 +226,8 @@ def _torchsim(folder: Path) -> Iterator[Run]:
             batch = row.get("local_batch") or row["batch"]
             job = (row["model"], row["parallelism"], row["n_gpus"], batch, row["seq_len"], row["ac_mode"])
             jobs.setdefault(job, {})[figure] = float(row[figure])
-    for number, (job, figures) in enumerate(jobs.items()):
-        model, parallelism, gpus, batch, sequence, checkpointing = job
+    for number, (key, figures) in enumerate(jobs.items()):
+        model, parallelism, gpus, batch, sequence, checkpointing = key
         tensor = 4 if "TP" in parallelism else 1
         yield Run(
             case=f"TS{number + 1}",

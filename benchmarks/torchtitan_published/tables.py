@@ -74,7 +74,8 @@ def ratios(results: Sequence[Result]) -> list[tuple[Result, Result, float]]:
 
 def memory_differences(results: Sequence[Result]) -> list[tuple[Result, Result, float, float]]:
     """Each run against the first of the same job, where notes are all that differs: (first, run, GiB, published)."""
-    found, firsts = [], {}
+    found: list[tuple[Result, Result, float, float]] = []
+    firsts: dict[tuple[object, ...], Result] = {}
     for result in results:
         run = result.run
         if run.memory_gib is None:
