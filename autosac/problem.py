@@ -2,28 +2,35 @@
 
 Every execution of a unit adds two boundaries to the step's timeline: the end of its forward, from where on checkpointing
 changes what is held (n_pu rises), and the beginning of its backward (n_pu falls, see `autosac.spans`). Between two
-boundaries nothing that the solver decides changes, so one point, the highest of the stretch, stands for it. At each
-backward's beginning there is one more point for the recomputation: there the unit's forward runs again on top of what is
-live, and takes
+boundaries nothing that the solver decides changes, so one point, the highest of the stretch, stands for it. Everything
+outside of the units (loss, logits, optimizer, FSDP) is in the timeline itself.
 
-    e_u = max(0, growth_u - implicit_u)
+At each backward's beginning the unit's forward runs again on top of what is live. At event t of it, memory is above what is
+live outside of the unit by
 
-more than the implicit storages that the un-checkpointed step holds there anyway; growth_u is the most by which memory
-rose within the forward. Inputs that only checkpointing holds (`boundary`) stay to the end of the unit's backward.
-Everything outside of the units (loss, logits, optimizer, FSDP) is in the timeline itself.
+    growth_t + kept results that t has not come to yet
+
+with growth_t by how much memory had risen at the same event of the forward. `later_t`, all results after t that could be
+kept, and what is kept in all are both bounds of the second term (`_recomputation`). Early events, where most is still to
+come, take the latter: a point at which the unit still counts as held, and takes the largest growth_t of them more. Late
+events take the former: a point after which the unit is no more held, and takes the largest growth_t + later_t more than its
+implicit storages, which the un-checkpointed step holds there anyway.
+
+Inputs that only checkpointing holds (`boundary`) stay to the end of the unit's backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from autosac.memory_sim import MemoryTimeline
 from autosac.solvers import GlobalProblem, PeakPoint, Segment, Unit
 from autosac.spans import Lifetimes, Span, region_spans
-from autosac.trace import Trace
+from autosac.trace import Region, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,7 @@ def build_problem(
         _unit(trace, lifetimes, executions[module], statistics, _parent(trace, module, position), allowed[module])
         for module in modules
     )
-    points = _points(trace, memory, executions, position, units)
+    points = _points(trace, memory, lifetimes, executions, position, units)
     return PlanningProblem(
         problem=GlobalProblem(units=units, points=points),
         modules=tuple(modules),
@@ -116,9 +123,18 @@ def _unit(
     )
 
 
+class _Recomputation(NamedTuple):
+    """A unit's recomputation: what it takes while the unit counts as held, and after that beyond what is implicit."""
+
+    unit: int
+    early_bytes: int
+    late_bytes: int
+
+
 def _points(
     trace: Trace,
     memory: MemoryTimeline,
+    lifetimes: Lifetimes,
     executions: Mapping[int, Sequence[Span]],
     position: Mapping[int, int],
     units: Sequence[Unit],
@@ -126,33 +142,59 @@ def _points(
     """The points in time order: at every boundary the recomputations that begin there, then the stretch after it."""
     changes: dict[int, list[tuple[int, int]]] = {0: []}
     boundary: list[tuple[int, int, int, int]] = []
-    recomputations: dict[int, list[tuple[int, int]]] = {}
+    recomputations: dict[int, list[_Recomputation]] = {}
     for module, spans in executions.items():
         u = position[module]
         for span in spans:
             changes.setdefault(span.held_first, []).append((u, 1))
             changes.setdefault(span.active_first, []).append((u, -1))
-            region = trace.regions[span.region]
-            growth = memory.peak_between(region.first, region.last) - int(memory.live_bytes[max(region.first - 1, 0)])
-            extra = max(0, growth - units[u].implicit_bytes)
-            recomputations.setdefault(span.active_first, []).append((u, extra + units[u].boundary_bytes))
+            begun = _recomputation(trace.regions[span.region], memory, lifetimes, u, units[u])
+            recomputations.setdefault(span.active_first, []).append(begun)
             if units[u].boundary_bytes:
                 changes.setdefault(span.active_last, [])
                 boundary.append((span.active_first, span.active_last, u, units[u].boundary_bytes))
     boundaries = sorted(changes)
     ends = [*boundaries[1:], len(trace.events)]
     peaks = memory.peaks_between(np.array(boundaries), np.maximum(np.array(ends), np.array(boundaries) + 1))
-    points = []
+    points: list[PeakPoint] = []
     for start, end, peak in zip(boundaries, ends, peaks.tolist(), strict=True):
         deltas = tuple(changes[start])
-        for u, extra in recomputations.get(start, ()):
-            before = int(memory.live_bytes[max(start - 1, 0)])
-            points.append(PeakPoint(f"the recomputation of {units[u].name}", before, deltas, ((u, extra),)))
+        before = int(memory.live_bytes[max(start - 1, 0)])
+        begins = recomputations.get(start, [])
+        points += [
+            PeakPoint(f"the recomputation of {units[r.unit].name}", before, (), ((r.unit, r.early_bytes),))
+            for r in begins
+        ]
+        for r in begins:
+            points.append(
+                PeakPoint(f"the recomputation of {units[r.unit].name}", before, deltas, ((r.unit, r.late_bytes),))
+            )
             deltas = ()
         report = memory.peak_event_between(start, max(end, start + 1))
         held = tuple((u, nbytes) for first, last, u, nbytes in boundary if first <= start < last)
         points.append(PeakPoint(_label(trace, memory, report), peak, deltas, held))
     return tuple(points)
+
+
+# Events count as late if what they could take at the most is not much above the forward's own peak.
+_LATE = 1.1
+
+
+def _recomputation(
+    region: Region, memory: MemoryTimeline, lifetimes: Lifetimes, unit: int, statistics: Unit
+) -> _Recomputation:
+    """See the module's docstring."""
+    before = int(memory.live_bytes[max(region.first - 1, 0)])
+    growth = memory.high_bytes[region.first : region.last] - before
+    leaving = {*region.inputs, *region.outputs}
+    later = np.zeros(region.last - region.first, dtype=np.int64)
+    for call in region.calls:
+        later[: call.first - region.first] += lifetimes.bytes_of([s for s in call.created if s not in leaving])
+    highest = growth + later
+    late = highest <= _LATE * max(int(growth.max()), statistics.implicit_bytes)
+    early_bytes = int(growth[~late].max(initial=0))
+    late_bytes = max(int(highest[late].max(initial=0)), int(growth.max())) - statistics.implicit_bytes
+    return _Recomputation(unit, early_bytes, max(0, late_bytes) + statistics.boundary_bytes)
 
 
 def _label(trace: Trace, memory: MemoryTimeline, event: int) -> str:
