@@ -10,7 +10,7 @@ from typing import Any
 
 from autosac import reports
 from autosac.errors import UsageError
-from autosac.jobs import TitanJob, plan_titan_job, simulate_job
+from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_job
 from autosac.planning import Goal
 from autosac.plans import Plan
 from autosac.progress import progress_line
@@ -84,8 +84,9 @@ def simulate(arguments: argparse.Namespace) -> None:
     )
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
-        simulation = simulate_job(
+        simulation, others = simulate_job(
             job,
+            beside=BASELINES if arguments.memory else (),
             checkpointing=arguments.ac or "job",
             plan_file=str(arguments.plan) if arguments.plan else None,
         )
@@ -93,12 +94,16 @@ def simulate(arguments: argparse.Namespace) -> None:
         name = arguments.ac or (str(arguments.plan) if arguments.plan else "the job as it is")
         summary = reports.simulation_summary(simulation, name)
     if arguments.json:
-        print(json.dumps(simulation_document(simulation), indent=1))
+        document = simulation_document(simulation)
+        if others:
+            document["beside"] = {mode: asdict(other.prediction()) for mode, other in others.items()}
+        print(json.dumps(document, indent=1))
         return
     out = reports.console()
     out.print(summary)
     if arguments.memory:
         out.print(reports.memory_tables(simulation))
+        out.print(reports.mode_table(simulation, others))
 
 
 def _write_pictures(arguments: argparse.Namespace, simulation: Simulation) -> None:

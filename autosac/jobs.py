@@ -92,15 +92,26 @@ def _world_size_of_environment() -> int:
     return int(text)
 
 
-def simulate_job(job: TitanJob, *, checkpointing: str = "job", plan_file: str | None = None) -> Simulation:
-    """Capture the job and simulate it: as it is, with another way of checkpointing, or under a plan."""
+def simulate_job(
+    job: TitanJob, *, checkpointing: str = "job", plan_file: str | None = None, beside: Sequence[str] = ()
+) -> tuple[Simulation, dict[str, Simulation]]:
+    """Capture the job and simulate it: as it is, with another way of checkpointing, or under a plan.
+
+    With it, by name, the same job under the ways of checkpointing in `beside`.
+    """
+    plan = None
     if plan_file is not None:
         plan = Plan.load(plan_file)
         _check_made_for(plan, job)
     with CaptureServer(debug=job.debug, on_progress=job.progress) as server:
-        trace = server.capture(job.request(checkpointing, plan_file=plan_file))
+        asked = server.submit(job.request(checkpointing, plan_file=plan_file))
+        others = {name: server.submit(job.request(name)) for name in beside}
+        trace = asked.result()
+        traces = {name: future.result() for name, future in others.items()}
     job.progress("simulating")
-    return simulation_of(trace, job.target, Plan.load(plan_file) if plan_file else None)
+    return simulation_of(trace, job.target, plan), {
+        name: simulation_of(trace, job.target) for name, trace in traces.items()
+    }
 
 
 def simulation_of(trace: Trace, target: Target, plan: Plan | None = None) -> Simulation:

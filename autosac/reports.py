@@ -180,5 +180,25 @@ def memory_tables(simulation: Simulation) -> RenderableType:
     return Group(categories, modules, tensors)
 
 
+def mode_table(simulation: Simulation, others: Mapping[str, Simulation]) -> Table:
+    """What each way of checkpointing would change: peaks, activations at the peak, step time."""
+    table = Table(title="What checkpointing would change")
+    table.add_column("checkpointing")
+    for heading in ("peak active", "change", "activations at the peak", "peak reserved", "step time", "change"):
+        table.add_column(heading, justify="right")
+    for name, other in (("this job", simulation), *others.items()):
+        activations = other.memory.breakdown_at(other.memory.peak_event).get(Category.ACTIVATION, 0)
+        table.add_row(
+            POLICY_NAMES.get(name, name),
+            format_bytes(other.peak_active_bytes),
+            f"{(other.peak_active_bytes - simulation.peak_active_bytes) / 2**30:+.2f} GiB",
+            format_bytes(activations),
+            format_bytes(other.peak_reserved_bytes),
+            format_ms(other.step_ms),
+            f"{other.step_ms / simulation.step_ms - 1:+.1%}",
+        )
+    return table
+
+
 def _category_name(category: Category) -> str:
     return category.name.lower().replace("_", " ")

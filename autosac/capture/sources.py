@@ -28,11 +28,11 @@ def _is_internal(filename: str) -> bool:
 @cache
 def _line(filename: str, number: int) -> str:
     parts = Path(filename).parts
-    return f"{'/'.join(parts[-3:])}:{number}"
+    return f"{'/'.join(parts[-2:])}:{number}"
 
 
 def calling_line() -> str:
-    """``dir/dir/file.py:line`` of the nearest frame outside of PyTorch and of this project; "" if there is none."""
+    """``folder/file.py:line`` of the nearest frame outside of PyTorch and of this project; "" if there is none."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -43,7 +43,7 @@ def calling_line() -> str:
 
 
 def innermost_line(traceback: TracebackType | None) -> str:
-    """``dir/dir/file.py:line`` of the innermost frame of a traceback outside of PyTorch and of this project."""
+    """``folder/file.py:line`` of the innermost frame of a traceback outside of PyTorch and of this project."""
     found = "an unknown place"
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename

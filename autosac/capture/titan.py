@@ -206,10 +206,15 @@ def _info(request: TitanRequest, config: Any, trainer: Any) -> dict[str, Any]:
         "parallelism": degrees,
         "parameter_shapes": modules.shapes_by_name(trainer.model_parts),
         "fsdp_units": fsdp_units(trainer.model_parts),
-        "checkpointing": request.checkpointing,
+        "checkpointing": "plan" if request.plan_file else _checkpointing_mode(config.activation_checkpoint),
         "preserve_rng_state": config.activation_checkpoint.preserve_rng_state,
         "early_stop": config.activation_checkpoint.early_stop,
     }
+
+
+def _checkpointing_mode(section: Any) -> str:
+    """none, full, memory_budget, selective-op or selective-N, as the job's settings say."""
+    return f"selective-{section.selective_ac_option}" if section.mode == "selective" else str(section.mode)
 
 
 def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:
