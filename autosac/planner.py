@@ -1,0 +1,108 @@
+"""Plans for given peaks: the global problem of one captured step, solved as often as asked (see `autosac.planning`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autosac.errors import UsageError
+from autosac.plans import MadeFor, Plan, Settings, Unit
+from autosac.policies import UnitPolicies
+from autosac.problem import build_problem
+from autosac.simulation import Simulation
+from autosac.solvers import TwoLevelSolution, solve_two_level
+
+SOLVERS = ("greedy", "knapsack", "ilp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is asked for. `utilisation` is the share of the budget from which on a verified plan is good enough."""
+
+    budget_bytes: int
+    budget_kind: str = "reserved"
+    solver: str = "knapsack"
+    milp: str = "cbc"
+    time_limit_s: float = 30.0
+    gap: float = 5e-3
+    rounds: int = 6
+    utilisation: float = 0.98
+
+    def __post_init__(self) -> None:
+        if self.budget_bytes <= 0:
+            raise UsageError("the budget must be more than zero")
+        if self.budget_kind not in ("reserved", "active"):
+            raise UsageError(f"budget kind {self.budget_kind!r}: expected 'reserved' or 'active'")
+        if self.solver not in SOLVERS:
+            raise UsageError(f"solver {self.solver!r}: expected one of {', '.join(SOLVERS)}")
+        if self.time_limit_s <= 0:
+            raise UsageError("the time limit must be more than zero seconds")
+
+
+def full_plan(base: Simulation, goal: Goal | None = None, policies: UnitPolicies | None = None) -> Plan:
+    """Everything of every outermost module that may be checkpointed is recomputed."""
+    policies = policies or UnitPolicies(base)
+    outermost = [
+        policy for policy in policies.units if not any(policies.is_inside(policy, other) for other in policies.units)
+    ]
+    return plan_of(base, goal or Goal(budget_bytes=1), tuple(policy.recompute_all() for policy in outermost))
+
+
+def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
+    """A plan with these units, made for the captured job and the goal."""
+    info = base.trace.info
+    degrees = info.get("parallelism") or {}
+    return Plan(
+        made_for=MadeFor(
+            job_fingerprint=str(info.get("job_fingerprint", "")),
+            model=str(info.get("model", "")),
+            torch_version=str(info.get("torch_version", "")),
+            torchtitan_version=str(info.get("torchtitan_version", "")),
+            gpu=base.target.hardware.name,
+            world_size=int(info.get("world_size", 1)),
+            budget_bytes=goal.budget_bytes,
+            budget_kind=goal.budget_kind,
+            pipeline_stages=int(degrees.get("pp", 1)),
+            job_settings=dict(info.get("job_settings", {})),
+            parameters=tuple((name, tuple(shape)) for name, shape in info.get("parameter_shapes", {}).items()),
+        ),
+        units=units,
+        settings=Settings(
+            preserve_rng_state=bool(info.get("preserve_rng_state", True)), early_stop=bool(info.get("early_stop", True))
+        ),
+    )
+
+
+class Planner:
+    """Plans for inner budgets: the global problem of one captured step, solved as often as asked."""
+
+    def __init__(self, base: Simulation, goal: Goal) -> None:
+        self.base = base
+        self.goal = goal
+        self.policies = UnitPolicies(base)
+        self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
+
+    def solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
+        """The plan with the least recomputation whose active peak, by the problem, is within `inner_bytes`.
+
+        InfeasibleError if there is none.
+        """
+        goal = self.goal
+        solution = solve_two_level(
+            self.problem.problem,
+            [self.policies.of_module(module).sac.problem for module in self.problem.modules],
+            inner_bytes,
+            local=goal.solver,
+            solver=goal.milp,
+            time_limit_s=goal.time_limit_s,
+            gap=goal.gap,
+        )
+        chosen = [
+            self.policies.of_module(module).unit(policy)
+            for module, policy in zip(self.problem.modules, solution.policies, strict=True)
+            if policy is not None
+        ]
+        return plan_of(self.base, self.goal, tuple(chosen)), solution
+
+    def smallest(self) -> Plan:
+        """The plan with the least memory: everything of every outermost unit is recomputed."""
+        return full_plan(self.base, self.goal, self.policies)
