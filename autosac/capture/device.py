@@ -63,18 +63,17 @@ def set_log(new: DeviceLog | None) -> None:
     log = new or _Silence()
 
 
-class Stream:
-    """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use."""
+class Stream(torch.Stream):
+    """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use. A torch.Stream, as record_stream wants it."""
 
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        self.stream_id = next(_stream_ids)
-        self.priority = priority
-        self.device_index = 0
-        self.device_type = int(torch._C._autograd.DeviceType.PrivateUse1)
+    def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
+        kind = int(torch._C._autograd.DeviceType.PrivateUse1)
+        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=kind)
+        stream.priority = priority
+        return stream
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device(DEVICE_TYPE, 0)
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
 
     def wait_stream(self, other: Stream) -> None:
         log.stream_wait(self.stream_id, other.stream_id)

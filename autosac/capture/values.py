@@ -9,6 +9,7 @@ an unknown integer or float is 1.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ _FLOAT_LIMIT = 64
 
 _UNINITIALISED = {
     aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
-    aten.new_empty_strided.default, aten.resize_.default,
+    aten.new_empty_strided.default, aten.empty_permuted.default, aten.resize_.default,
 }  # fmt: skip
 
 
@@ -47,7 +48,31 @@ _CONSTANT: dict[Any, Callable[[Any, tuple[Any, ...]], torch.Tensor]] = {
 
 def shadow(tensor: Any) -> torch.Tensor | None:
     """The shadow values of a fake tensor, or None."""
-    return getattr(tensor, "_shadow", None)
+    values: torch.Tensor | None = getattr(tensor, "_shadow", None)
+    if values is None or (not values.untyped_storage().nbytes() and values.numel()):  # forgotten
+        return None
+    return values
+
+
+def _forget(tensor: Any) -> None:
+    """The tensor's values are unknown from now on, and so are those of all its views and its base.
+
+    Shadows share memory as their tensors do: freeing it tells all of them.
+    """
+    values = shadow(tensor)
+    if values is not None:
+        tensor._shadow = None
+        if values.untyped_storage().resizable():
+            values.untyped_storage().resize_(0)
+
+
+def _overwrite(tensor: Any, values: torch.Tensor) -> None:
+    """The tensor has new values, which its views and its base see, too."""
+    known = shadow(tensor)
+    if known is None:
+        tensor._shadow = values
+    else:
+        known.copy_(values)
 
 
 def item(tensor: torch.Tensor) -> bool | int | float:
@@ -74,7 +99,7 @@ def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     constant = _CONSTANT.get(func)
     if constant is not None:
         if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= _INTEGER_LIMIT:
-            out._shadow = constant(out, args)
+            _overwrite(out, constant(out, args))
     elif func is aten.histc.default:
         _histogram(args, out)
     elif func is aten.topk.default and shadow(args[0]) is None:
@@ -87,7 +112,7 @@ def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 
 def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Run `func` on the shadows of its inputs, if all of them have some and the result is small."""
-    if not _inputs_known(args):
+    if not (_inputs_known(args) or _is_constant(func)):
         _forget_mutated(func, args)
         return
     if any(isinstance(o, FakeTensor) and o.numel() > _limit(o) for o in pytree.tree_leaves(out)):
@@ -125,12 +150,23 @@ def _inputs_known(args: Any) -> bool:
     return found
 
 
+@cache
+def _is_constant(func: Any) -> bool:
+    """The operator has no tensors to read and draws nothing (`arange`)."""
+    schema = getattr(func, "_schema", None)
+    return (
+        schema is not None
+        and torch.Tag.nondeterministic_seeded not in func.tags
+        and not any("Tensor" in str(argument.type) for argument in schema.arguments)
+    )
+
+
 def _forget_mutated(func: Any, args: Any) -> None:
     """Writing unknown data into a tensor invalidates its shadow."""
     if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None:
         schema = getattr(func, "_schema", None)
         if schema is not None and schema.is_mutable:
-            args[0]._shadow = None
+            _forget(args[0])
 
 
 def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:
@@ -171,13 +207,13 @@ def _collective_in_place(func: Any, args: Any) -> None:
     if name in ("alltoall_base_", "_allgather_base_") and isinstance(target, FakeTensor):
         values = shadow(args[1])
         if values is not None and values.numel() and target.numel() % values.numel() == 0:
-            target._shadow = values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape)
+            _overwrite(target, values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape))
         else:
-            target._shadow = None
+            _forget(target)
     elif name in ("recv_", "_reduce_scatter_base_"):
         for leaf in pytree.tree_leaves(args):
             if isinstance(leaf, FakeTensor):
-                leaf._shadow = None
+                _forget(leaf)
 
 
 def _functional_collective(func: Any, args: Any, out: Any) -> Any:

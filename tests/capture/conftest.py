@@ -1,14 +1,17 @@
-"""Small models that train for real on the CPU, as `make_step` functions."""
+"""Small models that train for real on the CPU, as `make_step` functions, and captured traces to read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from autosac.capture.eager import EagerRequest, capture_eager
+from autosac.trace import Alloc, Collective, Event, Free, Label, Op, Phase, Signature, Trace
 
 WIDTH, HEADS, VOCABULARY = 64, 4, 300
 
@@ -111,3 +114,72 @@ def make_step(request: pytest.FixtureRequest) -> Any:
 def llama_step() -> Any:
     """The small Llama."""
     return MAKERS["llama"]
+
+
+class Reading:
+    """A captured trace in a form that expectations can be written in."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def name(self, event: Op | Collective) -> str:
+        """``aten.mm.default`` as ``mm``."""
+        return self.trace.signatures[event.signature].name.split(".")[1]
+
+    def operators(self, name: str | None = None, phase: Phase | None = None) -> list[Op]:
+        """The operators that launch something, of one name or phase."""
+        return [
+            event
+            for _, event in self.trace.operators()
+            if not self.trace.signatures[event.signature].is_view
+            and (name is None or self.name(event) == name)
+            and (phase is None or event.phase is phase)
+        ]
+
+    def placed(self) -> list[tuple[str, str, str]]:
+        """(phase, module, name) of all operators that launch something."""
+        return [(o.phase.name.lower(), self.trace.modules[o.module], self.name(o)) for o in self.operators()]
+
+    def collectives(self, kind: str | None = None) -> list[Collective]:
+        """The collectives of a kind."""
+        return [e for e in self.trace.events if type(e) is Collective and kind in (None, e.kind)]
+
+    def signature(self, event: Op | Collective) -> Signature:
+        """What the operator was called with."""
+        return self.trace.signatures[event.signature]
+
+    def of(self, *kinds: type) -> list[Event]:
+        """The events of these types."""
+        return [event for event in self.trace.events if type(event) in kinds]
+
+    def life(self, storage: int) -> tuple[int, int]:
+        """The indices of its allocation and of its release (the end if there is none)."""
+        marks = [(type(event), event[0]) for event in self.trace.events]
+        end = marks.index((Free, storage)) if (Free, storage) in marks else len(marks)
+        return marks.index((Alloc, storage)), end
+
+    def peak_bytes(self) -> int:
+        """The most bytes that are alive at once in the step."""
+        present = peak = sum(self.trace.storages[s].nbytes for s in self.trace.residents())
+        for event in self.trace.events:
+            if type(event) is Alloc:
+                present += self.trace.storages[event.storage].nbytes
+                peak = max(peak, present)
+            elif type(event) is Free:
+                present -= self.trace.storages[event.storage].nbytes
+        return peak
+
+    def labelled(self, label: Label, storages: Iterable[int] | None = None) -> list[int]:
+        """Bytes of the storages with a label, those resident at the step's beginning unless others are given."""
+        chosen = self.trace.residents() if storages is None else storages
+        return [self.trace.storages[s].nbytes for s in chosen if self.trace.storages[s].label is label]
+
+
+@pytest.fixture(scope="module")
+def capture() -> Callable[..., Reading]:
+    """Captures an eager step (with the arguments of its request) in a child process."""
+
+    def run(make_step: Any, **request: Any) -> Reading:
+        return Reading(capture_eager(make_step, EagerRequest(**request)))
+
+    return run

@@ -93,7 +93,7 @@ def test_round_trip(tmp_path: Path) -> None:
     trace = trace_of()
     trace.save(tmp_path / "trace")
     loaded = Trace.load(tmp_path / "trace")
-    assert loaded == trace
+    assert repr(loaded) == repr(trace)  # named tuples of different types may be equal, their representations are not
     assert type(loaded.storages[0].label) is Label and type(loaded.events[0].phase) is Phase  # type: ignore[union-attr]
     assert type(loaded.signatures[0].inputs[0]) is TensorMeta and type(loaded.regions[0].calls[0]) is Call
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
@@ -113,7 +113,7 @@ def test_round_trip_of_any_order(tmp_path_factory: Any, events: list[Event], pro
     path = tmp_path_factory.mktemp("traces") / "trace"
     trace = trace_of(tuple(prologue), tuple(events))
     trace.save(path)
-    assert Trace.load(path) == trace
+    assert repr(Trace.load(path)) == repr(trace)
 
 
 def damaged(path: Path, change: Any) -> None:
@@ -170,7 +170,7 @@ def test_flipped_bits(tmp_path_factory: Any, share: float, mask: int) -> None:
     content[int(share * len(content))] ^= mask
     path.write_bytes(content)
     try:
-        assert Trace.load(path) == trace_of()
+        assert repr(Trace.load(path)) == repr(trace_of())
     except TraceError as e:
         assert "\n" not in str(e)
 

@@ -1,0 +1,102 @@
+"""Which attention kernel the target GPU would choose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from autosac.capture.attention import Attention
+from autosac.capture.target import TargetGPU
+
+FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
+CUDNN, MATH = SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
+TITAN = [CUDNN, FLASH, EFFICIENT, MATH]  # TorchTitan's order of priority
+
+
+def chosen(
+    dtype: torch.dtype = torch.bfloat16,
+    head: int = 64,
+    *,
+    capability: tuple[int, int] = HOPPER,
+    key_heads: int = 4,
+    key_length: int = 16,
+    mask: Any = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    head_v: int | None = None,
+) -> SDPBackend:
+    """The choice for a batch of 2, 4 heads and 16 positions."""
+    q = torch.zeros(2, 4, 16, head, dtype=dtype)
+    k = torch.zeros(2, key_heads, key_length, head, dtype=dtype)
+    v = torch.zeros(2, key_heads, key_length, head_v or head, dtype=dtype)
+    attention = Attention(TargetGPU(compute_capability=capability))
+    return attention.choose(q, k, v, mask, dropout, key_heads != 4, causal)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, FLASH),
+        ({"dtype": torch.float16, "dropout": 0.1, "causal": True}, FLASH),
+        ({"dtype": torch.float32}, EFFICIENT),
+        ({"dtype": torch.float64}, MATH),
+        ({"mask": torch.zeros(16, 16)}, EFFICIENT),
+        ({"head": 256}, FLASH),
+        ({"head": 264}, EFFICIENT),
+        ({"head": 20}, FLASH),
+        ({"head": 20, "mask": torch.zeros(16, 16)}, MATH),
+        ({"dtype": torch.float32, "head": 20}, EFFICIENT),
+        ({"dtype": torch.float32, "head": 18}, MATH),
+        ({"head_v": 32}, EFFICIENT),
+        ({"key_length": 8}, FLASH),
+        ({"key_length": 8, "causal": True}, EFFICIENT),
+        ({"key_heads": 2}, FLASH),
+        ({"key_heads": 2, "dtype": torch.float32}, MATH),
+        ({"capability": AMPERE}, FLASH),
+        ({"capability": TURING, "dtype": torch.float16}, EFFICIENT),
+    ],
+)
+def test_default_priorities(arguments: Any, expected: SDPBackend) -> None:
+    """Flash first, then efficient, then math, each if it can do it (sdp_utils.cpp)."""
+    assert chosen(**arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, CUDNN),
+        ({"mask": torch.zeros(16, 16)}, CUDNN),
+        ({"key_heads": 2}, CUDNN),
+        ({"dropout": 0.1}, FLASH),
+        ({"head": 256}, CUDNN),
+        ({"head": 256, "capability": AMPERE}, FLASH),
+        ({"head": 20}, FLASH),
+        ({"dtype": torch.float32}, EFFICIENT),
+    ],
+)
+def test_priorities_of_the_job(arguments: Any, expected: SDPBackend) -> None:
+    """A job's own order decides among the kernels that can do it."""
+    with sdpa_kernel(TITAN, set_priority=True):
+        assert chosen(**arguments) == expected
+
+
+def test_only_enabled_kernels() -> None:
+    """`sdpa_kernel` leaves only what it names; if that cannot do it, there is an error as on CUDA."""
+    for backend in (FLASH, EFFICIENT, CUDNN, MATH):
+        with sdpa_kernel(backend):
+            assert chosen() == backend
+    with sdpa_kernel(FLASH), pytest.raises(RuntimeError, match="No available kernel"):
+        chosen(torch.float32)
+
+
+def test_layout() -> None:
+    """Three dimensions, or values that are not contiguous in the head, leave only math."""
+    attention = Attention(TargetGPU())
+    flat = torch.zeros(4, 16, 64, dtype=torch.bfloat16)
+    assert attention.choose(flat, flat, flat, None, 0.0, False) == MATH
+    q = torch.zeros(2, 4, 16, 16, dtype=torch.bfloat16)
+    assert attention.choose(q, q, q.transpose(-1, -2), None, 0.0, False) == MATH

@@ -1,0 +1,659 @@
+"""What is recorded of toy programs, each derived by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from autosac.trace import (
+    Alloc,
+    EventRecord,
+    EventWait,
+    Free,
+    HostWait,
+    Label,
+    ModuleEnter,
+    ModuleExit,
+    Op,
+    Phase,
+    RecordStream,
+    StreamWait,
+)
+
+Capture = Callable[..., Any]
+FLOAT = 4  # bytes
+
+
+class Toy(nn.Module):
+    """Two linear layers, 8 to 16 to 4, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16, bias=False), nn.Linear(16, 4, bias=False)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x).relu()) * self.scale
+
+
+def make_plain(device: torch.device) -> Any:
+    """Forward, backward and Adam on a batch of 2 that comes from the host."""
+    with device:
+        model = Toy()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        batch = torch.zeros(2, 8).to(device)
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+@pytest.fixture(scope="module")
+def plain(capture: Capture) -> Any:
+    """Of `make_plain`."""
+    return capture(make_plain)
+
+
+def test_operators_phases_and_modules(plain: Any) -> None:
+    """Every operator of a step is recorded with its phase and module, those of the backward with the module that made them."""
+    assert plain.placed() == [
+        ("other", "", "_to_copy"),
+        ("forward", "a", "mm"),
+        ("forward", "", "relu"),
+        ("forward", "b", "mm"),
+        ("forward", "", "mul"),
+        ("forward", "", "sum"),
+        ("forward", "", "ones_like"),
+        ("backward", "", "mul"),
+        ("backward", "b", "mm"),
+        ("backward", "b", "mm"),
+        ("backward", "", "threshold_backward"),
+        ("backward", "a", "mm"),
+        *(("optimizer", "", name) for name in (
+            "_foreach_lerp_", "_foreach_mul_", "_foreach_addcmul_", "_foreach_sqrt", "_foreach_div_", "_foreach_add_",
+            "_foreach_addcdiv_",
+        )),
+    ]  # fmt: skip
+
+
+def test_module_events(plain: Any) -> None:
+    """Modules are entered and left in the forward as they are called, in the backward in reverse."""
+    names = plain.trace.modules
+    found = [(type(e) is ModuleEnter, names[e.module], e.phase) for e in plain.of(ModuleEnter, ModuleExit)]
+    forward = [(True, "a"), (False, "a"), (True, "b"), (False, "b")]
+    backward = [(True, "b"), (False, "b"), (True, "a"), (False, "a")]
+    assert found == [(*e, Phase.FORWARD) for e in forward] + [(*e, Phase.BACKWARD) for e in backward]
+
+
+def test_module_table(plain: Any) -> None:
+    """The trace names all modules, their parents and classes."""
+    trace = plain.trace
+    assert trace.modules == ("", "a", "b")
+    assert trace.module_parents == (-1, 0, 0)
+    assert trace.module_classes == ("Toy", "Linear", "Linear")
+
+
+def test_source_lines(plain: Any) -> None:
+    """Forward and backward operators carry the line of this file that issued the forward one; Adam's its own."""
+    here = Path(Toy.forward.__code__.co_filename)
+    lines = Path(__file__).read_text().splitlines()
+    number = 1 + next(i for i, line in enumerate(lines) if "self.b(self.a(x).relu())" in line)
+    for name in ("mm", "relu", "threshold_backward", "mul"):
+        for operator in plain.operators(name):
+            assert plain.trace.sources[operator.source] == f"{'/'.join(here.parts[-2:])}:{number}"
+    (square_root,) = plain.operators("_foreach_sqrt")
+    assert plain.trace.sources[square_root.source].startswith("optim/adam.py:")
+
+
+def test_labels_of_residents(plain: Any) -> None:
+    """Parameters, buffers and both states of Adam are resident; gradients are not, they were set to None."""
+    assert sorted(plain.labelled(Label.PARAMETER)) == [16 * 4 * FLOAT, 8 * 16 * FLOAT]
+    assert plain.labelled(Label.BUFFER) == [4 * FLOAT]
+    assert sorted(plain.labelled(Label.OPTIMIZER_STATE)) == [256, 256, 512, 512]
+    assert plain.labelled(Label.GRADIENT) == [] and len(plain.trace.residents()) == 7
+
+
+def test_labels_within_the_step(plain: Any) -> None:
+    """The batch is an input, the parameters' gradients are gradients, the rest has no label."""
+    allocated = [event.storage for event in plain.of(Alloc)]
+    assert plain.labelled(Label.INPUT, allocated) == [2 * 8 * FLOAT]
+    assert plain.labelled(Label.GRADIENT, allocated) == [256, 512]
+    assert len(plain.labelled(Label.NONE, allocated)) == len(allocated) - 3
+
+
+def test_lifetimes(plain: Any) -> None:
+    """What autograd saves lives until its backward has run; what it does not save dies at once; gradients live on."""
+    relu, threshold = plain.operators("relu")[0], plain.operators("threshold_backward")[0]
+    first, second = plain.operators("mm")[:2]
+    events = plain.trace.events
+    # relu's backward uses its result: the result of the first layer dies as soon as relu has been computed.
+    assert events.index(relu) < plain.life(first.outputs[0])[1] < events.index(second)
+    _, end = plain.life(relu.outputs[0])
+    assert events.index(threshold) < end < events.index(plain.operators("_foreach_lerp_")[0])
+    # The product with the buffer is needed by nobody: autograd keeps the buffer, not the second layer's result.
+    assert plain.life(second.outputs[0])[1] == events.index(plain.operators("mul", Phase.FORWARD)[0]) + 1
+    gradient = plain.operators("mm", Phase.BACKWARD)[-1].outputs[0]
+    assert plain.life(gradient)[1] > events.index(plain.operators("_foreach_addcdiv_")[0])
+
+
+def test_every_allocation_is_released_once(plain: Any) -> None:
+    """Allocations and releases alternate for each storage, the prologue included."""
+    alive: set[int] = set()
+    for event in (*plain.trace.prologue, *plain.trace.events):
+        if type(event) is Alloc:
+            assert event.storage not in alive
+            alive.add(event.storage)
+        elif type(event) is Free:
+            alive.remove(event.storage)
+    assert sum(plain.trace.storages[s].nbytes for s in alive) == 768 + 16 + 2 * 768  # nothing but what is resident
+
+
+def test_mutated_arguments(plain: Any) -> None:
+    """In-place operators name the inputs that they write to."""
+    (update,) = plain.operators("_foreach_addcdiv_")
+    assert plain.signature(update).mutates == (0, 1) and len(update.inputs) == 6
+    assert {plain.trace.storages[s].label for s in update.inputs[:2]} == {Label.PARAMETER}
+    assert all(plain.signature(o).mutates == () for o in plain.operators("mm"))
+
+
+def test_optimizer_temporary_of_foreach(plain: Any, capture: Capture) -> None:
+    """Adam's foreach form on the GPU makes one temporary as large as all gradients; the CPU's for-loop form does not."""
+    (square_root,) = plain.operators("_foreach_sqrt")
+    assert sum(plain.trace.storages[s].nbytes for s in square_root.outputs) == 768
+    on_cpu = capture(make_plain, target="cpu")
+    assert not on_cpu.operators("_foreach_sqrt")
+    roots = on_cpu.operators("sqrt", Phase.OPTIMIZER)
+    assert [on_cpu.trace.storages[o.outputs[0]].nbytes for o in roots] == [512, 256]
+    assert on_cpu.life(roots[0].outputs[0])[1] < on_cpu.life(roots[1].outputs[0])[0]
+
+
+# ---- recomputation --------------------------------------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    """A block of two layers that is checkpointed, as a module or as a function, between two layers."""
+
+    def __init__(self, as_function: bool, use_reentrant: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8, bias=False)
+        self.block = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Softplus())
+        self.last = nn.Linear(8, 8, bias=False)
+        self.as_function, self.use_reentrant = as_function, use_reentrant
+
+    def work(self, x: torch.Tensor) -> torch.Tensor:
+        """The same without a module of its own around it."""
+        return torch.sin(self.block[2](torch.cos(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        function = self.work if self.as_function else self.block
+        return self.last(checkpoint(function, self.first(x), use_reentrant=self.use_reentrant))
+
+
+def make_checkpointed(early_stop: bool, **arguments: Any) -> Any:
+    """One forward and backward."""
+
+    def make_step(device: torch.device) -> Any:
+        with device:
+            model, x = Checkpointed(**arguments), torch.zeros(2, 8)
+
+        def step() -> None:
+            with set_checkpoint_early_stop(early_stop):
+                model(x).sum().backward()
+            model.zero_grad()
+
+        return model, step
+
+    return make_step
+
+
+BACKWARD_OF_BLOCK = [
+    ("backward", "block.3", "softplus_backward"),
+    ("backward", "block.2", "mm"),
+    ("backward", "block.2", "mm"),
+    ("backward", "block.1", "tanh_backward"),
+    ("backward", "block.0", "mm"),
+    ("backward", "block.0", "mm"),
+    ("backward", "first", "mm"),
+]
+RECOMPUTATION = [
+    ("recompute", "block.0", "mm"),
+    ("recompute", "block.1", "tanh"),
+    ("recompute", "block.2", "mm"),
+    ("recompute", "block.3", "softplus"),
+]
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_recomputed_module(capture: Capture, early_stop: bool) -> None:
+    """A checkpointed module runs again before its backward; early stop skips what nothing needs: the last operator."""
+    reading = capture(make_checkpointed(early_stop, as_function=False))
+    backward = reading.placed()[8:]
+    assert reading.placed()[:8] == [
+        ("forward", "first", "mm"),
+        ("forward", "block.0", "mm"),
+        ("forward", "block.1", "tanh"),
+        ("forward", "block.2", "mm"),
+        ("forward", "block.3", "softplus"),
+        ("forward", "last", "mm"),
+        ("forward", "", "sum"),
+        ("forward", "", "ones_like"),
+    ]
+    recomputed = RECOMPUTATION[:-1] if early_stop else RECOMPUTATION
+    assert backward == [("backward", "last", "mm"), ("backward", "last", "mm"), *recomputed, *BACKWARD_OF_BLOCK]
+
+
+def test_module_events_balance_under_early_stop(capture: Capture) -> None:
+    """Modules that an early stop leaves by an exception are left in the trace, too."""
+    reading = capture(make_checkpointed(True, as_function=False))
+    open_modules: list[tuple[int, Phase]] = []
+    for event in reading.of(ModuleEnter, ModuleExit):
+        if type(event) is ModuleEnter:
+            open_modules.append(tuple(event))
+        else:
+            assert open_modules.pop() == tuple(event)
+    assert not open_modules
+
+
+def test_recomputed_function(capture: Capture) -> None:
+    """Operators of a checkpointed function are recomputation, outside of any module that it calls, too."""
+    reading = capture(make_checkpointed(False, as_function=True))
+    assert [place for place in reading.placed() if place[0] == "recompute"] == [
+        ("recompute", "", "cos"),
+        ("recompute", "block.2", "mm"),
+        ("recompute", "", "sin"),
+    ]
+    assert [place for place in reading.placed() if place[0] == "backward"] == [
+        ("backward", "last", "mm"),
+        ("backward", "last", "mm"),
+        ("backward", "", "cos"),
+        ("backward", "", "mul"),
+        ("backward", "block.2", "mm"),
+        ("backward", "block.2", "mm"),
+        ("backward", "", "sin"),
+        ("backward", "", "neg"),
+        ("backward", "", "mul"),
+        ("backward", "first", "mm"),
+    ]
+
+
+def test_reentrant_checkpoint(capture: Capture) -> None:
+    """The older, re-entrant form recomputes and then runs a backward inside of the backward."""
+    reading = capture(make_checkpointed(False, as_function=False, use_reentrant=True))
+    assert reading.placed()[10:] == [*RECOMPUTATION, *BACKWARD_OF_BLOCK]
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def make_shared(device: torch.device) -> Any:
+    """x is used by two layers and a residual connection; two microbatches."""
+    with device:
+        model = nn.ModuleDict({"a": nn.Linear(8, 8, bias=False), "b": nn.Linear(8, 8, bias=False)})
+        embedding, data = nn.Parameter(torch.zeros(4, 8)), torch.zeros(4, 8)
+    model.register_parameter("embedding", embedding)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        for _ in range(2):
+            x = embedding * data
+            (model["a"](x) + model["b"](x) + x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+@pytest.fixture(scope="module")
+def shared(capture: Capture) -> Any:
+    """Of `make_shared`."""
+    return capture(make_shared)
+
+
+def test_engine_adds_gradients_in_place(shared: Any) -> None:
+    """Of the two additions of x's three gradients, the first is into new memory (the loss's gradient is an expanded
+    scalar that others use), and the second into the sum of the first, as autograd's engine does.
+    """
+    additions = [o for o in shared.operators("add", Phase.BACKWARD) if shared.signature(o).outputs[0].shape == (4, 8)]
+    assert len(additions) == 4  # two in each microbatch
+    for first, second in (additions[:2], additions[2:]):
+        assert first.outputs[0] not in first.inputs
+        assert second.outputs[0] == second.inputs[0] == first.outputs[0]
+
+
+def test_accumulated_gradients(shared: Any) -> None:
+    """The second microbatch adds to the first's gradients in place; they are released after the optimizer's step."""
+    (update,) = shared.operators("_foreach_add_", Phase.OPTIMIZER)
+    gradients = update.inputs[3:]
+    assert shared.labelled(Label.GRADIENT, gradients) == [128, 256, 256]
+    for gradient in gradients:
+        begin, end = shared.life(gradient)
+        assert begin < shared.trace.events.index(update) < end
+    accumulated = [o for o in shared.operators("add_") if o.phase is Phase.BACKWARD]
+    assert {o.inputs[0] for o in accumulated} == set(gradients)
+    assert all(shared.signature(o).mutates == (0,) and o.outputs == o.inputs[:1] for o in accumulated)
+
+
+def test_optimizer_within_the_backward_and_closures(capture: Capture) -> None:
+    """An optimizer that steps in a gradient's hook, or that calls forward and backward itself, keeps all phases apart."""
+
+    def make_step(device: torch.device) -> Any:
+        with device:
+            model, x = Toy(), torch.zeros(2, 8)
+        inner = torch.optim.SGD([model.b.weight], lr=0.1)
+        outer = torch.optim.SGD([model.a.weight], lr=0.1)
+
+        def hook(parameter: torch.Tensor) -> None:
+            inner.step()
+            parameter.grad = None
+
+        model.b.weight.register_post_accumulate_grad_hook(hook)
+
+        def closure() -> torch.Tensor:
+            outer.zero_grad()
+            loss = model(x).sum()
+            loss.backward()
+            return loss
+
+        return model, lambda: outer.step(closure)
+
+    assert capture(make_step).placed() == [
+        ("forward", "a", "mm"),
+        ("forward", "", "relu"),
+        ("forward", "b", "mm"),
+        ("forward", "", "mul"),
+        ("forward", "", "sum"),
+        ("forward", "", "ones_like"),
+        ("backward", "", "mul"),
+        ("backward", "b", "mm"),
+        ("backward", "b", "mm"),
+        ("optimizer", "", "_foreach_add_"),
+        ("backward", "", "threshold_backward"),
+        ("backward", "a", "mm"),
+        ("optimizer", "", "_foreach_add_"),
+    ]
+
+
+def test_double_backward(capture: Capture) -> None:
+    """A backward that creates a graph is a backward, not a recomputation, although gradients are enabled in it."""
+
+    def make_step(device: torch.device) -> Any:
+        with device:
+            model, x = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh()), torch.zeros(2, 8)
+        x.requires_grad_()
+
+        def step() -> None:
+            (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            gradient.sum().backward()
+            model.zero_grad()
+            x.grad = None
+
+        return model, step
+
+    reading = capture(make_step)
+    assert {phase for phase, _, _ in reading.placed()} == {"forward", "backward", "other"}
+    (first,) = reading.operators("tanh_backward")[:1]
+    assert first.phase is Phase.BACKWARD and reading.trace.modules[first.module] == "1"
+
+
+# ---- streams and waits ----------------------------------------------------------------------------------------------
+
+
+def make_streams(device: torch.device) -> Any:
+    """A side stream that waits for the compute stream, is waited for by an event, and leaves a tensor to it."""
+    module = torch.get_device_module(device)
+
+    def step() -> None:
+        a = torch.zeros(16, device=device)
+        side = module.Stream()
+        side.wait_stream(module.current_stream())
+        with module.stream(side):
+            b = a + 1
+            ready = module.Event()
+            ready.record()
+        module.current_stream().wait_event(ready)
+        b.record_stream(module.current_stream())
+        b + a
+        ready.synchronize()
+        side.synchronize()
+        module.synchronize()
+
+    return step
+
+
+def test_streams_and_events(capture: Capture) -> None:
+    """Streams, events and waits of the device's module are recorded where they happen."""
+    reading = capture(make_streams)
+    on_side, on_compute = reading.operators("add")
+    side = on_side.stream
+    assert on_compute.stream == 0 < side and len(reading.trace.streams) == side + 1
+    record = reading.of(EventRecord)[0]
+    assert record == EventRecord(record.event, side)
+    assert reading.trace.storages[on_side.outputs[0]].stream == side
+    kinds = (Op, StreamWait, EventRecord, EventWait, RecordStream, HostWait)
+    assert list(map(repr, reading.of(*kinds)[1:])) == [repr(event) for event in (  # events of two types may be equal
+        StreamWait(side, 0),
+        on_side,
+        record,
+        EventWait(record.event, 0),
+        RecordStream(on_side.outputs[0], 0),
+        on_compute,
+        HostWait(-1, record.event, "event"),
+        HostWait(side, -1, "stream"),
+        HostWait(-1, -1, "device"),
+    )]  # fmt: skip
+
+
+def make_host_waits(device: torch.device) -> Any:
+    """Everything that makes the host wait for values, and what does not."""
+    host = torch.zeros(4)
+
+    def step() -> None:
+        x = host.to(device)  # waits
+        host.to(device, non_blocking=True)
+        x.to("cpu", non_blocking=True)
+        x.cpu()  # waits
+        x.copy_(host)  # waits
+        x.copy_(host, non_blocking=True)
+        x.to(torch.bfloat16)
+        x.sum().item()  # waits
+        mask = torch.tensor([True, False, True], device=device)  # waits: copied from the host
+        mask.nonzero()  # waits
+        host.sum().item()
+
+    return step
+
+
+def test_host_waits(capture: Capture) -> None:
+    """Reads and copies that CUDA blocks for make the host wait for the current stream; the others do not."""
+    reading = capture(make_host_waits)
+    found = [(reading.name(before), wait.reason) for before, wait in zip(
+        [e for e in reading.trace.events if type(e) in (Op, HostWait)],
+        [e for e in reading.trace.events if type(e) in (Op, HostWait)][1:], strict=False,
+    ) if type(wait) is HostWait]  # fmt: skip
+    assert found == [
+        ("_to_copy", "stream"),
+        ("_to_copy", "stream"),
+        ("copy_", "stream"),
+        ("sum", "item"),
+        ("_to_copy", "stream"),
+        ("nonzero", "item"),
+    ]
+    assert all(wait.stream == 0 for wait in reading.of(HostWait))
+
+
+# ---- random operators and attention ---------------------------------------------------------------------------------
+
+
+def make_random(device: torch.device) -> Any:
+    """Dropout, and attention with and without dropout."""
+    q = torch.zeros(1, 2, 16, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+
+    def step() -> None:
+        F.dropout(q, 0.1)
+        torch.randn(4, device=device)
+        torch.zeros(4, device=device).uniform_()
+        for dropout in (0.0, 0.5):
+            F.scaled_dot_product_attention(q, q, q, dropout_p=dropout)
+
+    return step
+
+
+def test_random_operators(capture: Capture) -> None:
+    """What draws from the device's generator is marked; attention only with dropout."""
+    reading = capture(make_random)
+    flagged = [(reading.name(o), reading.signature(o).is_random) for o in reading.operators()]
+    attention = "_scaled_dot_product_flash_attention"
+    assert flagged == [
+        ("native_dropout", True),
+        ("randn", True),
+        ("zeros", False),
+        ("uniform_", True),
+        (attention, False),
+        (attention, True),
+    ]
+    uniform = reading.operators("uniform_")[0]
+    assert reading.signature(uniform).mutates == (0,) and uniform.outputs == uniform.inputs
+
+
+# ---- autocast -------------------------------------------------------------------------------------------------------
+
+
+def make_autocast(device: torch.device) -> Any:
+    """One layer twice in an autocast region, a norm and a loss in it, and the layer once more in a second region."""
+    with device:
+        model, x = nn.Linear(8, 8, bias=False), torch.zeros(2, 8)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            y = model(model(x))
+            F.layer_norm(y, (8,))
+            F.log_softmax(y, -1).sum()
+            del y  # the graph needed the cast weight, too
+            torch.zeros(3, device=device)
+        with torch.autocast(device.type, torch.bfloat16):
+            model(x)
+
+    return model, step
+
+
+def test_autocast(capture: Capture) -> None:
+    """The weight is cast once a region and its copy dies with the region; norms and softmax run in float32."""
+    reading = capture(make_autocast)
+    weight = next(s for s in reading.trace.residents() if reading.trace.storages[s].label is Label.PARAMETER)
+    casts = [o for o in reading.operators("_to_copy") if o.inputs == (weight,)]
+    first, second = casts
+    assert reading.trace.storages[first.outputs[0]].nbytes == 8 * 8 * 2
+    users = [o for o in reading.operators("mm") if first.outputs[0] in o.inputs]
+    assert len(users) == 2
+    release = reading.life(first.outputs[0])[1]
+    assert reading.trace.events.index(reading.operators("zeros")[0]) < release < reading.trace.events.index(second)
+    for name in ("native_layer_norm", "_log_softmax", "sum"):
+        assert {meta.dtype for meta in reading.signature(reading.operators(name)[0]).inputs} == {"float32"}
+
+
+def test_half_softmax_into_float32_needs_no_copy(capture: Capture) -> None:
+    """CUDA's softmax reads a float16 and writes float32 in one kernel; bfloat16 is cast first."""
+
+    def make_step(device: torch.device) -> Any:
+        half = torch.zeros(2, 8, device=device, dtype=torch.float16)
+        brain = torch.zeros(2, 8, device=device, dtype=torch.bfloat16)
+
+        def step() -> None:
+            F.log_softmax(half, -1, dtype=torch.float32)
+            F.log_softmax(brain, -1, dtype=torch.float32)
+
+        return step
+
+    reading = capture(make_step)
+    assert [reading.name(o) for o in reading.operators()] == ["_log_softmax", "_to_copy", "_log_softmax"]
+    assert [meta.dtype for o in reading.operators("_log_softmax") for meta in reading.signature(o).inputs] == [
+        "float16",
+        "float32",
+    ]
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+def make_values(device: torch.device) -> Any:
+    """Questions about data, whose answers are sizes of tensors (in the order of the test below)."""
+    scores = torch.zeros(6, 4, device=device)
+
+    def step() -> None:
+        def tell(value: Any) -> None:
+            torch.empty(int(value), dtype=torch.uint8, device=device)
+
+        _, experts = scores.topk(2, dim=-1)
+        for count in torch.bincount(experts.flatten(), minlength=4).tolist():
+            tell(count)
+        tell(torch.tensor([3, 4], device=device).sum().item())
+        tell((torch.arange(10, device=device) < 7).nonzero().shape[0])
+        tell(1 + scores.sum().to(torch.int64).item())
+        tell(1 + int((scores > 0).any().item()))
+        counts = torch.ones(5, dtype=torch.int64, device=device)
+        counts[:2].zero_()
+        tell(counts.sum().item())
+        counts[3:] += 4
+        tell(counts.sum().item())
+        counts[0].copy_(scores[0, 0])
+        tell(1 + counts.sum().item())
+
+    return step
+
+
+def test_values(capture: Capture) -> None:
+    """Routing is balanced, integers follow from their inputs through views, what is unknown is 1 or False."""
+    reading = capture(make_values)
+    told = [
+        reading.signature(event).outputs[0].shape[0]
+        for _, event in reading.trace.operators()
+        if reading.name(event) == "empty" and reading.signature(event).outputs[0].dtype == "uint8"
+    ]
+    balanced, known, unknown = [3, 3, 3, 3], [7, 7], [2, 1]
+    assert told == [*balanced, *known, *unknown, 3, 11, 2]
+
+
+def test_attention_under_autograd(capture: Capture) -> None:
+    """Attention's forward and backward are the kernels that CUDA would run; a head of 20 is padded to 24 for flash."""
+
+    def make_step(device: torch.device) -> Any:
+        def step() -> None:
+            for dtype, head in ((torch.float32, 64), (torch.bfloat16, 20), (torch.float64, 64)):
+                q = torch.zeros(1, 2, 16, head, device=device, dtype=dtype, requires_grad=True)
+                F.scaled_dot_product_attention(q, q, q).sum().backward()
+
+        return step
+
+    reading = capture(make_step)
+    kernels = [reading.name(o) for o in reading.operators() if "scaled_dot" in reading.name(o)]
+    assert kernels == [
+        f"_scaled_dot_product_{kind}_attention{suffix}" for kind in ("efficient", "flash") for suffix in ("", "_backward")
+    ]
+    flash = reading.operators("_scaled_dot_product_flash_attention")[0]
+    assert {meta.shape[-1] for meta in reading.signature(flash).inputs} == {24}
+    math = [o for o in reading.operators("bmm") if reading.signature(o).outputs[0].dtype == "float64"]
+    assert len(math) == 2 + 4  # two products forward, four backward
+
+
+def test_boolean_masks_become_additive_in_the_dtype_of_the_query(capture: Capture) -> None:
+    """The efficient kernel's mask is made in one operator, as large as the mask in the query's dtype."""
+
+    def make_step(device: torch.device) -> Any:
+        q = torch.zeros(1, 2, 16, 64, device=device, dtype=torch.bfloat16)
+        mask = torch.zeros(16, 16, device=device, dtype=torch.bool)
+        return lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    reading = capture(make_step)
+    (where,) = reading.operators("where")
+    assert reading.trace.storages[where.outputs[0]].nbytes == 16 * 16 * 2
+    assert not reading.operators("_to_copy")
