@@ -1,4 +1,4 @@
-"""The command line: ``autosac plan | simulate | explain``.
+"""The command line: ``autosac plan | simulate | explain | diff``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 130 interrupted.
@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_simulate(commands)
     _add_explain(commands)
+    _add_diff(commands)
     return parser
 
 
@@ -74,6 +75,16 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     decision = command.add_argument_group("the decision")
     decision.add_argument("--budget", default="85%", help="memory a GPU may use: 68GiB, 73GB, 85%% (default 85%%)")
     decision.add_argument(
+        "--budgets", metavar="A,B,...", help="several budgets in one go: 40GiB,45GiB,50GiB (instead of --budget)"
+    )
+    decision.add_argument(
+        "--pareto", type=_positive, metavar="N", help="N budgets from the least that will do to no checkpointing"
+    )
+    decision.add_argument(
+        "--pareto-html", type=Path, metavar="FILE", help="the curve as a page (with --budgets or --pareto)"
+    )
+    decision.add_argument("--pareto-png", type=Path, metavar="FILE", help="the curve as a picture")
+    decision.add_argument(
         "--budget-kind",
         choices=("reserved", "active"),
         default="reserved",
@@ -87,7 +98,14 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     decision.add_argument(
         "--gap", type=float, default=5e-3, help="relative gap at which the MILP stops (default 0.005)"
     )
-    decision.add_argument("-o", "--output", type=Path, default=None, metavar="PLAN.json", help="write the plan here")
+    decision.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=None,
+        metavar="PLAN.json",
+        help="write the plan here (several: plan-40GiB.json, ...)",
+    )
     decision.set_defaults(run="plan")
 
 
@@ -117,6 +135,14 @@ def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("--module", metavar="NAME", help="one module, operator by operator")
     _add_output(command)
     command.set_defaults(run="explain")
+
+
+def _add_diff(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser("diff", help="show in what two plans differ")
+    command.add_argument("a", type=Path, metavar="A.json")
+    command.add_argument("b", type=Path, metavar="B.json")
+    _add_output(command)
+    command.set_defaults(run="diff")
 
 
 def _positive(text: str) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autosac import reports
-from autosac.errors import UsageError
+from autosac.errors import InfeasibleError, UsageError
 from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_job
-from autosac.planning import Goal
+from autosac.plan_diff import compare_plans
+from autosac.planning import Goal, Planned
 from autosac.plans import Plan
 from autosac.progress import progress_line
 from autosac.quantities import parse_budget
@@ -20,7 +22,7 @@ from autosac.simulation import Simulation
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
-    {"plan": plan, "simulate": simulate, "explain": explain}[arguments.run](arguments)
+    {"plan": plan, "simulate": simulate, "explain": explain, "diff": diff}[arguments.run](arguments)
 
 
 def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
@@ -49,28 +51,78 @@ def _check_writable(*paths: Path | None) -> None:
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    """``autosac plan``."""
-    _check_writable(arguments.output)
+    """``autosac plan``: one budget, or several."""
+    _check_writable(arguments.output, arguments.pareto_html, arguments.pareto_png)
+    if arguments.budgets and arguments.pareto:
+        raise UsageError("give --budgets or --pareto, not both")
+    several = bool(arguments.budgets or arguments.pareto)
+    if (arguments.pareto_html or arguments.pareto_png) and not several:
+        raise UsageError("a Pareto curve needs --budgets or --pareto")
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
+        gpu_bytes = job.target.hardware.usable_bytes
         goal = Goal(
-            budget_bytes=parse_budget(arguments.budget, job.target.hardware.usable_bytes),
+            budget_bytes=parse_budget(arguments.budget, gpu_bytes),
             budget_kind=arguments.budget_kind,
             solver=arguments.solver,
             milp=arguments.milp,
             time_limit_s=arguments.time_limit,
             gap=arguments.gap,
         )
-        planned = plan_titan_job(job, goal)
-    if arguments.output is not None:
-        planned.plan.save(arguments.output)
+        budgets = [parse_budget(text, gpu_bytes) for text in (arguments.budgets or "").split(",") if text]
+        results = plan_titan_job(job, goal, budgets, pareto=arguments.pareto or 0)
+    found = [result for result in results if isinstance(result, Planned)]
+    if not found:
+        raise next(result for result in results if isinstance(result, InfeasibleError))
+    written = _write_plans(arguments.output, found, several)
+    _write_pareto(arguments, found)
     if arguments.json:
-        print(planned.plan.to_bytes().decode(), end="")
+        documents = [json.loads(planned.plan.to_bytes()) for planned in found]
+        print(json.dumps(documents if several else documents[0], indent=1))
         return
     out = reports.console()
-    out.print(reports.plan_summary(planned.plan, planned.notes))
-    if arguments.output is not None:
-        out.print(f"plan written to {arguments.output}")
+    if several:
+        out.print(reports.budgets_table(found))
+        for result in results:
+            if isinstance(result, InfeasibleError):
+                out.print(f"- {result}")
+    else:
+        out.print(reports.plan_summary(found[0].plan, found[0].notes))
+    for path in written:
+        out.print(f"plan written to {path}")
+
+
+def _write_plans(output: Path | None, found: Sequence[Planned], several: bool) -> list[Path]:
+    """One plan under the name given, several with their budgets in their names."""
+    if output is None:
+        return []
+    written = []
+    for planned in found:
+        gib = planned.plan.made_for.budget_bytes / 2**30
+        path = output.with_name(f"{output.stem}-{gib:.4g}GiB{output.suffix}") if several else output
+        planned.plan.save(path)
+        written.append(path)
+    return written
+
+
+def _write_pareto(arguments: argparse.Namespace, found: Sequence[Planned]) -> None:
+    if arguments.pareto_html is None and arguments.pareto_png is None:
+        return
+    from autosac.pareto import pareto_html, pareto_png
+
+    for path, draw in ((arguments.pareto_html, pareto_html), (arguments.pareto_png, pareto_png)):
+        if path is not None:
+            draw(path, [planned.plan for planned in found])
+
+
+def diff(arguments: argparse.Namespace) -> None:
+    """``autosac diff``."""
+    a, b = Plan.load(arguments.a), Plan.load(arguments.b)
+    differences = compare_plans(a, b)
+    if arguments.json:
+        print(json.dumps(asdict(differences), indent=1))
+        return
+    reports.console().print(reports.difference_tables(differences, str(arguments.a), str(arguments.b)))
 
 
 def simulate(arguments: argparse.Namespace) -> None:

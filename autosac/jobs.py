@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
-from autosac.errors import UsageError
-from autosac.planning import Goal, Planned, make_plan
+from autosac.errors import InfeasibleError, UsageError
+from autosac.planning import Goal, Planned, make_plans, pareto_budgets
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, selective_modules_of
@@ -141,23 +141,23 @@ class TitanCaptures:
         self._folder = folder
         self._plans = 0
         self._observed = server.submit(job.request("none", observe=True))
-        self._baselines: dict[str, Future[Trace]] = {}
+        self._base: Simulation | None = None
+        self._baselines: dict[str, Simulation] = {}
 
     def observed(self) -> Simulation:
         """The step without checkpointing, its regions observed."""
-        return simulation_of(self._observed.result(), self._job.target)
-
-    def start_baselines(self) -> None:
-        """Capture the baselines beside whatever else runs."""
-        for name in BASELINES[1:]:
-            self._baselines[name] = self._server.submit(self._job.request(name))
+        if self._base is None:
+            self._base = simulation_of(self._observed.result(), self._job.target)
+        return self._base
 
     def baselines(self) -> Mapping[str, Simulation]:
         """The step under each of BASELINES."""
         if not self._baselines:
-            self.start_baselines()
-        others = {name: simulation_of(future.result(), self._job.target) for name, future in self._baselines.items()}
-        return {"none": self.observed(), **others}
+            futures = {name: self._server.submit(self._job.request(name)) for name in BASELINES[1:]}
+            self._baselines = {
+                name: simulation_of(future.result(), self._job.target) for name, future in futures.items()
+            }
+        return {"none": self.observed(), **self._baselines}
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
@@ -168,15 +168,22 @@ class TitanCaptures:
         return simulation_of(trace, self._job.target, plan)
 
 
-def plan_titan_job(job: TitanJob, goal: Goal) -> Planned:
-    """Plan the job. InfeasibleError if no plan meets the budget; CaptureError if the job cannot be captured."""
-    import tempfile
+def plan_titan_job(
+    job: TitanJob, goal: Goal, budgets_bytes: Sequence[int] = (), *, pareto: int = 0
+) -> tuple[Planned | InfeasibleError, ...]:
+    """Plan the job for the goal's budget, for several budgets, or for `pareto` budgets evenly spaced over all that matter.
 
+    An InfeasibleError stands where no plan meets a budget. CaptureError if the job cannot be captured.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="autosac-") as folder,
         CaptureServer(debug=job.debug, on_progress=job.progress) as server,
     ):
-        return make_plan(TitanCaptures(job, server, Path(folder)), goal, job.progress)
+        captures = TitanCaptures(job, server, Path(folder))
+        budgets = (
+            pareto_budgets(captures, goal.budget_kind, pareto) if pareto else budgets_bytes or (goal.budget_bytes,)
+        )
+        return make_plans(captures, goal, budgets, job.progress)
 
 
 def plan_job(
@@ -185,4 +192,7 @@ def plan_job(
     """What the TorchTitan plugin calls on rank 0: the plan for the running job."""
     job = TitanJob.of(config_file, gpu=gpu, world_size=world_size, overrides=tuple(overrides))
     goal = Goal(budget_bytes=parse_budget(budget, job.target.hardware.usable_bytes), solver=solver)
-    return plan_titan_job(replace(job), goal).plan
+    (planned,) = plan_titan_job(job, goal)
+    if isinstance(planned, InfeasibleError):
+        raise planned
+    return planned.plan

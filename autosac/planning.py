@@ -22,7 +22,7 @@ from autosac.plans import Plan, Prediction
 from autosac.search import Candidate, Search
 from autosac.simulation import Simulation
 
-__all__ = ["Captures", "Goal", "Planned", "Planner", "full_plan", "make_plan", "make_plans"]
+__all__ = ["Captures", "Goal", "Planned", "Planner", "full_plan", "make_plan", "make_plans", "pareto_budgets"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,16 @@ def make_plans(
         except InfeasibleError as e:
             found.append(e)
     return tuple(found)
+
+
+def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]:
+    """`count` budgets from the least that any plan needs to what no checkpointing needs, evenly spaced, ascending."""
+    if count < 2:
+        raise UsageError("a Pareto curve needs at least two budgets")
+    baselines = captures.baselines()
+    high = captures.observed().peak_bytes(kind)
+    low = min(simulation.peak_bytes(kind) for simulation in baselines.values())
+    return tuple(low + (high - low) * i // (count - 1) for i in range(count))
 
 
 def _planned(best: Candidate, goal: Goal, baselines: Mapping[str, Prediction], notes: tuple[str, ...]) -> Planned:

@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autosac.memory_sim import Category
+from autosac.plan_diff import PlanDifference
+from autosac.planning import Planned
 from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.quantities import format_bytes, format_ms
 from autosac.simulation import Simulation
@@ -61,6 +63,59 @@ def plan_summary(plan: Plan, notes: Sequence[str] = ()) -> RenderableType:
         parts.append(unit_table(plan.units))
     parts += [Text(f"- {note}") for note in notes]
     return Group(*parts)
+
+
+def budgets_table(found: Sequence[Planned]) -> Table:
+    """One row per budget, and the usual policies below."""
+    kind = found[0].plan.made_for.budget_kind
+    table = Table(title=f"{found[0].plan.made_for.model}: plans by budget ({kind})")
+    for heading in ("budget", "step time", "recompute", "peak active", "peak reserved", "of budget", "modules"):
+        table.add_column(heading, justify="right")
+    for planned in found:
+        made_for, p = planned.plan.made_for, planned.plan.predictions["autosac"]
+        peak = planned.simulation.peak_bytes(kind)
+        table.add_row(
+            format_bytes(made_for.budget_bytes), format_ms(p.step_ms), format_ms(p.recompute_ms),
+            format_bytes(p.peak_active_bytes), format_bytes(p.peak_reserved_bytes or 0),
+            f"{peak / made_for.budget_bytes:.1%}", str(len(planned.plan.units)),
+        )  # fmt: skip
+    table.add_section()
+    for name, p in found[0].plan.predictions.items():
+        if name != "autosac":
+            table.add_row(
+                POLICY_NAMES.get(name, name), format_ms(p.step_ms), format_ms(p.recompute_ms),
+                format_bytes(p.peak_active_bytes), format_bytes(p.peak_reserved_bytes or 0), "", "",
+            )  # fmt: skip
+    return table
+
+
+def difference_tables(difference: PlanDifference, a: str, b: str) -> RenderableType:
+    """What `autosac diff` shows."""
+    if not (difference.made_for or difference.predictions or difference.units):
+        return Text("the plans are the same")
+    parts: list[RenderableType] = []
+    if difference.made_for:
+        table = Table("made for", a, b, title="Made for")
+        for name, left, right in difference.made_for:
+            table.add_row(name, left, right)
+        parts.append(table)
+    if difference.predictions:
+        table = Table("prediction", a, b, "change", title="Predictions")
+        for name, before, after in difference.predictions:
+            table.add_row(name, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
+        parts.append(table)
+    if difference.units:
+        table = Table("module", a, b, "only A keeps", "only B keeps", title="Modules")
+        for name, left, right, only_a, only_b in difference.units:
+            table.add_row(name, left, right, _short(only_a), _short(only_b))
+        parts.append(table)
+    else:
+        parts.append(Text("all modules are treated alike"))
+    return Group(*parts)
+
+
+def _short(operators: Sequence[str]) -> str:
+    return ", ".join(op.removeprefix("aten.").replace(".default", "") for op in operators)
 
 
 def unit_table(units: Sequence[Unit]) -> Table:

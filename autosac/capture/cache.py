@@ -22,6 +22,8 @@ _MEMOS: dict[str, Any] = {
     for name in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo")
     for suffix in ("", "_vc", "_epoch")
 }
+# Torch 2.13 keeps the device behind a property, 2.11 in a plain attribute.
+_DEVICE = "_fake_device" if isinstance(getattr(FakeTensor, "fake_device", None), property) else "fake_device"
 _make_subclass = torch.Tensor._make_subclass
 _empty_strided = torch.empty_strided
 
@@ -48,7 +50,7 @@ def describe(key: list[Any], args: Iterable[Any], tensors: list[FakeTensor]) -> 
         if kind is FakeTensor:
             if arg.constant is not None:
                 raise NotCacheable
-            key += (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg._fake_device)
+            key += (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device)
             tensors.append(arg)
         elif kind is list or kind is tuple:
             key.append(len(arg))
@@ -114,7 +116,7 @@ class DispatchCache:
         template = self._templates.get(device)
         if template is None:
             template = self._templates[device] = dict(
-                _MEMOS, _fake_device=device, fake_mode=self.mode, constant=None, pytype=None, dispatch_keys=None,
+                _MEMOS, **{_DEVICE: device}, fake_mode=self.mode, constant=None, pytype=None, dispatch_keys=None,
                 real_tensor=None,
             )  # fmt: skip
         tensor.__dict__.update(template)

@@ -1,7 +1,7 @@
 """torch.compile: Dynamo, AOTAutograd and the min-cut partitioner run as they are; only Inductor's code generation is replaced.
 
-The compiled callable interprets the partitioned graph on the simulated device, so that every operator that the compiled job
-would run (fused or not) is captured with its memory. torch 2.11 to 2.13.
+The compiled callable interprets the partitioned graph on the simulated device, with Inductor's kernels in place of the
+operators that it would fuse (fusion.py). torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -46,10 +46,13 @@ def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
 
 
 def _interpret(graph: Any, _: Any, *, as_region: bool) -> Any:
-    """A boxed callable that runs the graph operator by operator."""
+    """A boxed callable that runs the graph, and lets go of each value with its last use."""
+    from autosac.capture.fusion import fuse
+
+    graph = fuse(graph)
 
     def run(args: list[Any]) -> Any:
-        return graph(*args)
+        return torch.fx.Interpreter(graph).boxed_run(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     if not as_region:

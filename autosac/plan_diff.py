@@ -1,0 +1,76 @@
+"""In what two plans differ: what they were made for, what they predict, which modules and operators they decide otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from autosac.plans import Plan, Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDifference:
+    """`made_for` and `predictions`: name, value in A, value in B. `units`: module, what A does, what B does, and the
+    operators (with their occurrence) that A keeps and B recomputes, and the other way round.
+    """
+
+    made_for: tuple[tuple[str, str, str], ...]
+    predictions: tuple[tuple[str, float, float], ...]
+    units: tuple[tuple[str, str, str, tuple[str, ...], tuple[str, ...]], ...]
+
+
+def compare_plans(a: Plan, b: Plan) -> PlanDifference:
+    """The differences between two plans."""
+    first, second = asdict(a.made_for), asdict(b.made_for)
+    settings = {**first.pop("job_settings"), **first}, {**second.pop("job_settings"), **second}
+    made_for = tuple(
+        (name, str(settings[0].get(name, "-")), str(settings[1].get(name, "-")))
+        for name in {**settings[0], **settings[1]}
+        if name != "parameters" and settings[0].get(name) != settings[1].get(name)
+    )
+    units_a, units_b = ({unit.fqn: unit for unit in plan.units} for plan in (a, b))
+    names = sorted({*units_a, *units_b}, key=_natural)
+    return PlanDifference(
+        made_for=made_for,
+        predictions=_predictions(a, b),
+        units=tuple(
+            _unit(name, units_a.get(name), units_b.get(name))
+            for name in names
+            if units_a.get(name) != units_b.get(name)
+        ),
+    )
+
+
+def _predictions(a: Plan, b: Plan) -> tuple[tuple[str, float, float], ...]:
+    p, q = a.predictions.get("autosac"), b.predictions.get("autosac")
+    if p is None or q is None:
+        return ()
+    rows = [
+        ("step ms", p.step_ms, q.step_ms),
+        ("recompute ms", p.recompute_ms, q.recompute_ms),
+        ("peak active GiB", p.peak_active_bytes / 2**30, q.peak_active_bytes / 2**30),
+    ]
+    if p.peak_reserved_bytes is not None and q.peak_reserved_bytes is not None:
+        rows.append(("peak reserved GiB", p.peak_reserved_bytes / 2**30, q.peak_reserved_bytes / 2**30))
+    return tuple(rows)
+
+
+def _unit(name: str, a: Unit | None, b: Unit | None) -> tuple[str, str, str, tuple[str, ...], tuple[str, ...]]:
+    kept_a, kept_b = _kept(a), _kept(b)
+    if a is None or b is None:
+        return name, _does(a), _does(b), (), ()
+    return name, _does(a), _does(b), tuple(sorted(kept_a - kept_b)), tuple(sorted(kept_b - kept_a))
+
+
+def _does(unit: Unit | None) -> str:
+    if unit is None:
+        return "not checkpointed"
+    return f"keeps {unit.kept_bytes / 2**20:.1f} MiB, recomputes {unit.recompute_ms:.2f} ms"
+
+
+def _kept(unit: Unit | None) -> set[str]:
+    return {f"{d.op}#{d.occurrence}" for d in unit.decisions if d.keep} if unit is not None else set()
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """layers.2 before layers.10."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
