@@ -56,8 +56,12 @@ class Era:
         )
 
 
-SPRING_2024 = Era(name="2024-04", norm="native", keeps_logits=True, reduces_in_stream=True, optimizer="foreach", allocator="")
-SUMMER_2024 = Era(name="2024-06", norm="own", keeps_logits=True, reduces_in_stream=True, optimizer="foreach", allocator="")
+SPRING_2024 = Era(
+    name="2024-04", norm="native", keeps_logits=True, reduces_in_stream=True, optimizer="foreach", allocator=""
+)
+SUMMER_2024 = Era(
+    name="2024-06", norm="own", keeps_logits=True, reduces_in_stream=True, optimizer="foreach", allocator=""
+)
 WINTER_2025 = Era(name="2025-01", norm="own", optimizer="foreach")
 FEBRUARY_2025 = Era(name="2025-02", norm="own")
 SPRING_2025 = Era(name="2025-03", norm="composite")

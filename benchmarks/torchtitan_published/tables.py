@@ -82,9 +82,7 @@ def memory_differences(results: Sequence[Result]) -> list[tuple[Result, Result, 
             continue
         first = firsts.setdefault((*run.group, run.checkpointing), result)
         if first is not result and first.run.memory_gib is not None:
-            found.append(
-                (first, result, result.memory_gib - first.memory_gib, run.memory_gib - first.run.memory_gib)
-            )
+            found.append((first, result, result.memory_gib - first.memory_gib, run.memory_gib - first.run.memory_gib))
     return found
 
 

@@ -214,5 +214,3 @@ def test_captures_are_cached(server: CaptureServer, tmp_path: Path) -> None:
     assert captured(Broken(), request, tmp_path).events == first.events
     with pytest.raises(AssertionError):
         captured(Broken(), TitanRequest(config_file=None, overrides=request.overrides), tmp_path)
-
-
