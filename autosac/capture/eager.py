@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from autosac import errors
+from autosac.capture import patches
 from autosac.capture.device import DEVICE_TYPE
 from autosac.capture.failures import explain
 from autosac.capture.recorder import Recorder
@@ -59,6 +60,7 @@ class EagerRequest:
 
 def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
     """Capture in a child process. The errors of `capture_eager_here`, raised in the caller's process."""
+    patches.import_patched()
     with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
         trace_file, error_file = Path(folder, "trace"), Path(folder, "error")
         code = _run_in_child(lambda: _capture_into(trace_file, error_file, make_step, request))

@@ -296,7 +296,7 @@ def test_reentrant_checkpoint(capture: Capture) -> None:
 
 
 def make_shared(device: torch.device) -> Any:
-    """x is used by two layers and a residual connection; two microbatches."""
+    """One tensor is used by two layers and a residual connection; two microbatches."""
     with device:
         model = nn.ModuleDict({"a": nn.Linear(8, 8, bias=False), "b": nn.Linear(8, 8, bias=False)})
         embedding, data = nn.Parameter(torch.zeros(4, 8)), torch.zeros(4, 8)
