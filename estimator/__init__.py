@@ -9,10 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from autosac.estimator.attention import LearnedAttention
 from autosac.estimator.cluster import Cluster, Placement, default_cluster, known_clusters, load_cluster
 from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.hardware import Hardware, known_hardware, load_hardware
-from autosac.estimator.learned import LearnedCompute
+from autosac.estimator.learned import LearnedMatmul
 from autosac.estimator.log_sigmoid import Curve, LogSigmoid
 from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel
@@ -21,6 +22,7 @@ from autosac.estimator.pricing import Pricing, default_models, price
 from autosac.estimator.profiled import ProfiledModel, save_measured
 from autosac.estimator.roofline import Roofline
 from autosac.estimator.statistical import Corrected, Observation
+from autosac.estimator.tiled import TiledMatmul
 
 if TYPE_CHECKING:
     from autosac.estimator.sac_estimator import SACEstimator
@@ -44,7 +46,8 @@ __all__ = [
     "Curve",
     "Estimate",
     "Hardware",
-    "LearnedCompute",
+    "LearnedAttention",
+    "LearnedMatmul",
     "LearnedMemory",
     "LogSigmoid",
     "Models",
@@ -58,6 +61,7 @@ __all__ = [
     "SACModGreedyOrder",
     "SACModStats",
     "SACModTradeoffStats",
+    "TiledMatmul",
     "default_cluster",
     "default_models",
     "known_clusters",

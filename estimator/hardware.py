@@ -23,6 +23,7 @@ _EFFICIENCIES = (
     "attention_math",
     "memory",
     "reduction",
+    "outer_reduction",
     "gather",
     "scatter",
     "link",

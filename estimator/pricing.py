@@ -13,15 +13,17 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autosac.estimator.attention import LearnedAttention
 from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.hardware import Hardware
-from autosac.estimator.learned import LearnedCompute
+from autosac.estimator.learned import LearnedMatmul
 from autosac.estimator.log_sigmoid import LogSigmoid
 from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.roofline import Roofline
+from autosac.estimator.tiled import TiledMatmul
 from autosac.trace import Collective, Op, Signature, Trace
 
 _UNKNOWN = "bytes"
@@ -60,7 +62,8 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     if hardware.measured:
         operators.append(ProfiledModel.load(hardware.measured))
     if learned:
-        operators += [LearnedCompute(hardware, tf32=tf32), LearnedMemory(hardware)]
+        operators += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware)]
+        operators += [TiledMatmul(hardware, tf32=tf32), LearnedMemory(hardware)]
     operators.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
     collectives = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
     return Models(operators=tuple(operators), collectives=collectives)

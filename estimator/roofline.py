@@ -10,11 +10,12 @@ table knows is charged for its bytes under the source "bytes", so that reports c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import Work, crosses_to_host, family, tensor_bytes, work_of
+from autosac.estimator.work import Work, attention_shape, crosses_to_host, family, reduces_outer, tensor_bytes, work_of
 from autosac.trace import Signature
 
 # Share of the peak rate (first group) or of the memory bandwidth (second) that large operators reach.
@@ -28,12 +29,14 @@ _EFFICIENCY = {
     "attention_math": 0.30,
     "memory": 0.88,
     "reduction": 0.80,
+    "outer_reduction": 0.42,
     "gather": 0.70,
     "scatter": 0.50,
     "link": 0.80,
 }
 _MEMORY_KEY = {
     "reduction": "reduction",
+    "outer_reduction": "outer_reduction",
     "softmax": "reduction",
     "norm": "reduction",
     "norm_backward": "reduction",
@@ -41,6 +44,8 @@ _MEMORY_KEY = {
     "gather": "gather",
     "scatter": "scatter",
 }
+_ATTENTION_TILE = 64
+_HEAD_SIZES = (32, 64, 96, 128, 192, 256)
 _REL_STD = {"matmul": 0.15, "memory": 0.20, "unknown": 0.50}
 
 
@@ -83,5 +88,20 @@ class Roofline:
         work = work_of(signature, tf32=self._conv_tf32 if convolution else self._tf32)
         if not work.family:
             return Estimate(self.milliseconds(work), "bytes", _REL_STD["unknown"])
+        if work.family == "attention_forward" or work.family == "attention_backward":
+            work = work._replace(flops=work.flops * _padding(signature))
+        if work.family == "reduction" and reduces_outer(signature):
+            work = work._replace(family="outer_reduction")
         spread = _REL_STD["matmul" if work.flops else "memory"]
         return Estimate(self.milliseconds(work), "roofline", spread)
+
+
+def _padding(signature: Signature) -> float:
+    """What a fused kernel computes, in whole tiles, relative to what is asked of it."""
+    shape = attention_shape(signature)
+    if shape is None:
+        return 1.0
+    sizes = (shape.query_length, shape.key_length)
+    padded = math.prod(math.ceil(size / _ATTENTION_TILE) * _ATTENTION_TILE for size in sizes) / math.prod(sizes)
+    head = next((size for size in _HEAD_SIZES if size >= shape.head_size), shape.head_size)
+    return padded * head / shape.head_size

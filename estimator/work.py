@@ -326,6 +326,19 @@ def moved_bytes(signature: Signature, kind: str) -> float:
     return passes * (read + written)
 
 
+def reduces_outer(signature: Signature) -> bool:
+    """Whether a reduction runs over dimensions of which none is the fastest in memory, as a bias's gradient does."""
+    dims = argument(signature, "dim")
+    dims = (dims,) if isinstance(dims, int) else dims
+    if not isinstance(dims, tuple) or not dims or not signature.inputs:
+        return False
+    data = signature.inputs[0]
+    if math.prod(data.shape) <= 1:
+        return False
+    fastest = min((i for i, size in enumerate(data.shape) if size > 1), key=lambda i: data.stride[i])
+    return fastest not in {dim % len(data.shape) for dim in dims if isinstance(dim, int)}
+
+
 def crosses_to_host(signature: Signature) -> bool:
     """Whether this is a copy from the host to the device or back."""
     if base_name(signature.name) not in ("copy", "_to_copy", "_copy_from", "_copy_from_and_resize", "to"):

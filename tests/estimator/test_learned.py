@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosac.estimator import LearnedCompute, LearnedMemory, load_hardware
+from autosac.estimator import LearnedAttention, LearnedMatmul, LearnedMemory, load_hardware
 from autosac.estimator.memory_bound import Segments, Slowdown, access, row_bytes
 from autosac.trace import Signature, TensorMeta
 
@@ -35,7 +35,7 @@ def _tflops(flops: float, ms: float) -> float:
 def test_large_products_reach_a_plausible_share_of_the_peak(gpu: str, mm: Callable[..., Signature]) -> None:
     """An 8192^3 bf16 product sustains between 50 and 100 % of the dense peak on every fitted GPU."""
     hardware = load_hardware(gpu)
-    (answer,) = LearnedCompute(hardware).estimate([mm(8192, 8192, 8192)])
+    (answer,) = LearnedMatmul(hardware).estimate([mm(8192, 8192, 8192)])
     assert answer is not None
     assert 0.5 < 2 * 8192**3 / (answer.ms * 1e-3) / hardware.peak_flops("bfloat16") < 1.0
     assert answer.source == "learned:matmul"
@@ -49,7 +49,7 @@ def test_layouts_of_the_gradients_cost_more(meta: Meta) -> None:
         Signature("aten.mm.default", operands, (plain,))
         for operands in ((plain, flipped), (plain, plain), (flipped, plain))
     )
-    answers = LearnedCompute(H100).estimate([forward, dgrad, wgrad])
+    answers = LearnedMatmul(H100).estimate([forward, dgrad, wgrad])
     times = [answer.ms for answer in answers if answer is not None]
     assert times == pytest.approx([times[0], 1.02 * times[0], 1.05 * times[0]])
 
@@ -57,43 +57,43 @@ def test_layouts_of_the_gradients_cost_more(meta: Meta) -> None:
 def test_tf32_is_bf16_with_twice_the_depth(meta: Meta, mm: Callable[..., Signature]) -> None:
     """[m, n, k] in TF32 takes as long as [m, n, 2k] in bf16; plain float32 is not answered."""
     single = mm(4096, 4096, 2048, "float32")
-    (tf32,) = LearnedCompute(H100, tf32=True).estimate([single])
-    (half,) = LearnedCompute(H100).estimate([mm(4096, 4096, 4096)])
+    (tf32,) = LearnedMatmul(H100, tf32=True).estimate([single])
+    (half,) = LearnedMatmul(H100).estimate([mm(4096, 4096, 4096)])
     assert tf32 is not None and half is not None
     assert tf32.ms == pytest.approx(half.ms)
-    assert LearnedCompute(H100).estimate([single]) == [None]
+    assert LearnedMatmul(H100).estimate([single]) == [None]
 
 
 def test_a_batch_of_products_is_one_product_with_more_rows(meta: Meta, mm: Callable[..., Signature]) -> None:
     """Eight [512, 1024] x [1024, 1024] take as long as one with 4096 rows: compute-bound, the same tiles."""
     batched = Signature("aten.bmm.default", (meta((8, 512, 1024)), meta((8, 1024, 1024))), (meta((8, 512, 1024)),))
-    answers = LearnedCompute(H100).estimate([batched, mm(4096, 1024, 1024)])
+    answers = LearnedMatmul(H100).estimate([batched, mm(4096, 1024, 1024)])
     assert answers[0] is not None and answers[1] is not None
     assert answers[0].ms == pytest.approx(answers[1].ms)
 
 
 def test_efficiency_holds_beyond_the_measured_sizes(mm: Callable[..., Signature]) -> None:
     """Twice the largest measured number of rows takes twice as long, to 1 %."""
-    small, large = LearnedCompute(H100).estimate([mm(32768, 8192, 8192), mm(65536, 8192, 8192)])
+    small, large = LearnedMatmul(H100).estimate([mm(32768, 8192, 8192), mm(65536, 8192, 8192)])
     assert small is not None and large is not None
     assert large.ms == pytest.approx(2 * small.ms, rel=0.01)
 
 
 def test_a_gpu_without_models_borrows_the_nearest_and_says_so(mm: Callable[..., Signature]) -> None:
     """The RTX 4090 uses the L40S's trees with its own rates and a wider error bar; the MI300X has none."""
-    (borrowed,) = LearnedCompute(load_hardware("rtx-4090")).estimate([mm(8192, 8192, 8192)])
-    (own,) = LearnedCompute(load_hardware("l40s")).estimate([mm(8192, 8192, 8192)])
+    (borrowed,) = LearnedMatmul(load_hardware("rtx-4090")).estimate([mm(8192, 8192, 8192)])
+    (own,) = LearnedMatmul(load_hardware("l40s")).estimate([mm(8192, 8192, 8192)])
     assert borrowed is not None and own is not None
     assert borrowed.source == "learned:matmul@l40s"
     assert borrowed.rel_std > own.rel_std
-    assert LearnedCompute(load_hardware("mi300x")).estimate([mm(8192, 8192, 8192)]) == [None]
+    assert LearnedMatmul(load_hardware("mi300x")).estimate([mm(8192, 8192, 8192)]) == [None]
 
 
 def test_a_capped_part_sustains_less(mm: Callable[..., Signature]) -> None:
     """`sustained = 0.5` doubles the time of a compute-bound product."""
     capped = replace(H100, efficiency=(("sustained", 0.5),))
-    (slow,) = LearnedCompute(capped).estimate([mm(8192, 8192, 8192)])
-    (fast,) = LearnedCompute(H100).estimate([mm(8192, 8192, 8192)])
+    (slow,) = LearnedMatmul(capped).estimate([mm(8192, 8192, 8192)])
+    (fast,) = LearnedMatmul(H100).estimate([mm(8192, 8192, 8192)])
     assert slow is not None and fast is not None
     assert slow.ms == pytest.approx(2 * fast.ms)
 
@@ -103,7 +103,7 @@ def test_attention_grows_with_the_square_of_the_length(gpu: str, meta: Meta) -> 
     """From 4096 to 16384 tokens, 16 times the operations take 10 to 18 times as long; the backward 2 to 4 forwards."""
     names = [_attention(meta, "flash", 4096), _attention(meta, "flash", 16384)]
     names.append(_attention(meta, "flash", 16384, backward=True))
-    short, long, backward = (a.ms for a in LearnedCompute(load_hardware(gpu)).estimate(names) if a is not None)
+    short, long, backward = (a.ms for a in LearnedAttention(load_hardware(gpu)).estimate(names) if a is not None)
     assert 10 < long / short < 18
     assert 2 < backward / long < 4
 
@@ -112,14 +112,14 @@ def test_kernels_differ_where_they_do_on_the_gpu(meta: Meta) -> None:
     """On Hopper cuDNN beats FlashAttention-2, which beats the memory-efficient kernel; dropout costs 30 %."""
     signatures = [_attention(meta, kind, 8192) for kind in ("cudnn", "flash", "efficient")]
     signatures.append(_attention(meta, "flash", 8192, dropout=0.1))
-    cudnn, flash, efficient, dropped = (a.ms for a in LearnedCompute(H100).estimate(signatures) if a is not None)
+    cudnn, flash, efficient, dropped = (a.ms for a in LearnedAttention(H100).estimate(signatures) if a is not None)
     assert cudnn < flash < efficient
     assert dropped == pytest.approx(1.3 * flash)
 
 
 def test_flash_on_hopper_is_near_published_rates(meta: Meta) -> None:
     """FlashAttention-2 forward on an H100, causal, head size 128, 8192 tokens: published 300 to 420 TFLOP/s."""
-    (answer,) = LearnedCompute(H100).estimate([_attention(meta, "flash", 8192)])
+    (answer,) = LearnedAttention(H100).estimate([_attention(meta, "flash", 8192)])
     assert answer is not None
     assert 300 < _tflops(2 * 2 * 16 * 8192 * 8192 * 128, answer.ms) < 420
 
@@ -128,14 +128,14 @@ def test_float32_attention_is_left_to_the_roofline(meta: Meta) -> None:
     """The trees know 16-bit kernels only."""
     q = meta((2, 16, 1024, 64), "float32")
     signature = Signature("aten._scaled_dot_product_efficient_attention.default", (q, q, q), (q,))
-    assert LearnedCompute(H100).estimate([signature]) == [None]
+    assert LearnedAttention(H100).estimate([signature]) == [None]
 
 
 @settings(deadline=None, max_examples=40)
 @given(m=st.integers(1, 2**17), n=st.integers(1, 2**17), k=st.integers(1, 2**17))
 def test_no_product_beats_the_peak_by_much(mm: Callable[..., Signature], m: int, n: int, k: int) -> None:
     """Whatever the shape, the time is positive and within a few percent of the peak rates or above them."""
-    (answer,) = LearnedCompute(H100).estimate([mm(m, n, k)])
+    (answer,) = LearnedMatmul(H100).estimate([mm(m, n, k)])
     assert answer is not None
     ideal = max(2 * m * n * k / 989e12, 2 * (m * k + k * n + m * n) / 3350e9) * 1e3
     assert answer.ms > 0.95 * ideal

@@ -52,6 +52,26 @@ def test_an_unknown_operator_is_charged_for_its_bytes(meta: Callable[..., Tensor
     assert answer.ms == pytest.approx(2 * 2**30 / (3350e9 * 0.88) * 1e3, rel=1e-12)
 
 
+def test_a_biases_gradient_is_slower_than_a_sum_over_rows(meta: Callable[..., TensorMeta]) -> None:
+    """Reducing the slow dimension reaches 42 % of the bandwidth, the fast one 80 %."""
+    x, row, column = meta((2**14, 2**14)), meta((2**14,)), meta((2**14,))
+    outer, inner = Roofline(H100).estimate(
+        [
+            Signature("aten.sum.dim_IntList", (x,), (row,), (("dim", (0,)),)),
+            Signature("aten.sum.dim_IntList", (x,), (column,), (("dim", (-1,)),)),
+        ]
+    )
+    assert outer.ms / inner.ms == pytest.approx(0.80 / 0.42)
+
+
+def test_attention_is_computed_in_whole_tiles(meta: Callable[..., TensorMeta]) -> None:
+    """257 tokens of size 80 cost as much as 320 of size 96, in float32."""
+    name = "aten._scaled_dot_product_efficient_attention.default"
+    odd, even = (meta((64, 16, length, size), "float32") for length, size in ((257, 80), (320, 96)))
+    first, second = Roofline(H100).estimate([Signature(name, (q, q, q), (q,)) for q in (odd, even)])
+    assert first.ms == pytest.approx(second.ms)
+
+
 def test_a_copy_to_the_host_moves_at_the_rate_of_pcie(meta: Callable[..., TensorMeta]) -> None:
     """2^30 bytes at 63 GB/s * 0.8."""
     x, y = meta((2**28,), "float32"), meta((2**28,), "float32", "cpu")

@@ -1,0 +1,54 @@
+"""The tile model of float32 products, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosac.estimator import TiledMatmul, load_hardware
+from autosac.trace import Signature
+
+H100 = load_hardware("h100-sxm-80gb")
+_PER_PROCESSOR = 67e12 * 0.785 / 132
+
+
+def _ms(signature: Signature) -> float:
+    (answer,) = TiledMatmul(H100).estimate([signature])
+    assert answer is not None
+    return answer.ms
+
+
+def test_whole_waves_run_at_the_rate_inside_a_tile(mm: Callable[..., Signature]) -> None:
+    """[12*128, 11*128] has 132 tiles for 132 processors: one wave of 2*128*128*k operations."""
+    assert _ms(mm(1536, 1408, 8192, "float32")) == pytest.approx(2 * 128 * 128 * 8192 / _PER_PROCESSOR * 1e3)
+
+
+def test_one_tile_too_many_costs_a_wave(mm: Callable[..., Signature]) -> None:
+    """400 tiles need four waves;
+
+    Smaller tiles (800 of half the size, 94 % of the rate) need seven half waves: faster.
+    """
+    tile = 2 * 128 * 128 * 8192 / _PER_PROCESSOR * 1e3
+    assert _ms(mm(5120, 1280, 8192, "float32")) == pytest.approx(min(4 * tile, 7 * tile / 2 / 0.94))
+
+
+def test_few_tiles_are_split_along_k(mm: Callable[..., Signature]) -> None:
+    """One tile with k = 2^20 is far faster on 16 processors than on one."""
+    alone = 2 * 128 * 128 * 2**20 / _PER_PROCESSOR * 1e3
+    assert _ms(mm(128, 128, 2**20, "float32")) < alone / 10
+
+
+def test_tensor_cores_are_not_its_business(mm: Callable[..., Signature]) -> None:
+    """bf16 is never answered, float32 not with TF32."""
+    assert TiledMatmul(H100).estimate([mm(64, 64, 64)]) == [None]
+    assert TiledMatmul(H100, tf32=True).estimate([mm(64, 64, 64, "float32")]) == [None]
+
+
+@settings(deadline=None, max_examples=60)
+@given(m=st.integers(1, 10**5), n=st.integers(1, 10**4), k=st.integers(1, 10**4))
+def test_never_above_the_peak(mm: Callable[..., Signature], m: int, n: int, k: int) -> None:
+    """No product is faster than the peak rate allows."""
+    assert _ms(mm(m, n, k, "float32")) >= 2 * m * n * k / 67e12 * 1e3
