@@ -46,6 +46,7 @@ class EngineAdditions:
             and len(args) == 2
             and all(isinstance(a, torch.Tensor) and a.shape == out.shape and a.dtype == out.dtype for a in args)
             and _called_by_engine()
+            and _alone(args[0])
         )
 
 
@@ -53,6 +54,11 @@ def _identity(node: Any, number: int) -> tuple[Any, ...]:
     """One input of an autograd node. Leaves (AccumulateGrad) have no sequence number, but a variable."""
     variable = getattr(node, "variable", None)
     return (id(variable) if variable is not None else node._sequence_nr(), node.name(), number)
+
+
+def _alone(tensor: torch.Tensor) -> bool:
+    """No other tensor shares the storage: it is referred to by this one, and by the handle that is asked here."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) == 2
 
 
 def _called_by_engine() -> bool:
