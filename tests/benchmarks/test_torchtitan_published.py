@@ -17,7 +17,7 @@ from benchmarks.torchtitan_published import __main__ as program
 from benchmarks.torchtitan_published import tables
 from benchmarks.torchtitan_published.eras import ERAS, NOW, Era, era_of
 from benchmarks.torchtitan_published.runs import PUBLISHED, TORCHSIM_MEMORY, Run, UnreproducibleError, read_runs
-from benchmarks.torchtitan_published.simulated import Result, captured
+from benchmarks.torchtitan_published.simulated import Result, captured, simulate_run
 
 ROW = {
     "case_id": "X1", "model": "Llama3-8B", "hardware": "8xH100 95GiB devgpu", "n_gpus": "8", "gpu_mem_gib": "94.99",
@@ -214,3 +214,16 @@ def test_captures_are_cached(server: CaptureServer, tmp_path: Path) -> None:
     assert captured(Broken(), request, tmp_path).events == first.events
     with pytest.raises(AssertionError):
         captured(Broken(), TitanRequest(config_file=None, overrides=request.overrides), tmp_path)
+
+
+def test_pipeline_stages_are_simulated_together(tmp_path: Path) -> None:
+    """Two stages of the debug model: memory is that of the worse rank, and tokens count once for both."""
+    one = run(
+        tmp_path, model="Llama3-debugmodel", n_gpus="4", fsdp_shard="2", pp="2", schedule="1F1B", local_batch="4",
+        global_batch="", seq_len="64", ac_mode="none",
+    )  # fmt: skip
+    with CaptureServer() as server:  # of its own: a capture process stands for one kind of GPU
+        both = simulate_run(one, server, tmp_path)
+    assert len(list(tmp_path.glob("*.trace"))) == 2
+    assert not both.oom and both.reserved_gib > 0
+    assert both.tokens_per_second == pytest.approx(1e3 * 4 * 64 / both.step_ms / 2)
