@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,3 +224,14 @@ def test_other_vendors_and_other_families_are_left_to_the_roofline(meta: Meta) -
     others = [Signature("aten.sort.default", (x,), (x,)), Signature("aten._to_copy.default", (x,), (host,))]
     assert LearnedMemory(load_hardware("mi300x")).estimate([relu]) == [None]
     assert LearnedMemory(H100).estimate(others) == [None, None]
+
+
+def test_a_users_profile_inherits_the_models_of_its_base(tmp_path: Path, mm: Callable[..., Signature]) -> None:
+    """A file based on the H100 uses the H100's trees under its own name, and says so."""
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "h100-sxm-80gb"\nname = "mine"\n')
+    (mine,) = LearnedMatmul(load_hardware(str(path))).estimate([mm(4096, 4096, 4096)])
+    (theirs,) = LearnedMatmul(H100).estimate([mm(4096, 4096, 4096)])
+    assert mine is not None and theirs is not None
+    assert mine.ms == theirs.ms
+    assert mine.source == "learned:matmul@h100-sxm-80gb"
