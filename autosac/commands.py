@@ -11,13 +11,14 @@ from typing import Any
 
 from autosac import reports
 from autosac.errors import InfeasibleError, UsageError
-from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_job
+from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_job, simulation_of
 from autosac.plan_diff import compare_plans
 from autosac.planning import Goal, Planned
 from autosac.plans import Plan
 from autosac.progress import progress_line
 from autosac.quantities import parse_budget
-from autosac.simulation import Simulation
+from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
+from autosac.trace import Trace, is_capture
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -135,13 +136,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         arguments.save_capture,
     )
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
-        job = _job(arguments, progress)
-        simulation, others = simulate_job(
-            job,
-            beside=BASELINES if arguments.memory else (),
-            checkpointing=arguments.ac or "job",
-            plan_file=str(arguments.plan) if arguments.plan else None,
-        )
+        simulation, others = _simulated(arguments, progress)
         _write_pictures(arguments, simulation)
         name = arguments.ac or (str(arguments.plan) if arguments.plan else "the job as it is")
         summary = reports.simulation_summary(simulation, name)
@@ -155,7 +150,28 @@ def simulate(arguments: argparse.Namespace) -> None:
     out.print(summary)
     if arguments.memory:
         out.print(reports.memory_tables(simulation))
-        out.print(reports.mode_table(simulation, others))
+        if others:
+            out.print(reports.mode_table(simulation, others))
+
+
+def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation, dict[str, Simulation]]:
+    """The simulation that is asked for: of a job, or of a step that was captured before."""
+    if is_capture(arguments.job):
+        if arguments.plan or arguments.ac or arguments.overrides:
+            raise UsageError(
+                f"{arguments.job} is a captured step: --plan, --ac and TorchTitan's arguments need the job"
+            )
+        trace = Trace.load(arguments.job)
+        world_size = arguments.world_size or int(trace.info.get("world_size", 1))
+        allocator = TITAN_ALLOCATOR if arguments.alloc_conf is None else arguments.alloc_conf
+        target = Target.of(arguments.gpu, world_size, cluster=arguments.cluster, allocator=allocator)
+        return simulation_of(trace, target), {}
+    return simulate_job(
+        _job(arguments, progress),
+        checkpointing=arguments.ac or "job",
+        plan_file=str(arguments.plan) if arguments.plan else None,
+        beside=BASELINES if arguments.memory else (),
+    )
 
 
 def _write_pictures(arguments: argparse.Namespace, simulation: Simulation) -> None:

@@ -51,7 +51,7 @@ def _predictions(a: Plan, b: Plan) -> tuple[tuple[str, float, float], ...]:
     ]
     if p.peak_reserved_bytes is not None and q.peak_reserved_bytes is not None:
         rows.append(("peak reserved GiB", p.peak_reserved_bytes / 2**30, q.peak_reserved_bytes / 2**30))
-    return tuple(rows)
+    return tuple(row for row in rows if row[1] != row[2])
 
 
 def _unit(name: str, a: Unit | None, b: Unit | None) -> tuple[str, str, str, tuple[str, ...], tuple[str, ...]]:

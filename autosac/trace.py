@@ -401,6 +401,15 @@ class Trace:
             raise TraceError(f"{path} is damaged: {e}") from e
 
 
+def is_capture(path: str | Path) -> bool:
+    """Whether a file looks like a saved trace (it is gzipped); False if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(2) == b"\x1f\x8b"
+    except OSError:
+        return False
+
+
 def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
 

@@ -255,6 +255,8 @@ def install(gpu: TargetGPU) -> SimulatedDeviceModule:
     """Register the simulated accelerator with PyTorch. Once per process."""
     module = SimulatedDeviceModule(gpu)
     backend_registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=module)
+    # C++ would answer with a stream of a device that is not there; TorchTitan's DualPipeV asks it.
+    torch.accelerator.current_stream = current_stream
     # torch.tensor(..., device=simulated) must be made on the CPU and copied, so that the dispatch mode sees it.
     torch._C._set_only_lift_cpu_tensors(True)
     return module

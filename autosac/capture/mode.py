@@ -27,6 +27,7 @@ _to_copy = aten._to_copy.default
 _empty_like = aten.empty_like.default
 _pin_memory = aten._pin_memory.default
 _record_stream = aten.record_stream.default
+_wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
 _plain_dispatch = torch._C._disabled_torch_dispatch_impl
 _composite: dict[Any, bool] = {}
 
@@ -114,6 +115,8 @@ class SimulatedDeviceMode(FakeTensorMode):
             if args[0].fake_device.type == self.target:
                 self.log.host_reads()
             return values.item(args[0])
+        if func is _wait_tensor and not self._depth:  # returns its input; its shape function makes a new tensor
+            return self._observe(func, args, kwargs, args[0], None, None)
         if func is _to_copy:
             out = self._copy(*args, **kwargs)
             return out if self._depth else self._observe(func, args, kwargs, out, None, None)

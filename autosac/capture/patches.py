@@ -246,7 +246,9 @@ def _ddp() -> None:
 
     def hook(group, bucket):  # type: ignore[no-untyped-def] # DDP checks the annotations of its hooks
         buffer = bucket.buffer()
-        dist.all_reduce(buffer, group=group, async_op=True)
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        # At the backward's end, before the reducer's own callback copies the results into the gradients.
+        torch.autograd.Variable._execution_engine.queue_callback(work.wait)
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(buffer)
         return future

@@ -64,9 +64,7 @@ def test_refused_before_any_capture(
         (("--parallelism.tensor_parallel_degree", "3"), 1, "Invalid parallel dims"),
     ],
 )
-def test_refused_by_torchtitan(
-    autosac: Run, job_file: str, overrides: tuple[str, ...], code: int, text: str
-) -> None:
+def test_refused_by_torchtitan(autosac: Run, job_file: str, overrides: tuple[str, ...], code: int, text: str) -> None:
     """What TorchTitan refuses ends with its own words, once."""
     ran = autosac("simulate", job_file, *GPU, "--world-size", "8", "--", *overrides)
     assert text in complaint(ran, code)

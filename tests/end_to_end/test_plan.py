@@ -69,3 +69,37 @@ def test_pictures_and_exports(autosac: Run, job_file: str, tmp_path: Path) -> No
     assert ran.code == 0, ran.err
     assert "Ten largest allocations" in ran.out and "optimizer state" in ran.out
     assert all((tmp_path / name).stat().st_size > 1000 for name in files.values())
+    assert "What checkpointing would change" in ran.out
+
+    again = autosac("simulate", tmp_path / "c.gz", *GPU, "--json").document
+    assert again["job"]["checkpointing"] == "selective-2" and again["verdict"] == "fits"
+    refused = autosac("simulate", tmp_path / "c.gz", *GPU, "--ac", "full")
+    assert refused.code == 2 and "is a captured step" in refused.err
+
+
+def test_several_budgets_and_their_differences(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """More memory never means a slower plan; each plan is written; diff names what changes."""
+    ran = autosac(
+        "plan", job_file, *GPU, "--pareto", "3", "-o", tmp_path / "p.json", "--json",
+        "--pareto-html", tmp_path / "p.html", "--pareto-png", tmp_path / "p.png",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    predictions = [document["predictions"]["autosac"] for document in ran.document]
+    assert len(predictions) == 3
+    times = [prediction["step_ms"] for prediction in predictions]
+    assert times == sorted(times, reverse=True)
+    files = sorted(tmp_path.glob("p-*GiB.json"))
+    assert (
+        len(files) == 3 and (tmp_path / "p.html").stat().st_size > 1000 and (tmp_path / "p.png").stat().st_size > 1000
+    )
+
+    assert "the plans are the same" in autosac("diff", files[0], files[0]).out
+    differing = autosac("diff", files[0], files[1])
+    assert differing.code == 0 and "budget_bytes" in differing.out and "layers.0" in differing.out
+
+
+def test_budgets_given_twice(autosac: Run, job_file: str) -> None:
+    """Two equal budgets are refused, as is a curve without budgets."""
+    twice = autosac("plan", job_file, *GPU, "--budgets", "1GiB,1024MiB")
+    assert twice.code == 2 and "a budget is given twice" in twice.err
+    assert autosac("plan", job_file, *GPU, "--pareto-png", "x.png").code == 2
