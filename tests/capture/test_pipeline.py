@@ -21,10 +21,10 @@ def server() -> Iterator[CaptureServer]:
         yield running
 
 
-def captured(server: CaptureServer, schedule: str, checkpointing: str = "none") -> list[Trace]:
-    """The traces of both ranks, fp32 (so that attention's products are bmm, and every mm is a linear layer's)."""
+def captured(server: CaptureServer, schedule: str, checkpointing: str = "none", sharding: int = 1) -> list[Trace]:
+    """The traces of a rank of each stage, in fp32 or (with FSDP) bf16; every mm is a linear layer's."""
     traces: list[Trace] = []
-    for rank in range(STAGES):
+    for rank in range(0, STAGES * sharding, sharding):
         shapes = [(tuple(a), tuple(b), c) for a, b, c in traces[0].info["stage_outputs"]] if traces else None
         request = TitanRequest(
             config_file=None,
@@ -34,7 +34,7 @@ def captured(server: CaptureServer, schedule: str, checkpointing: str = "none") 
                 *("--parallelism.pipeline_parallel_degree", str(STAGES)),
                 *("--parallelism.pipeline_parallel_schedule", schedule),
             ),
-            world_size=STAGES,
+            world_size=STAGES * sharding,
             rank=rank,
             checkpointing=checkpointing,
             stage_inputs=tuple(shapes) if shapes else None,
@@ -86,6 +86,17 @@ def test_full_checkpointing_repeats_each_forward_once(server: CaptureServer) -> 
             for e in trace.events
         )  # fmt: skip
         assert count[Phase.RECOMPUTE] == count[Phase.FORWARD] - outputs
+
+
+@pytest.mark.parametrize("schedule", ("ZBVZeroBubble", "DualPipeV"))
+def test_schedules_run_with_fsdp(server: CaptureServer, schedule: str) -> None:
+    """Two ranks a stage: gradients of every stage are reduced, and no product is lost."""
+    traces = captured(server, schedule, sharding=2)
+    counts = [matmuls(trace) for trace in traces]
+    assert sum(count[Phase.FORWARD] for count in counts) == MICROBATCHES * (LAYERS * MATMULS + 1)
+    for trace, count in zip(traces, counts, strict=True):
+        assert count[Phase.BACKWARD] == 2 * count[Phase.FORWARD]
+        assert any(type(e) is Collective and e.kind == "reduce_scatter" for e in trace.events)
 
 
 def test_captures_repeat(server: CaptureServer) -> None:
