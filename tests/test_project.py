@@ -1,0 +1,52 @@
+"""The project's own layout: what is packaged, what the links point to, what may be imported cheaply."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("estimator", "integrations", "memory_sim", "runtime_sim", "solvers")
+
+
+def test_every_package_on_disk_is_listed() -> None:
+    """Each folder with an __init__.py in autosac and the five rooms is installed under its import name."""
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = {"autosac"}
+    found |= {
+        ".".join(("autosac", *init.parent.relative_to(ROOT / "autosac").parts))
+        for init in (ROOT / "autosac").rglob("__init__.py")
+        if init.parent != ROOT / "autosac" and not any(part in ROOMS for part in init.parts)
+    }
+    for room in ROOMS:
+        found |= {
+            ".".join(("autosac", *init.parent.relative_to(ROOT).parts)) for init in (ROOT / room).rglob("__init__.py")
+        }
+    assert found == listed
+
+
+def test_rooms_are_linked_into_the_package() -> None:
+    """A fresh clone sees the rooms as autosac.<room> through relative links."""
+    for room in ROOMS:
+        link = ROOT / "autosac" / room
+        assert link.is_symlink() and str(link.readlink()) == f"../{room}"
+
+
+def test_the_rooms_and_the_command_line_import_without_torch() -> None:
+    """Simulators, estimator, solvers and the planner work on values; only capture and integrations need PyTorch."""
+    code = (
+        "import sys, autosac, autosac.cli, autosac.commands, autosac.estimator, autosac.memory_sim, "
+        "autosac.runtime_sim, autosac.solvers; assert 'torch' not in sys.modules, 'torch'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names() -> None:
+    """What the package promises is there, and callable where it says so."""
+    import autosac
+
+    assert sorted(autosac.__all__) == list(autosac.__all__)
+    assert all(getattr(autosac, name) is not None for name in autosac.__all__)
+    assert callable(autosac.plan) and callable(autosac.simulate) and callable(autosac.apply)
