@@ -4,22 +4,26 @@ Most published runs are older than TorchTitan 0.2.2. Its model, tensor paralleli
 they are, and an era says what is put back to the way it was, read off TorchTitan's history:
 
 - **FSDP**: embedding, final norm and output were parameters of the root group, which never reshards after the forward;
-  the last block did not either, unless ``reshard_after_forward`` was "always". (2025-07 gave them groups of their own.)
+  the last block did not either, unless ``reshard_after_forward`` was "always". 2025-07-28 gave them groups of their own.
 - **Reduce-scatter**: FSDP2 of torch 2.4's time took its input in the reduce-scatter stream, whose pool then keeps a buffer
   as large as the root group's gradients in fp32; since then it comes from the compute stream's pool, where the logits were.
-- **Attention**: keys and values were repeated to all heads, and ``F.scaled_dot_product_attention`` took flash first.
-- **RMSNorm**: a Triton kernel (2024-04), TorchTitan's own in fp32 operators (to 2025-03), then ``nn.RMSNorm``, which before
-  torch 2.9 was a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native
-  one of today keeps (its input and the reciprocal norm), so the native one stands for it.
-- **Loss**: in 2024 the model cast the logits to fp32, and the training loop's ``pred`` kept them until the next one.
-- **Checkpointing**: ``early_stop`` and no RNG state, as torch's and TorchTitan's defaults were.
-- **Optimizer**: the foreach form was the default until 2025-02.
-- **Allocator**: the launcher set expandable segments from 2024-07 on.
+- **Attention**: keys and values were repeated to all heads (until 2026-01-27), and ``F.scaled_dot_product_attention`` took
+  flash first.
+- **RMSNorm**: a Triton kernel (2024-04), TorchTitan's own in fp32 operators (to 2025-03-19), then ``nn.RMSNorm``, before
+  torch 2.9 a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native one of
+  today keeps (its input and the reciprocal norm), so the native one stands for it.
+- **Loss**: until 2024-06-12 the training loop's ``pred``, cast to fp32 by the model, lived until the next step's. It was
+  compiled with the model from 2024-10-22 to 2025-02-20 and again from 2025-04-02.
+- **Checkpointing**: ``early_stop`` and no RNG state, as torch's and TorchTitan's defaults were (to 2025-08-29).
+- **Optimizer**: the foreach form was the default until 2025-02-24.
+- **Allocator**: the launcher sets expandable segments since 2024-10-22.
+
+The dates are those of TorchTitan's commits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -33,6 +37,7 @@ class Era:
     root_group: bool = True
     keeps_logits: bool = False
     reduces_in_stream: bool = False
+    compiles_loss: bool = True
     optimizer: str = "fused"
     early_stop: bool = True
     preserve_rng_state: bool = False
@@ -56,30 +61,31 @@ class Era:
         )
 
 
-SPRING_2024 = Era(
-    name="2024-04", norm="native", keeps_logits=True, reduces_in_stream=True, optimizer="foreach", allocator=""
-)
-SUMMER_2024 = Era(
-    name="2024-06", norm="own", keeps_logits=True, reduces_in_stream=True, optimizer="foreach", allocator=""
-)
+_2024 = Era(name="2024-08", norm="own", optimizer="foreach", compiles_loss=False, allocator="")
+SUMMER_2024 = replace(_2024, name="2024-06", keeps_logits=True, reduces_in_stream=True)
+SPRING_2024 = replace(SUMMER_2024, name="2024-04", norm="native")
 WINTER_2025 = Era(name="2025-01", norm="own", optimizer="foreach")
-FEBRUARY_2025 = Era(name="2025-02", norm="own")
-SPRING_2025 = Era(name="2025-03", norm="composite")
+FEBRUARY_2025 = Era(name="2025-02", norm="own", compiles_loss=False)
+MARCH_2025 = Era(name="2025-03", norm="composite", compiles_loss=False)
+SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True)
+AUTUMN_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False)
 NOW = Era(name="0.2.2", norm="native", repeats_kv=False, root_group=False, early_stop=False, preserve_rng_state=True)
 
-ERAS = (SPRING_2024, SUMMER_2024, WINTER_2025, FEBRUARY_2025, SPRING_2025, NOW)
+ERAS = (
+    *(SPRING_2024, SUMMER_2024, _2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
+    *(AUTUMN_2025, NOW),
+)
+_LAST_MONTHS = (
+    *(("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024), ("2025-01", WINTER_2025)),
+    *(("2025-03", FEBRUARY_2025), ("2025-07", SPRING_2025), ("2026-01", AUTUMN_2025)),
+)
 
 
 def era_of(date: str, notes: str = "") -> Era:
     """The era of a run made in the month `date` ("2025-03"); `notes` decide where a month saw both."""
-    if date < "2024-06":
-        return SPRING_2024
-    if date < "2024-12":
-        return SUMMER_2024
-    if date < "2025-02" or "reshard_after_forward=" in notes:
-        return WINTER_2025  # the commit with the reshard option precedes the fused optimizer's becoming the default
-    if date < "2025-04":
-        return SPRING_2025 if "nn.RMSNorm" in notes else FEBRUARY_2025
-    if date < "2025-08":
-        return SPRING_2025
-    return NOW
+    era = next((era for month, era in _LAST_MONTHS if date <= month), NOW)
+    if era is FEBRUARY_2025 and "reshard_after_forward=" in notes:
+        return WINTER_2025  # the commit with this option precedes the fused optimizer's becoming the default
+    if era is FEBRUARY_2025 and "nn.RMSNorm" in notes:
+        return MARCH_2025
+    return era

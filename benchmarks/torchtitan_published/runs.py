@@ -14,7 +14,7 @@ from pathlib import Path
 from autosac.capture.request import TitanRequest
 from autosac.capture.target import TargetGPU
 from autosac.errors import UsageError
-from benchmarks.torchtitan_published.eras import NOW, SPRING_2025, Era, era_of
+from benchmarks.torchtitan_published.eras import MARCH_2025, NOW, Era, era_of
 
 PUBLISHED = "torchtitan_published.csv"
 TORCHSIM_MEMORY = "torchsim_70b_memory.csv"
@@ -95,7 +95,8 @@ class Run:
         if self.pipeline > 1 and self.schedule:
             arguments += ["--parallelism.pipeline_parallel_schedule", self.schedule]
         if self.compiled:
-            arguments += ["--compile.enable", "--compile.components", "model"]
+            components = ("model", "loss") if self.era.compiles_loss else ("model",)
+            arguments += ["--compile.enable", "--compile.components", *components]
         for policy in ("always", "never"):
             if f"reshard_after_forward={policy}" in self.notes:
                 arguments += ["--parallelism.fsdp_reshard_after_forward", policy]
@@ -235,7 +236,7 @@ def _torchsim(folder: Path) -> Iterator[Run]:
             gpu="h100-sxm-80gb",
             cluster=_FOUR_PER_NODE,
             gpus=int(gpus),
-            era=SPRING_2025,
+            era=MARCH_2025,
             shard=int(gpus) // tensor,
             tensor=tensor,
             local_batch=int(batch),

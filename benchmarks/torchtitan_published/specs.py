@@ -26,6 +26,7 @@ from torchtitan.models.llama3.infra.parallelize import (
     apply_tp,
     disable_fsdp_gradient_division,
 )
+from torchtitan.models.llama3.infra.parallelize import apply_fsdp as titan_apply_fsdp
 from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
 
 from benchmarks.torchtitan_published.eras import ERAS, NOW, Era
@@ -163,10 +164,11 @@ def apply_fsdp(model: nn.Module, era: Era, mesh: Any, job_config: Any, pipelined
     if job_config.training.enable_cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
     reshard = job_config.parallelism.fsdp_reshard_after_forward
+    forced = {"always": True, "never": False}.get(reshard)
     blocks: Any = model.layers
     last = len(blocks) - 1
     for i, block in blocks.items():
-        after = {"always": True, "never": False}.get(reshard, not pipelined and int(i) < last)
+        after = not pipelined and int(i) < last if forced is None else forced
         fully_shard(block, **options, reshard_after_forward=after)
     # Whatever was asked for, FSDP2 did not reshard its root.
     fully_shard(model, **options, reshard_after_forward=False)
@@ -200,7 +202,19 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
     if compiled:
         apply_compile(model, job_config.compile)
     names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
-    apply_fsdp(model, era, parallel_dims.get_mesh(names), job_config, parallel_dims.pp_enabled)
+    mesh = parallel_dims.get_mesh(names)
+    if era.root_group:
+        apply_fsdp(model, era, mesh, job_config, parallel_dims.pp_enabled)
+    else:
+        titan_apply_fsdp(
+            model,
+            mesh,
+            param_dtype=TORCH_DTYPE_MAP[job_config.training.mixed_precision_param],
+            reduce_dtype=TORCH_DTYPE_MAP[job_config.training.mixed_precision_reduce],
+            pp_enabled=parallel_dims.pp_enabled,
+            cpu_offload=job_config.training.enable_cpu_offload,
+            reshard_after_forward_policy=job_config.parallelism.fsdp_reshard_after_forward,
+        )
     return model
 
 
