@@ -26,11 +26,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosac.jobs import simulation_of
 from autosac.planning import Goal, full_plan, make_plan
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
-from autosac.simulation import Simulation, Target
+from autosac.simulation import Simulation, Target, simulation_of
 
 if TYPE_CHECKING:
     from torch import nn

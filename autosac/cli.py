@@ -47,7 +47,13 @@ def _add_job(command: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--world-size", type=_positive, default=None, metavar="N", help="number of GPUs (default: $NGPU or 1)"
     )
-    job.add_argument("--rank", type=int, default=0, metavar="R", help="the rank to look at (default 0)")
+    job.add_argument(
+        "--rank",
+        type=int,
+        default=None,
+        metavar="R",
+        help="look at this rank only (default: one of every pipeline stage)",
+    )
     machine = command.add_argument_group("the machine")
     machine.add_argument("--gpu", required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file")
     machine.add_argument(

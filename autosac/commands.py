@@ -32,7 +32,7 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         gpu=arguments.gpu,
         world_size=arguments.world_size,
         overrides=arguments.overrides,
-        rank=arguments.rank,
+        rank=arguments.rank or 0,
         cluster=arguments.cluster,
         allocator=arguments.alloc_conf,
         debug=arguments.debug,
@@ -171,6 +171,7 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
         checkpointing=arguments.ac or "job",
         plan_file=str(arguments.plan) if arguments.plan else None,
         beside=BASELINES if arguments.memory else (),
+        all_stages=arguments.rank is None,
     )
 
 
@@ -198,7 +199,7 @@ def _write_pictures(arguments: argparse.Namespace, simulation: Simulation) -> No
 
 def simulation_document(simulation: Simulation) -> dict[str, Any]:
     """The simulation's figures as JSON."""
-    breakdown = asdict(simulation.timeline.breakdown())
+    breakdown = asdict(simulation.breakdown)
     breakdown.pop("modules")
     verdict = simulation.allocation.verdict
     peak = simulation.memory.peak()

@@ -1,128 +1,74 @@
-"""TorchTitan jobs from their files: capture, simulate, plan. What the command line and the TorchTitan plugin call."""
+"""TorchTitan jobs from their files: simulate, plan. What the command line and the TorchTitan plugin call.
+
+With pipeline parallelism, one rank of every stage is captured, planned and verified by itself, for early stages hold more
+microbatches than late ones; the stages are then executed together, and the plan holds the units of all of them.
+"""
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
-from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import InfeasibleError, UsageError
 from autosac.planning import Goal, Planned, make_plans, pareto_budgets
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
-from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, selective_modules_of
-from autosac.trace import Trace
+from autosac.simulation import Pipeline, Simulation, simulation_of
+from autosac.stages import join_plans
+from autosac.titan_job import BASELINES, TitanCaptures, TitanJob
 
-# The policies that a plan is shown beside.
-BASELINES = ("none", "full", "selective-op")
-Progress = Callable[[str], None]
-
-
-def _silent(_: str) -> None:
-    pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class TitanJob:
-    """A TorchTitan job: its file, TorchTitan's own arguments, how many GPUs and of which kind."""
-
-    config_file: str
-    target: Target
-    overrides: tuple[str, ...] = ()
-    world_size: int = 1
-    rank: int = 0
-    debug: bool = False
-    progress: Progress = field(default=_silent)
-
-    @staticmethod
-    def of(
-        config_file: str,
-        *,
-        gpu: str,
-        world_size: int | None = None,
-        overrides: Sequence[str] = (),
-        rank: int = 0,
-        cluster: str | None = None,
-        allocator: str | None = None,
-        debug: bool = False,
-        progress: Progress = _silent,
-    ) -> TitanJob:
-        """The job, checked as far as it can be without capturing it. UsageError for what is unknown or wrong."""
-        if not Path(config_file).is_file():
-            raise UsageError(f"job file {config_file}: there is no such file")
-        if world_size is None:
-            world_size = _world_size_of_environment()
-        return TitanJob(
-            config_file=config_file,
-            target=Target.of(
-                gpu, world_size, cluster=cluster, allocator=TITAN_ALLOCATOR if allocator is None else allocator
-            ),
-            overrides=tuple(overrides),
-            world_size=world_size,
-            rank=rank,
-            debug=debug,
-            progress=progress,
-        )
-
-    def request(
-        self, checkpointing: str = "job", *, observe: bool = False, plan_file: str | None = None
-    ) -> TitanRequest:
-        """The capture request for one way of checkpointing."""
-        return TitanRequest(
-            config_file=self.config_file,
-            overrides=self.overrides,
-            world_size=self.world_size,
-            rank=self.rank,
-            gpu=self.target.gpu,
-            checkpointing="plan" if plan_file else checkpointing,
-            plan_file=plan_file,
-            observe=observe,
-            ranks_per_node=self.target.cluster.gpus_per_node,
-        )
-
-
-def _world_size_of_environment() -> int:
-    text = os.environ.get("NGPU", "1")
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"NGPU={text!r} is no number of GPUs; give --world-size")
-    return int(text)
+__all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_job", "simulation_of"]
 
 
 def simulate_job(
-    job: TitanJob, *, checkpointing: str = "job", plan_file: str | None = None, beside: Sequence[str] = ()
+    job: TitanJob,
+    *,
+    checkpointing: str = "job",
+    plan_file: str | None = None,
+    beside: Sequence[str] = (),
+    all_stages: bool = True,
 ) -> tuple[Simulation, dict[str, Simulation]]:
     """Capture the job and simulate it: as it is, with another way of checkpointing, or under a plan.
 
-    With it, by name, the same job under the ways of checkpointing in `beside`.
+    With it, by name, the same job under the ways of checkpointing in `beside`. With pipeline parallelism and `all_stages`,
+    all stages are captured and executed together, and the simulation is that of the stage with the highest peak.
     """
     plan = None
     if plan_file is not None:
         plan = Plan.load(plan_file)
         _check_made_for(plan, job)
-    with CaptureServer(debug=job.debug, on_progress=job.progress) as server:
-        asked = server.submit(job.request(checkpointing, plan_file=plan_file))
-        others = {name: server.submit(job.request(name)) for name in beside}
-        trace = asked.result()
-        traces = {name: future.result() for name, future in others.items()}
-    job.progress("simulating")
-    return simulation_of(trace, job.target, plan), {
-        name: simulation_of(trace, job.target) for name, trace in traces.items()
+    modes: dict[str, tuple[str, str | None]] = {
+        "": (checkpointing, plan_file),
+        **{name: (name, None) for name in beside},
     }
+    with CaptureServer(debug=job.debug, on_progress=job.progress) as server:
+        first = {key: server.submit(job.request(mode, plan_file=file)) for key, (mode, file) in modes.items()}
+        traces = {key: [future.result()] for key, future in first.items()}
+        if all_stages and job.rank == 0:
+            rest = {
+                key: [
+                    server.submit(stage.request(modes[key][0], plan_file=modes[key][1]))
+                    for stage in job.stages(found[0])[1:]
+                ]
+                for key, found in traces.items()
+            }
+            traces = {key: [*found, *(future.result() for future in rest[key])] for key, found in traces.items()}
+    job.progress("simulating")
+    simulations = {
+        key: _fullest([simulation_of(trace, job.target, plan if key == "" else None) for trace in found])
+        for key, found in traces.items()
+    }
+    return simulations.pop(""), simulations
 
 
-def simulation_of(trace: Trace, target: Target, plan: Plan | None = None) -> Simulation:
-    """The simulation of a captured step, which pays for selective checkpointing on the host where it is used."""
-    if plan is not None:
-        selective = tuple(
-            unit.fqn for unit in plan.units if unit.fqn in trace.modules and any(d.keep for d in unit.decisions)
-        )
-    else:
-        selective = selective_modules_of(trace.info, trace.modules)
-    return Simulation(trace=trace, target=target, selective_modules=selective)
+def _fullest(stages: Sequence[Simulation]) -> Simulation:
+    """The stage with the highest peak, in the pipeline of all of them."""
+    if len(stages) == 1:
+        return stages[0]
+    joined = Pipeline(stages=tuple(stages)).joined()
+    return max(joined, key=lambda stage: stage.peak_active_bytes)
 
 
 def _check_made_for(plan: Plan, job: TitanJob) -> None:
@@ -130,42 +76,6 @@ def _check_made_for(plan: Plan, job: TitanJob) -> None:
         raise UsageError(
             f"the plan was made for a world of {plan.made_for.world_size} GPUs, this job has {job.world_size}"
         )
-
-
-class TitanCaptures:
-    """The captures that planning needs, from one capture process; see `autosac.planning.Captures`."""
-
-    def __init__(self, job: TitanJob, server: CaptureServer, folder: Path) -> None:
-        self._job = job
-        self._server = server
-        self._folder = folder
-        self._plans = 0
-        self._observed = server.submit(job.request("none", observe=True))
-        self._base: Simulation | None = None
-        self._baselines: dict[str, Simulation] = {}
-
-    def observed(self) -> Simulation:
-        """The step without checkpointing, its regions observed."""
-        if self._base is None:
-            self._base = simulation_of(self._observed.result(), self._job.target)
-        return self._base
-
-    def baselines(self) -> Mapping[str, Simulation]:
-        """The step under each of BASELINES."""
-        if not self._baselines:
-            futures = {name: self._server.submit(self._job.request(name)) for name in BASELINES[1:]}
-            self._baselines = {
-                name: simulation_of(future.result(), self._job.target) for name, future in futures.items()
-            }
-        return {"none": self.observed(), **self._baselines}
-
-    def under(self, plan: Plan) -> Simulation:
-        """The step under a plan."""
-        self._plans += 1
-        path = self._folder / f"plan{self._plans}.json"
-        plan.save(path)
-        trace = self._server.capture(self._job.request(plan_file=str(path)))
-        return simulation_of(trace, self._job.target, plan)
 
 
 def plan_titan_job(
@@ -179,11 +89,20 @@ def plan_titan_job(
         tempfile.TemporaryDirectory(prefix="autosac-") as folder,
         CaptureServer(debug=job.debug, on_progress=job.progress) as server,
     ):
-        captures = TitanCaptures(job, server, Path(folder))
-        budgets = (
-            pareto_budgets(captures, goal.budget_kind, pareto) if pareto else budgets_bytes or (goal.budget_bytes,)
-        )
-        return make_plans(captures, goal, budgets, job.progress)
+        captures = [TitanCaptures(job, server, Path(folder))]
+        if job.rank == 0:
+            captures += [
+                TitanCaptures(stage, server, Path(folder)) for stage in job.stages(captures[0].observed().trace)[1:]
+            ]
+        budgets = tuple(budgets_bytes) or (goal.budget_bytes,)
+        if pareto:
+            per_stage = [pareto_budgets(stage, goal.budget_kind, pareto) for stage in captures]
+            budgets = tuple(max(column) for column in zip(*per_stage, strict=True))
+        plans = [make_plans(stage, goal, budgets, job.progress) for stage in captures]
+        if len(captures) == 1:
+            return plans[0]
+        baselines = [stage.baselines() for stage in captures]
+        return tuple(join_plans(stages, baselines) for stages in zip(*plans, strict=True))
 
 
 def plan_job(

@@ -175,13 +175,13 @@ def _msps(decision: Decision) -> str:
 
 def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     """Step time and where it goes, peak memory and the verdict."""
-    breakdown = simulation.timeline.breakdown()
+    breakdown = simulation.breakdown
     report = simulation.memory.peak()
     verdict = simulation.allocation.verdict
     facts = Table.grid(padding=(0, 2))
     facts.add_row("step time", format_ms(simulation.step_ms))
     if simulation.trace.info.get("tokens_per_step"):
-        rate = simulation.timeline.throughput(simulation.target.hardware.peak_flops("bfloat16"))
+        rate = simulation.throughput
         facts.add_row("throughput", f"{rate.tokens_per_second:,.0f} tokens/s per GPU, {rate.mfu:.1%} MFU")
     for label, value in (
         ("  compute", breakdown.compute_ms),

@@ -12,8 +12,8 @@ from autosac.estimator import Cluster, Hardware, Pricing, default_cluster, load_
 from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
-from autosac.plans import Prediction
-from autosac.runtime_sim import HostModel, Timeline, simulate
+from autosac.plans import Plan, Prediction
+from autosac.runtime_sim import Breakdown, HostModel, Throughput, Timeline, simulate
 from autosac.trace import Collective, Phase, Trace
 
 TITAN_ALLOCATOR = "expandable_segments:True"  # what TorchTitan's launcher sets
@@ -69,11 +69,17 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """A simulated step. Parts are computed when they are asked for."""
+    """A simulated step of one rank. Parts are computed when they are asked for.
+
+    With pipeline parallelism `pipeline` holds all stages; this is the one at position `stage`, and its times are those of
+    all stages running together.
+    """
 
     trace: Trace
     target: Target
     selective_modules: tuple[str, ...] = ()
+    pipeline: Pipeline | None = None
+    stage: int = 0
 
     @cached_property
     def memory(self) -> MemoryTimeline:
@@ -111,13 +117,19 @@ class Simulation:
     @cached_property
     def timeline(self) -> Timeline:
         """The executed step."""
-        return simulate(
-            self.trace,
-            self.pricing,
-            host=self.target.host,
-            gpus_per_node=self.target.cluster.gpus_per_node,
-            selective_modules=self.selective_modules,
-        )
+        if self.pipeline is not None:
+            return self.pipeline.timeline
+        return _execute((self,))
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Where this rank's time goes."""
+        return self.timeline.breakdown(self.stage)
+
+    @property
+    def throughput(self) -> Throughput:
+        """Tokens per second and MFU per GPU. SimulationError if the trace does not say its tokens."""
+        return self.timeline.throughput(self.target.hardware.peak_flops("bfloat16"), self.stage)
 
     @property
     def step_ms(self) -> float:
@@ -159,8 +171,51 @@ class Simulation:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """One rank of each pipeline stage, executed together: they meet in their sends and receives."""
+
+    stages: tuple[Simulation, ...]
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The executed step of all stages."""
+        return _execute(self.stages)
+
+    def joined(self) -> tuple[Simulation, ...]:
+        """The stages' simulations with the times of the whole pipeline."""
+        return tuple(
+            Simulation(
+                trace=s.trace, target=s.target, selective_modules=s.selective_modules, pipeline=self, stage=position
+            )
+            for position, s in enumerate(self.stages)
+        )
+
+
+def _execute(simulations: Sequence[Simulation]) -> Timeline:
+    target = simulations[0].target
+    return simulate(
+        [s.trace for s in simulations],
+        [s.pricing for s in simulations],
+        host=target.host,
+        gpus_per_node=target.cluster.gpus_per_node,
+        selective_modules=sorted({name for s in simulations for name in s.selective_modules}),
+    )
+
+
 def selective_modules_of(info: dict[str, Any], modules: Sequence[str]) -> tuple[str, ...]:
     """The modules that run under selective checkpointing modes when TorchTitan's own "selective-op" is on."""
     if info.get("checkpointing") != "selective-op":
         return ()
     return tuple(name for name in modules if name.rpartition(".")[0] == "layers" and name != "layers")
+
+
+def simulation_of(trace: Trace, target: Target, plan: Plan | None = None) -> Simulation:
+    """The simulation of a captured step, which pays for selective checkpointing on the host where it is used."""
+    if plan is not None:
+        selective = tuple(
+            unit.fqn for unit in plan.units if unit.fqn in trace.modules and any(d.keep for d in unit.decisions)
+        )
+    else:
+        selective = selective_modules_of(trace.info, trace.modules)
+    return Simulation(trace=trace, target=target, selective_modules=selective)

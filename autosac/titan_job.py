@@ -1,0 +1,142 @@
+"""A TorchTitan job from its file, and the captures of it that planning needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureServer
+from autosac.errors import UsageError
+from autosac.plans import Plan
+from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
+from autosac.trace import Trace
+
+# The policies that a plan is shown beside.
+BASELINES = ("none", "full", "selective-op")
+Progress = Callable[[str], None]
+StageInputs = tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitanJob:
+    """A TorchTitan job: its file, TorchTitan's own arguments, how many GPUs and of which kind, and the rank to look at.
+
+    `stage_inputs`: see `autosac.capture.request.TitanRequest`.
+    """
+
+    config_file: str
+    target: Target
+    overrides: tuple[str, ...] = ()
+    world_size: int = 1
+    rank: int = 0
+    stage_inputs: StageInputs | None = None
+    debug: bool = False
+    progress: Progress = field(default=_silent)
+
+    @staticmethod
+    def of(
+        config_file: str,
+        *,
+        gpu: str,
+        world_size: int | None = None,
+        overrides: Sequence[str] = (),
+        rank: int = 0,
+        cluster: str | None = None,
+        allocator: str | None = None,
+        debug: bool = False,
+        progress: Progress = _silent,
+    ) -> TitanJob:
+        """The job, checked as far as it can be without capturing it. UsageError for what is unknown or wrong."""
+        if not Path(config_file).is_file():
+            raise UsageError(f"job file {config_file}: there is no such file")
+        if world_size is None:
+            world_size = _world_size_of_environment()
+        return TitanJob(
+            config_file=config_file,
+            target=Target.of(
+                gpu, world_size, cluster=cluster, allocator=TITAN_ALLOCATOR if allocator is None else allocator
+            ),
+            overrides=tuple(overrides),
+            world_size=world_size,
+            rank=rank,
+            debug=debug,
+            progress=progress,
+        )
+
+    def request(
+        self, checkpointing: str = "job", *, observe: bool = False, plan_file: str | None = None
+    ) -> TitanRequest:
+        """The capture request for one way of checkpointing."""
+        return TitanRequest(
+            config_file=self.config_file,
+            overrides=self.overrides,
+            world_size=self.world_size,
+            rank=self.rank,
+            gpu=self.target.gpu,
+            checkpointing="plan" if plan_file else checkpointing,
+            plan_file=plan_file,
+            observe=observe,
+            ranks_per_node=self.target.cluster.gpus_per_node,
+            stage_inputs=self.stage_inputs,
+        )
+
+    def stages(self, first: Trace) -> tuple[TitanJob, ...]:
+        """The job as seen from one rank of each pipeline stage, given a trace of the first stage's rank.
+
+        Pipeline stages are TorchTitan's outermost dimension: stage s begins at rank s * world size / stages.
+        """
+        count = int((first.info.get("parallelism") or {}).get("pp", 1))
+        outputs = first.info.get("stage_outputs")
+        inputs = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in outputs) if outputs else None
+        ranks = [stage * (self.world_size // count) for stage in range(count)]
+        return tuple(replace(self, rank=rank, stage_inputs=inputs if rank else None) for rank in ranks)
+
+
+def _world_size_of_environment() -> int:
+    text = os.environ.get("NGPU", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"NGPU={text!r} is no number of GPUs; give --world-size")
+    return int(text)
+
+
+class TitanCaptures:
+    """The captures that planning needs, from one capture process; see `autosac.planning.Captures`."""
+
+    def __init__(self, job: TitanJob, server: CaptureServer, folder: Path) -> None:
+        self._job = job
+        self._server = server
+        self._folder = folder
+        self._plans = 0
+        self._observed = server.submit(job.request("none", observe=True))
+        self._base: Simulation | None = None
+        self._baselines: dict[str, Simulation] = {}
+
+    def observed(self) -> Simulation:
+        """The step without checkpointing, its regions observed."""
+        if self._base is None:
+            self._base = simulation_of(self._observed.result(), self._job.target)
+        return self._base
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """The step under each of BASELINES."""
+        if not self._baselines:
+            futures = {name: self._server.submit(self._job.request(name)) for name in BASELINES[1:]}
+            self._baselines = {
+                name: simulation_of(future.result(), self._job.target) for name, future in futures.items()
+            }
+        return {"none": self.observed(), **self._baselines}
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+        self._plans += 1
+        path = self._folder / f"plan{self._plans}.json"
+        plan.save(path)
+        trace = self._server.capture(self._job.request(plan_file=str(path)))
+        return simulation_of(trace, self._job.target, plan)
