@@ -118,3 +118,15 @@ def test_kernels_write_what_leaves_them_only(trace: Trace) -> None:
     made = {event.storage for event in trace.events if type(event) is Alloc}
     assert all(gate.inputs[-1] in made for gate in gates)
     assert all(type(gate) is Op and len(set(gate.inputs)) == 3 for gate in gates)
+
+
+def test_the_largest_magnitude_is_part_of_its_kernel() -> None:
+    """Float8's scale: abs and max are one kernel, which writes one number."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).abs().max()
+
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    graph = graph_of(function, x, w)
+    assert kinds(graph) == ["mm", "kernel"]
+    assert torch.equal(graph(x, w), function(x, w))
