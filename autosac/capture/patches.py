@@ -118,7 +118,7 @@ def _optimizer_foreach(target: str) -> None:
 
 
 def _convolution_layout(mode: SimulatedDeviceMode) -> None:
-    """cuDNN returns channels-last for channels-last (`cudnn_conv_suggest_memory_format`); PrivateUse1 has no cuDNN.
+    """On CUDA, cuDNN returns channels-last for channels-last (`cudnn_conv_suggest_memory_format`); here is no cuDNN.
 
     FakeTensorMode asks for the layout of a convolution's outputs and gradients here.
     """

@@ -103,3 +103,23 @@ def test_budgets_given_twice(autosac: Run, job_file: str) -> None:
     twice = autosac("plan", job_file, *GPU, "--budgets", "1GiB,1024MiB")
     assert twice.code == 2 and "a budget is given twice" in twice.err
     assert autosac("plan", job_file, *GPU, "--pareto-png", "x.png").code == 2
+
+
+def test_every_pipeline_stage_gets_its_own_policy(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """Two stages under 1F1B: the first holds two microbatches where the second holds one, and gives up more."""
+    path = tmp_path / "plan.json"
+    stages = (
+        "--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B"
+    )  # fmt: skip
+    job = ("plan", job_file, "--gpu", "h100-sxm-80gb", "--world-size", "4")
+    ran = autosac(*job, "--budget", "275MiB", "-o", path, "--", *stages)
+    assert ran.code == 0, ran.err
+    assert "stage 0:" in ran.out and "stage 1:" in ran.out and "waiting for other stages" in ran.out
+
+    plan = Plan.load(path)
+    assert plan.made_for.pipeline_stages == 2
+    stated = plan.predictions["autosac"]
+    assert stated.peak_reserved_bytes is not None and stated.peak_reserved_bytes <= plan.made_for.budget_bytes
+    assert stated.step_ms > plan.predictions["none"].step_ms
+    names = {name.partition(".")[0] for name, _ in plan.made_for.parameters}
+    assert names == {"tok_embeddings", "layers", "norm", "output"}

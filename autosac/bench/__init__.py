@@ -1,0 +1,15 @@
+"""The harness that compares checkpointing policies: models x configurations x budgets x policies, predicted and measured.
+
+A suite (`suite`) is a small TOML file. `run_suite` simulates every policy of it and plans the ones that need planning,
+`measure` runs the same policies for real, `results` is the table with its figures and claims, `report` draws it. The
+evaluation follows AUTO-SAC section 5.6.
+"""
+
+from __future__ import annotations
+
+from autosac.bench.policies import Policy
+from autosac.bench.results import Results, Row
+from autosac.bench.run import run_suite
+from autosac.bench.suite import Suite, load_suite
+
+__all__ = ["Policy", "Results", "Row", "Suite", "load_suite", "run_suite"]

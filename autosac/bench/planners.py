@@ -1,0 +1,128 @@
+"""Planners of the harness: they count what solving takes, and one of them decides by the joint MILP.
+
+What a policy takes to generate has three parts (`Effort`): statistics and the problem, once for a configuration; solving,
+once for every inner budget that the closed loop tries; verifying, the captures and simulations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autosac.bench.policies import JOINT, Policy
+from autosac.bench.subjects import Subject
+from autosac.planner import Goal, Planner, plan_of
+from autosac.plans import Plan
+from autosac.search import Candidate, Search
+from autosac.simulation import Simulation
+from autosac.solvers import (
+    GlobalSolution,
+    TwoLevelSolution,
+    relative_gap,
+    solve_joint,
+)
+
+class Effort(NamedTuple):
+    """What generating a policy took."""
+
+    problem_s: float
+    solve_s: float
+    solves: int
+    verify_s: float
+    captures: int
+
+
+class TimedPlanner(Planner):
+    """Counts solving."""
+
+    def __init__(self, base: Simulation, goal: Goal) -> None:
+        began = time.perf_counter()
+        super().__init__(base, goal)
+        self.problem_s = time.perf_counter() - began
+        self.solve_s = 0.0
+        self.solves = 0
+
+    def solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
+        """See `Planner.solve`."""
+        began = time.perf_counter()
+        try:
+            return self._solve(inner_bytes)
+        finally:
+            self.solve_s += time.perf_counter() - began
+            self.solves += 1
+
+    def _solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
+        return super().solve(inner_bytes)
+
+
+class JointPlanner(TimedPlanner):
+    """Decides every operator of every unit in one MILP."""
+
+    def _solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
+        goal, problem = self.goal, self.problem.problem
+        items = [self.policies.of_module(module).sac.problem for module in self.problem.modules]
+        joint = solve_joint(
+            problem, items, inner_bytes, solver=goal.milp, time_limit_s=goal.time_limit_s, gap=goal.gap / 5
+        )
+        policies = tuple(
+            None if kept is None else local.solution(kept) for local, kept in zip(items, joint.kept, strict=True)
+        )
+        budgets = GlobalSolution(
+            discard_fraction=tuple(None if kept is None else 0.0 for kept in joint.kept),
+            kept_bytes=joint.kept_bytes,
+            peak_bytes=joint.peak_bytes,
+            recompute_ms=joint.recompute_ms,
+            bound_ms=joint.bound_ms,
+            binding=(),
+            shadow_ms_per_gib=0.0,
+        )
+        solution = TwoLevelSolution(
+            policies=policies,
+            peak_bytes=joint.peak_bytes,
+            recompute_ms=joint.recompute_ms,
+            budgets=budgets,
+            polished=True,
+        )
+        units = tuple(
+            self.policies.of_module(module).unit(policy)
+            for module, policy in zip(self.problem.modules, policies, strict=True)
+            if policy is not None
+        )
+        return plan_of(self.base, goal, units), solution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A verified plan, its distance to the linear bound, and what it took."""
+
+    best: Candidate
+    effort: Effort
+
+    @property
+    def gap(self) -> float | None:
+        """By which fraction recomputation is above the least possible at the plan's peak, at most."""
+        solution = self.best.solution
+        return None if solution is None else relative_gap(solution.recompute_ms, solution.budgets.bound_ms)
+
+
+def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Found:
+    """The verified plan of a policy that AutoSAC finds for a budget. InfeasibleError, SimulationError, CaptureError."""
+    base, full = subject.observed(), subject.baselines()["full"]
+    if base.peak_bytes(goal.budget_kind) <= goal.budget_bytes:
+        return Found(best=Candidate(plan=plan_of(base, goal, ()), simulation=base), effort=Effort(0.0, 0.0, 0, 0.0, 0))
+    began = time.perf_counter()
+    planner = (JointPlanner if policy.name == JOINT else TimedPlanner)(base, goal)
+    search = Search(subject, planner, progress)
+    search.run(goal)
+    search.compete(goal, full)
+    total_s = time.perf_counter() - began
+    effort = Effort(
+        planner.problem_s,
+        planner.solve_s,
+        planner.solves,
+        total_s - planner.problem_s - planner.solve_s,
+        len(search.verified),
+    )
+    return Found(best=search.best(goal), effort=effort)

@@ -1,0 +1,180 @@
+"""A model in one configuration, as the harness looks at it: its step under any policy, and the captures that planning needs.
+
+Both subjects are `autosac.planning.Captures` whose baselines are "none" and "full". A step under a plan is captured once,
+whichever solver comes to that plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from autosac.api import EagerCaptures
+from autosac.bench.policies import Policy, block_plan, blocks_of
+from autosac.bench.suite import Configuration, Model, Suite, make_step_of
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureServer
+from autosac.jobs import TitanJob, simulation_of
+from autosac.plans import Plan, Unit
+from autosac.policies import UnitPolicies
+from autosac.simulation import Simulation, Target
+
+Progress = Callable[[str], None]
+
+
+class Subject(Protocol):
+    """See the module's docstring."""
+
+    def observed(self) -> Simulation:
+        """The step without checkpointing, its regions observed."""
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """The step without checkpointing, and with full checkpointing of its blocks."""
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+
+    def simulate(self, policy: Policy) -> Simulation:
+        """The step under a policy that needs no budget."""
+
+    def reference(self, policy: Policy) -> Simulation:
+        """The step without checkpointing that a policy's overhead is counted against."""
+
+    def plan_of(self, policy: Policy) -> Plan | None:
+        """The plan that stands for a policy without budget; None where nothing is checkpointed, or by TorchTitan itself."""
+
+
+class EagerSubject(EagerCaptures):
+    """An eager model. Policies without budget are plans over its blocks."""
+
+    def __init__(self, suite: Suite, model: Model, configuration: Configuration, *, target: str = "gpu") -> None:
+        super().__init__(make_step_of(suite, model, configuration), suite.target, target=target)
+        self._patterns = model.blocks
+        self._known: dict[tuple[Unit, ...], Simulation] = {}
+
+    @cached_property
+    def policies(self) -> UnitPolicies:
+        """What may be checkpointed."""
+        return UnitPolicies(self.observed())
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """See `Subject`."""
+        return {name: self.simulate(Policy(name)) for name in ("none", "full")}
+
+    def under(self, plan: Plan) -> Simulation:
+        """See `Subject`."""
+        if plan.units not in self._known:
+            self._known[plan.units] = super().under(plan)
+        return self._known[plan.units]
+
+    def simulate(self, policy: Policy) -> Simulation:
+        """See `Subject`."""
+        plan = self.plan_of(policy)
+        return self.observed() if plan is None else self.under(plan)
+
+    def reference(self, policy: Policy) -> Simulation:
+        """See `Subject`."""
+        return self.observed()
+
+    def plan_of(self, policy: Policy) -> Plan | None:
+        """See `Subject`."""
+        if policy.name == "none":
+            return None
+        return block_plan(policy, self.policies, blocks_of(self.policies, self._patterns))
+
+
+class TitanSubject:
+    """A TorchTitan job. Policies without budget are TorchTitan's own."""
+
+    def __init__(self, job: TitanJob, server: CaptureServer, folder: Path) -> None:
+        self._job = job
+        self._server = server
+        self._folder = folder
+        self._requests: dict[TitanRequest, Simulation] = {}
+        self._known: dict[tuple[Unit, ...], Simulation] = {}
+
+    def observed(self) -> Simulation:
+        """See `Subject`."""
+        return self._capture(self._job.request("none", observe=True))
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """See `Subject`."""
+        return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
+
+    def under(self, plan: Plan) -> Simulation:
+        """See `Subject`."""
+        if plan.units not in self._known:
+            path = self._folder / f"plan{len(self._known)}.json"
+            plan.save(path)
+            trace = self._server.capture(self._job.request(plan_file=str(path)))
+            self._known[plan.units] = simulation_of(trace, self._job.target, plan)
+        return self._known[plan.units]
+
+    def simulate(self, policy: Policy) -> Simulation:
+        """See `Subject`."""
+        if policy.name == "none":
+            return self.observed()
+        if policy.memory_budget is None:
+            return self._capture(self._job.request(policy.name))
+        mode = ("memory_budget", "--activation_checkpoint.memory_budget", str(policy.memory_budget))
+        return self._capture(self._compiled("--activation_checkpoint.mode", *mode))
+
+    def reference(self, policy: Policy) -> Simulation:
+        """A compiled step is compared with a compiled one."""
+        if policy.memory_budget is None:
+            return self.observed()
+        return self._capture(self._compiled("--activation_checkpoint.mode", "none"))
+
+    def plan_of(self, policy: Policy) -> Plan | None:
+        """See `Subject`."""
+        return None
+
+    def _compiled(self, *arguments: str) -> TitanRequest:
+        from dataclasses import replace
+
+        request = self._job.request("job")
+        return replace(request, overrides=(*request.overrides, "--compile.enable", *arguments))
+
+    def _capture(self, request: TitanRequest) -> Simulation:
+        if request not in self._requests:
+            self._requests[request] = simulation_of(self._server.capture(request), self._job.target)
+        return self._requests[request]
+
+
+@contextmanager
+def subject_of(
+    suite: Suite, model: Model, configuration: Configuration, *, target: str = "gpu", progress: Progress
+) -> Iterator[Subject]:
+    """The subject, while its capture process lives. UsageError if the model cannot be imported or the job is unknown."""
+    if model.make_step:
+        yield EagerSubject(suite, model, configuration, target=target)
+        return
+    job = titan_job(suite, model, configuration, progress)
+    with TemporaryDirectory(prefix="autosac-") as folder, CaptureServer(on_progress=progress) as server:
+        yield TitanSubject(job, server, Path(folder))
+
+
+def titan_job(suite: Suite, model: Model, configuration: Configuration, progress: Progress) -> TitanJob:
+    """The TorchTitan job of a configuration."""
+    overrides: list[str] = []
+    for key, value in configuration.arguments:
+        if isinstance(value, bool):
+            prefix, _, option = key.rpartition(".")
+            overrides.append(f"--{key}" if value else f"--{prefix}.no-{option}")
+        else:
+            overrides += [f"--{key}", str(value)]
+    return TitanJob.of(
+        str(suite.folder / model.job),
+        gpu=suite.gpu,
+        world_size=model.world_size,
+        overrides=overrides,
+        allocator=suite.alloc_conf,
+        progress=progress,
+    )
+
+
+__all__ = ["EagerSubject", "Subject", "Target", "TitanSubject", "subject_of", "titan_job"]
