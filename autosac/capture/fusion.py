@@ -22,7 +22,9 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 _PREFIX = "generated_"
-_REDUCTIONS = frozenset(("sum", "mean", "max", "min", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin"))
+_REDUCTIONS = frozenset(
+    ("sum", "mean", "max", "min", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin")
+)
 _GENERATED = frozenset(
     (
         *("convert_element_type", "_to_copy", "clone", "full", "full_like", "zeros_like", "ones_like", "scalar_tensor"),
