@@ -1,4 +1,4 @@
-"""The command line: ``autosac plan | simulate | explain | diff``.
+"""The command line: ``autosac plan | simulate | explain | diff | bench``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 130 interrupted.
@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+from autosac.bench.command import add_bench
 from autosac.errors import AutosacError, UsageError
 
 SOLVERS = ("greedy", "knapsack", "ilp")
@@ -37,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_explain(commands)
     _add_diff(commands)
+    add_bench(commands)
     return parser
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autosac import reports
+from autosac.bench.command import bench
 from autosac.errors import InfeasibleError, UsageError
 from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_job, simulation_of
 from autosac.plan_diff import compare_plans
@@ -23,7 +24,7 @@ from autosac.trace import Trace, is_capture
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
-    {"plan": plan, "simulate": simulate, "explain": explain, "diff": diff}[arguments.run](arguments)
+    {"plan": plan, "simulate": simulate, "explain": explain, "diff": diff, "bench": bench}[arguments.run](arguments)
 
 
 def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:

@@ -7,9 +7,26 @@ evaluation follows AUTO-SAC section 5.6.
 
 from __future__ import annotations
 
-from autosac.bench.policies import Policy
-from autosac.bench.results import Results, Row
-from autosac.bench.run import run_suite
-from autosac.bench.suite import Suite, load_suite
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autosac.bench.policies import Policy
+    from autosac.bench.results import Results, Row
+    from autosac.bench.run import run_suite
+    from autosac.bench.suite import Suite, load_suite
 
 __all__ = ["Policy", "Results", "Row", "Suite", "load_suite", "run_suite"]
+
+_PLACES = {
+    "Policy": "policies", "Results": "results", "Row": "results", "Suite": "suite", "load_suite": "suite",
+    "run_suite": "run",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the command line only needs the options."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

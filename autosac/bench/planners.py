@@ -24,6 +24,7 @@ from autosac.solvers import (
     solve_joint,
 )
 
+
 class Effort(NamedTuple):
     """What generating a policy took."""
 

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
+from rich.table import Table
+
 from autosac.bench.policies import PLANNED, Policy
 from autosac.bench.solver_times import SolverTiming
 from autosac.quantities import format_bytes, format_ms
@@ -144,7 +146,7 @@ class Results:
 
     def claims(self) -> list[Claim]:
         """See the module's docstring."""
-        use, reduction, best, near = _Tally(), _Tally(), _Tally(), _Tally()
+        use, reduction, least, best, near = (_Tally() for _ in range(5))
         for name, rows in self.groups():
             by_policy = {row.policy: row for row in rows}
             none, ilp = by_policy.get("none"), by_policy.get("ilp")
@@ -155,17 +157,20 @@ class Results:
                     share = row.budget_use
                     use.add(share is not None and LEAST_USE <= share <= 1, f"{case} ({_percent(share)})")
                     reduction.add((row.reduction or 0) >= LEAST_REDUCTION, f"{case} ({_percent(row.reduction)})")
-                if row.step_ms is not None:
-                    better = [
-                        other.policy for other in others if other.fits and (other.step_ms or 0) < row.step_ms * (1 - _TIE)
-                    ]
-                    best.add(not better, f"{case} (faster: {', '.join(better)})")
+                if row.step_ms is not None and row.recompute_ms is not None:
+                    tie_ms = _TIE * row.step_ms
+                    fitting = [other for other in others if other.fits]
+                    less = [o.policy for o in fitting if (o.recompute_ms or 0) < row.recompute_ms - tie_ms]
+                    least.add(not less, f"{case} (less: {', '.join(less)})")
+                    faster = [o.policy for o in fitting if (o.step_ms or 0) < row.step_ms - tie_ms]
+                    best.add(not faster, f"{case} (faster: {', '.join(faster)})")
                 if row.policy in ("greedy", "knapsack") and ilp is not None and ilp.recompute_ms is not None:
                     slower = row.recompute_ms is None or row.recompute_ms > ilp.recompute_ms * (1 + NEAR_ILP)
                     near.add(not slower, f"{case} ({format_ms(row.recompute_ms or 0)}, {format_ms(ilp.recompute_ms)})")
         return [
             use.claim(f"peak within the budget and at least {LEAST_USE:.0%} of it where no checkpointing exceeds it"),
             reduction.claim(f"recomputation at least {LEAST_REDUCTION:.0%} below full checkpointing there"),
+            least.claim("no other policy that fits recomputes less"),
             best.claim("no other policy that fits is faster"),
             near.claim(f"greedy and knapsack recompute at most {NEAR_ILP:.0%} more than the ILP"),
         ]
@@ -183,6 +188,23 @@ class Results:
             values |= {f"measured_{k}": v for k, v in asdict(row.measured).items()} if row.measured else {}
             writer.writerow({key: "" if value is None else value for key, value in values.items()})
         return out.getvalue()
+
+    def documents(self) -> list[dict[str, Any]]:
+        """The rows as plain values, with what follows from them."""
+        return [
+            {**asdict(row), "budget_use": row.budget_use, "overhead": row.overhead, "reduction": row.reduction}
+            for row in self.rows
+        ]
+
+    def summary(self) -> Table:
+        """The main table for a terminal."""
+        headings, rows = self.table()
+        table = Table(title=self.suite)
+        for i, heading in enumerate(headings):
+            table.add_column(heading, justify="left" if i < 2 else "right")
+        for row in rows:
+            table.add_row(*row)
+        return table
 
     def to_markdown(self) -> str:
         """The table, the solvers' times and the claims."""
@@ -220,7 +242,13 @@ class Results:
     def solver_table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of the solvers' table."""
         rows = [
-            [name, t.solver, _seconds(t.seconds), format_ms(t.recompute_ms), _percent(t.gap) if t.gap is not None else ""]
+            [
+                name,
+                t.solver,
+                _seconds(t.seconds),
+                format_ms(t.recompute_ms),
+                _percent(t.gap) if t.gap is not None else "",
+            ]
             for name, timings in self.solvers
             for t in timings
         ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from autosac.planner import Goal, Planner
+from autosac.bench.policies import JOINT
 from autosac.errors import InfeasibleError
+from autosac.planner import Goal, Planner
 from autosac.simulation import Simulation
 from autosac.solvers import LOCAL_SOLVERS, relative_gap, solve_global, solve_joint
 
@@ -19,7 +20,7 @@ class SolverTiming(NamedTuple):
     solver: str
     seconds: float
     recompute_ms: float
-    gap: float
+    gap: float | None
 
 
 def time_solvers(base: Simulation, goal: Goal, inner_bytes: int) -> list[SolverTiming]:
@@ -30,17 +31,16 @@ def time_solvers(base: Simulation, goal: Goal, inner_bytes: int) -> list[SolverT
     planner = Planner(base, goal)
     problem = planner.problem.problem
     items = [planner.policies.of_module(module).sac.problem for module in planner.problem.modules]
-    limits = {"solver": goal.milp, "time_limit_s": goal.time_limit_s}
     began = time.perf_counter()
     try:
-        budgets = solve_global(problem, inner_bytes, gap=goal.gap, **limits)
+        budgets = solve_global(problem, inner_bytes, gap=goal.gap, solver=goal.milp, time_limit_s=goal.time_limit_s)
     except InfeasibleError:
         return []
     global_s = time.perf_counter() - began
     began = time.perf_counter()
-    joint = solve_joint(problem, items, inner_bytes, gap=goal.gap / 5, **limits)
+    joint = solve_joint(problem, items, inner_bytes, gap=goal.gap / 5, solver=goal.milp, time_limit_s=goal.time_limit_s)
     joint_s = time.perf_counter() - began
-    found = [SolverTiming("global MILP", global_s, budgets.recompute_ms, 0.0)]
+    found = [SolverTiming("global MILP", global_s, budgets.recompute_ms, None)]
     for name in LOCAL:
         solve = LOCAL_SOLVERS[name]  # without the memory of earlier answers
         began = time.perf_counter()

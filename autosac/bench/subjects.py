@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from autosac.capture.server import CaptureServer
 from autosac.jobs import TitanJob, simulation_of
 from autosac.plans import Plan, Unit
 from autosac.policies import UnitPolicies
-from autosac.simulation import Simulation, Target
+from autosac.simulation import Simulation
 
 Progress = Callable[[str], None]
 
@@ -52,7 +53,8 @@ class EagerSubject(EagerCaptures):
     """An eager model. Policies without budget are plans over its blocks."""
 
     def __init__(self, suite: Suite, model: Model, configuration: Configuration, *, target: str = "gpu") -> None:
-        super().__init__(make_step_of(suite, model, configuration), suite.target, target=target)
+        make_step = make_step_of(suite.folder, model.make_step, dict(configuration.arguments))
+        super().__init__(make_step, suite.target, target=target)
         self._patterns = model.blocks
         self._known: dict[tuple[Unit, ...], Simulation] = {}
 
@@ -134,8 +136,6 @@ class TitanSubject:
         return None
 
     def _compiled(self, *arguments: str) -> TitanRequest:
-        from dataclasses import replace
-
         request = self._job.request("job")
         return replace(request, overrides=(*request.overrides, "--compile.enable", *arguments))
 
@@ -175,6 +175,3 @@ def titan_job(suite: Suite, model: Model, configuration: Configuration, progress
         allocator=suite.alloc_conf,
         progress=progress,
     )
-
-
-__all__ = ["EagerSubject", "Subject", "Target", "TitanSubject", "subject_of", "titan_job"]

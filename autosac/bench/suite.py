@@ -283,15 +283,15 @@ def _check_distinct(names: Sequence[str], what: str) -> None:
             raise UsageError(f"the {what} {name!r} is given twice")
 
 
-def make_step_of(suite: Suite, model: Model, configuration: Configuration) -> Callable[..., Any]:
-    """The model's make_step(device) for a configuration. UsageError if it cannot be imported."""
-    place, _, name = model.make_step.rpartition(":")
+def make_step_of(folder: Path, make_step: str, arguments: Mapping[str, Value]) -> Callable[..., Any]:
+    """The function named "module:function", with these arguments; a file is relative to `folder`. UsageError."""
+    place, _, name = make_step.rpartition(":")
     try:
-        module = _import_file(suite.folder / place) if place.endswith(".py") else importlib.import_module(place)
+        module = _import_file(folder / place) if place.endswith(".py") else importlib.import_module(place)
         function = getattr(module, name)
     except (ImportError, AttributeError, OSError, SyntaxError) as e:
-        raise UsageError(f"model {model.name!r}: {model.make_step} cannot be imported: {e}") from e
-    return partial(function, **dict(configuration.arguments))
+        raise UsageError(f"{make_step} cannot be imported: {e}") from e
+    return partial(function, **arguments)
 
 
 def _import_file(path: Path) -> Any:

@@ -1,0 +1,97 @@
+"""``autosac bench``: its options, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autosac.errors import UsageError
+
+if TYPE_CHECKING:
+    from autosac.bench.suite import Suite
+
+
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The options."""
+    command = commands.add_parser("bench", help="compare checkpointing policies, predicted and measured")
+    command.add_argument("suite", type=Path, metavar="SUITE.toml", help="models, configurations, budgets and policies")
+    command.add_argument("-o", "--output", type=Path, default=Path("bench"), metavar="DIR", help="(default: bench)")
+    command.add_argument("--docs", type=Path, metavar="FILE.md", help="write the tables as a page of documentation")
+    part = command.add_argument_group("a part of the suite, or other settings than its own")
+    part.add_argument("--models", metavar="A,B", help="only these models")
+    part.add_argument("--configurations", metavar="A,B", help="only these configurations")
+    part.add_argument("--policies", metavar="A,B", help="these policies")
+    part.add_argument("--budgets", metavar="A,B", help="these budgets: 40GiB,50GiB")
+    part.add_argument("--milp", help="MILP backend: cbc or highs")
+    part.add_argument("--time-limit", type=float, metavar="S", help="of a MILP, in seconds")
+    real = command.add_argument_group("real runs (eager models)")
+    real.add_argument(
+        "--measure", action="store_true", help="run every policy for real and put measured beside predicted"
+    )
+    real.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to measure (default cuda)")
+    real.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time (default 5)")
+    output = command.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print JSON for machines")
+    output.add_argument("--quiet", action="store_true", help="no progress display")
+    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    command.set_defaults(run="bench")
+
+
+def bench(arguments: argparse.Namespace) -> None:
+    """Run the suite, write the report, print the table and the claims."""
+    from autosac import reports
+    from autosac.bench.measure import Measurement, check_measurable
+    from autosac.bench.report import check_pictures, write_document, write_report
+    from autosac.bench.run import run_suite
+    from autosac.bench.suite import load_suite
+    from autosac.progress import progress_line
+
+    suite = _changed(load_suite(arguments.suite), arguments)
+    measurement = Measurement(device=arguments.device, steps=arguments.steps) if arguments.measure else None
+    if measurement is not None:
+        check_measurable(suite, measurement)
+    check_pictures()
+    folder: Path = arguments.output
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder")
+    if arguments.docs is not None and not arguments.docs.parent.is_dir():
+        raise UsageError(f"{arguments.docs}: there is no folder {arguments.docs.parent}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
+        results, case = run_suite(suite, folder, progress, measurement)
+        written = write_report(folder, results, case)
+    if arguments.docs is not None:
+        write_document(arguments.docs, results, case, f"autosac bench {arguments.suite}")
+    claims = [*map(str, results.claims()), *([case.claim()] if case is not None else [])]
+    if arguments.json:
+        print(json.dumps({"rows": results.documents(), "claims": claims, "files": [str(p) for p in written]}, indent=1))
+        return
+    out = reports.console()
+    out.print(results.summary())
+    for claim in claims:
+        out.print(f"- {claim}")
+    out.print(f"written to {folder}: {', '.join(path.name for path in written)}")
+
+
+def _changed(suite: Suite, arguments: argparse.Namespace) -> Suite:
+    """The suite with what the options change of it."""
+    from autosac.bench.policies import Policy
+
+    suite = suite.pick(_names(arguments.models), _names(arguments.configurations))
+    changes: dict[str, Any] = {}
+    if arguments.policies is not None:
+        changes["policies"] = tuple(Policy(name) for name in _names(arguments.policies))
+    if arguments.budgets is not None:
+        changes["budgets"] = _names(arguments.budgets)
+    if arguments.milp is not None:
+        changes["milp"] = arguments.milp
+    if arguments.time_limit is not None:
+        changes["time_limit_s"] = arguments.time_limit
+    return replace(suite, **changes)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

@@ -1,0 +1,172 @@
+"""Running a suite: every policy of every configuration is simulated, those of AutoSAC are found first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from autosac.bench.case_study import CaseResult, study
+from autosac.bench.measure import Measurement, measure
+from autosac.bench.planners import Found, find_plan
+from autosac.bench.policies import Policy
+from autosac.bench.results import Results, Row
+from autosac.bench.solver_times import SolverTiming, time_solvers
+from autosac.bench.subjects import Subject, subject_of
+from autosac.bench.suite import Configuration, Model, Suite
+from autosac.errors import AutosacError, UsageError
+from autosac.memory_sim import simulate_memory
+from autosac.plans import Plan
+from autosac.simulation import Simulation
+
+Progress = Callable[[str], None]
+
+
+def run_suite(
+    suite: Suite, folder: Path, progress: Progress = lambda _: None, measurement: Measurement | None = None
+) -> tuple[Results, CaseResult | None]:
+    """All rows, and the case study if the suite has one. Plans are written to `folder`/plans.
+
+    A policy that cannot be done (no plan meets the budget, the step cannot be captured) is a row with an error. UsageError
+    for what is wrong with the suite.
+    """
+    plans = folder / "plans"
+    plans.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    solvers: list[tuple[str, tuple[SolverTiming, ...]]] = []
+    case: CaseResult | None = None
+    for model in suite.models:
+        for configuration in model.configurations:
+            name = f"{model.name} {configuration.name}"
+            target = measurement.target if measurement is not None else "gpu"
+            with subject_of(suite, model, configuration, target=target, progress=_prefixed(progress, name)) as subject:
+                run = _Run(suite, model, configuration, subject, plans, target, _prefixed(progress, name))
+                for row, plan in run.rows():
+                    if measurement is not None and not row.error:
+                        progress(f"{name}: measuring {row.policy}")
+                        row = replace(row, measured=measure(suite, model, configuration, plan, measurement))
+                    rows.append(row)
+                solvers += run.solvers
+                if _is_case(suite, model, configuration):
+                    progress(f"{name}: the case study")
+                    case = study(suite, subject)
+    return Results(suite=suite.name, gpu=suite.gpu, rows=tuple(rows), solvers=tuple(solvers)), case
+
+
+def _is_case(suite: Suite, model: Model, configuration: Configuration) -> bool:
+    case = suite.case_study
+    return case is not None and (case.model, case.configuration) == (model.name, configuration.name)
+
+
+def _prefixed(progress: Progress, name: str) -> Progress:
+    return lambda text: progress(f"{name}: {text}")
+
+
+class _Run:
+    """One configuration."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        model: Model,
+        configuration: Configuration,
+        subject: Subject,
+        plans: Path,
+        target: str,
+        progress: Progress,
+    ) -> None:
+        self.suite = suite
+        self.model = model
+        self.configuration = configuration
+        self.subject = subject
+        self.plans = plans
+        self.target = target
+        self.progress = progress
+        self.solvers: list[tuple[str, tuple[SolverTiming, ...]]] = []
+
+    def rows(self) -> Iterator[tuple[Row, Plan | None]]:
+        """A row per budget and policy, with the plan that a real run would follow."""
+        full_ms = self.subject.baselines()["full"].recompute_ms
+        for budget_bytes in self.suite.budgets_bytes():
+            timed = False
+            for policy in self.suite.policies:
+                self.progress(policy.name)
+                row = Row(
+                    model=self.model.name,
+                    configuration=self.configuration.name,
+                    policy=policy.name,
+                    budget_bytes=budget_bytes,
+                    budget_kind=self.suite.budget_kind,
+                    full_recompute_ms=full_ms,
+                )
+                try:
+                    if not policy.planned:
+                        yield self._fixed(row, policy)
+                        continue
+                    row, plan, found = self._planned(row, policy)
+                    yield row, plan
+                    if not timed and found.best.solution is not None:
+                        self._time_solvers(budget_bytes, found)
+                        timed = True
+                except UsageError:
+                    raise
+                except AutosacError as e:
+                    yield replace(row, error=str(e)), None
+
+    def _fixed(self, row: Row, policy: Policy) -> tuple[Row, Plan | None]:
+        began = time.perf_counter()
+        simulation = self.subject.simulate(policy)
+        reference = self.subject.reference(policy)
+        figures = _figures(simulation, self.target)
+        return (
+            replace(row, **figures, reference_ms=reference.step_ms, verify_s=time.perf_counter() - began),
+            self.subject.plan_of(policy),
+        )
+
+    def _planned(self, row: Row, policy: Policy) -> tuple[Row, Plan, Found]:
+        solver = policy.name if policy.name in ("greedy", "ilp") else "knapsack"
+        goal = self.suite.goal(row.budget_bytes, solver)
+        found = find_plan(self.subject, policy, goal, self.progress)
+        made_for = replace(found.best.plan.made_for, budget_bytes=goal.budget_bytes)
+        plan = replace(found.best.plan, made_for=made_for, predictions={"autosac": found.best.simulation.prediction()})
+        path = self.plans / _file_name(row)
+        plan.save(path)
+        row = replace(
+            row,
+            **_figures(found.best.simulation, self.target),
+            reference_ms=self.subject.observed().step_ms,
+            gap=found.gap,
+            policy_s=found.effort.problem_s + found.effort.solve_s,
+            verify_s=found.effort.verify_s,
+            plans=found.effort.captures,
+            plan_file=f"plans/{path.name}",
+        )
+        return row, plan, found
+
+    def _time_solvers(self, budget_bytes: int, found: Found) -> None:
+        assert found.best.solution is not None
+        self.progress("timing the solvers")
+        goal = self.suite.goal(budget_bytes)
+        timings = time_solvers(self.subject.observed(), goal, found.best.solution.peak_bytes)
+        name = f"{self.model.name} {self.configuration.name}"
+        if len(self.suite.budgets) > 1:
+            name += f", {budget_bytes / 2**30:.4g} GiB"
+        self.solvers.append((name, tuple(timings)))
+
+
+def _figures(simulation: Simulation, target: str) -> dict[str, Any]:
+    """The row's figures; what runs on a CPU has no caching allocator and no libraries' workspaces."""
+    prediction = simulation.prediction()
+    figures = asdict(prediction)
+    figures["fits_gpu"] = figures.pop("fits")
+    if target == "cpu":
+        figures["peak_active_bytes"] = simulate_memory(simulation.trace, round_to_bytes=1).peak_bytes
+        figures["peak_reserved_bytes"] = figures["fits_gpu"] = None
+    return figures
+
+
+def _file_name(row: Row) -> str:
+    text = f"{row.model}-{row.configuration}-{row.budget_bytes / 2**30:.4g}GiB-{row.policy}"
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in text) + ".json"
