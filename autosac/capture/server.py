@@ -86,9 +86,11 @@ class CaptureServer:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        with contextlib.suppress(ProcessLookupError):
+        try:
+            self._process.wait(timeout=2)  # it ends its children and then itself
+        except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            self._process.wait()
         self._reader.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 

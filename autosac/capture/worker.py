@@ -2,7 +2,8 @@
 
 ``python -m autosac.capture.worker FD`` reads one JSON request per line from its standard input and writes one JSON answer per
 line to the file descriptor FD: ``{"id", "progress"}`` while it works, then ``{"id", "done"}`` or ``{"id", "error", "kind"}``.
-The first line is the target GPU. A child saves its trace under the name in the request. The process ends with its input.
+The first line is the target GPU. A child saves its trace under the name in the request. The process and its
+children end with its input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import json
 import os
 import select
+import signal
 import sys
 import warnings
 from typing import Any
@@ -27,13 +29,12 @@ class Worker:
         self.children: dict[int, int] = {}
 
     def serve(self) -> None:
-        """Answer requests until the input ends."""
+        """Answer requests until the input ends; then end the captures that are under way."""
         buffer = b""
         open_input = True
         preloaded = False
-        while open_input or self.children:
-            readable = select.select([0], [], [], 0.02)[0] if open_input else []
-            if readable:
+        while open_input:
+            if select.select([0], [], [], 0.02)[0]:
                 chunk = os.read(0, 65536)
                 open_input = bool(chunk)
                 *lines, buffer = (buffer + chunk).split(b"\n")
@@ -44,9 +45,10 @@ class Worker:
                         preloaded = self.attempt(message["id"], functools.partial(preload, request))
                     if preloaded:
                         self.start(message, request)
-            elif not open_input:
-                select.select([], [], [], 0.02)
             self.reap()
+        for child in self.children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
     def attempt(self, identity: int, action: Any) -> bool:
         """Run `action`; answer with its error if it fails."""
