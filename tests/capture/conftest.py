@@ -10,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autosac.api import EagerCaptures
 from autosac.capture.eager import EagerRequest, capture_eager
+from autosac.plans import Plan
+from autosac.simulation import Simulation, Target
 from autosac.trace import Alloc, Collective, Event, Free, Label, Op, Phase, Signature, Trace
 
+torch.set_num_threads(1)  # the models are too small for more to help
 WIDTH, HEADS, VOCABULARY = 64, 4, 300
 
 
@@ -104,10 +108,40 @@ MAKERS = {
 }
 
 
+class RememberedCaptures(EagerCaptures):
+    """Captures with this machine's CPU as the target, each plan's once."""
+
+    def __init__(self, make_step: Any) -> None:
+        super().__init__(make_step, Target.of("h100-sxm-80gb", 1), target="cpu")
+        self._known: dict[str, Simulation] = {}
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+        key = repr(plan)
+        if key not in self._known:
+            self._known[key] = super().under(plan)
+        return self._known[key]
+
+
+_captures: dict[str, RememberedCaptures] = {}
+
+
 @pytest.fixture(params=list(MAKERS), scope="module")
-def make_step(request: pytest.FixtureRequest) -> Any:
+def model_name(request: pytest.FixtureRequest) -> str:
+    """The name of one of the small models."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def make_step(model_name: str) -> Any:
     """One of the small models."""
-    return MAKERS[request.param]
+    return MAKERS[model_name]
+
+
+@pytest.fixture(scope="module")
+def cpu_captures(model_name: str) -> RememberedCaptures:
+    """The captures of that model, shared by all tests."""
+    return _captures.setdefault(model_name, RememberedCaptures(MAKERS[model_name]))
 
 
 @pytest.fixture

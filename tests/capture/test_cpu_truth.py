@@ -13,7 +13,7 @@ from autosac.integrations.eager import apply
 from autosac.memory_sim import simulate_memory
 from autosac.planning import Goal, full_plan, make_plan
 from autosac.plans import Plan
-from autosac.simulation import Simulation, Target
+from autosac.simulation import Simulation
 
 # What differs: checkpointing keeps the CPU generator's state, 5,056 bytes a module, which no operator allocates.
 TOLERANCE = 0.005
@@ -43,14 +43,9 @@ def simulated_growth_bytes(simulation: Simulation) -> int:
     return simulate_memory(trace, round_to_bytes=1).peak_bytes - resident
 
 
-def captures_of(make_step: Any) -> EagerCaptures:
-    """Captures with this machine's CPU as the target."""
-    return EagerCaptures(make_step, Target.of("h100-sxm-80gb", 1), target="cpu")
-
-
-def test_peak_without_and_with_full_checkpointing(make_step: Any) -> None:
+def test_peak_without_and_with_full_checkpointing(make_step: Any, cpu_captures: EagerCaptures) -> None:
     """The simulated peak is that of a real CPU run, without checkpointing and with everything recomputed."""
-    captures = captures_of(make_step)
+    captures = cpu_captures
     observed = captures.observed()
     assert abs(simulated_growth_bytes(captures.plain()) / real_growth_bytes(make_step, None) - 1) <= TOLERANCE
     plan = full_plan(observed)
@@ -59,9 +54,9 @@ def test_peak_without_and_with_full_checkpointing(make_step: Any) -> None:
     assert simulated < simulated_growth_bytes(observed)
 
 
-def test_peak_under_plans(make_step: Any) -> None:
+def test_peak_under_plans(make_step: Any, cpu_captures: EagerCaptures) -> None:
     """Under plans for three budgets between full and no checkpointing, the simulated peak is that of a real CPU run."""
-    captures = captures_of(make_step)
+    captures = cpu_captures
     observed = captures.observed()
     full = captures.under(full_plan(observed))
     high, low = observed.peak_active_bytes, full.peak_active_bytes

@@ -16,16 +16,15 @@ from autosac.integrations.eager import apply
 from autosac.memory_sim import simulate_memory
 from autosac.planning import Goal, Planner
 from autosac.plans import Plan
-from autosac.simulation import Simulation, Target
+from autosac.simulation import Simulation
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @pytest.fixture(scope="module")
-def observed(make_step: Any) -> tuple[EagerCaptures, Simulation]:
+def observed(cpu_captures: EagerCaptures) -> tuple[EagerCaptures, Simulation]:
     """The step captured as the CPU would run it."""
-    captures = EagerCaptures(make_step, Target.of("h100-sxm-80gb", 1), target="cpu")
-    return captures, captures.observed()
+    return cpu_captures, cpu_captures.observed()
 
 
 def plans(base: Simulation, solver: str) -> list[tuple[Plan, int]]:
