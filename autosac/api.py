@@ -118,6 +118,10 @@ class EagerCaptures:
         everything = full_plan(self.observed())
         return {"none": self.observed(), "full": self.under(everything)}
 
+    def failures(self) -> Mapping[str, str]:
+        """None: both baselines are of the model's own making."""
+        return {}
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
         with tempfile.TemporaryDirectory(prefix="autosac-") as folder:

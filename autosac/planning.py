@@ -43,6 +43,9 @@ class Captures(Protocol):
     def baselines(self) -> Mapping[str, Simulation]:
         """The step under the policies that the plan is shown beside, by name; "none" is among them."""
 
+    def failures(self) -> Mapping[str, str]:
+        """Why the step cannot be run under a policy that is no baseline for that reason."""
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
@@ -69,13 +72,16 @@ def make_plans(
     progress("simulating the step without checkpointing")
     baselines = captures.baselines()
     predictions = {name: simulation.prediction() for name, simulation in baselines.items()}
+    failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
     search: Search | None = None
     found: list[Planned | InfeasibleError] = []
     for budget_bytes in budgets_bytes:
         wanted = replace(goal, budget_bytes=budget_bytes)
         if base.peak_bytes(goal.budget_kind) <= budget_bytes:
             best = Candidate(plan=plan_of(base, wanted, ()), simulation=base)
-            found.append(_planned(best, wanted, predictions, ("the step fits the budget without any checkpointing",)))
+            found.append(
+                _planned(best, wanted, predictions, ("the step fits the budget without any checkpointing", *failures))
+            )
             continue
         search = search or Search(captures, Planner(base, goal), progress)
         try:
@@ -83,7 +89,7 @@ def make_plans(
             if "full" in baselines:
                 search.compete(wanted, baselines["full"])
             best = search.best(wanted)
-            found.append(_planned(best, wanted, predictions, search.notes(wanted, best)))
+            found.append(_planned(best, wanted, predictions, (*search.notes(wanted, best), *failures)))
         except InfeasibleError as e:
             found.append(e)
     return tuple(found)

@@ -23,6 +23,8 @@ def join_plans(
     together = Pipeline(stages=tuple(stage.simulation for stage in planned)).joined()
     predictions = {"autosac": _prediction(together)}
     for name in baselines[0]:
+        if not all(name in stage for stage in baselines):
+            continue
         predictions[name] = _prediction(Pipeline(stages=tuple(stage[name] for stage in baselines)).joined())
     first = planned[0].plan
     plan = replace(

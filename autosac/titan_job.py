@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.plans import Plan
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.trace import Trace
@@ -117,6 +117,7 @@ class TitanCaptures:
         self._observed = server.submit(job.request("none", observe=True))
         self._base: Simulation | None = None
         self._baselines: dict[str, Simulation] = {}
+        self._failures: dict[str, str] = {}
 
     def observed(self) -> Simulation:
         """The step without checkpointing, its regions observed."""
@@ -125,13 +126,20 @@ class TitanCaptures:
         return self._base
 
     def baselines(self) -> Mapping[str, Simulation]:
-        """The step under each of BASELINES."""
+        """The step under each of BASELINES that the job can run under; `failures` says why not under the others."""
         if not self._baselines:
+            self._baselines = {"none": self.observed()}
             futures = {name: self._server.submit(self._job.request(name)) for name in BASELINES[1:]}
-            self._baselines = {
-                name: simulation_of(future.result(), self._job.target) for name, future in futures.items()
-            }
-        return {"none": self.observed(), **self._baselines}
+            for name, future in futures.items():
+                try:
+                    self._baselines[name] = simulation_of(future.result(), self._job.target)
+                except CaptureError as e:
+                    self._failures[name] = str(e)
+        return self._baselines
+
+    def failures(self) -> Mapping[str, str]:
+        """Why the job cannot run under a baseline, by its name."""
+        return self._failures
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""

@@ -42,7 +42,7 @@ class BudgetChoice(NamedTuple):
 class OperatorRow(NamedTuple):
     """A row of Table 5.6."""
 
-    index: int
+    number: int
     operator: str
     runtime_ms: float
     memory_bytes: int
@@ -50,7 +50,10 @@ class OperatorRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """See the module's docstring. `curve`: (discarded fraction of the module's memory, recomputed fraction of its time)."""
+    """See the module's docstring. `curve`: (discarded fraction of the module's memory, recomputed fraction of its forward).
+
+    `forward_ms` is the module's forward, `step_ms` the step without checkpointing, `alike` how many modules have this curve.
+    """
 
     model: str
     configuration: str
@@ -58,6 +61,9 @@ class CaseResult:
     budgets: tuple[BudgetChoice, ...]
     operators: tuple[OperatorRow, ...]
     curve: tuple[tuple[float, float], ...]
+    forward_ms: float
+    step_ms: float
+    alike: int = 1
 
     @property
     def at_claimed_discard(self) -> float:
@@ -68,9 +74,11 @@ class CaseResult:
         """Figure 5.9's claim, checked."""
         share = self.at_claimed_discard
         verdict = "holds" if share < CLAIMED_RECOMPUTE else "does not hold"
+        of_step = share * self.forward_ms / self.step_ms
         return (
             f"discarding {CLAIMED_DISCARD:.0%} of {self.module} costs under {CLAIMED_RECOMPUTE:.0%} of its forward: "
-            f"{verdict} ({share:.1%})"
+            f"{verdict} ({share:.1%}, which is {of_step:.1%} of the step; {of_step * self.alike:.1%} if all "
+            f"{self.alike} modules like it do so)"
         )
 
 
@@ -116,4 +124,7 @@ def study(suite: Suite, subject: Subject) -> CaseResult:
         budgets=tuple(budgets),
         operators=operators,
         curve=curve_of(unit.sac.tradeoff),
+        forward_ms=unit.sac.tradeoff.runtime_ms,
+        step_ms=subject.observed().step_ms,
+        alike=sum(other.sac.problem == unit.sac.problem for other in policies.units),
     )

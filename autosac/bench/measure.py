@@ -130,7 +130,7 @@ def _build(make_step: Callable[..., Any], device: Any, plan_file: str | None) ->
         from autosac.integrations.eager import apply
 
         apply(model, Plan.load(plan_file))
-    return step  # type: ignore[no-any-return]
+    return step
 
 
 def _on_cuda(build: Callable[[], Callable[[], Any]], steps: int) -> Measured:

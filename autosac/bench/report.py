@@ -83,7 +83,7 @@ def _budget_table(case: CaseResult) -> tuple[list[str], list[list[str]]]:
 
 
 def _operator_table(case: CaseResult) -> tuple[list[str], list[list[str]]]:
-    rows = [[str(o.index), o.operator, f"{o.runtime_ms:.4f}", f"{o.memory_bytes}"] for o in case.operators]
+    rows = [[str(o.number), o.operator, f"{o.runtime_ms:.4f}", f"{o.memory_bytes}"] for o in case.operators]
     return ["index", "operator", "runtime (ms)", "memory (B)"], rows
 
 
@@ -151,9 +151,8 @@ def picture(figure: Figure) -> bytes:
     axes = drawn.add_subplot()
     if figure.x:
         for series in figure.series:
-            axes.step(
-                figure.x, series.values, where="pre", marker="o", markersize=3, color=series.colour, label=series.name
-            )
+            heights = [0.0 if value is None else value for value in series.values]
+            axes.step(figure.x, heights, where="pre", marker="o", markersize=3, color=series.colour, label=series.name)
     else:
         _bars(axes, figure)
     for value, text in figure.lines:

@@ -18,8 +18,10 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from typing import Any, NamedTuple
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from autosac.bench.policies import PLANNED, Policy
@@ -155,8 +157,10 @@ class Results:
                 case = f"{name} {row.policy}"
                 if none is not None and not none.fits:
                     share = row.budget_use
-                    use.add(share is not None and LEAST_USE <= share <= 1, f"{case} ({_percent(share)})")
-                    reduction.add((row.reduction or 0) >= LEAST_REDUCTION, f"{case} ({_percent(row.reduction)})")
+                    use.add(share is not None and LEAST_USE <= share <= 1, f"{case} ({_percent(share) or row.error})")
+                    reduction.add(
+                        (row.reduction or 0) >= LEAST_REDUCTION, f"{case} ({_percent(row.reduction) or row.error})"
+                    )
                 if row.step_ms is not None and row.recompute_ms is not None:
                     tie_ms = _TIE * row.step_ms
                     fitting = [other for other in others if other.fits]
@@ -196,15 +200,23 @@ class Results:
             for row in self.rows
         ]
 
-    def summary(self) -> Table:
-        """The main table for a terminal."""
+    def summary(self) -> Group:
+        """The main table for a terminal: one for each configuration."""
         headings, rows = self.table()
-        table = Table(title=self.suite)
-        for i, heading in enumerate(headings):
-            table.add_column(heading, justify="left" if i < 2 else "right")
-        for row in rows:
-            table.add_row(*row)
-        return table
+        parts: list[RenderableType] = []
+        for name, group in groupby(rows, key=lambda row: row[0]):
+            table = Table(title=name, title_justify="left")
+            shown = [i for i, heading in enumerate(headings) if heading not in ("configuration", "of step")]
+            for i in shown:
+                table.add_column(headings[i], justify="left" if headings[i] == "policy" else "right", no_wrap=True)
+            failed = []
+            for row in group:
+                if row[3]:
+                    table.add_row(*(row[i] for i in shown))
+                else:
+                    failed.append(f"- {row[1]}: {row[2]}")
+            parts += [table, *failed]
+        return Group(*parts)
 
     def to_markdown(self) -> str:
         """The table, the solvers' times and the claims."""
@@ -221,8 +233,8 @@ class Results:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of the main table."""
         headings = [
-            "configuration", "policy", "peak active", "peak reserved", "of budget", "step", "slowdown",
-            "recompute", "of step", "below full", "policy found in",
+            "configuration", "policy", "active", "reserved", "of budget", "step", "slowdown",
+            "recompute", "of step", "below full", "found in",
         ]  # fmt: skip
         rows = []
         for name, group in self.groups():
@@ -231,9 +243,9 @@ class Results:
                 if row.error:
                     rows.append([*cells, row.error, *[""] * (len(headings) - 3)])
                     continue
-                use = _percent(row.budget_use) + ("" if row.fits else " (exceeds)")
+                use = _percent(row.budget_use) + ("" if row.fits else " !")
                 rows.append([
-                    *cells, format_bytes(row.peak_active_bytes or 0), format_bytes(row.peak_reserved_bytes or 0), use,
+                    *cells, _bytes(row.peak_active_bytes), _bytes(row.peak_reserved_bytes), use,
                     format_ms(row.step_ms or 0), _percent(row.slowdown), format_ms(row.recompute_ms or 0),
                     _percent(row.overhead), _percent(row.reduction), _seconds(row.policy_s),
                 ])  # fmt: skip
@@ -299,10 +311,14 @@ def _measured_cells(row: Row, base_ms: float | None) -> list[str]:
     return [
         predicted[0], "" if step is None else format_ms(step),
         predicted[1], _percent(step / base_ms - 1) if step is not None and base_ms else "",
-        format_bytes(row.peak_active_bytes or 0), "" if active is None else format_bytes(active),
+        _bytes(row.peak_active_bytes), _bytes(active),
         "" if error is None else f"{error:+.1%}",
-        format_bytes(row.peak_reserved_bytes or 0), "" if reserved is None else format_bytes(reserved),
+        _bytes(row.peak_reserved_bytes), _bytes(reserved),
     ]  # fmt: skip
+
+
+def _bytes(value: int | None) -> str:
+    return "" if value is None else format_bytes(value)
 
 
 def _percent(value: float | None) -> str:

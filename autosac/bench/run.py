@@ -120,6 +120,8 @@ class _Run:
         simulation = self.subject.simulate(policy)
         reference = self.subject.reference(policy)
         figures = _figures(simulation, self.target)
+        if policy.memory_budget is not None:  # recomputation is part of the compiled backward: what that is slower by
+            figures["recompute_ms"] = max(0.0, simulation.step_ms - reference.step_ms)
         return (
             replace(row, **figures, reference_ms=reference.step_ms, verify_s=time.perf_counter() - began),
             self.subject.plan_of(policy),

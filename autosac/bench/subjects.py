@@ -22,7 +22,7 @@ from autosac.capture.server import CaptureServer
 from autosac.jobs import TitanJob, simulation_of
 from autosac.plans import Plan, Unit
 from autosac.policies import UnitPolicies
-from autosac.simulation import Simulation
+from autosac.simulation import Simulation, Target
 
 Progress = Callable[[str], None]
 
@@ -54,7 +54,9 @@ class EagerSubject(EagerCaptures):
 
     def __init__(self, suite: Suite, model: Model, configuration: Configuration, *, target: str = "gpu") -> None:
         make_step = make_step_of(suite.folder, model.make_step, dict(configuration.arguments))
-        super().__init__(make_step, suite.target, target=target)
+        super().__init__(
+            make_step, _without_libraries(suite.target) if target == "cpu" else suite.target, target=target
+        )
         self._patterns = model.blocks
         self._known: dict[tuple[Unit, ...], Simulation] = {}
 
@@ -87,6 +89,11 @@ class EagerSubject(EagerCaptures):
         if policy.name == "none":
             return None
         return block_plan(policy, self.policies, blocks_of(self.policies, self._patterns))
+
+
+def _without_libraries(machine: Target) -> Target:
+    """A CPU has no cuBLAS workspaces."""
+    return replace(machine, hardware=replace(machine.hardware, cublas_workspace_bytes=0))
 
 
 class TitanSubject:

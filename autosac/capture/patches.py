@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from autosac.capture import compiled, kernels
+from autosac.capture.failures import fatal
 from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
 from autosac.capture.target import TargetGPU
@@ -40,6 +41,7 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
     _optimizer_foreach(mode.target)
     _autocast_exit()
     _convolution_layout(mode)
+    _recomputation_errors()
     _sharding_propagation(mode)
     if dist.is_available():
         _work_wait(recorder)
@@ -115,6 +117,22 @@ def _optimizer_foreach(target: str) -> None:
 
     optimizer._foreach_supported_types.append(FakeTensor)
     foreach_utils._foreach_supported_types.append(FakeTensor)
+
+
+def _recomputation_errors() -> None:
+    """An error in PyTorch's own selective recomputation aborts the process (see `failures.fatal`): say it before."""
+    import torch.utils.checkpoint as checkpoint
+
+    original = checkpoint._CachedTorchDispatchMode.__torch_dispatch__
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return original(self, func, types, args, kwargs)
+        except RuntimeError as e:
+            fatal(e, "recomputation under the job's own selective checkpointing")
+            raise
+
+    checkpoint._CachedTorchDispatchMode.__torch_dispatch__ = dispatch
 
 
 def _convolution_layout(mode: SimulatedDeviceMode) -> None:

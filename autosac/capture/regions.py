@@ -13,8 +13,9 @@ from autosac.capture.signatures import is_random, is_view, mutated_arguments, sc
 from autosac.integrations.observe import RegionRecorder
 from autosac.trace import Alloc, Call, Collective, Free, Region
 
-# Recomputing these is wrong or wasteful unless asked for: a router's choice must not differ between forward and
-# recomputation, a scaling factor is tiny, and a shape that depends on data makes the host wait again.
+# Recomputing these is wrong or wasteful: a router's choice must not differ between forward and recomputation, a scaling
+# factor is tiny, and a shape that depends on data makes the host wait again. Collectives are kept too, except gathers: what
+# they make is larger than what they read, and whether to repeat one is a question of what it costs on the wire.
 _MUST_SAVE = {"aten.topk.default", "aten.max.default", "aten.histc.default"}
 
 
@@ -78,7 +79,7 @@ class _OpenRegion:
                 created[event.storage] = None
             elif type(event) is Free:
                 created.pop(event.storage, None)
-            elif type(event) is Collective:
+            elif type(event) is Collective and event.kind != "all_gather":
                 communicates = True
         to_host = op == "aten._to_copy.default" and str(kwargs.get("device", "")) == "cpu"
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and op != "aten.index.Tensor"
