@@ -43,4 +43,9 @@ def test_figures_of_the_debug_model(job_file: str) -> None:
     found = {name: figures(simulation) for name, simulation in {"none": none, **others}.items()}
     if os.environ.get("AUTOSAC_UPDATE_GOLDEN") == "1":
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(GOLDEN.read_text())
+    # Times go through exp and log, whose last digits differ between processors.
+    expected = {
+        name: {key: pytest.approx(value, rel=1e-5) if key.endswith("_ms") else value for key, value in pinned.items()}
+        for name, pinned in json.loads(GOLDEN.read_text()).items()
+    }
+    assert found == expected
