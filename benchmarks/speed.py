@@ -1,8 +1,9 @@
 """How long the whole command takes, as a user waits for it: `autosac simulate` and `autosac plan` in a fresh process.
 
-    python -m benchmarks.speed [--models 8b,70b] [--repeat 1]
+    python -m benchmarks.speed [--models 8b,70b] [--repeat 1] [--stages]
 
-Prints wall time, CPU time and peak resident memory (of the largest process) per command.
+Prints wall time, CPU time and peak resident memory (of the largest process) per command; with `--stages` also what each
+stage of a simulation takes once the step is captured.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -37,11 +40,44 @@ def measure(arguments: list[str]) -> tuple[float, float, float]:
     return wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20
 
 
+def stages(name: str) -> list[tuple[str, float]]:
+    """(stage, seconds) of one simulation."""
+    from autosac.capture.server import CaptureServer
+    from autosac.jobs import TitanJob, simulation_of
+    from autosac.memory_sim import replay_allocator, simulate_memory
+    from autosac.planner import Goal, Planner
+
+    file, world_size, _ = JOBS[name]
+    job = TitanJob.of(str(EXAMPLES / file), gpu="h100-sxm-80gb", world_size=world_size)
+    found: list[tuple[str, float]] = []
+
+    def timed(stage: str, action: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = action()
+        found.append((stage, time.perf_counter() - start))
+        return result
+
+    with CaptureServer() as server:
+        trace = timed("capture process and first capture", lambda: server.capture(job.request("none", observe=True)))
+        timed("another capture", lambda: server.capture(job.request("none")))
+    simulation = simulation_of(trace, job.target)
+    workspaces = job.target.workspaces
+    timed("memory timeline and its peak", lambda: simulate_memory(trace, workspaces=workspaces).peak())
+    timed("caching allocator", lambda: replay_allocator(trace, config=job.target.allocator, workspaces=workspaces))
+    timed("prices", lambda: simulation.pricing)
+    timed("execution of two steps", lambda: simulation.timeline)
+    goal = Goal(budget_bytes=simulation.peak_active_bytes * 6 // 10, budget_kind="active")
+    planner = timed("statistics and global problem", lambda: Planner(simulation, goal))
+    timed("global MILP and local policies", lambda: planner.solve(goal.budget_bytes))
+    return found
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--models", default="8b,70b")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--stages", action="store_true")
     arguments = parser.parse_args()
     table = Table(title="Whole process")
     for heading in ("command", "job", "wall s (best)", "CPU s", "peak GiB", "goal s"):
@@ -56,6 +92,12 @@ def main() -> None:
                 command, name, f"{wall_s:.1f}", f"{cpu_s:.1f}", f"{gib:.2f}", str(GOALS.get((command, name), "-"))
             )
     Console().print(table)
+    if arguments.stages:
+        for name in arguments.models.split(","):
+            parts = Table("stage", "seconds", title=f"Stages, {name}")
+            for stage, seconds in stages(name):
+                parts.add_row(stage, f"{seconds:.2f}")
+            Console().print(parts)
 
 
 if __name__ == "__main__":
