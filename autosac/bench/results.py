@@ -264,7 +264,7 @@ class Results:
             for name, timings in self.solvers
             for t in timings
         ]
-        return ["configuration", "solver", "time", "recompute", "above the linear bound"], rows
+        return ["configuration", "solver", "time", "recompute", "filled up", "above the linear bound"], rows
 
     def measured_table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of what was measured, beside what was predicted."""

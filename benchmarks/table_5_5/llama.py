@@ -1,10 +1,15 @@
 """Llama-3.2-1B in plain PyTorch, trained for a step: the language model of AUTO-SAC Table 5.5.
 
 16 layers, width 2048, 32 heads, 8 key-value heads, feed-forward width 8192, vocabulary 128,256, tied embeddings: 1.24 billion
-parameters. Parameters, gradients and AdamW's states are bfloat16. The paper does not state its precision, but Table 5.6
-lists what it must have been: `pow` makes 67,108,864 bytes and `mean` 32,768 of them, which is 16,384 tokens (configuration
-C3) in two bytes a number; no configuration has the 8,192 tokens that four bytes would mean. The same table lists `pow`,
-`mean`, `add`, `rsqrt`, `mul` and no cast: RMSNorm is written so here. Logits are cast to float32 for the loss, as TorchTitan does.
+parameters. Parameters, gradients and AdamW's states have one `dtype`. The paper does not state its own, and there is evidence
+for two:
+
+- bfloat16: Table 5.6 lists a `pow` that makes 67,108,864 bytes and a `mean` that makes 32,768, which is 16,384 tokens
+  (configuration C3) in two bytes a number; no configuration has the 8,192 tokens that four bytes would mean;
+- float32: the memory of all configurations is said to exceed an 80-GB GPU, which it does in four bytes a number only.
+
+Table 5.6 lists `pow`, `mean`, `add`, `rsqrt`, `mul` and no cast: RMSNorm is written so here. Logits are cast to float32 for
+the loss, as TorchTitan does.
 """
 
 from __future__ import annotations
@@ -125,11 +130,13 @@ class Llama(nn.Module):
         return self.output(self.norm(x))
 
 
-def make_step(device: torch.device, *, batch_size: int, seq_len: int, **sizes: int) -> tuple[nn.Module, Any]:
+def make_step(
+    device: torch.device, *, batch_size: int, seq_len: int, dtype: str = "bfloat16", **sizes: int
+) -> tuple[nn.Module, Any]:
     """The model and one training step: forward, cross-entropy, backward, fused AdamW."""
     config = LlamaConfig(**sizes)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(getattr(torch, dtype))
     try:
         with device:
             model = Llama(config, seq_len)

@@ -6,7 +6,7 @@ are written out here: the CLIP ViT-L/14 text encoder (123 million parameters), t
 
 One step is that of diffusers' own text-to-image training: text encoder and VAE are frozen and run without gradients; noise
 of a random timestep of the schedule (`denoising_steps` of them) is added to the latents; the UNet predicts it. Parameters,
-gradients and AdamW's states are bfloat16, as for the language model (the paper does not state the precision).
+gradients and AdamW's states have one `dtype`, as those of the language model (see llama.py).
 """
 
 from __future__ import annotations
@@ -95,18 +95,24 @@ class StableDiffusion(nn.Module):
 
 
 def make_step(
-    device: torch.device, *, batch_size: int, image_size: int, text_len: int = 77, denoising_steps: int = 50
+    device: torch.device,
+    *,
+    batch_size: int,
+    image_size: int,
+    text_len: int = 77,
+    denoising_steps: int = 50,
+    dtype: str = "bfloat16",
 ) -> tuple[nn.Module, Any]:
     """The three networks and one training step: encode, forward, backward, fused AdamW of the UNet."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(getattr(torch, dtype))
     try:
         with device:
             model = StableDiffusion(denoising_steps)
     finally:
         torch.set_default_dtype(before)
     optimizer = torch.optim.AdamW(model.unet.parameters(), lr=1e-5, fused=True)
-    images = torch.randn(batch_size, 3, image_size, image_size, device=device, dtype=torch.bfloat16)
+    images = torch.randn(batch_size, 3, image_size, image_size, device=device, dtype=getattr(torch, dtype))
     captions = torch.randint(0, VOCABULARY, (batch_size, text_len), device=device)
 
     def step() -> None:
