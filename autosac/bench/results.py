@@ -8,7 +8,7 @@ Of every row follow (`Results`):
 - budget use: the verified peak as a fraction of the budget (Figure 5.5).
 
 `claims` holds the evaluation's claims against the rows: a plan uses at least 97 % of the budget and no more than it wherever
-no checkpointing exceeds it; recomputation is at least 6 % below full checkpointing; no policy that fits takes less; greedy
+no checkpointing exceeds it, and runs on the GPU; recomputation is at least 6 % below full checkpointing; no policy that fits takes less; greedy
 and knapsack are within 2 % of the ILP.
 """
 
@@ -148,7 +148,7 @@ class Results:
 
     def claims(self) -> list[Claim]:
         """See the module's docstring."""
-        use, reduction, least, best, near = (_Tally() for _ in range(5))
+        use, runs, reduction, least, best, near = (_Tally() for _ in range(6))
         for name, rows in self.groups():
             by_policy = {row.policy: row for row in rows}
             none, ilp = by_policy.get("none"), by_policy.get("ilp")
@@ -161,6 +161,8 @@ class Results:
                     reduction.add(
                         (row.reduction or 0) >= LEAST_REDUCTION, f"{case} ({_percent(row.reduction) or row.error})"
                     )
+                if row.fits_gpu is not None:
+                    runs.add(row.fits_gpu, case)
                 if row.step_ms is not None and row.recompute_ms is not None:
                     tie_ms = _TIE * row.step_ms
                     fitting = [other for other in others if other.fits]
@@ -173,6 +175,7 @@ class Results:
                     near.add(not slower, f"{case} ({format_ms(row.recompute_ms or 0)}, {format_ms(ilp.recompute_ms)})")
         return [
             use.claim(f"peak within the budget and at least {LEAST_USE:.0%} of it where no checkpointing exceeds it"),
+            runs.claim("plans do not run out of memory on the GPU"),
             reduction.claim(f"recomputation at least {LEAST_REDUCTION:.0%} below full checkpointing there"),
             least.claim("no other policy that fits recomputes less"),
             best.claim("no other policy that fits is faster"),
@@ -234,7 +237,7 @@ class Results:
         """Headings and rows of the main table."""
         headings = [
             "configuration", "policy", "active", "reserved", "of budget", "step", "slowdown",
-            "recompute", "of step", "below full", "found in",
+            "recompute", "of step", "below full", "found in", "on the GPU",
         ]  # fmt: skip
         rows = []
         for name, group in self.groups():
@@ -248,6 +251,7 @@ class Results:
                     *cells, _bytes(row.peak_active_bytes), _bytes(row.peak_reserved_bytes), use,
                     format_ms(row.step_ms or 0), _percent(row.slowdown), format_ms(row.recompute_ms or 0),
                     _percent(row.overhead), _percent(row.reduction), _seconds(row.policy_s),
+                    "" if row.fits_gpu is None else "fits" if row.fits_gpu else "out of memory",
                 ])  # fmt: skip
         return headings, rows
 

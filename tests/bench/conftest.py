@@ -88,6 +88,7 @@ def row() -> Callable[..., Row]:
             peak_active_bytes=peak, peak_reserved_bytes=2 * peak, recompute_ms=recompute_ms,
             **{
                 "budget_kind": "active", "step_ms": 10 + recompute_ms, "reference_ms": 10.0, "full_recompute_ms": 4.0,
+                "fits_gpu": True,
                 **changes,
             },
         )  # fmt: skip
