@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autosac.bench.suite import Suite
 
 
-def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
     """The options."""
     command = commands.add_parser("bench", help="compare checkpointing policies, predicted and measured")
     command.add_argument("suite", type=Path, metavar="SUITE.toml", help="models, configurations, budgets and policies")
