@@ -8,8 +8,8 @@ Of every row follow (`Results`):
 - budget use: the verified peak as a fraction of the budget (Figure 5.5).
 
 `claims` holds the evaluation's claims against the rows: a plan uses at least 97 % of the budget and no more than it wherever
-no checkpointing exceeds it, and runs on the GPU; recomputation is at least 6 % below full checkpointing; no policy that fits takes less; greedy
-and knapsack are within 2 % of the ILP.
+no checkpointing exceeds it, and runs on the GPU; recomputation is at least 6 % below full checkpointing; no policy that fits
+takes less; greedy and knapsack are within 2 % of the ILP.
 """
 
 from __future__ import annotations
@@ -257,18 +257,13 @@ class Results:
 
     def solver_table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of the solvers' table."""
-        rows = [
-            [
-                name,
-                t.solver,
-                _seconds(t.seconds),
-                format_ms(t.recompute_ms),
-                _percent(t.gap) if t.gap is not None else "",
-            ]
-            for name, timings in self.solvers
-            for t in timings
-        ]
-        return ["configuration", "solver", "time", "recompute", "filled up", "above the linear bound"], rows
+        headings = ["configuration", "solver", "time", "recompute", "filled up", "above the linear bound"]
+        rows = []
+        for name, timings in self.solvers:
+            for t in timings:
+                filled = "" if t.filled_ms is None else format_ms(t.filled_ms)
+                rows.append([name, t.solver, _seconds(t.seconds), format_ms(t.recompute_ms), filled, _percent(t.gap)])
+        return headings, rows
 
     def measured_table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of what was measured, beside what was predicted."""
