@@ -48,7 +48,7 @@ def test_claims_that_hold(row: Make) -> None:
 
 
 def test_claims_that_do_not_hold(row: Make) -> None:
-    """A plan at 90 % of the budget that recomputes more than the ILP, selective-2 and 94 % of full: all but the GPU are missed."""
+    """A plan at 90 % of the budget that recomputes more than the ILP and selective-2, nearly all: all but one are missed."""
     found = results(
         row("none", 120, 0.0),
         row("full", 50, 4.0),
