@@ -13,7 +13,14 @@ ROOMS = ("estimator", "integrations", "memory_sim", "runtime_sim", "solvers")
 
 def test_every_package_on_disk_is_listed() -> None:
     """Each folder with an __init__.py in autosac and the five rooms is installed under its import name."""
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    listed = {name for name in packages if ".data" not in name}
+    data = {
+        ".".join(("autosac", *folder.relative_to(ROOT).parts))
+        for folder in (ROOT / "estimator/data", *(ROOT / "estimator/data").iterdir())
+        if folder.is_dir()
+    }
+    assert set(packages) - listed == data
     found = {"autosac"}
     found |= {
         ".".join(("autosac", *init.parent.relative_to(ROOT / "autosac").parts))
