@@ -9,7 +9,7 @@ from autosac.plans import MadeFor, Plan, Settings, Unit
 from autosac.policies import UnitPolicies
 from autosac.problem import build_problem
 from autosac.simulation import Simulation
-from autosac.solvers import TwoLevelSolution, solve_two_level
+from autosac.solvers import LocalProblem, TwoLevelSolution, joint_bound_ms, relative_gap, solve_two_level
 
 SOLVERS = ("greedy", "knapsack", "ilp")
 
@@ -89,7 +89,7 @@ class Planner:
         goal = self.goal
         solution = solve_two_level(
             self.problem.problem,
-            [self.policies.of_module(module).sac.problem for module in self.problem.modules],
+            self._items(),
             inner_bytes,
             local=goal.solver,
             solver=goal.milp,
@@ -102,6 +102,17 @@ class Planner:
             if policy is not None
         ]
         return plan_of(self.base, self.goal, tuple(chosen)), solution
+
+    def gap(self, solution: TwoLevelSolution) -> float:
+        """By how much a solution's recomputation is above the least possible at its own peak, at the most (0.01: 1 %).
+
+        The reference is the relaxation of the joint problem over all operators of all units.
+        """
+        bound_ms = joint_bound_ms(self.problem.problem, self._items(), solution.peak_bytes, solver=self.goal.milp)
+        return relative_gap(solution.recompute_ms, bound_ms)
+
+    def _items(self) -> list[LocalProblem]:
+        return [self.policies.of_module(module).sac.problem for module in self.problem.modules]
 
     def smallest(self) -> Plan:
         """The plan with the least memory: everything of every outermost unit is recomputed."""

@@ -11,7 +11,7 @@ from autosac.planner import Goal, Planner
 from autosac.plans import Plan
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
-from autosac.solvers import TwoLevelSolution, relative_gap
+from autosac.solvers import TwoLevelSolution
 
 # A bracket of inner budgets narrower than this is not worth another capture.
 _NARROW_BYTES = 2**20
@@ -130,7 +130,7 @@ class Search:
             f"the peak is at {report.op} in the {report.phase.name.lower()} of {report.module or 'the step'}",
         ]
         if best.solution is not None:
-            gap = relative_gap(best.solution.recompute_ms, best.solution.budgets.bound_ms)
+            gap = self._planner.gap(best.solution)
             found.append(f"recomputation is at most {gap:.1%} above the least possible at this peak (linear bound)")
             price_ms = best.solution.budgets.shadow_ms_per_gib
             if price_ms > 0:

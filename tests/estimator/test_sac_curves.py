@@ -109,3 +109,12 @@ def test_wrong_curves_are_named(points: Points, segments: int, message: str) -> 
     for fit in (tight_chords, upper_bound):
         with pytest.raises(UsageError, match=message):
             fit(points, segments)
+
+
+def test_rounding_of_a_tiny_step_is_no_disorder() -> None:
+    """A group with 1e-8 of the memory, on one line with its neighbours but for rounding, is accepted."""
+    third = 0.3 + 1e-8
+    points = ((0.0, 0.0), (0.3, 0.1), (third, float(np.nextafter(third / 3, 0))), (0.6, 0.2), (1.0, 0.9))
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
+    assert slopes[1] < slopes[0] - 1e-9  # what rounding makes of equal slopes
+    assert max(s.slope + s.intercept for s in tight_chords(points)) == pytest.approx(0.9)
