@@ -38,13 +38,9 @@ class Goal:
             raise UsageError("the time limit must be more than zero seconds")
 
 
-def full_plan(base: Simulation, goal: Goal | None = None, policies: UnitPolicies | None = None) -> Plan:
-    """Everything of every outermost module that may be checkpointed is recomputed."""
-    policies = policies or UnitPolicies(base)
-    outermost = [
-        policy for policy in policies.units if not any(policies.is_inside(policy, other) for other in policies.units)
-    ]
-    return plan_of(base, goal or Goal(budget_bytes=1), tuple(policy.recompute_all() for policy in outermost))
+def full_plan(base: Simulation, goal: Goal | None = None) -> Plan:
+    """Full checkpointing: see `Planner.smallest`."""
+    return Planner(base, goal or Goal(budget_bytes=1)).smallest()
 
 
 def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
@@ -108,12 +104,36 @@ class Planner:
 
         The reference is the relaxation of the joint problem over all operators of all units.
         """
-        bound_ms = joint_bound_ms(self.problem.problem, self._items(), solution.peak_bytes, solver=self.goal.milp)
+        # A little more than the peak, for the solver's tolerances: the bound stays one.
+        limit = solution.peak_bytes + solution.peak_bytes // 10**6 + 4096
+        bound_ms = joint_bound_ms(self.problem.problem, self._items(), limit, solver=self.goal.milp)
         return relative_gap(solution.recompute_ms, bound_ms)
 
     def _items(self) -> list[LocalProblem]:
         return [self.policies.of_module(module).sac.problem for module in self.problem.modules]
 
     def smallest(self) -> Plan:
-        """The plan with the least memory: everything of every outermost unit is recomputed."""
-        return full_plan(self.base, self.goal, self.policies)
+        """The plan with the least memory of those that recompute everything in all units of one level of the module tree.
+
+        Not always the outermost: to recompute a whole network at once takes as much as never to have checkpointed it.
+        """
+        units = self.problem.problem.units
+        depth = [0] * len(units)
+        for u, unit in enumerate(units):
+            if unit.parent >= 0:
+                depth[u] = depth[unit.parent] + 1
+        parents = {unit.parent for unit in units}
+        levels = [
+            [u for u in range(len(units)) if depth[u] == level or (depth[u] < level and u not in parents)]
+            for level in range(max(depth, default=-1) + 1)
+        ]
+        chosen = min(levels, key=self._peak_bytes, default=[])
+        policies = (self.policies.of_module(self.problem.modules[u]) for u in chosen)
+        return plan_of(self.base, self.goal, tuple(policy.recompute_all() for policy in policies))
+
+    def _peak_bytes(self, chosen: list[int]) -> int:
+        """The peak if these units keep only what they must."""
+        problem = self.problem.problem
+        wanted = set(chosen)
+        kept = [unit.stored_bytes if u in wanted else None for u, unit in enumerate(problem.units)]
+        return int(problem.peaks_bytes(kept).max())
