@@ -18,9 +18,8 @@ import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from autosac.memory_sim.allocator_config import BLOCK_BYTES
 from autosac.trace import Alloc, Collective, Free, Op, Phase, Region, Trace
-
-BLOCK_BYTES = 512
 
 
 class Span(NamedTuple):

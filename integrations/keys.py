@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from autosac.plans import Fingerprint
@@ -32,6 +33,32 @@ class _Quiet(threading.local):
 
 
 quiet = _Quiet()
+
+
+class CountingMode(TorchDispatchMode):
+    """A dispatch mode around one module, whatever FSDP hook is running outside; higher-order operators included."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What compiled code inside the module does is not seen."""
+        return True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outer_quiet = 0
+
+    def __enter__(self) -> Self:
+        """Begin to see operators."""
+        self._outer_quiet, quiet.depth = quiet.depth, 0
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """See them no more."""
+        super().__exit__(kind, value, traceback)
+        quiet.depth = self._outer_quiet
 
 
 def is_counted(func: Any) -> bool:

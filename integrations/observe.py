@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosac.errors import PlanError
-from autosac.integrations.keys import Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
+from autosac.integrations.keys import CountingMode, Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
 from autosac.integrations.modules import Places, find_module
 
 
@@ -77,27 +76,11 @@ class _Observer:
         return out
 
 
-class _ObservingMode(TorchDispatchMode):
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
+class _ObservingMode(CountingMode):
     def __init__(self, region: RegionRecorder) -> None:
         super().__init__()
         self._region = region
         self._keyer = Keyer()
-        self._outer_quiet = 0
-
-    def __enter__(self) -> _ObservingMode:
-        self._outer_quiet, quiet.depth = quiet.depth, 0
-        super().__enter__()
-        return self
-
-    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        super().__exit__(kind, value, traceback)
-        quiet.depth = self._outer_quiet
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -25,11 +25,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from autosac.integrations.aliases import AliasWatch, find_operator, written_arguments
-from autosac.integrations.keys import Keyer, fingerprint, is_counted, is_random, is_view, op_name, quiet, tensors_in
+from autosac.integrations.keys import (
+    CountingMode,
+    Keyer,
+    fingerprint,
+    is_counted,
+    is_random,
+    is_view,
+    op_name,
+    quiet,
+    tensors_in,
+)
 from autosac.plans import ANY_SIZE, Decision, Fingerprint, Unit
 
 _RERUN = object()
@@ -121,15 +130,8 @@ class Memo:
                 yield from tensors_in(value)
 
 
-class SavingMode(TorchDispatchMode):
+class SavingMode(CountingMode):
     """Runs the forward, compares it with the plan, holds what is to be kept."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """What compiled code inside the module does is not seen."""
-        return True
 
     def __init__(self, memo: Memo) -> None:
         super().__init__()
@@ -137,18 +139,10 @@ class SavingMode(TorchDispatchMode):
         self._keyer = Keyer()
         self._watch = AliasWatch() if memo.policy.watched else None
         self._keeps_random = False
-        self._outer_quiet = 0
-
-    def __enter__(self) -> SavingMode:
-        """Begin the forward."""
-        self._outer_quiet, quiet.depth = quiet.depth, 0
-        super().__enter__()
-        return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         """End the forward: the last checks that need all of it."""
         super().__exit__(kind, value, traceback)
-        quiet.depth = self._outer_quiet
         memo = self._memo
         if kind is not None or memo.fallen_back:
             return
@@ -211,21 +205,13 @@ class SavingMode(TorchDispatchMode):
             )
 
 
-class ReplayMode(TorchDispatchMode):
+class ReplayMode(CountingMode):
     """Runs the recomputation: returns what is held, runs the rest, and lets go of what it has returned."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """What compiled code inside the module does is not seen."""
-        return True
 
     def __init__(self, memo: Memo) -> None:
         super().__init__()
         self._memo = memo
         self._position = 0
-        self._outer_quiet = 0
 
     def __enter__(self) -> ReplayMode:
         """Begin the recomputation, if what is held is still what the forward left."""
@@ -241,14 +227,11 @@ class ReplayMode(TorchDispatchMode):
             elif memo.versions != [tensor._version for tensor in memo.tensors()]:
                 memo.fall_back("had kept tensors changed in place after its forward")
         self._position = 0
-        self._outer_quiet, quiet.depth = quiet.depth, 0
-        super().__enter__()
-        return self
+        return super().__enter__()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         """End the recomputation; what it did not come to (early stop) is not needed."""
         super().__exit__(kind, value, traceback)
-        quiet.depth = self._outer_quiet
         if not self._memo.fallen_back:
             self._memo.spent = True
             self._memo.release()

@@ -20,6 +20,7 @@ from autosac.errors import UsageError
 
 MIB = 1 << 20
 BLOCK_BYTES = 512
+"""What every request is rounded up to a multiple of (``kMinBlockSize``)."""
 SMALL_BYTES = MIB
 """The largest request that the pool of small blocks serves (``kSmallSize``)."""
 SMALL_SEGMENT_BYTES = 2 * MIB

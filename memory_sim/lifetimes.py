@@ -19,8 +19,6 @@ from autosac.memory_sim.workspaces import WorkspaceModel, matmul_signatures, on_
 from autosac.trace import Alloc, Event, Free, Label, Op, StepBegin, Storage, Trace
 
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
-BLOCK_BYTES = 512
-"""The caching allocator's rounding (``kMinBlockSize``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from autosac.memory_sim.allocator_config import BLOCK_BYTES
 from autosac.memory_sim.attribution import PeakReport, peak_report
 from autosac.memory_sim.categories import Category, categorise
-from autosac.memory_sim.lifetimes import BLOCK_BYTES, IntArray, Lifetimes, trace_lifetimes
+from autosac.memory_sim.lifetimes import IntArray, Lifetimes, trace_lifetimes
 from autosac.memory_sim.modules import ModuleSpan, module_spans
 from autosac.memory_sim.range_maximum import RangeMaximum
 from autosac.memory_sim.workspaces import WorkspaceModel

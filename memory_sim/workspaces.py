@@ -20,6 +20,7 @@ import functools
 from dataclasses import dataclass
 
 from autosac.errors import UsageError
+from autosac.memory_sim.allocator_config import BLOCK_BYTES
 from autosac.memory_sim.internal_allocations import internal_allocations
 from autosac.trace import Phase, Signature, Trace
 
@@ -72,7 +73,7 @@ class WorkspaceModel:
 
     def op_workspace_bytes(self, signature: Signature) -> int:
         """Their sum, each rounded to the caching allocator's 512 bytes."""
-        return sum(-(-nbytes // 512) * 512 for nbytes in self.op_workspace_blocks(signature))
+        return sum(-(-nbytes // BLOCK_BYTES) * BLOCK_BYTES for nbytes in self.op_workspace_blocks(signature))
 
 
 @functools.cache
