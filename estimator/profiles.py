@@ -1,7 +1,7 @@
 """Profile files: TOML tables with a fixed set of keys, shipped with the package or written by a user.
 
-A profile is asked for by the name of a shipped file (``h100-sxm-80gb``) or by the path of a file. A file may
-start from another profile with ``base = "name or path"`` and give only what differs. Every key is checked:
+A profile is asked for by the name of a shipped file (``h100-sxm-80gb``), by the beginning of one that fits no other
+(``h200``, ``H100_PCIe``), or by the path of a file. A file may start from another profile with ``base = "name or path"`` and give only what differs. Every key is checked:
 unknown, missing, of the wrong type, not positive; the error is one line that names the file and the key.
 """
 
@@ -47,15 +47,18 @@ def read(kind: str, name_or_path: str) -> tuple[dict[str, Any], Path]:
 
 
 def _find(kind: str, wanted: str, folder: Path) -> Path:
-    named = _DATA / kind / f"{wanted.lower()}.toml"
-    if wanted.lower() in shipped(kind):
-        return named
+    name = wanted.lower().replace("_", "-")
+    named = [name] if name in shipped(kind) else [known for known in shipped(kind) if known.startswith(f"{name}-")]
+    if len(named) == 1:
+        return _DATA / kind / f"{named[0]}.toml"
     path = (folder / wanted).expanduser()
     if path.is_file():
         return path
     what = {"hardware": "GPU", "clusters": "cluster"}[kind]
     if wanted.endswith(".toml") or "/" in wanted:
         raise HardwareError(f"{what} profile {wanted} is not a file")
+    if named:
+        raise HardwareError(f"there are several kinds of {what} {wanted!r}: give one of {', '.join(named)}")
     raise HardwareError(f"unknown {what} {wanted!r}: give one of {', '.join(shipped(kind))} or the path of a TOML file")
 
 

@@ -69,6 +69,20 @@ def test_an_unknown_gpu_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    ("short", "name"), [("h200", "h200-sxm-141gb"), ("H100_PCIe", "h100-pcie-80gb"), ("MI300X", "mi300x")]
+)
+def test_the_beginning_of_a_name_is_enough_where_it_fits_one_gpu(short: str, name: str) -> None:
+    """Case and underscores do not matter."""
+    assert load_hardware(short).name == load_hardware(name).name
+
+
+def test_the_beginning_of_several_names_lists_these() -> None:
+    """An H100 comes in several kinds with different memory: none is chosen for the user."""
+    with pytest.raises(HardwareError, match=r"several kinds of GPU 'h100-sxm': .* h100-sxm-80gb, h100-sxm-96gb-meta$"):
+        load_hardware("h100-sxm")
+
+
+@pytest.mark.parametrize(
     ("lines", "message"),
     [
         ("sm_count = 0", "sm_count must be above 0"),
