@@ -1,8 +1,9 @@
 """Profile files: TOML tables with a fixed set of keys, shipped with the package or written by a user.
 
 A profile is asked for by the name of a shipped file (``h100-sxm-80gb``), by the beginning of one that fits no other
-(``h200``, ``H100_PCIe``), or by the path of a file. A file may start from another profile with ``base = "name or path"`` and give only what differs. Every key is checked:
-unknown, missing, of the wrong type, not positive; the error is one line that names the file and the key.
+(``h200``, ``H100_PCIe``), or by the path of a file. A file may start from another profile with ``base = "name or path"``
+and give only what differs. Every key is checked: unknown, missing, of the wrong type, not positive; the error is one
+line that names the file and the key.
 """
 
 from __future__ import annotations
