@@ -10,6 +10,7 @@ from pathlib import Path
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import CaptureError, UsageError
+from autosac.integrations.titan_version import check_job
 from autosac.plans import Plan
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.trace import Trace
@@ -26,7 +27,8 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TitanJob:
-    """A TorchTitan job: its file, TorchTitan's own arguments, how many GPUs and of which kind, and the rank to look at.
+    """A TorchTitan job: its file (TorchTitan 0.2) or MODULE:CONFIG (0.3), TorchTitan's own arguments, how many GPUs and of
+    which kind, and the rank to look at.
 
     `stage_inputs`: see `autosac.capture.request.TitanRequest`.
     """
@@ -54,8 +56,7 @@ class TitanJob:
         progress: Progress = _silent,
     ) -> TitanJob:
         """The job, checked as far as it can be without capturing it. UsageError for what is unknown or wrong."""
-        if not Path(config_file).is_file():
-            raise UsageError(f"job file {config_file}: there is no such file")
+        check_job(config_file)
         if world_size is None:
             world_size = _world_size_of_environment()
         return TitanJob(

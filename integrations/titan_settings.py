@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,14 +25,53 @@ _DECISIVE: dict[str, tuple[str, ...] | None] = {
 }  # fmt: skip
 
 
+# The same for the Python configurations of TorchTitan 0.3; the model, its loss and its optimizer are trees of components.
+_DECISIVE_IN_PYTHON: dict[str, tuple[str, ...] | None] = {
+    "model_spec": ("name", "flavor"),
+    "training": (
+        "local_batch_size", "seq_len", "global_batch_size", "dtype", "mixed_precision_param", "mixed_precision_reduce",
+        "enable_cpu_offload", "disable_cuda_graphs",
+    ),
+    "parallelism": None,
+    "optimizer": ("implementation",),
+    "compile": None,
+    "override": ("imports",),
+}  # fmt: skip
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
 def job_settings(config: Any) -> dict[str, str]:
-    """The job's settings that decide what is computed, by their names in the job file."""
+    """The settings of a TorchTitan 0.2 job that decide what is computed, by their names in the job file."""
+    return _settings(config, _DECISIVE)
+
+
+def python_job_settings(config: Any) -> dict[str, str]:
+    """The settings of a TorchTitan 0.3 job that decide what is computed, by their names in its configuration.
+
+    Ask before the Trainer is built: it completes the model's configuration from the others.
+    """
+    groups = [(group.pattern, group.optimizer_name) for group in config.optimizer.param_groups]
+    return {
+        **_settings(config, _DECISIVE_IN_PYTHON),
+        "optimizer.param_groups": str(groups),
+        "loss": _digest(config.loss),
+        "model_spec.model": _digest(config.model_spec.model),
+    }
+
+
+def _settings(config: Any, decisive: Mapping[str, tuple[str, ...] | None]) -> dict[str, str]:
     return {
         f"{section}.{name}": str(getattr(getattr(config, section), name))
-        for section, names in _DECISIVE.items()
+        for section, names in decisive.items()
         for name in names or [field.name for field in dataclasses.fields(getattr(config, section))]
         if hasattr(getattr(config, section), name)
     }
+
+
+def _digest(component: Any) -> str:
+    """The class of a component's configuration and a hash of all that is in it; the same in every process."""
+    content = _ADDRESS.sub("", json.dumps(component.to_dict(), sort_keys=True, default=str))
+    return f"{type(component).__qualname__} {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 def check_settings(planned: Mapping[str, str], running: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ it would receive as gradients follows from its own outputs. What this rank sends
 torch 2.11 and 2.12 exchange tuples of meta tensors (`recv_object_list` within `PipelineStage._shape_inference`), torch 2.13
 objects of its own (`_recv_meta`, `_send_meta`).
 
-`_overlapped_in_order`: TorchTitan's DualPipeV issues one microbatch's backward from a second thread while another's forward
+`overlapped_in_order`: TorchTitan's DualPipeV issues one microbatch's backward from a second thread while another's forward
 runs. Which operator comes first is then up to the interpreter: two captures would differ, and phases would mix. A capture
 issues the backward first, then the forward; all the same work, without the interleaving of the two.
 """
@@ -38,7 +38,6 @@ class StageMetadata:
         """Patch the pipeline stages of this process."""
         from torch.distributed.pipelining import stage
 
-        _overlapped_in_order()
         if hasattr(stage.PipelineStage, "_recv_meta"):
             self._install_objects(stage)
         else:
@@ -113,7 +112,7 @@ class _InlineThread:
         """It has ended."""
 
 
-def _overlapped_in_order() -> None:
+def overlapped_in_order() -> None:
     """See the module's docstring. torchtitan 0.2.2."""
     from torchtitan.distributed import dual_pipe_v
 

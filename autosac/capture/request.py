@@ -14,7 +14,8 @@ from autosac.errors import UsageError
 class TitanRequest:
     """One capture of a TorchTitan job.
 
-    `config_file` is the job's TOML, `overrides` TorchTitan's own command-line arguments. `checkpointing` replaces the job's
+    `config_file` is the job's TOML, or MODULE:CONFIG for TorchTitan 0.3 (`autosac.integrations.titan_version`), `overrides`
+    TorchTitan's own command-line arguments. `checkpointing` replaces the job's
     activation checkpointing: "job" (leave it), "none", "full", "selective-op", "selective-<N>", or "plan" with the file
     `plan_file`. `observe` records the regions of all modules that could be checkpointed (implies "none"). `stage_inputs`:
     with pipeline parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank
@@ -41,21 +42,18 @@ class TitanRequest:
         if self.steps < 2:
             raise UsageError("at least two steps: the first makes the optimizer's states and caches")
 
-    def checkpointing_arguments(self) -> tuple[str, ...]:
-        """TorchTitan's command-line arguments for the checkpointing mode."""
+    def checkpointing_mode(self) -> str:
+        """What the job's own checkpointing is replaced by: "job" for nothing, "none", "full", "selective-op" or
+        "selective-<N>". UsageError for another one.
+        """
         mode = "none" if self.observe or self.checkpointing == "plan" else self.checkpointing
-        if mode == "job":
-            return ()
-        if mode in ("none", "full"):
-            return ("--activation_checkpoint.mode", mode)
-        kind, _, option = mode.partition("-")
-        if kind != "selective" or not (option == "op" or (option.isdigit() and int(option) > 0)):
-            raise UsageError(
-                f"activation checkpointing {mode!r}: expected none, full, selective-op or selective-N (N >= 1)"
-            )
-        return (
-            "--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", option
-        )  # fmt: skip
+        if mode not in ("job", "none", "full"):
+            kind, _, option = mode.partition("-")
+            if kind != "selective" or not (option == "op" or (option.isdigit() and int(option) > 0)):
+                raise UsageError(
+                    f"activation checkpointing {mode!r}: expected none, full, selective-op or selective-N (N >= 1)"
+                )
+        return mode
 
     def to_json(self) -> str:
         """One line of JSON."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from torch import nn
@@ -32,18 +31,15 @@ def apply_plan_file(model: nn.Module, path: str) -> None:
     apply(model, Plan.load(path))
 
 
-@contextlib.contextmanager
-def transform_of(request: TitanRequest, recorder: Recorder) -> Iterator[None]:
-    """While a TorchTitan job is built: observe its modules, apply a plan, or leave TorchTitan's checkpointing alone."""
-    from autosac.integrations.torchtitan import transform
-
-    function: Callable[[nn.Module], None] | None = None
+def transform_of(request: TitanRequest, recorder: Recorder) -> Callable[[nn.Module], None] | None:
+    """What is done to each part of the model where the job applies its checkpointing: observe its modules, or apply a plan;
+    None to leave the job's own alone.
+    """
     if request.observe:
-        function = partial(_observe, recorder)
-    elif request.plan_file is not None:
-        function = partial(_apply, request.plan_file)
-    with transform(function):
-        yield
+        return partial(_observe, recorder)
+    if request.plan_file is not None:
+        return partial(_apply, request.plan_file)
+    return None
 
 
 def _observe(recorder: Recorder, model: nn.Module) -> None:

@@ -335,7 +335,7 @@ def test_requests_survive_the_way() -> None:
 def test_unknown_checkpointing(mode: str) -> None:
     """Unknown modes are refused with those that exist."""
     with pytest.raises(UsageError, match="expected none, full, selective-op or selective-N"):
-        request(checkpointing=mode).checkpointing_arguments()
+        request(checkpointing=mode).checkpointing_mode()
 
 
 @pytest.mark.parametrize("wrong", [{"world_size": 0}, {"rank": 8}, {"rank": -1}, {"steps": 1}])

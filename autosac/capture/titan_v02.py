@@ -1,0 +1,115 @@
+"""TorchTitan 0.2: jobs are files (TOML), models come from a registry of train specs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from autosac.capture.failures import one_line
+from autosac.capture.pipeline import overlapped_in_order
+from autosac.capture.request import TitanRequest
+from autosac.capture.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
+from autosac.errors import UsageError
+from autosac.integrations.titan_settings import job_settings
+
+
+class TitanV02:
+    """See `autosac.capture.titan.TitanAdapter`."""
+
+    def parse(self, request: TitanRequest) -> Any:
+        """TorchTitan's JobConfig."""
+        return _parse(request)
+
+    def settings(self, config: Any) -> dict[str, str]:
+        """By their names in the job file."""
+        return job_settings(config)
+
+    def build(self, config: Any, transform: Transform | None) -> Any:
+        """The Trainer of ``torchtitan.train``; `transform` gets where ``apply_ac`` would be called."""
+        import torchtitan.train
+
+        from autosac.integrations.torchtitan import plugin
+
+        overlapped_in_order()
+        _install_synthetic_data(config)
+        with plugin.transform(transform):
+            return torchtitan.train.Trainer(config)
+
+    def describe(self, config: Any) -> dict[str, Any]:
+        """As the job file says it."""
+        section = config.activation_checkpoint
+        selective = section.mode == "selective"
+        return {
+            "model": f"{config.model.name} {config.model.flavor}",
+            "checkpointing": f"selective-{section.selective_ac_option}" if selective else str(section.mode),
+            "preserve_rng_state": section.preserve_rng_state,
+            "early_stop": section.early_stop,
+        }
+
+
+def _checkpointing_arguments(request: TitanRequest) -> list[str]:
+    mode = request.checkpointing_mode()
+    if mode == "job":
+        return []
+    kind, _, option = mode.partition("-")
+    chosen = ["--activation_checkpoint.mode", kind]
+    return [*chosen, "--activation_checkpoint.selective_ac_option", option] if option else chosen
+
+
+def _parse(request: TitanRequest) -> Any:
+    """TorchTitan's JobConfig for the request. UsageError in one line if TorchTitan rejects it."""
+    from torchtitan.config import ConfigManager
+
+    arguments = ["--job.config_file", request.config_file] if request.config_file else []
+    arguments += [*request.overrides, *_checkpointing_arguments(request), "--comm.mode", "fake_backend"]
+    arguments += ["--debug.seed", "0", "--training.steps", "1000", "--checkpoint.no-enable"]
+    _check_toml(request.config_file)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            return ConfigManager().parse_args(arguments)
+    except SystemExit as e:
+        raise UsageError(f"TorchTitan rejects the job's arguments: {plain_text(said.getvalue())}") from e
+    except (ValueError, TypeError, ImportError, AttributeError) as e:
+        raise UsageError(f"TorchTitan rejects the job: {one_line(e)}") from e
+
+
+def _check_toml(path: str | None) -> None:
+    """UsageError for a job file that is missing or is no TOML (TorchTitan would log a traceback)."""
+    if path is None:
+        return
+    try:
+        tomllib.loads(Path(path).read_text())
+    except OSError as e:
+        raise UsageError(f"job file {path}: {e.strerror or e}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise UsageError(f"job file {path} is not valid TOML: {e}") from e
+
+
+def _install_synthetic_data(config: Any) -> None:
+    """Register the job's train spec with a synthetic tokenizer and loader in place of its own."""
+    import torchtitan.protocols.train_spec as registry
+
+    try:
+        spec = registry.get_train_spec(config.model.name)
+    except (ValueError, ImportError, TypeError) as e:
+        raise UsageError(f"unknown model {config.model.name!r}: {one_line(e)}") from e
+    if config.model.flavor not in spec.model_args:
+        raise UsageError(
+            f"unknown flavor {config.model.flavor!r} of {config.model.name}; it has: {', '.join(spec.model_args)}"
+        )
+    vocabulary_size = getattr(spec.model_args[config.model.flavor], "vocab_size", 2048)
+
+    def build_loader(*, job_config: Any, **_: Any) -> SyntheticLoader:
+        training = job_config.training
+        return SyntheticLoader(training.local_batch_size, training.seq_len, vocabulary_size)
+
+    registry._extra_train_specs[config.model.name] = dataclasses.replace(
+        spec,
+        build_tokenizer_fn=lambda _: SyntheticTokenizer(vocabulary_size),
+        build_dataloader_fn=build_loader,
+    )

@@ -1,0 +1,50 @@
+"""Which TorchTitan is installed, and how it names a job. Imports nothing heavy.
+
+TorchTitan 0.2 takes a job file (TOML); 0.3 takes a function that returns a configuration, named on its command line as
+``--module MODULE --config CONFIG``, here ``MODULE:CONFIG``. This is the only place that asks for the version.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from autosac.errors import UsageError
+
+_PYTHON_JOB = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<config>[A-Za-z_]\w*)")
+
+
+def installed_version() -> str:
+    """The version of the installed torchtitan. UsageError if there is none."""
+    try:
+        return version("torchtitan")
+    except PackageNotFoundError:
+        raise UsageError("torchtitan is not installed: pip install torchtitan") from None
+
+
+def has_python_jobs() -> bool:
+    """Whether the installed TorchTitan's jobs are Python configurations (0.3) and not files (0.2)."""
+    major, minor = re.findall(r"\d+", installed_version())[:2]
+    return (int(major), int(minor)) >= (0, 3)
+
+
+def split_python_job(job: str) -> tuple[str, str]:
+    """MODULE and CONFIG of ``MODULE:CONFIG``. UsageError for anything else."""
+    match = _PYTHON_JOB.fullmatch(job)
+    if match is None:
+        raise UsageError(
+            f"torchtitan {installed_version()} takes a job as MODULE:CONFIG (its --module and --config), "
+            f"for example llama3:llama3_8b; {job} is none"
+        )
+    return match["module"], match["config"]
+
+
+def check_job(job: str) -> None:
+    """UsageError if `job` is not named as the installed TorchTitan names one, or is a file that does not exist."""
+    if has_python_jobs():
+        split_python_job(job)
+    elif not Path(job).is_file():
+        if _PYTHON_JOB.fullmatch(job):
+            raise UsageError(f"torchtitan {installed_version()} takes job files (TOML); MODULE:CONFIG is of torchtitan 0.3")
+        raise UsageError(f"job file {job}: there is no such file")
