@@ -39,6 +39,7 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
     _optimizer_steps(recorder)
     _storage_resize(recorder)
     _optimizer_foreach(mode.target)
+    _module_conversions()
     _autocast_exit()
     _convolution_layout(mode)
     _recomputation_errors()
@@ -153,6 +154,26 @@ def _convolution_layout(mode: SimulatedDeviceMode) -> None:
         return torch.contiguous_format
 
     torch._C._conv_determine_backend_memory_format = determine
+
+
+def _module_conversions() -> None:
+    """`Module.to` swaps fake parameters (torch 2.13), which weak references to them forbid; real ones get new data.
+
+    For real tensors of one type `.to(device)` and `.to(dtype)` set the data and leave the parameter's identity alone. On
+    the simulated GPU a module comes from the CPU as another type of tensor and gets new parameters, as it does on CUDA.
+    """
+    import torch.utils as utils
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    original = utils.swap_tensors
+
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        if isinstance(t1, FakeTensor) and isinstance(t2, FakeTensor) and t1.device == t2.device:
+            t1.data = t2.data
+        else:
+            original(t1, t2)
+
+    utils.swap_tensors = swap_tensors
 
 
 def _autocast_exit() -> None:

@@ -38,6 +38,7 @@ def resolve(path: str) -> Any:
         "torch.optim.optimizer:_foreach_supported_types.append",
         "torch.utils._foreach_utils:_foreach_supported_types.append",
         "torch:clear_autocast_cache",
+        "torch.utils:swap_tensors",
         "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
         "torch.distributed:ProcessGroup.send",
         "torch.distributed:ProcessGroup.recv",
@@ -350,3 +351,20 @@ def test_compiled_regions_are_captured(capture: Capture) -> None:
     reading = capture(make_compiled)
     products = [(o.phase, sorted(reading.signature(o).outputs[0].shape)) for o in reading.operators("mm")]
     assert products == [(Phase.FORWARD, [2, 16]), (Phase.BACKWARD, [8, 16])]
+
+
+# ---- conversions of modules -----------------------------------------------------------------------------------------
+
+
+def make_converted(device: torch.device) -> Any:
+    """A linear layer that is made in float32 on the CPU, moved to the device and then halved."""
+    model = nn.Linear(8, 8).to(device).bfloat16()
+    x = torch.zeros(2, 8, dtype=torch.bfloat16, device=device)
+    return model, lambda: model(x).sum().backward()
+
+
+@pytest.mark.parametrize("target", ["gpu", "cpu"])
+def test_a_module_may_be_moved_and_converted(capture: Capture, target: str) -> None:
+    """Its parameters are resident in the new type: 64 + 8 numbers of 2 bytes."""
+    reading = capture(make_converted, target=target)
+    assert sorted(reading.labelled(Label.PARAMETER)) == [8 * 2, 64 * 2]
