@@ -1,14 +1,18 @@
 """The command line: ``autosac plan | simulate | explain | diff | bench``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
-(no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 130 interrupted.
+(no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
+143: SIGTERM). A signal leaves neither processes nor temporary files.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -163,6 +167,41 @@ def _positive(text: str) -> int:
     return value
 
 
+class _Stopped(KeyboardInterrupt):
+    """A signal asks the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the command as Ctrl-C does, so that it cleans up; meanwhile further ones do nothing.
+
+    A signal that is ignored from the start (nohup, a shell's background job) stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+    before = {number: signal.getsignal(number) for number in numbers}
+    caught = [number for number in numbers if before[number] is not signal.SIG_IGN]
+
+    def stop(number: int, _: object) -> None:
+        for each in caught:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Stopped(number)
+
+    try:
+        for number in caught:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -174,9 +213,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parsed = build_parser().parse_args(arguments)
         parsed.overrides = tuple(overrides)
-        from autosac import commands
+        with _stopped_by_signals():
+            from autosac import commands
 
-        commands.run(parsed)
+            commands.run(parsed)
     except AutosacError as e:
         if debug:
             raise
@@ -187,9 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"autosac: {e.filename or ''}: {e.strerror or e}".replace(": :", ":"), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         print("autosac: interrupted", file=sys.stderr)
-        return 130
+        return getattr(e, "exit_code", 130)
     return 0
 
 

@@ -5,8 +5,13 @@ PuLP is imported on first use, so that importing the solvers stays cheap.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from typing import TYPE_CHECKING
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from autosac.errors import UsageError
 
@@ -49,3 +54,31 @@ def make_backend(
         hint = " (pip install highspy)" if name == "highs" else ""
         raise UsageError(f"the MILP solver {name!r} is not installed{hint}")
     return backend
+
+
+@contextlib.contextmanager
+def leaving_nothing(backend: pulp.LpSolver) -> Iterator[None]:
+    """While it is used, a back end has a folder of its own; an interruption leaves neither files nor a running solver.
+
+    PuLP hands CBC files in the folder for temporary files and removes them after a success; an exception that reaches it
+    while it waits for CBC leaves the files and the process.
+    """
+    from pulp.apis import coin_api
+
+    started: list[subprocess.Popen[Any]] = []
+
+    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[Any]:
+        started.append(subprocess.Popen(*args, **kwargs))
+        return started[-1]
+
+    with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
+        backend.tmpDir = folder
+        coin_api.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
+        try:
+            yield
+        finally:
+            coin_api.subprocess = subprocess
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import SimulationError
+from autosac.solvers.backend import leaving_nothing
 from autosac.solvers.problem import GlobalProblem, Unit
 from autosac.solvers.symmetry import classes
 
@@ -126,7 +127,8 @@ class PeakModel(ABC):
         import pulp
 
         try:
-            self.model.solve(backend)
+            with leaving_nothing(backend):
+                self.model.solve(backend)
         except pulp.PulpSolverError as e:
             raise SimulationError(f"the MILP solver failed: {e}") from e
         return self.model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)

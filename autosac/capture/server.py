@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -40,10 +39,25 @@ class CaptureServer:
         self._lock = threading.Lock()
 
     def __enter__(self) -> CaptureServer:
-        self._folder = Path(tempfile.mkdtemp(prefix="autosac-"))
-        answers, write_end = os.pipe()
-        # No CUDA: a machine's own GPU stays untouched.
-        environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", AUTOSAC_DEBUG="1" if self._debug else "0")
+        with contextlib.ExitStack() as undo:  # what interrupts the start leaves nothing either
+            folder = tempfile.TemporaryDirectory(prefix="autosac-", ignore_cleanup_errors=True)
+            self._folder = Path(undo.enter_context(folder))
+            self._start()
+            undo.callback(self._end)
+            self._reader = threading.Thread(target=self._read, args=(self._answers,), daemon=True)
+            self._reader.start()
+            self._undo = undo.pop_all()
+        return self
+
+    def _start(self) -> None:
+        """Start the process."""
+        self._answers, write_end = os.pipe()
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",  # a machine's own GPU stays untouched
+            "AUTOSAC_DEBUG": "1" if self._debug else "0",
+            "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"),  # torch makes it, used or not
+        }
         log = None if self._debug else (self._folder / "log").open("wb")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "autosac.capture.worker", str(write_end)],
@@ -57,9 +71,6 @@ class CaptureServer:
         if log is not None:
             log.close()
         os.close(write_end)
-        self._reader = threading.Thread(target=self._read, args=(answers,), daemon=True)
-        self._reader.start()
-        return self
 
     def submit(self, request: TitanRequest) -> Future[Trace]:
         """Start a capture. The future's exception is an AutosacError if it fails."""
@@ -83,16 +94,21 @@ class CaptureServer:
         return self.submit(request).result()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._undo.close()
+
+    def _end(self) -> None:
+        """End the process with all its children, and the thread that reads its answers."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)  # it ends its children and then itself
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode != 0:
+            with contextlib.suppress(ProcessLookupError):  # of its group nobody is left
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._reader.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if hasattr(self, "_reader"):
+            self._reader.join()
 
     def _read(self, answers: int) -> None:
         with os.fdopen(answers, "rb") as lines:
