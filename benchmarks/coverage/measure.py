@@ -1,0 +1,107 @@
+"""One row, in a process of its own: ``python -m benchmarks.coverage.measure KEY`` prints a `Result` as one line of JSON.
+
+The job is simulated as `autosac simulate` does it; an error is the one that the command would print.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from autosac.errors import AutosacError
+from benchmarks.coverage.rows import Row, load_rows
+
+JOB_FILE = Path(__file__).with_name("job.toml")
+_GRACE_S = 10  # for a process that has been told to end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of a row. `outcome`: "fits", "out of memory", "error" or "left out"; with the last two, `reason` says why.
+
+    `ranks`: how many were captured. `capture_s`: from the start of the capture process to the last trace. `operators`: of all
+    captured ranks. `step_ms`, `peak_bytes` (reserved): of the whole job, of its fullest rank.
+    """
+
+    outcome: str
+    reason: str = ""
+    ranks: int = 0
+    capture_s: float = 0.0
+    simulate_s: float = 0.0
+    operators: int = 0
+    peak_bytes: int = 0
+    step_ms: float = 0.0
+
+
+def measure(row: Row) -> Result:
+    """Simulate the job in this process (its captures run in others)."""
+    from autosac.jobs import TitanJob, simulate_job
+
+    moments = {"start": time.perf_counter()}
+
+    def progress(text: str) -> None:
+        moments[text] = time.perf_counter()
+
+    try:
+        job = TitanJob.of(
+            str(JOB_FILE), gpu=row.gpu, world_size=row.gpus, overrides=row.arguments, progress=progress
+        )
+        simulation, _ = simulate_job(job)
+    except AutosacError as e:
+        return Result(outcome="error", reason=str(e))
+    stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
+    return Result(
+        outcome="fits" if all(stage.prediction().fits for stage in stages) else "out of memory",
+        ranks=len(stages),
+        step_ms=simulation.step_ms,
+        peak_bytes=max(stage.peak_reserved_bytes for stage in stages),
+        operators=sum(sum(1 for _ in stage.trace.operators()) for stage in stages),
+        capture_s=moments["simulating"] - moments["start"],
+        simulate_s=time.perf_counter() - moments["simulating"],
+    )
+
+
+def run(row: Row, limit_s: float) -> Result:
+    """`measure` in a process of its own, which ends with all its children after `limit_s` seconds."""
+    if row.missing():
+        return Result(outcome="left out", reason=f"needs {', '.join(row.missing())}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.coverage.measure", row.key],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return Result(outcome="error", reason=f"not done after {limit_s:.0f} s")
+    finally:
+        _end(process)
+    if process.returncode:
+        last = (err.strip().splitlines() or ["no word"])[-1]
+        return Result(outcome="error", reason=f"the program failed: {last}")
+    return Result(**json.loads(out.splitlines()[-1]))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """As Ctrl-C does, so that it cleans up; then by force."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    (wanted,) = (row for row in load_rows() if row.key == sys.argv[1])
+    print(json.dumps(asdict(measure(wanted))))
+    sys.stdout.flush()
+    os._exit(0)  # a trace of a large job takes seconds to tear down

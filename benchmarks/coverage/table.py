@@ -1,0 +1,73 @@
+"""The table in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from benchmarks.coverage.measure import Result
+from benchmarks.coverage.rows import Row
+
+_HEAD = """# What of TorchTitan is covered
+
+Printed by `python -m benchmarks.coverage`: every row is a TorchTitan 0.2.2 job that `autosac simulate` runs through
+TorchTitan's unmodified code, in a process of its own. Ranks: how many were captured, one of each pipeline stage. Capture:
+seconds from the start of the capture process to the last trace, on two shared cores. Operators: of all captured ranks. Peak:
+reserved by the caching allocator of the fullest rank. Step: simulated time of the whole job's step. GPUs are H100 SXM 80 GB
+unless something else is said. Checkpointing is off unless the row is about it; jobs that would not fit without it
+use full checkpointing, as the "job" column says. "No" comes with the error that the command prints.
+"""
+_COLUMNS = ("setting", "job", "outcome", "ranks", "capture s", "operators", "peak GiB", "step ms")
+_TITLES = {"small": "Small jobs (debug models)", "real": "Real sizes"}
+
+
+def markdown(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
+    """The page."""
+    return "\n".join([_HEAD, *_sections(rows, results)])
+
+
+def _sections(rows: Sequence[Row], results: Mapping[str, Result]) -> Iterator[str]:
+    for size, title in _TITLES.items():
+        found = [row for row in rows if row.size == size and row.key in results]
+        if not found:
+            continue
+        yield f"## {title}\n"
+        yield f"{len(found)} jobs: {_count(found, results)}.\n"
+        for group, members in groupby(found, key=lambda row: row.group):
+            yield f"### {group}\n"
+            yield f"| {' | '.join(_COLUMNS)} |"
+            yield "|---|---|---|" + "---:|" * (len(_COLUMNS) - 3)
+            yield from (_line(row, results[row.key]) for row in members)
+            yield ""
+
+
+def _count(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
+    outcomes = [results[row.key].outcome for row in rows]
+    words = {"fits": "fit", "out of memory": "are out of memory", "error": "end with an error", "left out": "are left out"}
+    return ", ".join(f"{outcomes.count(key)} {text}" for key, text in words.items() if key in outcomes)
+
+
+def _line(row: Row, result: Result) -> str:
+    start = [row.name, _job(row)]
+    if result.outcome in ("error", "left out"):
+        reason = result.reason.replace("|", "\\|").replace("<", "&lt;")
+        return f"| {' | '.join([*start, f'no: {reason}', '', '', '', '', ''])} |"
+    figures = [
+        result.outcome, str(result.ranks), f"{result.capture_s:.1f}", f"{result.operators:,}",
+        f"{result.peak_bytes / 2**30:.2f}", f"{result.step_ms:,.1f}",
+    ]  # fmt: skip
+    return f"| {' | '.join([*start, *figures])} |"
+
+
+def _job(row: Row) -> str:
+    """Model, GPUs, and how it is checkpointed where that is not what the row is about."""
+    kind = "" if row.gpu.startswith("h100") else f" ({row.gpu})"
+    full = row.size == "real" and row.group != "Activation checkpointing" and row.arguments[-1] == "full"
+    return f"{row.model}, {row.gpus} GPU{'s' if row.gpus > 1 else ''}{kind}{', full AC' if full else ''}"
+
+
+def as_expected(row: Row, result: Result) -> bool:
+    """The row works, or fails with the words that it has to fail with; what is left out is neither."""
+    if result.outcome == "error":
+        return bool(row.expect) and row.expect in result.reason
+    return result.outcome == "left out" or not row.expect
