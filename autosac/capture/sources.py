@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
-import torch
-
-_TORCH = f"{Path(torch.__file__).parent}/"
+_SPEC = importlib.util.find_spec("torch")
+_TORCH = f"{Path(_SPEC.origin).parent}/" if _SPEC is not None and _SPEC.origin else "(torch is missing)"
 _OWN = f"{Path(__file__).resolve().parents[1]}/"
 
 

@@ -8,7 +8,9 @@ children end with its input.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -17,6 +19,7 @@ import sys
 import warnings
 from typing import Any
 
+from autosac.capture import imports
 from autosac.capture.failures import explain
 from autosac.capture.request import TitanRequest
 
@@ -108,10 +111,17 @@ def preload(request: TitanRequest) -> None:
     session.prepare(request.gpu)
     from autosac.capture.titan import import_torchtitan
 
-    import_torchtitan()
+    with imports.deferred_compilation():
+        import_torchtitan()
+    gc.freeze()
 
 
 if __name__ == "__main__":
     if os.environ.get("AUTOSAC_DEBUG") != "1":
         warnings.filterwarnings("ignore")
+    gc.disable()  # importing makes no garbage; TorchTitan collects at its own steps
+    imports.install()
+    with contextlib.suppress(ImportError):  # the first capture says so
+        import torch  # noqa: F401 # before the first request comes
     Worker(int(sys.argv[1])).serve()
+    os._exit(0)  # unloading PyTorch takes seconds
