@@ -1,0 +1,132 @@
+"""What the host costs on this machine, from steps of tiny models: the parameters of `runtime_sim.HostModel`.
+
+A step of a tiny model computes next to nothing, so its time is what the host pays: Python, autograd, dispatch. With n_e of the
+step's events of each kind e, the costs h_e solve
+
+    min over h >= 0 of  sum over steps of ((sum_e n_e h_e + d - t) / t)^2
+
+where t is the measured step and d what its operators take by themselves: on a CPU their calibrated times, which have the
+dispatch in them; nothing on a GPU, which works beside its host. Kinds: operators of the forward and the optimizer, operators
+of the backward, views, tensors of lists, entries and exits of modules.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from autosac.estimator.calibration.timing import cpu_clock
+from autosac.trace import ModuleEnter, ModuleExit, Op, Phase, Trace
+
+FIELDS = ("eager_op_us", "backward_op_us", "view_op_us", "list_tensor_us", "module_us")
+_PLAIN_TENSORS = 6  # as in runtime_sim.host
+_STEPS, _WARM_UP = 15, 4
+MakeStep = Callable[[torch.device], Any]
+
+
+class Probe(NamedTuple):
+    """A tiny step: how to make it, and what it asks of the device."""
+
+    make_step: MakeStep
+    trace: Trace
+
+
+class _Views(nn.Module):
+    """Splits heads off and joins them again, as attention does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Eight views and one product."""
+        rows, width = x.shape
+        y = x.view(rows, 2, width // 2).transpose(0, 1).transpose(0, 1).reshape(rows, width)
+        first, second = y.chunk(2, dim=-1)
+        return x * torch.cat((first, second), dim=-1).unsqueeze(0).squeeze(0)
+
+
+class _Chain(nn.Module):
+    """Elementwise operators without any module around them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twelve operators."""
+        for _ in range(4):
+            x = torch.tanh(x) * 0.5 + x
+        return x
+
+
+def _step_of(parts: Callable[[], list[nn.Module]], optimizer: Callable[..., Any] | None, device: torch.device) -> Any:
+    with device:
+        model = nn.Sequential(*parts())
+    x = torch.ones(16, 16, device=device)
+    stepper = optimizer(model.parameters()) if optimizer is not None else None
+
+    def step() -> None:
+        model(x).sum().backward()
+        if stepper is not None:
+            stepper.step()
+        model.zero_grad()
+
+    return model, step
+
+
+def probes() -> dict[str, MakeStep]:
+    """The tiny steps, by name."""
+
+    def make(parts: Callable[[], list[nn.Module]], optimizer: Callable[..., Any] | None = None) -> MakeStep:
+        return lambda device: _step_of(parts, optimizer, device)
+
+    linear: Callable[[], nn.Module] = lambda: nn.Linear(16, 16)  # noqa: E731
+    return {
+        "linear": make(lambda: [linear() for _ in range(24)]),
+        "sgd": make(lambda: [linear() for _ in range(16)], lambda p: torch.optim.SGD(p, lr=1e-4, momentum=0.9)),
+        "adamw": make(lambda: [linear() for _ in range(12)], lambda p: torch.optim.AdamW(p, lr=1e-4)),
+        "chain": make(lambda: [linear(), *(_Chain() for _ in range(8))]),
+        "views": make(lambda: [linear(), *(_Views() for _ in range(8))]),
+        "modules": make(lambda: [linear(), *(nn.Identity() for _ in range(120)), linear()]),
+        "norms": make(lambda: [part for _ in range(12) for part in (nn.LayerNorm(16), nn.GELU())]),
+    }
+
+
+def measure_probe(make_step: MakeStep, device: torch.device) -> float:
+    """Milliseconds of the step, the median over steps."""
+    _, step = make_step(device)
+    clock = cpu_clock()
+    times = []
+    for number in range(_WARM_UP + _STEPS):
+        begin = clock()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if number >= _WARM_UP:
+            times.append((clock() - begin) * 1e3)
+    return statistics.median(times)
+
+
+def event_counts(trace: Trace) -> NDArray[np.float64]:
+    """How many events of each of FIELDS the step has."""
+    counts = dict.fromkeys(FIELDS, 0.0)
+    for event in trace.events:
+        if type(event) is Op:
+            signature = trace.signatures[event.signature]
+            backward = event.phase == Phase.BACKWARD
+            kind = "view_op_us" if signature.is_view else "backward_op_us" if backward else "eager_op_us"
+            counts[kind] += 1
+            if not signature.is_view:
+                counts["list_tensor_us"] += max(0, len(signature.inputs) + len(signature.outputs) - _PLAIN_TENSORS)
+        elif isinstance(event, ModuleEnter | ModuleExit) and event.phase != Phase.BACKWARD:
+            counts["module_us"] += 1
+    return np.array([counts[name] for name in FIELDS])
+
+
+def fit_host(traces: Sequence[Trace], step_ms: Sequence[float], operators_ms: Sequence[float]) -> dict[str, float]:
+    """The host's costs in microseconds, by field."""
+    from scipy.optimize import nnls
+
+    measured = np.array(step_ms)
+    counts = np.array([event_counts(trace) for trace in traces]) / 1e3
+    solution, _ = nnls(counts / measured[:, None], np.maximum(measured - np.array(operators_ms), 0.0) / measured)
+    return {name: round(float(value), 4) for name, value in zip(FIELDS, solution, strict=True)}

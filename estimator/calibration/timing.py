@@ -1,0 +1,141 @@
+"""Times calls on a CPU or a CUDA device, and the memory of a CPU.
+
+On a CPU with one thread the clock is the thread's CPU time: other processes then disturb a measurement through caches and
+memory only. With several threads it is wall time. On CUDA, calls are queued behind a kernel that only waits, between two
+events, so that the time between the events is the device's alone, however slow the host launches.
+
+Each call is run in blocks; the result is the median over blocks of a block's mean, and its relative standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from autosac.estimator.calibration.calls import Call
+from autosac.estimator.calibration.host_memory import HostMemory
+
+_BLOCK_S, _BLOCKS, _LIMIT_S = 2.5e-3, 7, 0.4
+_WAIT_CYCLES_PER_LAUNCH = 20_000
+_MOST_LAUNCHES = 200
+
+
+class Timed(NamedTuple):
+    """Milliseconds of one call and their relative standard error."""
+
+    ms: float
+    rel_std: float
+
+
+def cpu_clock() -> Callable[[], float]:
+    """Seconds by the clock of the module's docstring, for PyTorch's present number of threads."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep what is freed, so that no call is timed with page faults in it. Nothing on other systems."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(-4, 0)  # M_MMAP_MAX
+    mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def time_call(call: Call, device: torch.device) -> Timed:
+    """Time one call. What the call raises is raised."""
+    with torch.no_grad():
+        return _time_on_cuda(call) if device.type == "cuda" else time_on_cpu(call.run)
+
+
+def time_on_cpu(run: Callable[[], Any]) -> Timed:
+    """Median over blocks of repeated runs; long calls get fewer blocks, at least three."""
+    clock = cpu_clock()
+    run()
+    begin = clock()
+    run()
+    once = max(clock() - begin, 1e-7)
+    repeats = max(1, min(int(_BLOCK_S / once), 2000))
+    blocks = max(3, min(_BLOCKS, int(_LIMIT_S / (once * repeats))))
+    times = []
+    for _ in range(blocks):
+        begin = clock()
+        for _ in range(repeats):
+            run()
+        times.append((clock() - begin) / repeats * 1e3)
+    return _summary(times)
+
+
+def _summary(times_ms: list[float]) -> Timed:
+    middle = max(statistics.median(times_ms), 1e-6)
+    spread = 1.4826 * statistics.median(abs(t - middle) for t in times_ms)
+    return Timed(middle, spread / middle / len(times_ms) ** 0.5)
+
+
+def _time_on_cuda(call: Call) -> Timed:
+    for _ in range(2):
+        call.run()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call.run()
+    torch.cuda.synchronize()
+    once = max(time.perf_counter() - begin, 5e-6)
+    repeats = max(1, min(int(_BLOCK_S / once), _MOST_LAUNCHES))
+    times = []
+    for _ in range(max(3, min(_BLOCKS, int(_LIMIT_S / (once * repeats))))):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(_WAIT_CYCLES_PER_LAUNCH * repeats)  # type: ignore[attr-defined]
+        first.record()
+        for _ in range(repeats):
+            call.run()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) / repeats)
+    return _summary(times)
+
+
+# ---- the memory of a CPU ---------------------------------------------------------------------------------------
+
+
+def measure_host_memory(largest_bytes: int = 2**28) -> HostMemory:
+    """Cost of a first touch, and the cost of reading by the size of what is read in turn."""
+    sizes = [2**n for n in range(16, largest_bytes.bit_length())]
+    return HostMemory(
+        fault_ns_per_byte=_fault_ns_per_byte(min(2**26, largest_bytes)),
+        reuse_bytes=tuple(float(size) for size in sizes),
+        read_ns_per_byte=_monotone([_read_ns_per_byte(size) for size in sizes]),
+    )
+
+
+def _monotone(values: list[float]) -> tuple[float, ...]:
+    """More distance is never cheaper."""
+    return tuple(float(v) for v in np.maximum.accumulate(np.minimum(values, values[-1])))
+
+
+def _fault_ns_per_byte(nbytes: int) -> float:
+    """First touch minus second touch of a mapping, a byte for each page that the kernel has to find and clear."""
+    clock = cpu_clock()
+    times = []
+    for _ in range(5):
+        with mmap.mmap(-1, nbytes) as region:
+            pages = torch.frombuffer(region, dtype=torch.uint8)
+            laps = []
+            for _ in range(2):
+                begin = clock()
+                pages.fill_(1)
+                laps.append(clock() - begin)
+            del pages
+        times.append(max(laps[0] - laps[1], 0.0))
+    return statistics.median(times) * 1e9 / nbytes
+
+
+def _read_ns_per_byte(nbytes: int) -> float:
+    buffer = torch.ones(nbytes // 4)
+    return time_on_cpu(buffer.sum).ms * 1e6 / nbytes
