@@ -75,6 +75,7 @@ class Recorder:
         """The step to keep begins."""
         self.phases.begin_step()
         self.storages.forget_addition()
+        self._label_gradients()  # pipeline stages under FSDP reduce theirs after the engine has run
         self.log.begin()
 
     def end_recording(self) -> None:
