@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
 
 from autosac.errors import UsageError
 from autosac.plans import MadeFor, Plan, Settings, Unit
 from autosac.policies import UnitPolicies
 from autosac.problem import build_problem
 from autosac.simulation import Simulation
-from autosac.solvers import LocalProblem, TwoLevelSolution, joint_bound_ms, relative_gap, solve_two_level
+from autosac.solvers import (
+    GlobalProblem,
+    LocalItem,
+    LocalProblem,
+    Segment,
+    TwoLevelSolution,
+    joint_bound_ms,
+    relative_gap,
+    solve_two_level,
+)
+from autosac.step_costs import StepCosts, UnitCost
 
 SOLVERS = ("greedy", "knapsack", "ilp")
+
+Costs: TypeAlias = tuple[UnitCost, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +84,10 @@ def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
 
 
 class Planner:
-    """Plans for inner budgets: the global problem of one captured step, solved as often as asked."""
+    """Plans for inner budgets: the global problem of one captured step, solved as often as asked.
+
+    Recomputation costs its time, or what `costs` say that the step pays for it (one for each unit, see `autosac.step_costs`).
+    """
 
     def __init__(self, base: Simulation, goal: Goal) -> None:
         self.base = base
@@ -77,57 +95,86 @@ class Planner:
         self.policies = UnitPolicies(base)
         self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
 
-    def solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
-        """The plan with the least recomputation whose active peak, by the problem, is within `inner_bytes`.
+    def solve(self, inner_bytes: int, costs: Costs | None = None) -> tuple[Plan, TwoLevelSolution]:
+        """The plan with the least cost of recomputation whose active peak, by the problem, is within `inner_bytes`.
 
         InfeasibleError if there is none.
         """
         goal = self.goal
+        problem, items = self.priced(costs)
         solution = solve_two_level(
-            self.problem.problem,
-            self._items(),
+            problem,
+            items,
             inner_bytes,
             local=goal.solver,
             solver=goal.milp,
             time_limit_s=goal.time_limit_s,
             gap=goal.gap,
         )
-        chosen = [
-            self.policies.of_module(module).unit(policy)
-            for module, policy in zip(self.problem.modules, solution.policies, strict=True)
-            if policy is not None
-        ]
-        return plan_of(self.base, self.goal, tuple(chosen)), solution
+        return self.plan(solution.kept), solution
 
-    def gap(self, solution: TwoLevelSolution) -> float:
-        """By how much a solution's recomputation is above the least possible at its own peak, at the most (0.01: 1 %).
+    def plan(self, kept: Sequence[tuple[int, ...] | None]) -> Plan:
+        """The plan that keeps these items of each unit (None: not checkpointed)."""
+        pairs = zip(self.problem.modules, kept, strict=True)
+        chosen = (self.policies.of_module(module).keeping(items) for module, items in pairs if items is not None)
+        return plan_of(self.base, self.goal, tuple(chosen))
 
-        The reference is the relaxation of the joint problem over all operators of all units.
+    def gap(self, solution: TwoLevelSolution, costs: Costs | None = None) -> float:
+        """By how much a solution is above the least possible at its own peak, at the most (0.01: 1 %).
+
+        Its recomputation, or with `costs` the step with what it pays for that. The reference is the relaxation of the joint
+        problem over all operators of all units.
         """
+        problem, items = self.priced(costs)
         # A little more than the peak, for the solver's tolerances: the bound stays one.
         limit = solution.peak_bytes + solution.peak_bytes // 10**6 + 4096
-        bound_ms = joint_bound_ms(self.problem.problem, self._items(), limit, solver=self.goal.milp)
-        return relative_gap(solution.recompute_ms, bound_ms)
+        fixed_ms = 0.0 if costs is None else self.base.step_ms
+        bound_ms = joint_bound_ms(problem, items, limit, solver=self.goal.milp)
+        return relative_gap(fixed_ms + solution.recompute_ms, fixed_ms + bound_ms)
 
-    def _items(self) -> list[LocalProblem]:
-        return [self.policies.of_module(module).sac.problem for module in self.problem.modules]
+    def priced(self, costs: Costs | None = None) -> tuple[GlobalProblem, list[LocalProblem]]:
+        """The global problem and its units' items, whose times are what the step pays."""
+        problem = self.problem.problem
+        items = [self.policies.of_module(module).sac.problem for module in self.problem.modules]
+        if costs is None:
+            return problem, items
+        units = list(problem.units)
+        for u, cost in enumerate(costs):
+            if cost.plain_ms is None:
+                units[u] = units[u].paying(cost.hidden_ms, cost.floor_ms)
+            else:
+                items[u] = _all_or_none(items[u], cost.plain_ms)
+                units[u] = replace(
+                    units[u], discardable_bytes=0, recompute_ms=cost.plain_ms, segments=(Segment(0.0, 1.0),)
+                )
+        return replace(problem, units=tuple(units)), items
+
+    @cached_property
+    def _step_costs(self) -> StepCosts:
+        recompute_ms = [unit.recompute_ms for unit in self.problem.problem.units]
+        return StepCosts(self.base, self.problem, recompute_ms)
+
+    def costs(self) -> Costs | None:
+        """What the step pays for recomputation; None if that is its time everywhere."""
+        return self._step_costs.initial()
+
+    def refined(self, costs: Costs, plan: Plan) -> Costs:
+        """The costs as the step under a plan shows them."""
+        position = {unit.name: u for u, unit in enumerate(self.problem.problem.units)}
+        lumps = {
+            position[unit.fqn]: self._step_costs.lump(
+                position[unit.fqn], sum(decision.keep for decision in unit.decisions), unit.recompute_ms
+            )
+            for unit in plan.units
+        }
+        return self._step_costs.refined(costs, lumps)
 
     def smallest(self) -> Plan:
         """The plan with the least memory of those that recompute everything in all units of one level of the module tree.
 
         Not always the outermost: to recompute a whole network at once takes as much as never to have checkpointed it.
         """
-        units = self.problem.problem.units
-        depth = [0] * len(units)
-        for u, unit in enumerate(units):
-            if unit.parent >= 0:
-                depth[u] = depth[unit.parent] + 1
-        parents = {unit.parent for unit in units}
-        levels = [
-            [u for u in range(len(units)) if depth[u] == level or (depth[u] < level and u not in parents)]
-            for level in range(max(depth, default=-1) + 1)
-        ]
-        chosen = min(levels, key=self._peak_bytes, default=[])
+        chosen = min(self.problem.levels(), key=self._peak_bytes, default=[])
         policies = (self.policies.of_module(self.problem.modules[u]) for u in chosen)
         return plan_of(self.base, self.goal, tuple(policy.recompute_all() for policy in policies))
 
@@ -137,3 +184,9 @@ class Planner:
         wanted = set(chosen)
         kept = [unit.stored_bytes if u in wanted else None for u, unit in enumerate(problem.units)]
         return int(problem.peaks_bytes(kept).max())
+
+
+def _all_or_none(local: LocalProblem, plain_ms: float) -> LocalProblem:
+    """The items of a unit in which nothing is gained by keeping what may be recomputed."""
+    items = tuple(item._replace(recompute_ms=0.0) for item in local.items)
+    return LocalProblem(items=(*items, LocalItem(0, plain_ms, False)))

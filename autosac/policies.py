@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,9 +26,19 @@ class UnitPolicy:
 
     def recompute_all(self) -> Unit:
         """The unit that keeps nothing at all: plain checkpointing."""
+        return self.keeping(())
+
+    def keeping(self, kept: Sequence[int]) -> Unit:
+        """The unit that keeps these items."""
         items = self.sac.problem.items
-        total_ms = sum(item.recompute_ms for item in items)
-        return self.unit(LocalSolution(kept=(), kept_bytes=0, recompute_ms=total_ms))
+        keep = {i for i in kept if i < len(items)}
+        return self.unit(
+            LocalSolution(
+                kept=tuple(sorted(keep)),
+                kept_bytes=sum(items[i].memory_bytes for i in keep),
+                recompute_ms=math.fsum(item.recompute_ms for i, item in enumerate(items) if i not in keep),
+            )
+        )
 
     def unit(self, solution: LocalSolution) -> Unit:
         """The unit of a plan that follows a local solution."""
@@ -111,11 +123,13 @@ class UnitPolicies:
         for index in self.modules:
             policy = self._by_module.get(self.base.trace.regions[index].module)
             if policy is not None:
+                tradeoff = policy.sac.tradeoff
                 found[index] = UnitStatistics(
-                    stored_bytes=policy.sac.tradeoff.stored_bytes,
-                    discardable_bytes=policy.sac.tradeoff.discardable_bytes,
-                    recompute_ms=policy.sac.tradeoff.runtime_ms,
-                    segments=policy.sac.segments(),
+                    stored_bytes=tradeoff.stored_bytes,
+                    discardable_bytes=tradeoff.discardable_bytes,
+                    recompute_ms=tradeoff.runtime_ms,
+                    # The whole curve: its relaxation is then that of the joint problem, a bound of every plan.
+                    segments=policy.sac.segments(max_segments=len(tradeoff.points)),
                 )
         return found
 

@@ -45,11 +45,24 @@ class UnitStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningProblem:
-    """The global problem, and for each of its units the module's index and one of its regions (index in the trace)."""
+    """The global problem, and for each of its units the module's index and its executions in the step."""
 
     problem: GlobalProblem
     modules: tuple[int, ...]
-    regions: tuple[int, ...]
+    executions: tuple[tuple[Span, ...], ...]
+
+    def levels(self) -> list[list[int]]:
+        """The units at each depth of the module tree, with those less deep that have none below them."""
+        units = self.problem.units
+        depth = [0] * len(units)
+        for u, unit in enumerate(units):
+            if unit.parent >= 0:
+                depth[u] = depth[unit.parent] + 1
+        parents = {unit.parent for unit in units}
+        return [
+            [u for u in range(len(units)) if depth[u] == level or (depth[u] < level and u not in parents)]
+            for level in range(max(depth, default=-1) + 1)
+        ]
 
 
 def build_problem(
@@ -77,7 +90,7 @@ def build_problem(
     return PlanningProblem(
         problem=GlobalProblem(units=units, points=points),
         modules=tuple(modules),
-        regions=tuple(executions[module][0].region for module in modules),
+        executions=tuple(tuple(executions[module]) for module in modules),
     )
 
 

@@ -3,10 +3,11 @@
 Points, nesting and the choice of no checkpointing are those of `global_milp.py`; instead of a curve, unit u
 has the items of its `LocalProblem`, with x_ui = 1 if item i is kept (a_i bytes, t_i ms):
 
-    minimise    sum_u executions_u (sum_i t_i (y_u - x_ui) + always_u y_u)         always_u: what is recomputed anyway
+    minimise    sum_u cost_u (sum_i t_i (y_u - x_ui) + always_u y_u)         always_u: what is recomputed anyway
     subject to  x_ui <= y_u
                 c_u = lowest_u y_u + sum_i a_i x_ui <= 0
 
+The cost is the time itself, times the executions, or what the step pays of it (`Unit.cost_ms`: a variable above two lines).
 Equal items of one unit and interchangeable units share variables: cost and memory are sums over them, so only
 the number of kept copies counts, and any choice of copies has the same value. The linear relaxation bounds
 every plan from below.
@@ -18,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autosac.errors import UsageError
 from autosac.solvers.backend import make_backend
@@ -27,9 +28,6 @@ from autosac.solvers.local import LocalItem, LocalProblem
 from autosac.solvers.model import TOTAL, PeakModel
 from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
 from autosac.solvers.symmetry import choose
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +71,32 @@ class JointModel(PeakModel):
         bytes_kept = pulp.lpSum(item.memory_bytes / self.unit_bytes * x for item, x in kept.items())
         self.model += self.change[c] == unit.lowest_change_bytes / self.unit_bytes * y + bytes_kept
         all_ms = local.solution(()).recompute_ms
-        saved_ms = pulp.lpSum(item.recompute_ms * x for item, x in kept.items())
-        return unit.executions * (all_ms * y - saved_ms)
+        time = all_ms * y - pulp.lpSum(item.recompute_ms * x for item, x in kept.items())
+        if not unit.hidden_weight:
+            return unit.executions * time
+        paid = pulp.LpVariable(f"t{c}", 0)
+        self.model += paid >= time - unit.hidden_ms * y
+        self.model += paid >= unit.floor_ms * y
+        return unit.executions * (paid + unit.hidden_weight * time)
 
     def policies(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Kept items per unit in the present solution; the first copies keep most."""
+        """Kept items per unit in the present solution; the first copies keep most, unless some time is hidden in each."""
         chosen: dict[int, tuple[int, ...]] = {}
         counts = [round(y.value()) for y in self.y]
         for units, kept in zip(choose(self.problem, self.classes, counts), self.kept, strict=True):
-            left = {item: round(x.value()) for item, x in kept.items()}
-            for u in units:
-                local = self.items[u]
-                keep = set(local.settled())
-                for i in local.free():
-                    if left[local.items[i]] > 0:
-                        left[local.items[i]] -= 1
-                        keep.add(i)
-                chosen[u] = tuple(sorted(keep))
+            if not units:
+                continue
+            local, evenly = self.items[units[0]], self.problem.units[units[0]].hidden_weight > 0
+            keep = {u: list(local.settled()) for u in units}
+            saved_ms = dict.fromkeys(units, 0.0)
+            for item, x in kept.items():
+                positions = [i for i in local.free() if local.items[i] == item]
+                for _ in range(round(x.value())):
+                    open_ = [u for u in units if not set(positions) <= set(keep[u])]
+                    u = min(open_, key=saved_ms.__getitem__) if evenly else open_[0]
+                    keep[u].append(next(i for i in positions if i not in keep[u]))
+                    saved_ms[u] += item.recompute_ms
+            chosen |= {u: tuple(sorted(items)) for u, items in keep.items()}
         return tuple(chosen.get(u) for u in range(len(self.problem.units)))
 
     def kept_bytes(self) -> tuple[int | None, ...]:
@@ -154,13 +161,11 @@ def solve_joint(
 
 
 def recompute_ms(problem: GlobalProblem, items: Sequence[LocalProblem], kept: Sequence[Sequence[int] | None]) -> float:
-    """Recomputation in the step by single operators, for the items kept in each unit (None: not checkpointed)."""
+    """What recomputation costs the step, for the items kept in each unit (None: not checkpointed)."""
     return math.fsum(
-        unit.executions * ms
+        unit.cost_ms(math.fsum(ms for i, (_, ms, _) in enumerate(local.items) if i not in keep))
         for unit, local, keep in zip(problem.units, items, kept, strict=True)
         if keep is not None
-        for i, (_, ms, _) in enumerate(local.items)
-        if i not in keep
     )
 
 

@@ -21,18 +21,28 @@ worth checkpointing, so lo_u <= change_u <= 0 with lo_u = min(0, boundary_u + st
 point p is dominated by point q if, whatever is decided,
 
     peak_q - peak_p >= base_q - base_p + sum_u lo_u max(0, n_qu - n_pu) - sum_u max(0, e_pu - e_qu) >= 0.
+
+What a unit's recomputation of t milliseconds costs the step need not be t: `hidden_ms` of it may run while the step waits
+for something else anyway, and `floor_ms` is what checkpointing the unit costs whatever it recomputes (`Unit.cost_ms`):
+
+    cost = executions (max(floor, t - hidden) + HIDDEN_WEIGHT t)        the last term only where either is not zero
+
+It is convex in t, so the trade-off curve stays one: `Unit.paying` replaces its lines by those of the cost.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from autosac.errors import UsageError
+
+HIDDEN_WEIGHT = 0.01
+"""What hidden recomputation counts for, so that the least of it is chosen among plans that take equally long."""
 
 
 class Segment(NamedTuple):
@@ -48,7 +58,7 @@ class Unit:
 
     `parent` is the position of the closest enclosing unit, -1 if none; `allowed` is False where checkpointing
     is ruled out. `recompute_ms` is the time to run its forward once more, `segments` the convex trade-off
-    curve.
+    curve (of the cost, as fractions of `recompute_ms`). `hidden_ms`, `floor_ms`: see the module's docstring.
     """
 
     name: str
@@ -61,6 +71,8 @@ class Unit:
     parent: int = -1
     executions: int = 1
     allowed: bool = True
+    hidden_ms: float = 0.0
+    floor_ms: float = 0.0
 
     @property
     def lowest_change_bytes(self) -> int:
@@ -84,9 +96,49 @@ class Unit:
         return self.stored_bytes + round((1 - discard_fraction) * self.discardable_bytes)
 
     def step_ms(self, discard_fraction: float) -> float:
-        """Recomputation in the whole step, by the curve, at a discarded fraction."""
+        """What recomputation costs the whole step, by the curve, at a discarded fraction."""
         fraction = max((s.slope * discard_fraction + s.intercept for s in self.segments), default=1.0)
         return self.executions * self.recompute_ms * fraction
+
+    @property
+    def hidden_weight(self) -> float:
+        """What hidden recomputation of this unit counts for."""
+        return HIDDEN_WEIGHT if self.hidden_ms or self.floor_ms else 0.0
+
+    def cost_ms(self, recompute_ms: float) -> float:
+        """What the whole step pays if each execution recomputes so much."""
+        paid_ms = max(self.floor_ms, recompute_ms - self.hidden_ms) + self.hidden_weight * recompute_ms
+        return self.executions * paid_ms
+
+    def paying(self, hidden_ms: float, floor_ms: float) -> Unit:
+        """The unit with the cost of its recomputation, which its `segments` still describe."""
+        unit = replace(self, hidden_ms=max(0.0, hidden_ms), floor_ms=max(0.0, floor_ms))
+        if not unit.hidden_weight or self.recompute_ms <= 0:
+            return replace(unit, hidden_ms=0.0, floor_ms=0.0)
+        hidden, floor, weight = unit.hidden_ms / self.recompute_ms, unit.floor_ms / self.recompute_ms, HIDDEN_WEIGHT
+        lines = [Segment((1 + weight) * s.slope, (1 + weight) * s.intercept - hidden) for s in self.segments]
+        lines += [Segment(weight * s.slope, weight * s.intercept + floor) for s in self.segments]
+        return replace(unit, segments=upper_envelope(lines))
+
+
+def upper_envelope(lines: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Those of the lines that are the highest somewhere in (0, 1), by ascending slope."""
+    found: list[tuple[float, Segment]] = []  # with where each of them becomes the highest
+    for line in sorted(lines):
+        start = 0.0
+        while found:
+            since, last = found[-1]
+            rise = line.slope - last.slope
+            cross = (last.intercept - line.intercept) / rise if rise > 0 else -math.inf
+            if rise <= 0 and line.intercept <= last.intercept:
+                cross = math.inf
+            start = max(0.0, cross)
+            if cross > since:
+                break
+            found.pop()
+        if start < 1.0:
+            found.append((start, line))
+    return tuple(line for _, line in found)
 
 
 class PeakPoint(NamedTuple):

@@ -74,6 +74,8 @@ def _numbers(unit: Unit) -> tuple[object, ...]:
         unit.recompute_ms,
         unit.segments,
         unit.executions,
+        unit.hidden_ms,
+        unit.floor_ms,
     )
 
 

@@ -134,7 +134,7 @@ def _fill(
         for u, now in policies.items():
             unit = problem.units[u]
             new = solve(items[u], min(now.kept_bytes + max(0, room[u]), unit.highest_kept_bytes))
-            saved_ms = (now.recompute_ms - new.recompute_ms) * unit.executions
+            saved_ms = unit.cost_ms(now.recompute_ms) - unit.cost_ms(new.recompute_ms)
             if saved_ms > best_ms:
                 best_ms, step = saved_ms, (u, new)
         if step is None:

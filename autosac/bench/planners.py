@@ -13,16 +13,11 @@ from typing import NamedTuple
 
 from autosac.bench.policies import JOINT, Policy
 from autosac.bench.subjects import Subject
-from autosac.planner import Goal, Planner, plan_of
+from autosac.planner import Costs, Goal, Planner, plan_of
 from autosac.plans import Plan
 from autosac.search import Candidate, Search
 from autosac.simulation import Simulation
-from autosac.solvers import (
-    GlobalSolution,
-    TwoLevelSolution,
-    relative_gap,
-    solve_joint,
-)
+from autosac.solvers import GlobalSolution, TwoLevelSolution, solve_joint
 
 
 class Effort(NamedTuple):
@@ -45,25 +40,25 @@ class TimedPlanner(Planner):
         self.solve_s = 0.0
         self.solves = 0
 
-    def solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
+    def solve(self, inner_bytes: int, costs: Costs | None = None) -> tuple[Plan, TwoLevelSolution]:
         """See `Planner.solve`."""
         began = time.perf_counter()
         try:
-            return self._solve(inner_bytes)
+            return self._solve(inner_bytes, costs)
         finally:
             self.solve_s += time.perf_counter() - began
             self.solves += 1
 
-    def _solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
-        return super().solve(inner_bytes)
+    def _solve(self, inner_bytes: int, costs: Costs | None) -> tuple[Plan, TwoLevelSolution]:
+        return super().solve(inner_bytes, costs)
 
 
 class JointPlanner(TimedPlanner):
     """Decides every operator of every unit in one MILP."""
 
-    def _solve(self, inner_bytes: int) -> tuple[Plan, TwoLevelSolution]:
-        goal, problem = self.goal, self.problem.problem
-        items = [self.policies.of_module(module).sac.problem for module in self.problem.modules]
+    def _solve(self, inner_bytes: int, costs: Costs | None) -> tuple[Plan, TwoLevelSolution]:
+        goal = self.goal
+        problem, items = self.priced(costs)
         joint = solve_joint(
             problem, items, inner_bytes, solver=goal.milp, time_limit_s=goal.time_limit_s, gap=goal.gap / 5
         )
@@ -86,26 +81,16 @@ class JointPlanner(TimedPlanner):
             budgets=budgets,
             polished=True,
         )
-        units = tuple(
-            self.policies.of_module(module).unit(policy)
-            for module, policy in zip(self.problem.modules, policies, strict=True)
-            if policy is not None
-        )
-        return plan_of(self.base, goal, units), solution
+        return self.plan(joint.kept), solution
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A verified plan, its distance to the linear bound, and what it took."""
+    """A verified plan, what it took, and by which fraction its recomputation is above the joint problem's bound, at most."""
 
     best: Candidate
     effort: Effort
-
-    @property
-    def gap(self) -> float | None:
-        """By which fraction recomputation is above the least possible at the plan's peak, at most."""
-        solution = self.best.solution
-        return None if solution is None else relative_gap(solution.recompute_ms, solution.budgets.bound_ms)
+    gap: float | None = None
 
 
 def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Found:
@@ -126,4 +111,6 @@ def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[
         total_s - planner.problem_s - planner.solve_s,
         len(search.verified),
     )
-    return Found(best=search.best(goal), effort=effort)
+    best = search.best(goal)
+    gap = None if best.solution is None else planner.gap(best.solution, best.costs)
+    return Found(best=best, effort=effort, gap=gap)
