@@ -1,4 +1,4 @@
-"""The command line: ``autosac plan | simulate | explain | diff | bench``.
+"""The command line: ``autosac plan | simulate | explain | diff | bench | calibrate``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from autosac.bench.command import add_bench
+from autosac.calibrate_command import add_calibrate
 from autosac.errors import AutosacError, UsageError
 
 SOLVERS = ("greedy", "knapsack", "ilp")
@@ -43,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_diff(commands)
     add_bench(commands)
+    add_calibrate(commands)
     return parser
 
 

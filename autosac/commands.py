@@ -11,6 +11,7 @@ from typing import Any
 
 from autosac import reports
 from autosac.bench.command import bench
+from autosac.calibrate_command import calibrate
 from autosac.errors import InfeasibleError, UsageError
 from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_job, simulation_of
 from autosac.plan_diff import compare_plans
@@ -24,7 +25,8 @@ from autosac.trace import Trace, is_capture
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
-    {"plan": plan, "simulate": simulate, "explain": explain, "diff": diff, "bench": bench}[arguments.run](arguments)
+    known = (plan, simulate, explain, diff, bench, calibrate)
+    {function.__name__: function for function in known}[arguments.run](arguments)
 
 
 def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:

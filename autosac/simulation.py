@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autosac.capture.target import TargetGPU
 from autosac.estimator import Cluster, Hardware, Pricing, default_cluster, load_cluster, load_hardware, price
@@ -13,7 +16,7 @@ from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
 from autosac.plans import Plan, Prediction
-from autosac.runtime_sim import Breakdown, HostModel, Throughput, Timeline, simulate
+from autosac.runtime_sim import INSTANT_HOST, Breakdown, HostModel, Throughput, Timeline, serial_costs, simulate
 from autosac.trace import Collective, Phase, Trace
 
 TITAN_ALLOCATOR = "expandable_segments:True"  # what TorchTitan's launcher sets
@@ -37,11 +40,13 @@ class Target:
         hardware = load_hardware(gpu)
         machines = load_cluster(cluster).sized(world_size) if cluster else default_cluster(hardware, world_size)
         host = HostModel()
+        if hardware.launch_us:
+            host = host.scaled(hardware.launch_us)
         return Target(
             hardware=hardware,
             cluster=machines,
             allocator=AllocatorConfig.parse(allocator),
-            host=host.scaled(hardware.launch_us) if hardware.launch_us else host,
+            host=replace(host, **cast(dict[str, Any], dict(hardware.host))),
         )
 
     @property
@@ -194,13 +199,21 @@ class Pipeline:
 
 def _execute(simulations: Sequence[Simulation]) -> Timeline:
     target = simulations[0].target
+    pricings, host = [s.pricing for s in simulations], target.host
+    if target.hardware.device == "cpu":
+        pricings = [replace(s.pricing, event_ms=_serial(s, s.pricing.event_ms)) for s in simulations]
+        host = INSTANT_HOST
     return simulate(
         [s.trace for s in simulations],
-        [s.pricing for s in simulations],
-        host=target.host,
+        pricings,
+        host=host,
         gpus_per_node=target.cluster.gpus_per_node,
         selective_modules=sorted({name for s in simulations for name in s.selective_modules}),
     )
+
+
+def _serial(simulation: Simulation, event_ms: NDArray[np.float64]) -> NDArray[np.float64]:
+    return serial_costs(simulation.trace, event_ms, simulation.target.host, simulation.selective_modules)
 
 
 def selective_modules_of(info: dict[str, Any], modules: Sequence[str]) -> tuple[str, ...]:

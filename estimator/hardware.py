@@ -30,6 +30,8 @@ _EFFICIENCIES = (
     "sustained",
 )
 
+_HOST_COSTS = ("eager_op_us", "backward_op_us", "view_op_us", "list_tensor_us", "module_us")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
@@ -42,7 +44,9 @@ class Hardware:
     input on tensor cores, "float8" any 8-bit float); `efficiency` overrides the roofline model's defaults.
     `link_gbps` is GPU to GPU within a node, `pcie_gbps` GPU to host. `cluster` names the preset that such
     GPUs usually come in, `models_of` the profile whose fitted models serve this one (scaled); `measured` is a
-    file of measured operators that come before any model. Empty where there is none.
+    file of measured operators that come before any model, `calibrated` a file of models fitted on such a machine, which come
+    next. Empty where there is none. `device` is what PyTorch calls it: on a "cpu" the host runs the operators itself, one
+    after the other. `host`: costs of `runtime_sim.HostModel` that were measured, by name.
     """
 
     name: str
@@ -69,6 +73,9 @@ class Hardware:
     cluster: str = ""
     models_of: str = ""
     measured: str = ""
+    calibrated: str = ""
+    device: str = "cuda"
+    host: tuple[tuple[str, float], ...] = ()
 
     def peak_flops(self, arithmetic: str) -> float:
         """Peak dense rate in FLOP/s of "float32", "tf32", "bfloat16", "float8", ...
@@ -99,7 +106,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     table, path = profiles.read("hardware", name_or_path)
     reader = profiles.Reader(table, path)
     capability = reader.integers("compute_capability", 2)
-    measured = reader.text("measured", "")
+    measured, calibrated = reader.text("measured", ""), reader.text("calibrated", "")
     hardware = Hardware(
         name=reader.text("name"),
         description=reader.text("description", ""),
@@ -125,10 +132,15 @@ def load_hardware(name_or_path: str) -> Hardware:
         cluster=reader.text("cluster", ""),
         models_of=reader.text("models_of", ""),
         measured=str(_beside(path, measured)) if measured else "",
+        calibrated=str(_beside(path, calibrated)) if calibrated else "",
+        device=reader.text("device", "cuda"),
+        host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
     )
     reader.done()
     if hardware.usable_bytes > hardware.memory_bytes:
         reader.fail("usable_bytes", "is above memory_bytes")
+    if hardware.device not in ("cuda", "cpu"):
+        reader.fail("device", f"must be cuda or cpu, not {hardware.device!r}")
     for name, value in hardware.efficiency:
         if value > 1:
             reader.fail(f"efficiency.{name}", f"must be at most 1, not {value!r}")

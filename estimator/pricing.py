@@ -7,13 +7,15 @@ device time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosac.estimator.attention import LearnedAttention
+from autosac.estimator.calibration.fitted import CalibratedCollectives, CalibratedOperators, load_calibrated
+from autosac.estimator.calibration.host_memory import memory_state_ms
 from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.hardware import Hardware
@@ -54,18 +56,24 @@ class Pricing:
 
 
 def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True, learned: bool = True) -> Models:
-    """The models that `price` uses when it is given none: measured operators, fitted models, the roofline.
+    """The models that `price` uses when it is given none: measured operators, what was fitted on such a machine, the shipped
+    models, the roofline.
 
     `learned=False` leaves the fitted models out.
     """
     operators: list[OperatorModel] = []
     if hardware.measured:
         operators.append(ProfiledModel.load(hardware.measured))
+    calibrated = load_calibrated(hardware.calibrated) if hardware.calibrated else None
+    if calibrated is not None:
+        operators.append(CalibratedOperators(calibrated, tf32=tf32))
     if learned:
         operators += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware)]
         operators += [TiledMatmul(hardware, tf32=tf32), LearnedMemory(hardware)]
     operators.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
-    collectives = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
+    collectives: CollectiveModel = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
+    if calibrated is not None and calibrated.collectives:
+        collectives = CalibratedCollectives(calibrated, collectives)
     return Models(operators=tuple(operators), collectives=collectives)
 
 
@@ -75,7 +83,7 @@ def price(trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, m
 
     float32 matrix products run at the plain float32 rate unless ``trace.info["float32_matmul_precision"]`` is
     "high" or "medium"; float32 convolutions use TF32, as cuDNN does in PyTorch, unless
-    ``trace.info["cudnn_allow_tf32"]`` is False.
+    ``trace.info["cudnn_allow_tf32"]`` is False. On a calibrated CPU the operators also pay for the state of its memory.
     """
     world_size = max(int(trace.info.get("world_size") or 1), 1)
     cluster = cluster or default_cluster(hardware, world_size)
@@ -87,7 +95,12 @@ def price(trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, m
     estimates: dict[int, Estimate] = dict(
         zip(priced, first_estimates(models.operators, [trace.signatures[i] for i in priced]), strict=True)
     )
-    return _assemble(trace, estimates, _transfers(trace, cluster, models.collectives))
+    pricing = _assemble(trace, estimates, _transfers(trace, cluster, models.collectives))
+    if hardware.device == "cpu" and hardware.calibrated:
+        memory = load_calibrated(hardware.calibrated).memory
+        if memory is not None:
+            return replace(pricing, event_ms=pricing.event_ms + memory_state_ms(trace, memory))
+    return pricing
 
 
 def _on_device(signature: Signature) -> bool:

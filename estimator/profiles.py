@@ -121,8 +121,10 @@ class Reader:
             self.fail(key, f"must be a list of {count} whole numbers, not {value!r}")
         return tuple(value)
 
-    def table(self, key: str, allowed: tuple[str, ...], *, needed: tuple[str, ...] = ()) -> dict[str, float]:
-        """A table of positive numbers with keys from `allowed` and at least those `needed`."""
+    def table(
+        self, key: str, allowed: tuple[str, ...], *, needed: tuple[str, ...] = (), zero: bool = False
+    ) -> dict[str, float]:
+        """A table of positive numbers (or from 0, if `zero`) with keys from `allowed` and at least those `needed`."""
         value = self._take(key, None if needed else {})
         if not isinstance(value, dict):
             self.fail(key, f"must be a table, not {value!r}")
@@ -132,7 +134,7 @@ class Reader:
         for name in needed:
             if name not in value:
                 self.fail(f"{key}.{name}", "is missing")
-        return {name: self._number(f"{key}.{name}", number, zero=False) for name, number in value.items()}
+        return {name: self._number(f"{key}.{name}", number, zero=zero) for name, number in value.items()}
 
     def done(self) -> None:
         """HardwareError if a key is left over."""
