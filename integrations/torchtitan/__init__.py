@@ -1,4 +1,4 @@
-"""The TorchTitan plugin: importing this module makes TorchTitan jobs obey their ``[autosac]`` section.
+"""The TorchTitan plugin. For TorchTitan 0.2, importing this module makes jobs obey their ``[autosac]`` section:
 
     [job]
     custom_config_module = "autosac.integrations.torchtitan.job_config"
@@ -8,13 +8,21 @@
     enable = true
     budget = "68GiB"
 
-Works with torchtitan 0.2.2 and all of its models. See `plugin` for how.
+For TorchTitan 0.3 it has the checkpointing policy `AutoSAC`, for use in a config function:
+
+    config.activation_checkpoint = AutoSAC.Config(budget="68GiB")
+
+See `plugin` and `policy` for how.
 """
 
 from __future__ import annotations
 
-from autosac.integrations.torchtitan.plugin import install, transform
+from autosac.integrations.titan_version import has_python_jobs
 
-__all__ = ["install", "transform"]
+if has_python_jobs():
+    from autosac.integrations.torchtitan.policy import AutoSAC as AutoSAC
+else:
+    from autosac.integrations.torchtitan.plugin import install as install
+    from autosac.integrations.torchtitan.plugin import transform as transform
 
-install()
+    install()

@@ -8,8 +8,8 @@ every rank with the same message.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,12 +17,11 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from autosac.errors import AutosacError, PlanError, UsageError
-from autosac.integrations.titan_settings import check_settings, job_settings
+from autosac.integrations.titan_settings import check_settings
 from autosac.plans import Plan
 
 # A plan of the largest jobs takes minutes on a busy login node; a rank that waits longer has lost rank 0.
 _PATIENCE = timedelta(minutes=30)
-_CONFIG_FILE = ("--job.config_file", "--job.config-file")
 
 _resolved: tuple[Any, Plan] | None = None
 _exchanges = 0
@@ -41,34 +40,55 @@ class Store(Protocol):
         """Wait until the keys are there."""
 
 
-def plan_of(job_config: Any, world_size: int) -> Plan:
-    """The plan that the job's ``[autosac]`` section asks for; the same object for all of the job's model
-    parts.
+class Section(Protocol):
+    """What the user asks for: ``[autosac]`` in a job file, `AutoSAC.Config` in a configuration."""
 
-    UsageError or PlanError if the section is wrong, or the plan is for another job; whatever planning raises.
+    budget: str
+    plan: str
+    solver: str
+    gpu: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningJob:
+    """The job that is being built. `identity` is the same object for all of its model parts; `name` is what `autosac plan`
+    would take for the job, empty where it has no name; `settings` decide what it computes (empty: unknown).
+    """
+
+    identity: Any
+    section: Section
+    name: str
+    overrides: tuple[str, ...]
+    settings: Mapping[str, str]
+    world_size: int
+    dump_folder: str
+
+
+def plan_of(job: RunningJob) -> Plan:
+    """The plan that the job asks for; the same object for all of the job's model parts.
+
+    UsageError or PlanError if what it asks for is wrong, or the plan is for another job; whatever planning raises.
     """
     global _resolved
-    if _resolved is None or _resolved[0] is not job_config:
-        _resolved = (job_config, _plan_of(job_config, world_size))
+    if _resolved is None or _resolved[0] is not job.identity:
+        _resolved = (job.identity, _plan_of(job))
     return _resolved[1]
 
 
-def _plan_of(job_config: Any, world_size: int) -> Plan:
+def _plan_of(job: RunningJob) -> Plan:
     from torchtitan.tools.logging import logger
 
-    section = job_config.autosac
+    section = job.section
     if section.plan and section.budget:
-        raise UsageError("[autosac] has both a plan and a budget: give one of them")
+        raise UsageError("AutoSAC is given both a plan and a budget: give one of them")
     rank, store = _rank_and_store()
     if section.plan:
         plan = agree_on_file(section.plan, rank, store)
     else:
-        plan = agree_on(lambda: _make_plan(job_config, world_size), rank, store)
-    if plan.made_for.world_size != world_size:
-        raise PlanError(f"the plan was made for {plan.made_for.world_size} ranks; this job has {world_size}")
-    check_settings(plan.made_for.job_settings, job_settings(job_config))
-    if job_config.activation_checkpoint.mode != "none":
-        logger.info(f"AutoSAC replaces activation_checkpoint.mode = {job_config.activation_checkpoint.mode}")
+        plan = agree_on(lambda: _make_plan(job), rank, store)
+    if plan.made_for.world_size != job.world_size:
+        raise PlanError(f"the plan was made for {plan.made_for.world_size} ranks; this job has {job.world_size}")
+    check_settings(plan.made_for.job_settings, job.settings)
     logger.info(f"AutoSAC: plan {plan.hash()[:12]} checkpoints {len(plan.units)} modules{_predicted(plan)}")
     return plan
 
@@ -120,36 +140,25 @@ def agree_on_file(path: str, rank: int, store: Store | None) -> Plan:
     return plan
 
 
-def job_arguments(argv: Sequence[str]) -> list[str]:
-    """The command line without the job file: TorchTitan's overrides."""
-    rest: list[str] = []
-    skip = False
-    for argument in argv:
-        if skip:
-            skip = False
-        elif argument in _CONFIG_FILE:
-            skip = True
-        elif not argument.startswith(tuple(f"{name}=" for name in _CONFIG_FILE)):
-            rest.append(argument)
-    return rest
-
-
-def _make_plan(job_config: Any, world_size: int) -> Plan:
+def _make_plan(job: RunningJob) -> Plan:
     from autosac.integrations.gpu import detect_gpu
     from autosac.jobs import plan_job
 
-    section = job_config.autosac
-    if not job_config.job.config_file:
-        raise UsageError("[autosac] plans jobs that have a job file: give --job.config_file")
+    section = job.section
+    if not job.name:
+        raise UsageError(
+            "AutoSAC plans jobs that the command line names (--job.config_file, or --module and --config): "
+            "give this one a plan file"
+        )
     plan: Plan = plan_job(
-        config_file=job_config.job.config_file,
-        overrides=job_arguments(sys.argv[1:]),
+        config_file=job.name,
+        overrides=job.overrides,
         gpu=section.gpu or detect_gpu(),
-        world_size=world_size,
+        world_size=job.world_size,
         budget=section.budget or "85%",
         solver=section.solver,
     )
-    folder = Path(job_config.job.dump_folder)
+    folder = Path(job.dump_folder)
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "autosac_plan.json")
     return plan

@@ -17,16 +17,19 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from autosac.errors import UsageError
+from autosac.integrations.titan_settings import job_settings
 
 Transform: TypeAlias = Callable[[nn.Module], None]
 
+_CONFIG_FILE = ("--job.config_file", "--job.config-file")
 _JOB_DECIDES: Any = object()
 _transform: Any = _JOB_DECIDES
 
@@ -115,15 +118,42 @@ def _job_transform(job_config: Any, parallel_dims: Any) -> Transform | None:
     section = getattr(job_config, "autosac", None)
     if section is None or not section.enable:
         return None
-    from autosac.integrations.eager import apply
-    from autosac.integrations.torchtitan.planning import plan_of
+    from torchtitan.tools.logging import logger
 
-    plan = plan_of(job_config, parallel_dims.world_size)
+    from autosac.integrations.eager import apply
+    from autosac.integrations.torchtitan.planning import RunningJob, plan_of
+
+    job = RunningJob(
+        identity=job_config,
+        section=section,
+        name=job_config.job.config_file or "",
+        overrides=tuple(job_arguments(sys.argv[1:])),
+        settings=job_settings(job_config),
+        world_size=parallel_dims.world_size,
+        dump_folder=job_config.job.dump_folder,
+    )
+    plan = plan_of(job)
+    if job_config.activation_checkpoint.mode != "none":
+        logger.info(f"AutoSAC replaces activation_checkpoint.mode = {job_config.activation_checkpoint.mode}")
 
     def follow(model: nn.Module) -> None:
         apply(model, plan)
 
     return follow
+
+
+def job_arguments(argv: Sequence[str]) -> list[str]:
+    """The command line without the job file: TorchTitan's overrides."""
+    rest: list[str] = []
+    skip = False
+    for argument in argv:
+        if skip:
+            skip = False
+        elif argument in _CONFIG_FILE:
+            skip = True
+        elif not argument.startswith(tuple(f"{name}=" for name in _CONFIG_FILE)):
+            rest.append(argument)
+    return rest
 
 
 def _function(function: Callable[..., Any]) -> Any:

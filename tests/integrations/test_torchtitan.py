@@ -153,7 +153,7 @@ def test_a_model_without_checkpointing_is_refused(titan: ModuleType) -> None:
 
 def test_overrides_are_the_command_line_without_the_job_file() -> None:
     """Both spellings of the file's option go, everything else stays in order."""
-    from autosac.integrations.torchtitan.planning import job_arguments
+    from autosac.integrations.torchtitan.plugin import job_arguments
 
     line = [
         "--job.config_file",

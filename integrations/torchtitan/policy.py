@@ -1,0 +1,129 @@
+"""The plugin for TorchTitan 0.3: an activation-checkpointing policy, chosen in a config function.
+
+    from autosac.integrations.torchtitan import AutoSAC
+
+    def llama3_8b_autosac() -> Trainer.Config:
+        config = llama3_8b()
+        config.activation_checkpoint = AutoSAC.Config(budget="68GiB")
+        return config
+
+TorchTitan's parallelize functions build the policy and apply it to each model part after tensor parallelism, before
+compilation and FSDP. A policy is not told of the job that it is for; so that a plan can be compared with the job's settings,
+the configurations of the Trainers under construction are kept (`_remember_jobs`).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torchtitan.distributed import activation_checkpoint
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
+from torchtitan.trainer import Trainer
+
+from autosac.integrations.titan_settings import python_job_settings
+from autosac.integrations.torchtitan.planning import RunningJob, plan_of
+
+
+class ModelPolicy(ActivationCheckpointing):
+    """A policy that decides for a whole model part, and not block by block."""
+
+    _whole: nn.Module | None = None
+
+    def apply(self, model: nn.Module) -> None:
+        """Checkpoint `model`; nothing for an encoder inside it, which TorchTitan passes after the model itself."""
+        if self._whole is not None and any(model is inner for inner in self._whole.modules()):
+            return
+        self._whole = model
+        # As TorchTitan's policies do: forward and recomputation must find the same compiled variant.
+        activation_checkpoint._disable_dynamo_lru_cache()
+        self.checkpoint(model)
+
+    def checkpoint(self, model: nn.Module) -> None:
+        """What the policy does to a model part."""
+        raise NotImplementedError
+
+
+class AutoSAC(ModelPolicy):
+    """Selective activation checkpointing by a plan: read from a file, or made before the model is parallelized."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ActivationCheckpointing.Config):
+        """What is to be planned. `determinism_check` and `debug` do not count."""
+
+        budget: str = ""
+        """Memory a GPU may reserve: "68GiB", "70GB", or a share of the GPU such as "85%" (which is the default)."""
+
+        plan: str = ""
+        """A plan file, written by `autosac plan`, to apply instead of planning. Not together with budget."""
+
+        solver: str = "knapsack"
+        """What decides operator by operator: "greedy", "knapsack" or "ilp"."""
+
+        gpu: str = ""
+        """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
+
+    def checkpoint(self, model: nn.Module) -> None:
+        """Make the model part obey the plan. Errors as of `planning.plan_of` and `eager.apply`."""
+        from autosac.integrations.eager import apply
+
+        config, settings = _jobs[-1] if _jobs else (self.config, {})
+        name, overrides = named_job(sys.argv[1:])
+        job = RunningJob(
+            identity=config,
+            section=self.config,
+            name=name,
+            overrides=tuple(overrides),
+            settings=settings,
+            world_size=dist.get_world_size() if dist.is_initialized() else 1,
+            dump_folder=self.dump_folder,
+        )
+        apply(model, plan_of(job))
+
+
+# (configuration, decisive settings) of each Trainer that is being built, the innermost last.
+_jobs: list[tuple[Any, dict[str, str]]] = []
+
+
+def _remember_jobs() -> None:
+    original = Trainer.__init__
+    if getattr(original, "_autosac", False):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        ours = isinstance(config.activation_checkpoint, AutoSAC.Config)
+        _jobs.append((config, python_job_settings(config) if ours else {}))
+        try:
+            original(self, config, *args, **kwargs)
+        finally:
+            _jobs.pop()
+
+    init._autosac = True  # type: ignore[attr-defined]
+    Trainer.__init__ = init
+
+
+def named_job(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """MODULE:CONFIG of TorchTitan's command line, and the rest of it. An empty name if the line has none."""
+    chosen = {"--module": "", "--config": ""}
+    rest: list[str] = []
+    awaited = ""
+    for argument in argv:
+        option, equals, value = argument.partition("=")
+        if awaited:
+            chosen[awaited], awaited = argument, ""
+        elif option not in chosen:
+            rest.append(argument)
+        elif equals:
+            chosen[option] = value
+        else:
+            awaited = option
+    return ":".join(chosen.values()) if all(chosen.values()) else "", rest
+
+
+_remember_jobs()
