@@ -41,3 +41,7 @@ class SimulationError(AutosacError):
 
 class InfeasibleError(AutosacError):
     """No plan meets the budget. Says by how much it fails, what would do, and what holds the peak."""
+
+
+class TimeLimitError(InfeasibleError):
+    """No plan was found within the solver's time limit; there may be one."""

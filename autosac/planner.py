@@ -174,7 +174,7 @@ class Planner:
 
         Not always the outermost: to recompute a whole network at once takes as much as never to have checkpointed it.
         """
-        chosen = min(self.problem.levels(), key=self._peak_bytes, default=[])
+        chosen = min(self.problem.problem.levels(), key=self._peak_bytes, default=[])
         policies = (self.policies.of_module(self.problem.modules[u]) for u in chosen)
         return plan_of(self.base, self.goal, tuple(policy.recompute_all() for policy in policies))
 

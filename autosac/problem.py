@@ -51,19 +51,6 @@ class PlanningProblem:
     modules: tuple[int, ...]
     executions: tuple[tuple[Span, ...], ...]
 
-    def levels(self) -> list[list[int]]:
-        """The units at each depth of the module tree, with those less deep that have none below them."""
-        units = self.problem.units
-        depth = [0] * len(units)
-        for u, unit in enumerate(units):
-            if unit.parent >= 0:
-                depth[u] = depth[unit.parent] + 1
-        parents = {unit.parent for unit in units}
-        return [
-            [u for u in range(len(units)) if depth[u] == level or (depth[u] < level and u not in parents)]
-            for level in range(max(depth, default=-1) + 1)
-        ]
-
 
 def build_problem(
     trace: Trace,

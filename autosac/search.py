@@ -161,6 +161,8 @@ class Search:
             f"the peak is at {report.op} in the {report.phase.name.lower()} of {report.module or 'the step'}",
         ]
         if best.solution is not None:
+            if best.solution.method != "milp":
+                found.append(f"the MILP found nothing within its time limit; decided by: {best.solution.method}")
             gap = self._planner.gap(best.solution, best.costs)
             what = "recomputation" if best.costs is None else "the step"
             found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")

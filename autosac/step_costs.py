@@ -139,7 +139,7 @@ class StepCosts:
     def initial(self) -> tuple[UnitCost, ...] | None:
         """The costs around a plan that recomputes everything; None if all recomputation costs its time and no more."""
         costs = [UnitCost()] * len(self._recompute_ms)
-        for level in self._planning.levels():
+        for level in self._planning.problem.levels():
             plain = {u: self.plain(u) for u in level}
             keeping = {u: self.lump(u, self._operators[u][0], 0.0) for u in level}
             floors = self._floors(keeping)

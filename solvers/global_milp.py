@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autosac.errors import InfeasibleError, SimulationError
+from autosac.errors import InfeasibleError, SimulationError, TimeLimitError
 from autosac.solvers.backend import make_backend
 from autosac.solvers.model import ABSOLUTE_GAP, MARGIN, TOTAL, PeakModel
 from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
@@ -116,7 +116,7 @@ def solve_global(
     """Fewest milliseconds of recomputation under the budget, up to a relative `gap` or ABSOLUTE_GAP.
 
     InfeasibleError if there is no solution: it names the smallest budget that has one and the point that
-    needs it, or says that the time limit was too short. UsageError for a back end that is unknown or not
+    needs it (TimeLimitError: that the time limit was too short). UsageError for a back end that is unknown or not
     installed.
     """
     exact = make_backend(solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=TOTAL * ABSOLUTE_GAP)
@@ -172,6 +172,6 @@ def infeasible(model: PeakModel, budget_bytes: int, backend: pulp.LpSolver) -> I
                 f"{needed / 2**30:.2f} GiB ({(needed - budget_bytes) / 2**20:.0f} MiB more), needed at "
                 f"{model.problem.points[int(peaks.argmax())].label}"
             )
-    return InfeasibleError(
+    return TimeLimitError(
         "no checkpointing plan was found within the solver's time limit: allow more time or a larger gap"
     )

@@ -209,6 +209,19 @@ class GlobalProblem:
         pairs = zip(self.units, discard_fraction, strict=True)
         return math.fsum(unit.step_ms(fraction) for unit, fraction in pairs if fraction is not None)
 
+    def levels(self) -> list[list[int]]:
+        """The units at each depth of the module tree, with those less deep that have none below them."""
+        units = self.units
+        depth = [0] * len(units)
+        for u, unit in enumerate(units):
+            if unit.parent >= 0:
+                depth[u] = depth[unit.parent] + 1
+        parents = {unit.parent for unit in units}
+        return [
+            [u for u in range(len(units)) if depth[u] == level or (depth[u] < level and u not in parents)]
+            for level in range(max(depth, default=-1) + 1)
+        ]
+
     def candidates(self) -> tuple[bool, ...]:
         """Units that may be checkpointed and would save memory."""
         return tuple(u.allowed and u.lowest_change_bytes < 0 for u in self.units)

@@ -10,22 +10,28 @@ points of the budget suffice: the others stay below them whatever is decided.
 
 A plan that is still more than POLISH_GAP above the MILP's bound is compared with what the joint problem (`joint.py`) finds
 within `polish_s` seconds, and the better one is taken.
+
+Where the MILP finds nothing within its time limit, it is asked once more for a plan within RELAXED_GAP of the best, and then
+`_greedy` decides without it: all units of one level of nesting are checkpointed, only what must be is kept in them, and
+`_fill` spends what that leaves; of all levels whose peaks are within the budget, the one that costs least. `method` says
+what made a plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autosac.errors import InfeasibleError
+from autosac.errors import InfeasibleError, TimeLimitError
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import check_items, recompute_ms, relative_gap, solve_joint
 from autosac.solvers.local import LocalProblem, LocalSolution, LocalSolver, local_solver
 from autosac.solvers.problem import GlobalProblem, candidate_points
 
 POLISH_GAP = 0.005
+RELAXED_GAP = 0.1
 _NO_LIMIT = np.iinfo(np.int64).max
 
 
@@ -33,7 +39,7 @@ _NO_LIMIT = np.iinfo(np.int64).max
 class TwoLevelSolution:
     """Per unit its policy (None: not checkpointed); the highest peak; the step's recomputation; the MILP's solution.
 
-    `polished`: the policies are those of the joint problem.
+    `polished`: the policies are those of the joint problem. `method`: "milp", "milp with a relaxed gap" or "greedy".
     """
 
     policies: tuple[LocalSolution | None, ...]
@@ -41,6 +47,7 @@ class TwoLevelSolution:
     recompute_ms: float
     budgets: GlobalSolution
     polished: bool = False
+    method: str = "milp"
 
     @property
     def kept_bytes(self) -> tuple[int | None, ...]:
@@ -70,10 +77,22 @@ def solve_two_level(
     """
     check_items(problem, items)
     solve = local_solver(local)
-    budgets = solve_global(problem, budget_bytes, solver=solver, time_limit_s=time_limit_s, gap=gap)
+    method = "milp"
+    try:
+        budgets = solve_global(problem, budget_bytes, solver=solver, time_limit_s=time_limit_s, gap=gap)
+    except TimeLimitError as e:
+        try:
+            wide = max(gap, RELAXED_GAP)
+            budgets = solve_global(problem, budget_bytes, solver=solver, time_limit_s=time_limit_s, gap=wide)
+            method = "milp with a relaxed gap"
+        except TimeLimitError:
+            found = _greedy(problem, items, budget_bytes, solve)
+            if found is None:
+                raise e from None
+            return found
     policies = {u: solve(items[u], kept) for u, kept in enumerate(budgets.kept_bytes) if kept is not None}
     _fill(problem, items, budget_bytes, solve, policies)
-    found = _solution(problem, items, policies, budgets, polished=False)
+    found = replace(_solution(problem, items, policies, budgets), method=method)
     if polish_s <= 0 or relative_gap(found.recompute_ms, budgets.bound_ms) <= POLISH_GAP:
         return found
     joint = _polished(problem, items, budget_bytes, budgets, solver, polish_s)
@@ -85,8 +104,6 @@ def _solution(
     items: Sequence[LocalProblem],
     policies: Mapping[int, LocalSolution],
     budgets: GlobalSolution,
-    *,
-    polished: bool,
 ) -> TwoLevelSolution:
     kept_bytes = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
     kept = [policies[u].kept if u in policies else None for u in range(len(items))]
@@ -95,7 +112,6 @@ def _solution(
         peak_bytes=int(problem.peaks_bytes(kept_bytes).max()),
         recompute_ms=recompute_ms(problem, items, kept),
         budgets=budgets,
-        polished=polished,
     )
 
 
@@ -113,7 +129,36 @@ def _polished(
     except InfeasibleError:
         return None
     policies = {u: items[u].solution(kept) for u, kept in enumerate(joint.kept) if kept is not None}
-    return _solution(problem, items, policies, budgets, polished=True)
+    return replace(_solution(problem, items, policies, budgets), polished=True)
+
+
+def _greedy(
+    problem: GlobalProblem, items: Sequence[LocalProblem], budget_bytes: int, solve: LocalSolver
+) -> TwoLevelSolution | None:
+    """The best plan of those that checkpoint one level of the units; None if no level is within the budget."""
+    found = []
+    candidates = problem.candidates()
+    for level in problem.levels():
+        policies = {u: solve(items[u], problem.units[u].stored_bytes) for u in level if candidates[u]}
+        kept = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
+        if int(problem.peaks_bytes(kept).max()) > budget_bytes:
+            continue
+        _fill(problem, items, budget_bytes, solve, policies)
+        kept = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
+        budgets = GlobalSolution(
+            discard_fraction=tuple(
+                None if k is None else 1 - (k - unit.stored_bytes) / max(1, unit.discardable_bytes)
+                for unit, k in zip(problem.units, kept, strict=True)
+            ),
+            kept_bytes=tuple(kept),
+            peak_bytes=int(problem.peaks_bytes(kept).max()),
+            recompute_ms=0.0,
+            bound_ms=0.0,
+            binding=(),
+            shadow_ms_per_gib=0.0,
+        )
+        found.append(replace(_solution(problem, items, policies, budgets), method="greedy"))
+    return min(found, key=lambda solution: solution.recompute_ms, default=None)
 
 
 def _fill(

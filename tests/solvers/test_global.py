@@ -339,3 +339,30 @@ def test_the_price_is_the_slope(what: GlobalProblem, budget: int) -> None:
     if tight.checkpointed == loose.checkpointed:
         saved_ms = tight.recompute_ms - loose.recompute_ms
         assert saved_ms <= tight.shadow_ms_per_gib / 2**30 + 1e-3 * sum(u.recompute_ms for u in what.units)
+
+
+@settings(FEW, max_examples=60)
+@given(problems(), st.integers(5, 60), st.integers(1, 10))
+def test_the_price_predicts_a_step_of_the_budget(what: GlobalProblem, budget: int, more: int) -> None:
+    """Where the curve is locally linear, what more memory saves is the price times it, within 10 %.
+
+    Locally linear: the same units are checkpointed at both budgets, at prices that differ by less than 10 %.
+    """
+    try:
+        tight, loose = exact(what, budget * 10), exact(what, budget * 10 + more)
+    except InfeasibleError:
+        return
+    price, other = (s.shadow_ms_per_gib * more / 2**30 for s in (tight, loose))
+    if tight.checkpointed == loose.checkpointed and abs(other - price) <= 0.1 * price:
+        saved_ms = tight.recompute_ms - loose.recompute_ms
+        assert saved_ms == pytest.approx(price, rel=0.1, abs=1e-3 * sum(u.recompute_ms for u in what.units))
+
+
+def test_one_gib_more_saves_the_price() -> None:
+    """Blocks of 1 GiB and 10 ms on a line: at 12.5 of 20 GiB one GiB more saves 10 ms, as the price says."""
+    gib = 2**30
+    units = [unit(f"layers.{b}", implicit_bytes=gib, discardable_bytes=gib) for b in range(20)]
+    what = problem(units, [PeakPoint("p", 20 * gib, tuple((u, 1) for u in range(20)))])
+    tight, loose = exact(what, 25 * gib // 2), exact(what, 27 * gib // 2)
+    assert tight.shadow_ms_per_gib == pytest.approx(10.0, rel=1e-3)
+    assert tight.recompute_ms - loose.recompute_ms == pytest.approx(tight.shadow_ms_per_gib, rel=1e-3)

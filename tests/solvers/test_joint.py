@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autosac.errors import InfeasibleError, UsageError
+from autosac.errors import InfeasibleError, TimeLimitError, UsageError
 from autosac.estimator.sac_curves import tight_chords
 from autosac.estimator.sac_stats import tradeoff
 from autosac.solvers import (
     GlobalProblem,
+    GlobalSolution,
     LocalItem,
     LocalProblem,
     PeakPoint,
@@ -21,10 +23,11 @@ from autosac.solvers import (
     knapsack,
     recompute_ms,
     relative_gap,
+    solve_global,
     solve_joint,
     solve_two_level,
 )
-from autosac.solvers.two_level import _fill
+from autosac.solvers.two_level import RELAXED_GAP, _fill, _greedy
 
 Plans = Callable[
     [GlobalProblem, tuple[LocalProblem, ...]], Iterator[tuple[tuple[tuple[int, ...] | None, ...], list[int | None]]]
@@ -116,6 +119,120 @@ def test_joint_optimum_and_bound(plans: Plans, joint: Joint, budget: int) -> Non
     ]
     assert min(fitting) - 1e-9 <= found.recompute_ms <= min(within, default=float("inf")) + 1e-6
     assert found.bound_ms <= min(within, default=float("inf")) + 1e-3
+
+
+@FEW
+@given(joints(), st.integers(10, 60), st.data())
+def test_bound_of_what_the_step_pays(plans: Plans, joint: Joint, budget: int, data: st.DataObject) -> None:
+    """Where recomputation is partly hidden or has a floor, no plan costs less than the bound; found plans state their cost."""
+    bare, items = joint
+    times = st.sampled_from([0.0, 0.0, 2.0, 5.0])
+    problem = replace(bare, units=tuple(u.paying(data.draw(times), data.draw(times)) for u in bare.units))
+    within = [
+        recompute_ms(problem, items, plan)
+        for plan, kept in plans(problem, items)
+        if problem.peaks_bytes(kept).max() <= budget * 10 - 1
+    ]
+    if not within:
+        return
+    assert joint_bound_ms(problem, items, budget * 10) <= min(within) + 1e-3
+    for found in (solve_joint(problem, items, budget * 10), solve_two_level(problem, items, budget * 10, gap=0.0)):
+        assert found.peak_bytes <= budget * 10
+        assert found.recompute_ms == pytest.approx(recompute_ms(problem, items, found.kept))
+        assert found.recompute_ms >= min(within) - 1e-6 or budget * 10 - 1 < found.peak_bytes
+
+
+@given(joints(), st.floats(0, 20), st.floats(0, 10), st.floats(0, 1))
+@FEW
+def test_the_curve_of_what_the_step_pays(joint: Joint, hidden: float, floor: float, fraction: float) -> None:
+    """At every fraction, the lines that are left are the cost of the recomputation that the curve says."""
+    for bare in joint[0].units:
+        unit = bare.paying(hidden, floor)
+        assert unit.step_ms(fraction) == pytest.approx(unit.cost_ms(bare.step_ms(fraction)), abs=1e-9)
+
+
+def test_hidden_recomputation_is_spread() -> None:
+    """Four blocks of two operators (10 bytes, 4 ms each), 40 bytes allowed, 4 ms hidden in each block: one is kept in each.
+
+    By recomputation alone all ways to keep four are equal: 16 ms. What is hidden counts 1 %, so the step pays 0.16 ms.
+    """
+    local = local_problem((10, 4.0), (10, 4.0))
+    units = tuple(unit(str(b), local, 20).paying(4.0, 0.0) for b in range(4))
+    problem = GlobalProblem(units=units, points=(PeakPoint("p", 80, tuple((u, 1) for u in range(4))),))
+    for found in (solve_two_level(problem, (local,) * 4, 41, gap=0.0), solve_joint(problem, (local,) * 4, 41)):
+        assert found.kept_bytes == (10, 10, 10, 10)
+        assert found.recompute_ms == pytest.approx(0.16)
+
+
+def test_a_floor_is_paid_by_every_checkpointed_unit() -> None:
+    """To save 10 of 20 bytes in two blocks, one block discards both of its operators: one floor instead of two."""
+    local = local_problem((5, 1.0), (5, 1.0))
+    units = tuple(unit(str(b), local, 10).paying(0.0, 3.0) for b in range(2))
+    problem = GlobalProblem(units=units, points=(PeakPoint("p", 20, ((0, 1), (1, 1))),))
+    found = solve_two_level(problem, (local,) * 2, 11, gap=0.0)
+    assert sorted(found.kept_bytes, key=str) == [0, None]
+    assert found.recompute_ms == pytest.approx(3.02)
+
+
+Error = Callable[..., None]
+
+
+def _late(gaps: list[float]) -> Error:
+    """A `solve_global` that finds nothing in time and notes with which gaps it was asked."""
+
+    def solve(*_: object, gap: float, **__: object) -> None:
+        gaps.append(gap)
+        raise TimeLimitError("too short")
+
+    return solve
+
+
+def test_without_the_milp_greedy_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First with the gap asked for, then with a wide one, then greedily: of 60 + 30 bytes a block, 91 of 180 can stay."""
+    gaps: list[float] = []
+    monkeypatch.setattr("autosac.solvers.two_level.solve_global", _late(gaps))
+    local = local_problem((60, 6.0), (30, 2.0))
+    problem = GlobalProblem(
+        units=(unit("a", local, 90), unit("b", local, 90)), points=(PeakPoint("p", 180, ((0, 1), (1, 1))),)
+    )
+    found = solve_two_level(problem, (local, local), 91, gap=0.005)
+    assert gaps == [0.005, RELAXED_GAP] and found.method == "greedy"
+    assert sorted(kept or 0 for kept in found.kept_bytes) == [0, 90] and found.recompute_ms == 8.0
+
+
+def test_a_wider_gap_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the MILP finds only within the wider gap is taken, and said."""
+
+    def late_unless_wide(*arguments: object, gap: float, **more: object) -> GlobalSolution:
+        if gap < RELAXED_GAP:
+            raise TimeLimitError("too short")
+        return solve_global(*arguments, gap=0.0, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("autosac.solvers.two_level.solve_global", late_unless_wide)
+    local = local_problem((10, 4.0))
+    problem = GlobalProblem(units=(unit("a", local, 10),), points=(PeakPoint("p", 10, ((0, 1),)),))
+    found = solve_two_level(problem, (local,), 5)
+    assert found.method == "milp with a relaxed gap" and found.recompute_ms == 4.0
+
+
+def test_greedy_has_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no level of the units is within the budget, the time limit is what is said."""
+    monkeypatch.setattr("autosac.solvers.two_level.solve_global", _late([]))
+    local = local_problem((10, 4.0))
+    problem = GlobalProblem(units=(unit("a", local, 10),), points=(PeakPoint("p", 30, ((0, 1),)),))
+    with pytest.raises(TimeLimitError, match="too short"):
+        solve_two_level(problem, (local,), 15)
+
+
+@FEW
+@given(joints(), st.integers(10, 60))
+def test_greedy_plans_fit(joint: Joint, budget: int) -> None:
+    """What greedy decides is within the budget and not better than the joint bound."""
+    problem, items = joint
+    found = _greedy(problem, items, budget * 10, knapsack)
+    if found is not None:
+        assert found.peak_bytes == problem.peaks_bytes(found.kept_bytes).max() <= budget * 10
+        assert found.recompute_ms >= joint_bound_ms(problem, items, budget * 10) - 1e-3
 
 
 @FEW
