@@ -19,7 +19,8 @@ class TitanRequest:
     activation checkpointing: "job" (leave it), "none", "full", "selective-op", "selective-<N>", or "plan" with the file
     `plan_file`. `observe` records the regions of all modules that could be checkpointed (implies "none"). `stage_inputs`:
     with pipeline parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank
-    gives it in its trace's info ("stage_outputs").
+    gives it in its trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` is
+    the index of a cut that is made where the layers are alike (`autosac.capture.layers`).
     """
 
     config_file: str | None
@@ -33,12 +34,16 @@ class TitanRequest:
     steps: int = 2
     ranks_per_node: int = 8
     stage_inputs: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] | None = None
+    layers: int | None = None
+    cut: int | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise UsageError(f"world size {self.world_size}: it must be at least 1")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank {self.rank} is not within a world of {self.world_size}")
+        if self.layers is not None and self.layers < 1:
+            raise UsageError(f"{self.layers} layers: there must be at least one")
         if self.steps < 2:
             raise UsageError("at least two steps: the first makes the optimizer's states and caches")
 

@@ -18,6 +18,7 @@ import torch
 
 from autosac.capture import patches, process_group
 from autosac.capture.failures import explain, one_line
+from autosac.capture.layers import Attributes, cut_of
 from autosac.capture.pipeline import StageMetadata
 from autosac.capture.request import TitanRequest
 from autosac.capture.session import CaptureSession
@@ -42,6 +43,12 @@ class TitanAdapter(Protocol):
 
     def build(self, config: Any, transform: Transform | None) -> Any:
         """The Trainer, with synthetic data and `transform` in place of the job's checkpointing (None: as the job says)."""
+
+    def layers(self, config: Any) -> list[Attributes]:
+        """What distinguishes each of the model's layers; empty if it has none that can be left out."""
+
+    def with_layers(self, config: Any, count: int) -> Any:
+        """The configuration with the first `count` layers only. CaptureError if the model has no such layers."""
 
     def describe(self, config: Any) -> dict[str, Any]:
         """For the trace's info: model, checkpointing, preserve_rng_state, early_stop."""
@@ -129,6 +136,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
     settings = adapter.settings(config)
     if request.plan_file is not None:
         check_settings(Plan.load(request.plan_file).made_for.job_settings, settings)
+    config, cut = cut_of(adapter, config, request)
     from autosac.capture.transforms import transform_of
 
     with session.active() as recorder:
@@ -157,7 +165,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
         info = {**_info(request, config, settings, trainer), **adapter.describe(config)}
         if request.plan_file is not None:
             info["checkpointing"] = "plan"
-        return recorder.trace({**info, "stage_outputs": stages.sent})
+        return recorder.trace({**info, "stage_outputs": stages.sent, **cut})
 
 
 def _info(request: TitanRequest, config: Any, settings: dict[str, str], trainer: Any) -> dict[str, Any]:

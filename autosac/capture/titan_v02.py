@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import io
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from autosac.capture.failures import one_line
+from autosac.capture.layers import Attributes, module_attributes
 from autosac.capture.pipeline import overlapped_in_order
 from autosac.capture.request import TitanRequest
 from autosac.capture.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.integrations.titan_settings import job_settings
 
 
@@ -38,6 +43,32 @@ class TitanV02:
         _install_synthetic_data(config)
         with plugin.transform(transform):
             return torchtitan.train.Trainer(config)
+
+    def layers(self, config: Any) -> list[Attributes]:
+        """By the modules of the model as it is built on the meta device."""
+        spec = _train_spec(config)
+        arguments = copy.deepcopy(spec.model_args[config.model.flavor])
+        arguments.update_from_config(config)
+        if getattr(arguments, "n_layers", None) is None:
+            return []
+        with torch.device("meta"):
+            model: Any = spec.model_cls(arguments)
+        layers = list(getattr(model, "layers", nn.ModuleList()).children())
+        return [module_attributes(layer) for layer in layers] if len(layers) == arguments.n_layers else []
+
+    def with_layers(self, config: Any, count: int) -> Any:
+        """Registers the train spec again; the configuration is the same."""
+        import torchtitan.protocols.train_spec as registry
+
+        spec = _train_spec(config)
+        arguments: Any = spec.model_args[config.model.flavor]
+        if not hasattr(arguments, "n_layers"):
+            raise CaptureError(f"{config.model.name} has no layers that could be left out")
+        fewer = dataclasses.replace(arguments, n_layers=count)
+        registry._extra_train_specs[config.model.name] = dataclasses.replace(
+            spec, model_args={**spec.model_args, config.model.flavor: fewer}
+        )
+        return config
 
     def describe(self, config: Any) -> dict[str, Any]:
         """As the job file says it."""
@@ -90,8 +121,8 @@ def _check_toml(path: str | None) -> None:
         raise UsageError(f"job file {path} is not valid TOML: {e}") from e
 
 
-def _install_synthetic_data(config: Any) -> None:
-    """Register the job's train spec with a synthetic tokenizer and loader in place of its own."""
+def _train_spec(config: Any) -> Any:
+    """The job's train spec. UsageError if there is none, or it has no such flavor."""
     import torchtitan.protocols.train_spec as registry
 
     try:
@@ -102,6 +133,14 @@ def _install_synthetic_data(config: Any) -> None:
         raise UsageError(
             f"unknown flavor {config.model.flavor!r} of {config.model.name}; it has: {', '.join(spec.model_args)}"
         )
+    return spec
+
+
+def _install_synthetic_data(config: Any) -> None:
+    """Register the job's train spec with a synthetic tokenizer and loader in place of its own."""
+    import torchtitan.protocols.train_spec as registry
+
+    spec = _train_spec(config)
     vocabulary_size = getattr(spec.model_args[config.model.flavor], "vocab_size", 2048)
 
     def build_loader(*, job_config: Any, **_: Any) -> SyntheticLoader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,10 @@ from torchtitan.config import ConfigManager, Configurable
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, MemoryBudgetAC, SelectiveAC
 
 from autosac.capture.failures import one_line
+from autosac.capture.layers import Attributes, config_attributes
 from autosac.capture.request import TitanRequest
 from autosac.capture.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.integrations.titan_settings import python_job_settings
 from autosac.integrations.titan_version import split_python_job
 from autosac.integrations.torchtitan.policy import AutoSAC, ModelPolicy
@@ -46,19 +48,33 @@ class TitanV03:
 
     def build(self, config: Any, transform: Transform | None) -> Any:
         """The Trainer that the configuration builds; `transform` is its checkpointing policy."""
+        _flash_attention()
+        _check_pipelines(config)
         if transform is None:
-            return config.build()
+            return _built(config)
         done: list[torch.nn.Module] = []
 
         def function(model: torch.nn.Module) -> None:
             transform(model)
             done.append(model)
 
-        trainer = dataclasses.replace(config, activation_checkpoint=_Transformed.Config(function=function)).build()
+        trainer = _built(dataclasses.replace(config, activation_checkpoint=_Transformed.Config(function=function)))
         if not done:
             name = getattr(config.model_spec.parallelize_fn, "__qualname__", "parallelize function")
             raise UsageError(f"TorchTitan's {name} does not apply the job's activation checkpointing policy")
         return trainer
+
+    def layers(self, config: Any) -> list[Attributes]:
+        """By the configurations of the layers."""
+        return [config_attributes(layer) for layer in getattr(config.model_spec.model, "layers", ())]
+
+    def with_layers(self, config: Any, count: int) -> Any:
+        """The model's configuration lists its layers."""
+        spec = config.model_spec
+        if not getattr(spec.model, "layers", None):
+            raise CaptureError(f"{spec.name} has no layers that could be left out")
+        model = dataclasses.replace(spec.model, layers=spec.model.layers[:count])
+        return dataclasses.replace(config, model_spec=dataclasses.replace(spec, model=model))
 
     def describe(self, config: Any) -> dict[str, Any]:
         """By the class of the policy. TorchTitan 0.3 never lets recomputation stop early."""
@@ -70,6 +86,37 @@ class TitanV03:
             "preserve_rng_state": _common(policy).get("preserve_rng_state", True),
             "early_stop": False,
         }
+
+
+def _flash_attention() -> None:
+    """Varlen attention activates FlashAttention 3 or 4, whose package is for CUDA only; the operators are the same."""
+    from torchtitan.models.common import attention
+    from torchtitan.tools import utils
+
+    attention.current_flash_attention_impl = utils.get_cuda_flash_attention_impl
+
+
+def _check_pipelines(config: Any) -> None:
+    """CaptureError where TorchTitan calls pipeline schedules in a way that this torch does not know."""
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    wanted = config.parallelism.pipeline_parallel_degree > 1
+    if wanted and "arg_mbs" not in inspect.signature(PipelineScheduleSingle.step).parameters:
+        raise CaptureError(
+            f"torch {torch.__version__} has no pipeline schedules that take lists of microbatches, as this TorchTitan's do"
+        )
+
+
+def _built(config: Any) -> Any:
+    try:
+        return config.build()
+    except ValueError as e:
+        if config.parallelism.spmd_backend == "spmd_types" and "DTensors on the full SPMD mesh" in str(e):
+            raise CaptureError(
+                f"fully_shard of torch {torch.__version__} does not know TorchTitan's spmd_types: "
+                "add -- --parallelism.spmd_backend partial_dtensor (or full_dtensor)"
+            ) from e
+        raise
 
 
 class _Transformed(ModelPolicy):

@@ -1,14 +1,14 @@
 """Values that depend on how many layers there are, learnt from two sizes and rendered for any.
 
-Let k count the layers (in periods) beyond those of the smaller step, and j = 0 ... k - 1 the copies of an inserted run. Every
-number in the rows of a trace (an index of a storage, a signature, an event; a size; the number in ``layers.7``) is taken to
-be affine in both:
+Let k count the periods of layers beyond those of the smaller step, and j = 0 ... k - 1 the copies of an inserted run. Every
+number in the rows of a trace (an index of a storage, a signature, an event; a size; the number in ``layers.7``) is taken
+to be affine in both:
 
     v(j, k) = start + per_copy * j + per_layer * k
 
-which covers references within a copy, to a fixed row, from the end, and to the mirrored copy (the backward's to the forward's).
-`fit` reads the three unknowns off the last copy before the insertion in both steps, v(-1, 0) and v(-1, 1), and the inserted one,
-v(0, 1). A row that is no copy has the same number thrice over: v(0), v(1), v(1). Everything that is no number must be equal.
+which covers references within a copy, to a fixed row, from the end, and to the mirrored copy (the backward's to the
+forward's). `fit` reads the three unknowns off the last copy before the insertion in both steps, v(-1, 0) and v(-1, 1), and
+off the inserted one, v(0, 1). A row that is no copy is given as v(0), v(1), v(1). What is no number must be equal.
 
 A sequence that grows is a `Grown`: fixed elements and runs, found by `alignment`. Nothing here knows what a trace is.
 """

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeAlias
 
-from autosac.induction.alignment import Refusal
 from autosac.induction.templates import ElementKey, fit, fit_sequence, pattern_of, render
 from autosac.trace import Alloc, Call, Region, Signature, Storage, TensorMeta, Trace
 
@@ -58,7 +57,7 @@ class TraceFamily:
             return fit_sequence(getattr(smaller, name), getattr(larger, name), key, element_key, name)
 
         names = [list(zip(t.modules, t.module_parents, t.module_classes, strict=True)) for t in two]
-        self._modules = fit_sequence(*names, lambda row, _: (pattern_of(row[0]), row[2]), element_key, "modules")
+        self._modules = fit_sequence(names[0], names[1], lambda row, _: (pattern_of(row[0]), row[2]), element_key, "modules")
         infos = [_freeze(trace.info) for trace in two]
         self._info = fit(infos[0], infos[1], infos[1], element_key, "info")
         self._rows = {
@@ -260,5 +259,3 @@ def _thaw(value: Any) -> Any:
         return float(value.content)
     return sorted(value.content) if value.kind == "sorted" else [_thaw(v) for v in value.content]
 
-
-__all__ = ["Region", "Refusal", "TraceFamily", "difference"]

@@ -1,0 +1,102 @@
+"""Captures of a job, of which only a few layers are really captured where its layers repeat.
+
+`capturing` asks the capture process for three cuts of the job (`autosac.capture.layers`). Their traces must be a family: two
+of them predict the third exactly (`traces`). If not, the next larger cut replaces the smallest, for the first copies of a layer
+may still be special; if the cuts no longer pay, the whole job is captured. What comes out is the same trace in every case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Protocol
+
+from autosac.capture.request import TitanRequest
+from autosac.errors import AutosacError
+from autosac.induction.alignment import Refusal
+from autosac.induction.traces import TraceFamily, difference
+from autosac.trace import Trace
+
+_CUTS = 3
+_MOST_CUTS = 5
+
+
+class Server(Protocol):
+    """Who captures; see `autosac.capture.server.CaptureServer`."""
+
+    def submit(self, request: TitanRequest) -> Future[Trace]: ...
+
+
+class Capturing:
+    """A capture under way, of a whole job from its cuts.
+
+    `refused` gets the reason, in one line, if the cuts turn out to be no family.
+    """
+
+    def __init__(self, server: Server, request: TitanRequest, refused: Callable[[str], None]) -> None:
+        self._server = server
+        self._request = request
+        self._refused = refused
+        self._futures = [self._submit(cut) for cut in range(_CUTS)]
+        self._trace: Trace | None = None
+
+    def _submit(self, cut: int | None) -> Future[Trace]:
+        return self._server.submit(replace(self._request, cut=cut))
+
+    def result(self) -> Trace:
+        """The job's trace. An AutosacError if it cannot be captured."""
+        if self._trace is None:
+            self._trace = self._result()
+        return self._trace
+
+    def _result(self) -> Trace:
+        reason = ""
+        try:
+            cuts = [self._futures[0].result()]
+            if "cut" not in cuts[0].info:
+                return cuts[0]
+            cuts += [future.result() for future in self._futures[1:]]
+            while True:
+                try:
+                    return joined(cuts[-_CUTS:])
+                except Refusal as e:
+                    reason = str(e)
+                if len(cuts) == _MOST_CUTS or not _pays(cuts):
+                    break
+                cuts.append(self._submit(len(cuts)).result())
+        except AutosacError as e:  # perhaps the job cannot be built with so few layers
+            reason = str(e)
+        trace = self._submit(None).result()
+        self._refused(reason)
+        return trace
+
+
+def capturing(
+    server: Server, request: TitanRequest, refused: Callable[[str], None] = lambda _: None
+) -> Capturing | Future[Trace]:
+    """Start a capture; `result()` waits for its trace. Captures under a plan are of the whole job."""
+    if request.plan_file is not None or request.layers is not None:
+        return server.submit(request)
+    return Capturing(server, request, refused)
+
+
+def _pays(cuts: list[Trace]) -> bool:
+    """Whether another cut is still clearly smaller than the job."""
+    count, period, total = cuts[-1].info["cut"]
+    return bool(2 * (count + period) <= total)
+
+
+def joined(cuts: list[Trace]) -> Trace:
+    """The trace of the whole job, from those of three cuts of it. Refusal if two of them do not predict the third."""
+    (first, period, total), *_ = (cut.info["cut"] for cut in cuts)
+    bare = [replace(cut, info=_without_cut(cut.info)) for cut in cuts]
+    family = TraceFamily(bare[:2])
+    wrong = difference(family.member(2), bare[2])
+    if wrong is not None:
+        raise Refusal(wrong)
+    return family.member((total - first) // period)
+
+
+def _without_cut(info: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in info.items() if key != "cut"}
