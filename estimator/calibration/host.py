@@ -12,6 +12,7 @@ of the backward, views, tensors of lists, entries and exits of modules.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -124,9 +125,24 @@ def event_counts(trace: Trace) -> NDArray[np.float64]:
 
 def fit_host(traces: Sequence[Trace], step_ms: Sequence[float], operators_ms: Sequence[float]) -> dict[str, float]:
     """The host's costs in microseconds, by field."""
-    from scipy.optimize import nnls
-
     measured = np.array(step_ms)
     counts = np.array([event_counts(trace) for trace in traces]) / 1e3
-    solution, _ = nnls(counts / measured[:, None], np.maximum(measured - np.array(operators_ms), 0.0) / measured)
+    wanted = np.maximum(measured - np.array(operators_ms), 0.0) / measured
+    solution = nonnegative_least_squares(counts / measured[:, None], wanted)
     return {name: round(float(value), 4) for name, value in zip(FIELDS, solution, strict=True)}
+
+
+def nonnegative_least_squares(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The x >= 0 that minimises |rows x - wanted|, for a handful of columns: the best of all sets of free columns."""
+    columns = rows.shape[1]
+    best, best_error = np.zeros(columns), float(wanted @ wanted)
+    for chosen in itertools.product((False, True), repeat=columns):
+        free = np.flatnonzero(chosen)
+        part = np.linalg.lstsq(rows[:, free], wanted, rcond=None)[0] if free.size else np.zeros(0)
+        if (part < 0).any():
+            continue
+        rest = rows[:, free] @ part - wanted
+        if float(rest @ rest) < best_error - 1e-12:
+            best, best_error = np.zeros(columns), float(rest @ rest)
+            best[free] = part
+    return best

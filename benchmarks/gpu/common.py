@@ -1,0 +1,54 @@
+"""What the programs of this folder share: result files with their date, device and versions."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from autosac.files import write_text_atomically
+
+ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("autosac", "torch", "torchtitan", "triton", "numpy", "nvidia-cudnn-cu12", "nvidia-nccl-cu12")
+_CUDA = (
+    "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps({'name': p.name, "
+    "'total_bytes': p.total_memory, 'capability': [p.major, p.minor], 'sm_count': p.multi_processor_count, "
+    "'cuda': torch.version.cuda, 'cudnn': torch.backends.cudnn.version()}))"
+)
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Date, device, driver, versions. No CUDA context is made in this process."""
+    about: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": device}
+    about["python"], about["system"] = platform.python_version(), platform.platform()
+    about["versions"] = {name: found for name in _PACKAGES if (found := _version(name))}
+    about["commit"] = _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+    if device == "cuda":
+        about["gpu"] = json.loads(_output([sys.executable, "-c", _CUDA]) or "{}")
+        about["driver"] = _output(["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"])
+    return about
+
+
+def write_result(path: Path, device: str, rows: list[dict[str, Any]]) -> None:
+    """A result file: where it comes from, and its rows."""
+    document = {"about": environment(device), "rows": rows}
+    write_text_atomically(path, json.dumps(document, indent=1) + "\n")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

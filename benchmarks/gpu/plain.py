@@ -1,0 +1,136 @@
+"""Llama in plain PyTorch, each checkpointing policy for real beside its prediction, through AutoSAC's own harness.
+
+    python -m benchmarks.gpu.plain --profile PROFILE.toml --device cuda --out DIR [--minutes 8]
+
+Models: Llama-3.2-1B and 3B and an 8B cut to eight layers (with ``--device cpu``, two tiny ones), at batch sizes for the device's
+memory. Policies: none, full, selective-op, and AutoSAC's plans for three budgets: a quarter, a half and three quarters of the
+way from the predicted peak of "full" to that of "none", or to the device's memory where "none" does not fit. Writes
+``plain.json``; a model that no time is left for is listed in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from autosac.bench.measure import Measurement, check_measurable
+from autosac.bench.policies import Policy
+from autosac.bench.results import Row
+from autosac.bench.run import run_suite
+from autosac.bench.suite import Configuration, Model, Suite
+from autosac.errors import AutosacError
+from autosac.estimator import load_hardware
+from benchmarks.gpu.common import ROOT, write_result
+
+_LLAMA = str(ROOT / "benchmarks" / "table_5_5" / "llama.py") + ":make_step"
+_FIXED = ("none", "full", "selective-op")
+_SHARES = (0.25, 0.5, 0.75)
+_GIB = 2**30
+# Name: sizes, and the activations of a sequence of 4096 tokens without checkpointing, roughly, to choose a batch size.
+_SIZES: dict[str, tuple[dict[str, int], float, float]] = {
+    "Llama 1B": ({}, 9.3, 6.0),
+    "Llama 3B": ({"layers": 28, "dim": 3072, "heads": 24}, 24.0, 10.5),
+    "Llama 8B, 8 layers": ({"layers": 8, "dim": 4096, "ffn_dim": 14336}, 18.0, 8.5),
+}
+_TINY = {
+    "Llama tiny": {"layers": 4, "dim": 64, "heads": 4, "kv_heads": 2, "ffn_dim": 192, "vocabulary": 256},
+    "Llama small": {"layers": 2, "dim": 128, "heads": 4, "kv_heads": 2, "ffn_dim": 384, "vocabulary": 512},
+}
+
+
+def models(device: str, total_bytes: int) -> list[Model]:
+    """The models, with a batch size for this much memory: what "none" takes is about what there is."""
+    if device == "cpu":
+        return [_model(name, sizes | {"batch_size": 4, "seq_len": 64}, "float32") for name, sizes in _TINY.items()]
+    found = []
+    for name, (sizes, sequence_gib, state_gib) in _SIZES.items():
+        batch = max(1, int((total_bytes / _GIB * 0.85 - 1.7 * state_gib) / sequence_gib))
+        found.append(_model(name, sizes | {"batch_size": batch, "seq_len": 4096}, "bfloat16"))
+    return found
+
+
+def _model(name: str, arguments: dict[str, int], dtype: str) -> Model:
+    values: tuple[tuple[str, Any], ...] = (*arguments.items(), ("dtype", dtype))
+    label = f"batch {arguments['batch_size']} x {arguments['seq_len']}"
+    return Model(
+        name=name,
+        make_step=_LLAMA,
+        blocks=("layers.*",),
+        configurations=(Configuration(name=label, arguments=values),),
+    )
+
+
+def run_model(
+    model: Model, profile: str, measurement: Measurement, folder: Path, until: float
+) -> Iterator[dict[str, Any]]:
+    """Rows of one model: the fixed policies, then the plans."""
+    kind = "reserved" if measurement.device == "cuda" else "active"
+    total = load_hardware(profile).usable_bytes
+    suite = Suite(
+        name="real steps",
+        models=(model,),
+        budgets=("85%",),
+        policies=tuple(Policy(name) for name in _FIXED),
+        gpu=profile,
+        budget_kind=kind,
+        alloc_conf="expandable_segments:True",
+        folder=folder,
+    )
+    results, _ = run_suite(suite, folder, _say, measurement)
+    yield from map(_document, results.rows)
+    peaks = {row.policy: _peak(row, kind) for row in results.rows}
+    low, high = peaks["full"], min(peaks["none"] or total, int(0.95 * total))
+    if low is None or low >= high:
+        return
+    budgets = tuple(f"{(low + share * (high - low)) / _GIB:.6f}GiB" for share in _SHARES)
+    for budget in budgets:
+        if time.monotonic() > until:
+            yield {"model": model.name, "policy": f"knapsack at {budget}", "error": "the time was up"}
+            continue
+        planned, _ = run_suite(
+            replace(suite, budgets=(budget,), policies=(Policy("knapsack"),)), folder, _say, measurement
+        )
+        yield from map(_document, planned.rows)
+
+
+def _peak(row: Row, kind: str) -> int | None:
+    return row.peak_reserved_bytes if kind == "reserved" else row.peak_active_bytes
+
+
+def _document(row: Row) -> dict[str, Any]:
+    return asdict(row)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> None:
+    """Run all models, write after each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    arguments = parser.parse_args()
+    until = time.monotonic() + 60 * arguments.minutes
+    measurement = Measurement(device=arguments.device, steps=5, time_limit_s=120)
+    rows: list[dict[str, Any]] = []
+    for model in models(arguments.device, load_hardware(arguments.profile).usable_bytes):
+        check_measurable(Suite(name="check", models=(model,), budgets=("85%",), policies=(Policy("none"),)), measurement)
+        if time.monotonic() > until:
+            rows.append({"model": model.name, "error": "the time was up"})
+        else:
+            try:
+                rows += run_model(model, arguments.profile, measurement, arguments.out, until)
+            except AutosacError as e:
+                rows.append({"model": model.name, "error": str(e)})
+        write_result(arguments.out / "plain.json", arguments.device, rows)
+
+
+if __name__ == "__main__":
+    main()

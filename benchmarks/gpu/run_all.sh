@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Everything in this project that wants a GPU, unattended, on one CUDA machine, in under 25 minutes.
+#
+#     benchmarks/gpu/run_all.sh [--device cuda|cpu] [--out DIR] [--minutes M]
+#
+# Calibrates, trains Llamas in plain PyTorch and in TorchTitan under every policy beside its prediction, runs the tests that
+# need a device. Leaves DIR.tar.gz (default: gpu-results.tar.gz). A part that fails does not stop the others: DIR/status.txt says how
+# each ended, DIR/logs what it said. With --device cpu: the same on tiny sizes. $PYTHON is the interpreter (default: python).
+set -u
+device=cuda out=gpu-results minutes=24
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --device) device=$2; shift 2 ;;
+        --out) out=$2; shift 2 ;;
+        --minutes) minutes=$2; shift 2 ;;
+        *) echo "run_all.sh: unknown argument $1" >&2; exit 2 ;;
+    esac
+done
+case "$device" in cuda | cpu) ;; *) echo "run_all.sh: --device must be cuda or cpu" >&2; exit 2 ;; esac
+python=${PYTHON:-python}
+root=$(cd "$(dirname "$0")/../.." && pwd)
+mkdir -p "$out/logs" || exit 2
+out=$(cd "$out" && pwd)
+cd "$root" || exit 2
+: >"$out/status.txt"
+begin=$(date +%s)
+failed=0
+
+left() { echo $((minutes * 60 - ($(date +%s) - begin))); }
+
+# part NAME SHARE COMMAND...: at most SHARE percent of all the time, and never more than what is left.
+part() {
+    local name=$1 limit=$((minutes * 60 * $2 / 100)) rest
+    shift 2
+    rest=$(left)
+    [ "$limit" -gt "$rest" ] && limit=$rest
+    if [ "$limit" -lt 5 ]; then
+        echo "$name: no time was left" | tee -a "$out/status.txt"
+        failed=1
+        return 1
+    fi
+    echo "== $name (at most $limit s)"
+    timeout --signal=INT --kill-after=20 "$limit" "$@" >"$out/logs/$name.txt" 2>&1
+    local code=$?
+    echo "$name: exit code $code after $(($(date +%s) - begin)) s in all" | tee -a "$out/status.txt"
+    [ "$code" -ne 0 ] && failed=1
+    return "$code"
+}
+
+quarter=$(awk "BEGIN {print $minutes * 0.22}")
+third=$(awk "BEGIN {print $minutes * 0.3}")
+profile=$out/profile.toml
+part calibrate 26 "$python" -m autosac calibrate --device "$device" -o "$profile" --minutes "$quarter" --quiet
+if [ ! -f "$profile" ]; then
+    profile=$("$python" -c 'from autosac.integrations.gpu import detect_gpu; print(detect_gpu())' 2>/dev/null) || profile=h100-sxm-80gb
+    echo "predictions are made with $profile" | tee -a "$out/status.txt"
+fi
+part plain 36 "$python" -m benchmarks.gpu.plain --profile "$profile" --device "$device" --out "$out" --minutes "$third"
+part titan 36 "$python" -m benchmarks.gpu.titan --profile "$profile" --device "$device" --out "$out" --minutes "$third"
+part allocator 6 "$python" -m pytest -q tests/memory_sim/test_cuda_allocator.py
+part gpu_tests 6 "$python" -m pytest -q tests/integrations/test_gpu.py
+if [ "$device" = cpu ]; then
+    part calibration 15 "$python" -m benchmarks.calibration --profile "$profile" --repeat 1 --models "mlp;llama, tiny" \
+        --threads "$("$python" -c 'import torch; print(torch.get_num_threads())')"
+fi
+part compare 4 "$python" -m benchmarks.gpu.compare "$out"
+cat "$out/comparison.md" 2>/dev/null
+tar -C "$(dirname "$out")" -czf "$out.tar.gz.part" "$(basename "$out")" && mv "$out.tar.gz.part" "$out.tar.gz"
+echo "results: $out.tar.gz"
+exit "$failed"
