@@ -1,0 +1,241 @@
+"""What two captures of one job have in common: the rows of their steps, and which storage is which.
+
+A capture is looked at as one list of events, its prologue and its recorded step. Its *recomputations* are the stretches from a
+module's entry in the phase RECOMPUTE to the matching exit (`recomputations`). Its *skeleton* (`Skeleton`) is what is left
+without them, without the ends of storages and without `detach`: autograd's bookkeeping, see the package's docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+from autosac.trace import (
+    Alloc,
+    Collective,
+    Event,
+    EventRecord,
+    EventWait,
+    Free,
+    ModuleEnter,
+    ModuleExit,
+    Op,
+    Phase,
+    RecordStream,
+    Region,
+    Storage,
+    Trace,
+    WorkWait,
+)
+
+DETACH = "aten.detach.default"
+NEVER = 1 << 60
+
+_T = TypeVar("_T")
+
+
+class NotDerivableError(Exception):
+    """The rules do not cover this trace or plan: it has to be captured."""
+
+
+class Recomputation(NamedTuple):
+    """One recomputation: the module whose forward runs again, and its `rows[first:last]`, entry and exit included."""
+
+    module: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A capture as one list of events."""
+
+    trace: Trace
+
+    @cached_property
+    def rows(self) -> tuple[Event, ...]:
+        """The prologue, then the recorded step."""
+        return self.trace.prologue + self.trace.events
+
+    @property
+    def split(self) -> int:
+        """Where the recorded step begins in `rows`."""
+        return len(self.trace.prologue)
+
+    @cached_property
+    def recomputations(self) -> tuple[Recomputation, ...]:
+        """The recorded step's recomputations in order. NotDerivableError if one is not of a module."""
+        found: list[Recomputation] = []
+        depth = first = 0
+        for i in range(self.split, len(self.rows)):
+            row = self.rows[i]
+            kind = type(row)
+            if kind is ModuleEnter and row.phase is Phase.RECOMPUTE:
+                if not depth:
+                    first = i
+                depth += 1
+            elif kind is ModuleExit and row.phase is Phase.RECOMPUTE:
+                depth -= 1
+                if not depth:
+                    found.append(Recomputation(row.module, first, i + 1))
+            elif not depth and (kind is Op or kind is Collective) and row.phase is Phase.RECOMPUTE:
+                raise NotDerivableError("something else than a module is recomputed")
+        return tuple(found)
+
+    @cached_property
+    def detaches(self) -> frozenset[int]:
+        """The signatures of `detach`."""
+        return frozenset(i for i, signature in enumerate(self.trace.signatures) if signature.name == DETACH)
+
+    @cached_property
+    def ends(self) -> dict[int, int]:
+        """Where each storage ends, in `rows`."""
+        return {row.storage: i for i, row in enumerate(self.rows) if type(row) is Free}
+
+    @cached_property
+    def begins(self) -> dict[int, int]:
+        """Where each storage begins, in `rows`."""
+        return {row.storage: i for i, row in enumerate(self.rows) if type(row) is Alloc}
+
+    def look(self, storage: int) -> tuple[object, ...]:
+        """What tells a storage from others of its step, whatever the trace."""
+        found: Storage = self.trace.storages[storage]
+        source = self.trace.sources[found.source]
+        return (found.phase, found.module, found.op, found.nbytes, source, found.stream)
+
+    @cached_property
+    def earlier(self) -> dict[int, tuple[int, ...]]:
+        """For the recorded step's storages: the same storages of the steps before it, if they have the same ones.
+
+        Storages of one look are the same in their order; a step that has more or fewer of them has them not.
+        """
+        from autosac.trace import StepBegin
+
+        steps: list[dict[tuple[object, ...], list[int]]] = []
+        for i, row in enumerate(self.rows):
+            if type(row) is StepBegin or i == self.split:
+                steps.append({})
+            if type(row) is Alloc and steps:
+                steps[-1].setdefault(self.look(row.storage), []).append(row.storage)
+        if not steps:
+            return {}
+        found: dict[int, tuple[int, ...]] = {}
+        for look, storages in steps[-1].items():
+            before = [step.get(look, []) for step in steps[:-1]]
+            if all(len(others) == len(storages) for others in before):
+                found.update(zip(storages, zip(*before, strict=True), strict=True) if before else ())
+        return found
+
+    def forward_rows(self) -> list[int]:
+        """Operators, collectives, waits and allocations of the recorded step's forward, as positions in `rows`."""
+        storages, detaches = self.trace.storages, self.detaches
+        found: list[int] = []
+        forward = False
+        for i in range(self.split, len(self.rows)):
+            row = self.rows[i]
+            kind = type(row)
+            if kind is Op or kind is Collective:
+                forward = row.phase is Phase.FORWARD
+                if forward and row.signature not in detaches:
+                    found.append(i)
+            elif kind is Alloc:
+                if storages[row.storage].phase is Phase.FORWARD:
+                    found.append(i)
+            elif kind is ModuleEnter or kind is ModuleExit:
+                forward = row.phase is Phase.FORWARD
+            elif kind is WorkWait and forward:
+                found.append(i)
+        return found
+
+    def key(self, i: int, signatures: Sequence[int]) -> tuple[object, ...]:
+        """What an operator, collective, wait or allocation has to look like to be the same as in another trace.
+
+        `signatures` translates this trace's signatures to numbers that both traces share.
+        """
+        row = self.rows[i]
+        kind = type(row)
+        if kind is Op:
+            return (signatures[row.signature], row.module, row.stream)
+        if kind is Alloc:
+            storage = self.trace.storages[row.storage]
+            return (storage.op, storage.nbytes, storage.module, storage.stream)
+        if kind is Collective:
+            return (row.kind, row.nbytes, row.module, row.stream)
+        return (kind,)
+
+
+class Tables:
+    """Signatures, sources and groups of several traces of one job in one numbering, which begins with the first's."""
+
+    def __init__(self, traces: Iterable[Trace]) -> None:
+        self.traces = tuple(traces)
+        first = self.traces[0]
+        for trace in self.traces:
+            if trace.modules != first.modules or trace.streams != first.streams:
+                raise NotDerivableError("the captures have different modules or streams")
+        self.signatures, self.signature_maps = _merged([trace.signatures for trace in self.traces])
+        self.sources, self.source_maps = _merged([trace.sources for trace in self.traces])
+        self.groups, self.group_maps = _merged([trace.groups for trace in self.traces])
+
+
+def _merged(tables: list[tuple[_T, ...]]) -> tuple[tuple[_T, ...], list[list[int]]]:
+    index: dict[_T, int] = {}
+    maps = [[index.setdefault(value, len(index)) for value in table] for table in tables]
+    return tuple(index), maps
+
+
+def executions(trace: Trace, module: int) -> list[Region]:
+    """The observed forwards of a module, in order."""
+    return [region for region in trace.regions if region.module == module]
+
+
+# ---- skeletons ------------------------------------------------------------------------------------------------------
+
+
+class Skeleton:
+    """The rows that a capture has under every way of checkpointing, and what lies between them.
+
+    `rows` are positions in `steps.rows`; `gaps[j]` are the positions between row j - 1 and row j (there is one more gap
+    than rows); `keys` are what has to agree with another capture's skeleton.
+    """
+
+    def __init__(self, steps: Steps, tables: Tables, position: int) -> None:
+        self.steps = steps
+        self.rows: list[int] = []
+        self.gaps: list[list[int]] = [[]]
+        self.keys: list[tuple[object, ...]] = []
+        self._signatures = tables.signature_maps[position]
+        inside = bytearray(len(steps.rows))
+        for block in steps.recomputations:
+            inside[block.first : block.last] = b"\1" * (block.last - block.first)
+        for i, row in enumerate(steps.rows):
+            if inside[i] or self._varies(row):
+                self.gaps[-1].append(i)
+            else:
+                self.rows.append(i)
+                self.gaps.append([])
+                self.keys.append(self._key(i, row))
+
+    def _varies(self, row: Event) -> bool:
+        kind = type(row)
+        if kind is Free:
+            return True
+        if kind is Op:
+            return row.signature in self.steps.detaches
+        if kind is Alloc or kind is RecordStream:
+            return self.steps.trace.storages[row.storage].phase is Phase.RECOMPUTE
+        return False
+
+    def _key(self, i: int, row: Event) -> tuple[object, ...]:
+        kind = type(row)
+        if kind is ModuleEnter or kind is ModuleExit:
+            return (kind, *row)
+        if kind is EventRecord or kind is EventWait:
+            return (kind, row[1])
+        if kind is RecordStream:
+            return (kind, row.stream)
+        if kind is Op or kind is Alloc or kind is Collective or kind is WorkWait:
+            return self.steps.key(i, self._signatures)
+        return (kind, *row)
