@@ -12,6 +12,7 @@ from pathlib import Path
 
 from autosac.capture.server import CaptureServer
 from autosac.errors import InfeasibleError, UsageError
+from autosac.induction import capturing
 from autosac.planning import Goal, Planned, make_plans, pareto_budgets
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
@@ -44,12 +45,14 @@ def simulate_job(
         **{name: (name, None) for name in beside},
     }
     with CaptureServer(debug=job.debug, on_progress=job.progress) as server:
-        first = {key: server.submit(job.request(mode, plan_file=file)) for key, (mode, file) in modes.items()}
+        first = {
+            key: capturing(server, job.request(mode, plan_file=file), job.progress) for key, (mode, file) in modes.items()
+        }
         traces = {key: [future.result()] for key, future in first.items()}
         if all_stages and job.rank == 0:
             rest = {
                 key: [
-                    server.submit(stage.request(modes[key][0], plan_file=modes[key][1]))
+                    capturing(server, stage.request(modes[key][0], plan_file=modes[key][1]), job.progress)
                     for stage in job.stages(found[0])[1:]
                 ]
                 for key, found in traces.items()

@@ -10,6 +10,7 @@ from pathlib import Path
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import CaptureError, UsageError
+from autosac.induction import capturing
 from autosac.integrations.titan_version import check_job
 from autosac.plans import Plan
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
@@ -115,7 +116,7 @@ class TitanCaptures:
         self._server = server
         self._folder = folder
         self._plans = 0
-        self._observed = server.submit(job.request("none", observe=True))
+        self._observed = capturing(server, job.request("none", observe=True), job.progress)
         self._base: Simulation | None = None
         self._baselines: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
@@ -130,7 +131,9 @@ class TitanCaptures:
         """The step under each of BASELINES that the job can run under; `failures` says why not under the others."""
         if not self._baselines:
             self._baselines = {"none": self.observed()}
-            futures = {name: self._server.submit(self._job.request(name)) for name in BASELINES[1:]}
+            futures = {
+                name: capturing(self._server, self._job.request(name), self._job.progress) for name in BASELINES[1:]
+            }
             for name, future in futures.items():
                 try:
                     self._baselines[name] = simulation_of(future.result(), self._job.target)

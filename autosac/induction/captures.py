@@ -67,9 +67,8 @@ class Capturing:
                 cuts.append(self._submit(len(cuts)).result())
         except AutosacError as e:  # perhaps the job cannot be built with so few layers
             reason = str(e)
-        trace = self._submit(None).result()
-        self._refused(reason)
-        return trace
+        self._refused(f"capturing all layers ({reason[:100]})")
+        return self._submit(None).result()
 
 
 def capturing(
