@@ -29,6 +29,7 @@ def install(gpu: TargetGPU) -> None:
     library = _library("aten")
     library.impl("empty.memory_format", _empty, "PrivateUse1")
     library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
     attention = Attention(gpu)
     library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
     library.impl("scaled_dot_product_attention", attention, "PrivateUse1")
@@ -55,6 +56,11 @@ def _empty(size: Any, dtype: Any = None, layout: Any = None, device: Any = None,
 def _empty_strided(size: Any, stride: Any, dtype: Any = None, layout: Any = None, device: Any = None,
                    pin_memory: Any = None) -> torch.Tensor:  # fmt: skip
     return torch._C._acc.create_empty_tensor(size, dtype or torch.get_default_dtype())
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """A copy below the dispatch modes: of a constant that Dynamo makes while it traces (a mask of flex attention)."""
+    return target
 
 
 def _unreachable(name: str) -> Callable[..., Any]:
