@@ -198,7 +198,8 @@ class Skeleton:
     """The rows that a capture has under every way of checkpointing, and what lies between them.
 
     `rows` are positions in `steps.rows`; `gaps[j]` are the positions between row j - 1 and row j (there is one more gap
-    than rows); `keys` are what has to agree with another capture's skeleton.
+    than rows); `keys` are what has to agree with another capture's skeleton; `inside` is for every row of the capture the
+    module whose recomputation it lies in, or -1.
     """
 
     def __init__(self, steps: Steps, tables: Tables, position: int) -> None:
@@ -207,11 +208,11 @@ class Skeleton:
         self.gaps: list[list[int]] = [[]]
         self.keys: list[tuple[object, ...]] = []
         self._signatures = tables.signature_maps[position]
-        inside = bytearray(len(steps.rows))
+        self.inside = [-1] * len(steps.rows)
         for block in steps.recomputations:
-            inside[block.first : block.last] = b"\1" * (block.last - block.first)
+            self.inside[block.first : block.last] = [block.module] * (block.last - block.first)
         for i, row in enumerate(steps.rows):
-            if inside[i] or self._varies(row):
+            if self.inside[i] >= 0 or self._varies(row):
                 self.gaps[-1].append(i)
             else:
                 self.rows.append(i)

@@ -1,0 +1,254 @@
+"""From the un-checkpointed capture and captures of other units' recomputation to the capture in which chosen units recompute.
+
+Every row of the step's skeleton is the same in all of these captures (this is checked), so each may come from any of them:
+inside a unit, in forward and backward, from the capture in which that unit is checkpointed, elsewhere from the
+un-checkpointed one. So do the recomputations and the `detach` between skeleton rows. A storage has another end in every capture,
+because other references hold it: one end counts if whoever is at work there is as in that capture, and the last of
+those that count is the end (`_Mixture._end`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autosac.derivation.steps import NEVER, NotDerivableError, Skeleton, Steps, Tables
+from autosac.trace import (
+    Alloc,
+    Collective,
+    Event,
+    EventRecord,
+    EventWait,
+    Free,
+    ModuleEnter,
+    ModuleExit,
+    Op,
+    Phase,
+    RecordStream,
+    StepBegin,
+    Storage,
+    Trace,
+    WorkWait,
+)
+
+_NOBODY = -1
+_ROOT = 0
+
+
+def mixed(observed: Steps, templates: Sequence[Steps], sources: Mapping[int, int]) -> Trace:
+    """The step in which the modules of `sources` recompute all, each as in the template at that position.
+
+    NotDerivableError if the captures differ in more than checkpointing accounts for.
+    """
+    return _Mixture([observed, *templates], {module: position + 1 for module, position in sources.items()}).trace()
+
+
+class _Mixture:
+    """Captures by position: 0 is the un-checkpointed one. Storages are told apart by (capture, id); those that are in the
+    skeleton of all captures are called by capture 0's id.
+    """
+
+    def __init__(self, captures: Sequence[Steps], sources: Mapping[int, int]) -> None:
+        self._captures = captures
+        self._tables = Tables([steps.trace for steps in captures])
+        self._skeletons = [Skeleton(steps, self._tables, k) for k, steps in enumerate(captures)]
+        base = self._skeletons[0]
+        if any(skeleton.keys != base.keys for skeleton in self._skeletons[1:]):
+            raise NotDerivableError("other rows of the step depend on checkpointing")
+        self._source_of_module = self._inherited(sources)
+        self._units = [self._inherited({b.module: k for b in c.recomputations}) for k, c in enumerate(captures)]
+        self._owners = self._owned()
+        self._storages = list(captures[0].trace.storages)
+        self._names: list[dict[int, int]] = [{} for _ in captures]
+        self._events: list[dict[int, int]] = [{} for _ in captures]
+        self._works: list[dict[int, int]] = [{} for _ in captures]
+        self._match()
+        self._ends = self._chosen_ends()
+
+    def _inherited(self, sources: Mapping[int, int]) -> list[int]:
+        """For every module, what `sources` says of it or of the closest module around it; _NOBODY where there is none."""
+        parents = self._captures[0].trace.module_parents
+        found: list[int] = []
+        for module, parent in enumerate(parents):
+            found.append(sources.get(module, found[parent] if 0 <= parent < module else _NOBODY))
+        return found
+
+    def _owned(self) -> list[int]:
+        """For every row of the skeleton, the module at work there, the root outside of forward and backward."""
+        base, storages = self._captures[0], self._captures[0].trace.storages
+        owner = _ROOT
+        found = []
+        for i in self._skeletons[0].rows:
+            row = base.rows[i]
+            kind = type(row)
+            if kind is Op or kind is Collective or kind is ModuleEnter or kind is ModuleExit:
+                owner = _module(row)
+            elif kind is Alloc:
+                owner = _module(storages[row.storage])
+            elif kind is StepBegin:
+                owner = _ROOT
+            found.append(owner)
+        return found
+
+    def _match(self) -> None:
+        """Which storage, event and collective of each capture is which of capture 0."""
+        base = self._captures[0]
+        for k, skeleton in enumerate(self._skeletons):
+            rows = self._captures[k].rows
+            for mine, theirs in zip(self._skeletons[0].rows, skeleton.rows, strict=True):
+                row, same = rows[theirs], base.rows[mine]
+                kind = type(row)
+                if kind is Alloc:
+                    self._names[k][row.storage] = same.storage  # type: ignore[union-attr]
+                elif kind is EventRecord or kind is EventWait:
+                    self._events[k][row.event] = same.event  # type: ignore[union-attr]
+                elif kind is Collective:
+                    self._works[k][row.work] = same.work  # type: ignore[union-attr]
+                elif kind is RecordStream and self._names[k].get(row.storage) != same.storage:  # type: ignore[union-attr]
+                    raise NotDerivableError("other memory is used on another stream")
+
+    # ---- ends of storages -------------------------------------------------------------------------------------------
+
+    def _chosen_ends(self) -> dict[int, int]:
+        """For storages that end: the capture whose end it is."""
+        places: list[dict[int, int]] = []
+        for skeleton, names in zip(self._skeletons, self._names, strict=True):
+            rows = skeleton.steps.rows
+            at: dict[int, int] = {}
+            for j, gap in enumerate(skeleton.gaps):
+                for i in gap:
+                    row = rows[i]
+                    if type(row) is Free and row.storage in names:
+                        at[names[row.storage]] = j
+            places.append(at)
+        counterparts = self._counterparts()
+        found: dict[int, int] = {}
+        for storage in self._names[0]:
+            later = counterparts.get(storage)
+            if later is None or all(at.get(later) == places[0].get(later) for at in places):
+                later = storage
+            found[storage] = self._end([at.get(later, NEVER) for at in places])
+        return found
+
+    def _counterparts(self) -> dict[int, int]:
+        """The recorded step's storage for storages of earlier steps: there it is known who is at work."""
+        return {same: storage for storage, earlier in self._captures[0].earlier.items() for same in earlier}
+
+    def _end(self, places: Sequence[int]) -> int:
+        """The capture with the last end of those that count."""
+        best = -1
+        for k, place in enumerate(places):
+            owner = self._owners[place - 1] if 0 < place < NEVER else _ROOT
+            source = self._source_of_module[owner]
+            as_there = self._units[k][owner] == _NOBODY if source == _NOBODY else source == k
+            if as_there and (best < 0 or place > places[best]):
+                best = k
+        if best < 0:
+            raise NotDerivableError("it is not clear how long a storage is held")
+        return best
+
+    # ---- the result -------------------------------------------------------------------------------------------------
+
+    def trace(self) -> Trace:
+        """The mixed capture."""
+        parts: list[list[Event]] = [[], []]
+        base = self._skeletons[0]
+        split = self._captures[0].split
+        used = sorted({0, *self._source_of_module} - {_NOBODY})
+        for j in range(len(base.gaps)):
+            row = base.rows[j] if j < len(base.rows) else len(self._captures[0].rows)
+            before = self._source(self._owners[j - 1]) if j else 0
+            after = self._source(self._owners[j]) if j < len(base.rows) else 0
+            for k in self._order(used, before, after):
+                for i in self._skeletons[k].gaps[j]:
+                    event = self._captures[k].rows[i]
+                    if self._belongs(k, i):
+                        parts[i >= self._captures[k].split].append(self._translated(k, event))
+            if j < len(base.rows):
+                event = self._captures[after].rows[self._skeletons[after].rows[j]]
+                parts[row >= split].append(self._translated(after, event))
+        return replace(
+            self._captures[0].trace,
+            info={**self._captures[0].trace.info, "checkpointing": "plan"},
+            signatures=self._tables.signatures,
+            sources=self._tables.sources,
+            groups=self._tables.groups,
+            storages=tuple(self._storages),
+            prologue=tuple(parts[0]),
+            events=tuple(parts[1]),
+            regions=(),
+        )
+
+    def _source(self, module: int) -> int:
+        """The capture that a module's rows come from."""
+        return max(self._source_of_module[module], 0)
+
+    @staticmethod
+    def _order(used: Sequence[int], before: int, after: int) -> list[int]:
+        """Between two rows: first what belongs to the one before, last what belongs to the one after."""
+        first = [] if before == after else [before]
+        return [*first, *(k for k in used if k not in (before, after)), after]
+
+    def _belongs(self, k: int, i: int) -> bool:
+        """Whether what is between the skeleton's rows at row i of capture k comes from there."""
+        event = self._captures[k].rows[i]
+        if type(event) is Free:
+            end = self._ends.get(self._names[k].get(event.storage, -1))
+            if end is not None:
+                return end == k
+        block = self._skeletons[k].inside[i]
+        if block >= 0:
+            return self._source(block) == k
+        if type(event) is Op:
+            return self._source(_module(event)) == k
+        assert type(event) is Free or type(event) is Alloc or type(event) is RecordStream
+        return self._source(_module(self._captures[k].trace.storages[event.storage])) == k
+
+    def _translated(self, k: int, event: Event) -> Event:
+        """The row in the result's numbering."""
+        kind = type(event)
+        tables = self._tables
+        if kind is Op:
+            signature, stream, module, phase, source, inputs, outputs = event
+            return Op(
+                tables.signature_maps[k][signature], stream, module, phase, tables.source_maps[k][source],
+                tuple([self._name(k, s) for s in inputs]), tuple([self._name(k, s) for s in outputs]),
+            )  # fmt: skip
+        if kind is Alloc or kind is Free or kind is RecordStream:
+            return event._replace(storage=self._name(k, event.storage))
+        if kind is Collective:
+            return event._replace(
+                group=tables.group_maps[k][event.group],
+                work=self._work(k, event.work),
+                signature=tables.signature_maps[k][event.signature],
+                source=tables.source_maps[k][event.source],
+                inputs=tuple([self._name(k, s) for s in event.inputs]),
+                outputs=tuple([self._name(k, s) for s in event.outputs]),
+            )
+        if kind is WorkWait:
+            return event._replace(work=self._work(k, event.work))
+        if kind is EventRecord or kind is EventWait:
+            return event._replace(event=self._events[k].get(event.event, event.event))
+        return event
+
+    def _name(self, k: int, storage: int) -> int:
+        """The storage's number in the result; one that only capture k has gets a new one."""
+        if storage < 0:
+            return storage
+        name = self._names[k].get(storage)
+        if name is None:
+            found: Storage = self._captures[k].trace.storages[storage]
+            name = self._names[k][storage] = len(self._storages)
+            self._storages.append(found._replace(source=self._tables.source_maps[k][found.source]))
+        return name
+
+    def _work(self, k: int, work: int) -> int:
+        known = self._works[k].get(work)
+        if known is None:
+            known = self._works[k][work] = 1 + max(max(works.values(), default=0) for works in self._works)
+        return known
+
+
+def _module(row: Op | Collective | ModuleEnter | ModuleExit | Storage) -> int:
+    """The module at work, if it is in its forward or backward; else the root."""
+    return row.module if Phase.FORWARD <= row.phase <= Phase.RECOMPUTE else _ROOT
