@@ -51,7 +51,9 @@ def observe(model: nn.Module, fqns: Iterable[str], recorder: Recorder) -> nn.Mod
         module = find_module(model, fqn)
         if module is None:
             raise PlanError(f"the model has no module {fqn}")
-        places.replace(module, checkpoint_wrapper(module, checkpoint_fn=_Observer(fqn, recorder)))
+        observer = checkpoint_wrapper(module, checkpoint_fn=_Observer(fqn, recorder))
+        observer.checkpoint_impl = None  # TorchTitan's optimizer takes a module with one for a checkpointed module
+        places.replace(module, observer)
     return model
 
 
