@@ -8,12 +8,15 @@ carries the trace signature of the call, so that a repeated call is described on
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+
+from autosac.capture.operators import per_operator
 
 _UNCACHEABLE = (torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _NAMESPACES = ("aten", "prims", "fsdp", "_c10d_functional")
@@ -24,7 +27,10 @@ _MEMOS: dict[str, Any] = {
 }
 # Torch 2.13 keeps the device behind a property, 2.11 in a plain attribute.
 _DEVICE = "_fake_device" if isinstance(getattr(FakeTensor, "fake_device", None), property) else "fake_device"
+_META = torch.device("meta")
 _make_subclass = torch.Tensor._make_subclass
+_default_dtype = torch.get_default_dtype
+_protect = torch._C._set_throw_on_mutable_data_ptr
 _empty_strided = torch.empty_strided
 
 
@@ -32,14 +38,18 @@ class NotCacheable(Exception):
     """The call has no complete key."""
 
 
+Build: TypeAlias = Callable[[list[FakeTensor]], Any]
+
+
 class Entry:
-    """How to rebuild the outputs of one call, and the trace's signature for it (-1 until the recorder has made it)."""
+    """How to build the outputs of one call from its input tensors (None: it has to run again), and the trace's signature
+    for it (-1 until the recorder has made it).
+    """
 
-    __slots__ = ("pack", "recipes", "signature")
+    __slots__ = ("build", "signature")
 
-    def __init__(self, pack: Callable[[list[Any]], Any] | None, recipes: list[tuple[Any, ...]]) -> None:
-        self.pack = pack
-        self.recipes = recipes
+    def __init__(self, build: Build | None) -> None:
+        self.build = build
         self.signature = -1
 
 
@@ -71,16 +81,15 @@ class DispatchCache:
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
         self.entries: dict[tuple[Any, ...], Entry] = {}
-        self._cacheable: dict[Any, bool] = {}
         self._templates: dict[torch.device, dict[str, Any]] = {}
 
     def run(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Entry | None, list[FakeTensor] | None]:
         """(outputs, entry, input tensors); entry and tensors are None where the call cannot be cached."""
-        if not self._is_cacheable(func):
+        if not _is_cacheable(func):
             return self.mode.dispatch(func, types, args, kwargs), None, None
-        key: list[Any] = [func, torch.get_default_dtype()]
+        key: list[Any] = [id(func), _default_dtype()]
         tensors: list[FakeTensor] = []
         try:
             describe(key, args, tensors)
@@ -91,79 +100,93 @@ class DispatchCache:
             entry = self.entries.get(frozen)
         except (NotCacheable, TypeError):
             return self.mode.dispatch(func, types, args, kwargs), None, None
-        if entry is not None and entry.pack is not None:
-            return entry.pack([self._build(recipe, tensors) for recipe in entry.recipes]), entry, tensors
+        if entry is not None and entry.build is not None:
+            return entry.build(tensors), entry, tensors
         out = self.mode.dispatch(func, types, args, kwargs)
         if entry is None and out is not NotImplemented:
             entry = self.entries[frozen] = self._entry(out, tensors)
         return out, entry, tensors
 
-    def _is_cacheable(self, func: Any) -> bool:
-        known = self._cacheable.get(func)
-        if known is None:
-            known = self._cacheable[func] = (
-                isinstance(func, torch._ops.OpOverload)
-                and func.namespace in _NAMESPACES
-                and not any(tag in func.tags for tag in _UNCACHEABLE)
-                and not func._schema.name.endswith(("set_", "resize_"))
-            )
-        return known
+    def _tensor(self, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Build:
+        """Builds a FakeTensor with memory of its own, without FakeTensor.__new__'s checks."""
+        template = self._template(device)
 
-    def fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
-        """A FakeTensor around a meta tensor, without FakeTensor.__new__'s checks."""
-        tensor = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
-        torch._C._set_throw_on_mutable_data_ptr(tensor)
-        template = self._templates.get(device)
-        if template is None:
-            template = self._templates[device] = dict(
+        def build(_: list[FakeTensor]) -> FakeTensor:
+            meta = _empty_strided(shape, stride, dtype=dtype, device=_META)
+            tensor = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+            _protect(tensor)
+            tensor.__dict__.update(template)
+            return tensor
+
+        return build
+
+    def _view(
+        self, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, base: int, offset: int
+    ) -> Build:
+        """Builds a FakeTensor over the memory of the input at position `base`."""
+        template = self._template(device)
+
+        def build(tensors: list[FakeTensor]) -> FakeTensor:
+            meta = _empty_strided((0,), (1,), dtype=dtype, device=_META)
+            meta.set_(tensors[base].untyped_storage(), offset, shape, stride)
+            tensor = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+            _protect(tensor)
+            tensor.__dict__.update(template)
+            return tensor
+
+        return build
+
+    def _template(self, device: torch.device) -> dict[str, Any]:
+        if device not in self._templates:
+            self._templates[device] = dict(
                 _MEMOS, **{_DEVICE: device}, fake_mode=self.mode, constant=None, pytype=None, dispatch_keys=None,
                 real_tensor=None,
             )  # fmt: skip
-        tensor.__dict__.update(template)
-        return tensor
-
-    def _build(self, recipe: tuple[Any, ...], tensors: list[FakeTensor]) -> Any:
-        kind = recipe[0]
-        if kind == "value":
-            return recipe[1]
-        if kind == "input":
-            return tensors[recipe[1]]
-        _, shape, stride, dtype, device, base, offset = recipe
-        if base is None:
-            return self.fake(_empty_strided(shape, stride, dtype=dtype, device="meta"), device)
-        meta = _empty_strided((0,), (1,), dtype=dtype, device="meta")
-        meta.set_(tensors[base].untyped_storage(), offset, shape, stride)
-        return self.fake(meta, device)
+        return self._templates[device]
 
     def _entry(self, out: Any, tensors: list[FakeTensor]) -> Entry:
-        """The entry for a call's outputs; one without `pack` if they cannot be rebuilt (it still holds the signature)."""
+        """The entry for a call's outputs; one without `build` if they cannot be rebuilt (it still holds the signature)."""
+        if out is None:
+            return Entry(lambda _: None)
         flat, spec = pytree.tree_flatten(out)
         position = {id(t): i for i, t in enumerate(tensors)}
         base_of = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
-        recipes: list[tuple[Any, ...]] = []
+        builds: list[Build] = []
         fresh: set[int] = set()
         for leaf in flat:
             if not isinstance(leaf, torch.Tensor):
-                recipes.append(("value", leaf))
+                builds.append(lambda _, value=leaf: value)  # type: ignore[misc]
             elif id(leaf) in position:
-                recipes.append(("input", position[id(leaf)]))
+                builds.append(operator.itemgetter(position[id(leaf)]))
             elif not isinstance(leaf, FakeTensor) or not _is_plain(leaf):
-                return Entry(None, [])
+                return Entry(None)
             else:
                 storage = leaf.untyped_storage()
                 base = base_of.get(storage._cdata)
-                if base is None:
-                    if storage._cdata in fresh or leaf.storage_offset() or storage.nbytes() != _extent_bytes(leaf):
-                        return Entry(None, [])
-                    fresh.add(storage._cdata)
-                recipes.append(
-                    ("new", tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device, base, leaf.storage_offset())
-                )
+                layout = tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device
+                if base is not None:
+                    builds.append(self._view(*layout, base, leaf.storage_offset()))
+                    continue
+                if storage._cdata in fresh or leaf.storage_offset() or storage.nbytes() != _extent_bytes(leaf):
+                    return Entry(None)
+                fresh.add(storage._cdata)
+                builds.append(self._tensor(*layout))
         if len(flat) == 1 and out is flat[0]:
-            return Entry(lambda leaves: leaves[0], recipes)
-        if out is None:
-            return Entry(lambda _: None, [])
-        return Entry(lambda leaves: pytree.tree_unflatten(leaves, spec), recipes)
+            return Entry(builds[0])
+        kind = type(out)
+        if kind in (list, tuple) and len(out) == len(flat) and all(map(operator.is_, out, flat)):
+            return Entry(lambda tensors: kind([build(tensors) for build in builds]))
+        return Entry(lambda tensors: pytree.tree_unflatten([build(tensors) for build in builds], spec))
+
+
+@per_operator
+def _is_cacheable(func: Any) -> bool:
+    return (
+        isinstance(func, torch._ops.OpOverload)
+        and func.namespace in _NAMESPACES
+        and not any(tag in func.tags for tag in _UNCACHEABLE)
+        and not func._schema.name.endswith(("set_", "resize_"))
+    )
 
 
 def _is_plain(tensor: FakeTensor) -> bool:

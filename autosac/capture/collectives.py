@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from autosac.capture.operators import per_operator
+
 _FUNCTIONAL = {
     "all_gather_into_tensor": "all_gather", "all_gather_into_tensor_out": "all_gather",
     "all_gather_into_tensor_coalesced": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
@@ -53,7 +55,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-@cache
+@per_operator
 def _kind(func: Any) -> tuple[str, bool] | None:
     """(kind, functional) of an operator, or None."""
     schema = getattr(func, "_schema", None)

@@ -19,8 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 from autosac.capture import values
 from autosac.capture.cache import DispatchCache, Entry
+from autosac.capture.operators import per_operator
 
 aten = torch.ops.aten
+_FILLS = (aten.normal_.default, aten.uniform_.default)  # with other numbers in every layer of some models
 _prim_device = torch.ops.prim.device.default
 _item = aten._local_scalar_dense.default
 _to_copy = aten._to_copy.default
@@ -28,8 +30,8 @@ _empty_like = aten.empty_like.default
 _pin_memory = aten._pin_memory.default
 _record_stream = aten.record_stream.default
 _wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
+_META = torch.device("meta")
 _plain_dispatch = torch._C._disabled_torch_dispatch_impl
-_composite: dict[Any, bool] = {}
 
 
 class OperatorLog(Protocol):
@@ -49,6 +51,7 @@ class SimulatedDeviceMode(FakeTensorMode):
 
     def __init__(self, target: str, log: OperatorLog) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self.cache_enabled = False  # DispatchCache stands before it
         self.target = target
         self.log = log
         self.cache = DispatchCache(self)
@@ -71,12 +74,12 @@ class SimulatedDeviceMode(FakeTensorMode):
             self._depth -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _prim_device:  # metadata reaches dispatch modes too: half of all calls
+            return args[0].device
         with self._lock:
             return self._handle(func, types, args, kwargs or {})
 
     def _handle(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if func is _prim_device:  # metadata reaches dispatch modes too
-            return args[0].device
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         fake = False
@@ -120,13 +123,17 @@ class SimulatedDeviceMode(FakeTensorMode):
         if func is _to_copy:
             out = self._copy(*args, **kwargs)
             return out if self._depth else self._observe(func, args, kwargs, out, None, None)
-        if torch.Tag.dynamic_output_shape in func.tags and func is not aten.index.Tensor:
+        if func is _empty_like and not isinstance(args[0], FakeTensor):
+            return self._materialised(func, args, kwargs)
+        if _is_dynamic(func):
             real = values.dynamic(func, args, kwargs)
             if real is not None:
                 out = self._observe(func, args, kwargs, self._with_shadow(real, args), None, None)
                 if not kwargs.get("output_size"):  # the size is read from the device
                     self.log.host_reads()
                 return out
+        if func in _FILLS and type(args[0]) is FakeTensor and args[0].dtype.is_floating_point:
+            return args[0] if self._depth else self._observe(func, args, kwargs, args[0], None, None)
         self._depth += 1
         try:
             out, entry, tensors = self.cache.run(func, types, args, kwargs)
@@ -160,6 +167,14 @@ class SimulatedDeviceMode(FakeTensorMode):
             device = x.fake_device if isinstance(x, FakeTensor) else x.device
         return FakeTensor(self, meta, torch.device(device))
 
+    def _materialised(self, func: Any, args: Any, kwargs: dict[str, Any]) -> FakeTensor:
+        """A real tensor's shape on a device: what FakeTensorMode does, without making the real one fake."""
+        device = torch.device(kwargs.get("device") or args[0].device)
+        with in_kernel_invocation_manager(self):
+            meta = func(*args, **{**kwargs, "device": _META, "pin_memory": None})
+        out = FakeTensor(self, meta, device)
+        return out if self._depth else self._observe(func, args, kwargs, out, None, None)
+
     def _with_shadow(self, real: Any, args: Any) -> Any:
         if isinstance(real, (tuple, list)):
             return type(real)(self._with_shadow(part, args) for part in real)
@@ -184,11 +199,14 @@ class SimulatedDeviceMode(FakeTensorMode):
         return out if self._depth else self._observe(func, args, kwargs, out, None, None)
 
 
+@per_operator
 def _is_composite(func: Any) -> bool:
-    known = _composite.get(func)
-    if known is None:
-        known = _composite[func] = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
-    return known
+    return isinstance(func, torch._ops.OpOverload) and func._can_decompose()
+
+
+@per_operator
+def _is_dynamic(func: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in func.tags and func is not aten.index.Tensor
 
 
 def _without_dynamo_guard(cls: type) -> None:

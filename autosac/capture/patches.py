@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from autosac.capture import compiled, kernels
+from autosac.capture import compiled, kernels, speedups
 from autosac.capture.failures import fatal
 from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
@@ -44,6 +44,7 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
     _convolution_layout(mode)
     _recomputation_errors()
     _sharding_propagation(mode)
+    speedups.install(recorder)
     if dist.is_available():
         _work_wait(recorder)
         _ddp()
@@ -196,7 +197,6 @@ def _sharding_propagation(mode: SimulatedDeviceMode) -> None:
         return
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    _strided_shard_flags()
     original = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def propagate(self: Any, op_schema: Any) -> Any:
@@ -204,28 +204,6 @@ def _sharding_propagation(mode: SimulatedDeviceMode) -> None:
             return original(self, op_schema)
 
     ShardingPropagator._propagate_tensor_meta_non_cached = propagate
-
-
-def _strided_shard_flags() -> None:
-    """Torch 2.13 looks for strided shards among all arguments of a foreach operator once per tensor, which is quadratic.
-
-    One look per operator is enough where there are none (half of the time to capture a 70B model's first step).
-    """
-    from torch.distributed.tensor import _sharding_prop
-
-    original = getattr(_sharding_prop, "_propagate_use_strided_shard_flag", None)
-    if original is None:
-        return
-
-    def propagate(op_strategy: Any, op_schema: Any) -> None:
-        known = op_schema.__dict__.get("_autosac_strided")
-        if known is None:
-            known = any(isinstance(p, _sharding_prop._StridedShard) for s in op_schema.args_spec for p in s.placements)
-            op_schema.__dict__["_autosac_strided"] = known
-        if known:
-            original(op_strategy, op_schema)
-
-    _sharding_prop._propagate_use_strided_shard_flag = propagate
 
 
 def _work_wait(recorder: Recorder) -> None:

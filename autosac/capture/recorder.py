@@ -19,7 +19,7 @@ from autosac.capture.cache import Entry
 from autosac.capture.collectives import CollectiveCall, describe_collective
 from autosac.capture.log import EventLog
 from autosac.capture.phases import PhaseTracker, Place, Table
-from autosac.capture.signatures import SignatureTable
+from autosac.capture.signatures import SignatureTable, operator_name
 from autosac.capture.storages import StorageTable
 from autosac.trace import (
     Collective,
@@ -143,7 +143,7 @@ class Recorder:
         label = Label.COMMUNICATION if stream != 0 or call is not None else Label.NONE
         if func is _COPIES[0] and inputs == (-1,) and place.phase is Phase.OTHER:
             label = Label.INPUT  # a batch comes from the host
-        name = str(func)
+        name = operator_name(func)
         outputs = tuple([self.storages.returned(t, name, stream, place, label) for t in out_tensors])
         if self.log.recording:
             signature = self._signature(func, args, kwargs, entry, tensors, out_tensors)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from autosac.capture.operators import per_operator
 from autosac.trace import Scalar, Signature, TensorMeta
 
 # No kernel is launched: allocations without initialisation, metadata, aliases.
@@ -29,19 +30,19 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@cache
+@per_operator
 def operator_name(func: Any) -> str:
     """``aten.mm.default``; higher-order operators by their name."""
     return str(func)
 
 
-@cache
+@per_operator
 def is_view(func: Any) -> bool:
     """The operator launches nothing on the device."""
     return bool(getattr(func, "is_view", False)) or operator_name(func) in _METADATA_ONLY
 
 
-@cache
+@per_operator
 def mutated_arguments(func: Any) -> tuple[str, ...]:
     """Names of the arguments that the operator writes to."""
     schema = getattr(func, "_schema", None)

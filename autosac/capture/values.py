@@ -9,12 +9,13 @@ an unknown integer or float is 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+
+from autosac.capture.operators import per_operator
 
 aten = torch.ops.aten
 _INTEGER_LIMIT = 1 << 22  # elements: token ids, routing counts, masks
@@ -96,17 +97,38 @@ def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
 
 def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Give the outputs of `func` their shadows, if they follow from those of its inputs."""
+    rule = _rule_of(func)
+    if rule is not None:
+        rule(func, args, kwargs, out)
+
+
+Rule: TypeAlias = "Callable[[Any, Any, Any, Any], None]"
+
+
+@per_operator
+def _rule_of(func: Any) -> Rule | None:
+    """How an operator's outputs get their shadows; None if they have none."""
     constant = _CONSTANT.get(func)
     if constant is not None:
-        if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= _INTEGER_LIMIT:
-            _overwrite(out, constant(out, args))
-    elif func is aten.histc.default:
-        _histogram(args, out)
-    elif func is aten.topk.default and shadow(args[0]) is None:
+        return lambda _, args, __, out: _fill(constant, args, out)
+    if func is aten.histc.default:
+        return lambda _, args, __, out: _histogram(args, out)
+    if func is aten.topk.default:
+        return _topk
+    if getattr(func, "namespace", "") == "c10d":
+        return lambda func, args, _, __: _collective_in_place(func, args)
+    return None if func in _UNINITIALISED else _compute
+
+
+def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, out: Any) -> None:
+    if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= _INTEGER_LIMIT:
+        _overwrite(out, constant(out, args))
+
+
+def _topk(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    if shadow(args[0]) is None:
         _balanced_topk(args, out)
-    elif getattr(func, "namespace", "") == "c10d":
-        _collective_in_place(func, args)
-    elif func not in _UNINITIALISED:
+    else:
         _compute(func, args, kwargs, out)
 
 
@@ -150,7 +172,7 @@ def _inputs_known(args: Any) -> bool:
     return found
 
 
-@cache
+@per_operator
 def _is_constant(func: Any) -> bool:
     """The operator has no tensors to read and draws nothing (`arange`)."""
     schema = getattr(func, "_schema", None)

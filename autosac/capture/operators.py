@@ -1,0 +1,22 @@
+"""What is known of an operator, looked up fast: the hash of an OpOverload is Python code, and every call asks many times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+def per_operator(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """`functools.cache` for a function of one operator, by its identity. The operators stay alive."""
+    known: dict[int, tuple[Any, _T]] = {}
+
+    def call(func: Any) -> _T:
+        entry = known.get(id(func))
+        if entry is None:
+            entry = known[id(func)] = func, function(func)
+        return entry[1]
+
+    call.__doc__ = function.__doc__
+    return call
