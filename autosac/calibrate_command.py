@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 from autosac.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import RenderableType
 
     from autosac.capture.target import TargetGPU
     from autosac.estimator.calibration.campaign import Campaign, Result
-    from autosac.estimator.calibration.machine import Machine
     from autosac.trace import Signature, Trace
 
 _ROUNDS_A_MINUTE, _MOST_ROUNDS = 8, 40

@@ -30,7 +30,7 @@ _EFFICIENCIES = (
     "sustained",
 )
 
-_HOST_COSTS = ("eager_op_us", "backward_op_us", "view_op_us", "list_tensor_us", "module_us")
+_HOST_COSTS = ("eager_op_us", "backward_op_us", "optimizer_op_us", "view_op_us", "module_us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 One host thread per rank walks the trace in order (Maya's dispatch queue). Each event costs it time::
 
     Op          view_op_us if it launches nothing, else by who issues it:
-                compiled_op_us (generated kernels), backward_op_us (autograd's engine), eager_op_us (Python)
+                compiled_op_us (generated kernels), backward_op_us (autograd's engine), optimizer_op_us (the
+                optimizer's loops), eager_op_us (the model's Python)
                 + list_tensor_us for each tensor beyond a plain operator's (foreach optimizers, cat, split)
                 + recompute_op_us if it is recomputed: the Python calls of checkpointing's saved-tensor
                   hooks, in the forward and in the recomputation
@@ -67,6 +68,7 @@ class HostModel:
 
     eager_op_us: float = 6.0
     backward_op_us: float = 5.0
+    optimizer_op_us: float = 6.0
     view_op_us: float = 1.4
     compiled_op_us: float = 3.0
     list_tensor_us: float = 0.25
@@ -103,6 +105,7 @@ class HostModel:
 INSTANT_HOST = HostModel(
     eager_op_us=0,
     backward_op_us=0,
+    optimizer_op_us=0,
     view_op_us=0,
     compiled_op_us=0,
     list_tensor_us=0,
@@ -126,11 +129,7 @@ def host_costs(trace: Trace, host: HostModel, selective_modules: Collection[str]
     `selective_modules` run under selective checkpointing. SimulationError for a name that the trace does not
     have.
     """
-    forward, backward, recompute = (
-        [_operator_us(signature, host, phase) for signature in trace.signatures]
-        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
-    )
-    by_phase = dict.fromkeys(Phase, forward) | {Phase.BACKWARD: backward, Phase.RECOMPUTE: recompute}
+    by_phase = {phase: [_operator_us(signature, host, phase) for signature in trace.signatures] for phase in Phase}
     by_type: dict[type, float] = dict.fromkeys(_STREAM_OPS, host.stream_op_us)
     by_type |= {Collective: host.collective_us, HostWait: host.sync_us}
     costs_us = np.zeros(len(trace.events))
@@ -161,8 +160,9 @@ def _operator_us(signature: Signature, host: HostModel, phase: Phase) -> float:
     if signature.name.startswith(_COMPILED_PREFIXES):
         return host.compiled_op_us
     extra = len(signature.inputs) + len(signature.outputs) - _PLAIN_TENSORS
+    by_phase = {Phase.BACKWARD: host.backward_op_us, Phase.OPTIMIZER: host.optimizer_op_us}
     return (
-        (host.backward_op_us if phase == Phase.BACKWARD else host.eager_op_us)
+        by_phase.get(phase, host.eager_op_us)
         + host.list_tensor_us * max(0, extra)
         + (host.recompute_op_us if phase == Phase.RECOMPUTE else 0.0)
     )

@@ -30,13 +30,13 @@ from autosac.estimator.calibration import timing
 from autosac.estimator.calibration.calls import NotReplayable, build_call, tensor_bytes_needed
 from autosac.estimator.calibration.fitted import Calibrated, CalibratedOperators, load_calibrated
 from autosac.estimator.calibration.gaussian import GaussianProcess, fit_gaussian
-from autosac.estimator.calibration.host import Probe, fit_host, measure_probe
+from autosac.estimator.calibration.host import Probe, fit_host, measure_probes
 from autosac.estimator.calibration.journal import Journal
 from autosac.estimator.calibration.machine import Machine
 from autosac.estimator.calibration.profile import write_profile
-from autosac.estimator.calibration.shapes import Shape, shape_of
+from autosac.estimator.calibration.shapes import Shape, distinct, shape_of
 from autosac.estimator.hardware import load_hardware
-from autosac.estimator.models import first_estimates
+from autosac.estimator.models import Estimate, first_estimates
 from autosac.estimator.pricing import default_models
 from autosac.estimator.profiled import save_measured, signature_key
 from autosac.estimator.work import family
@@ -88,6 +88,8 @@ def calibrate(campaign: Campaign, report: Report = lambda done, total, text: Non
     if device.type == "cpu":
         timing.keep_freed_memory()
     signatures = _limited(campaign.signatures) if campaign.sampled else tuple(dict.fromkeys(campaign.signatures))
+    if device.type == "cpu":  # what the host costs is what their steps take beyond them
+        signatures = tuple(dict.fromkeys((*_of_probes(campaign.probes), *signatures)))
     with Journal(journal_path, campaign.machine.fingerprint, resume=campaign.resume) as journal:
         left = _measure(signatures, journal, campaign, report)
         measured = {s: journal.done[signature_key(s)] for s in signatures if signature_key(s) in journal.done}
@@ -97,7 +99,7 @@ def calibrate(campaign: Campaign, report: Report = lambda done, total, text: Non
         memory = timing.measure_host_memory() if device.type == "cpu" else None
         report(len(signatures), len(signatures), "fitting")
         calibrated = fit(measured, campaign, memory)
-        host_us = _host(campaign, calibrated)
+        host_us = _host(campaign, calibrated, measured)
         _write(campaign, calibrated, measured, host_us)
         if not left:
             journal.remove()
@@ -132,16 +134,19 @@ def _limited(signatures: Sequence[Signature]) -> tuple[Signature, ...]:
     """At most so many of each group, in order."""
     counts: Counter[str] = Counter()
     kept = []
-    for signature in dict.fromkeys(signatures):
+    for signature in distinct(signatures):
         shape = shape_of(signature)
-        if shape is None or family(signature.name) == "host":
-            continue
+        assert shape is not None
         group = shape.groups[0]
         most = _MOST_OF_A_PRODUCT if group.partition(":")[0] in _PRODUCTS else _MOST_IN_A_GROUP
         counts[group] += 1
         if counts[group] <= most:
             kept.append(signature)
     return tuple(kept)
+
+
+def _of_probes(probes: Mapping[str, Probe]) -> tuple[Signature, ...]:
+    return distinct([s for probe in probes.values() for s in probe.trace.signatures])
 
 
 def _measure(signatures: Sequence[Signature], journal: Journal, campaign: Campaign, report: Report) -> int:
@@ -234,19 +239,30 @@ def _process(members: Sequence[tuple[Shape, float]], plain: Calibrated) -> Gauss
     return fit_gaussian(np.array([shape.features for shape, _ in members], dtype=np.float64), values)
 
 
-def _host(campaign: Campaign, calibrated: Calibrated) -> dict[str, float]:
+def _host(campaign: Campaign, calibrated: Calibrated, measured: Mapping[Signature, tuple[float, float]]) -> dict[str, float]:
     """The host's costs; see `host`. Empty without probes."""
     if not campaign.probes:
         return {}
     device = campaign.machine.torch_device
-    model = CalibratedOperators(calibrated)
-    steps, operators = [], []
+    models = [_Known(measured), CalibratedOperators(calibrated)]
+    operators = []
     for probe in campaign.probes.values():
-        steps.append(measure_probe(probe.make_step, device))
-        prices = model.estimate(probe.trace.signatures) if device.type == "cpu" else []
-        ms = {i: price.ms for i, price in enumerate(prices) if price is not None}
-        operators.append(sum(ms.get(event.signature, 0.0) for event in probe.trace.events if type(event) is Op))
-    return fit_host([probe.trace for probe in campaign.probes.values()], steps, operators)
+        used = [event.signature for event in probe.trace.events if type(event) is Op] if device.type == "cpu" else []
+        asked = [probe.trace.signatures[i] for i in used if not probe.trace.signatures[i].is_view]
+        answers = zip(*(model.estimate(asked) for model in models), strict=True)
+        operators.append(sum(next((e.ms for e in both if e is not None), 0.0) for both in answers))
+    probes = campaign.probes.values()
+    return fit_host([p.trace for p in probes], measure_probes([p.make_step for p in probes], device), operators)
+
+
+class _Known:
+    """The operators that have just been measured."""
+
+    def __init__(self, measured: Mapping[Signature, tuple[float, float]]) -> None:
+        self._measured = measured
+
+    def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
+        return [Estimate(self._measured[s][0], "profiled", 0.0) if s in self._measured else None for s in signatures]
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ step's events of each kind e, the costs h_e solve
     min over h >= 0 of  sum over steps of ((sum_e n_e h_e + d - t) / t)^2
 
 where t is the measured step and d what its operators take by themselves: on a CPU their calibrated times, which have the
-dispatch in them; nothing on a GPU, which works beside its host. Kinds: operators of the forward and the optimizer, operators
-of the backward, views, tensors of lists, entries and exits of modules.
+dispatch in them; nothing on a GPU, which works beside its host. Kinds: operators of the forward, of the backward and of the
+optimizer, views, entries and exits of modules.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from torch import nn
 from autosac.estimator.calibration.timing import cpu_clock
 from autosac.trace import ModuleEnter, ModuleExit, Op, Phase, Trace
 
-FIELDS = ("eager_op_us", "backward_op_us", "view_op_us", "list_tensor_us", "module_us")
-_PLAIN_TENSORS = 6  # as in runtime_sim.host
+FIELDS = ("eager_op_us", "backward_op_us", "optimizer_op_us", "view_op_us", "module_us")
 _STEPS, _WARM_UP = 15, 4
 MakeStep = Callable[[torch.device], Any]
 
@@ -92,19 +91,21 @@ def probes() -> dict[str, MakeStep]:
     }
 
 
-def measure_probe(make_step: MakeStep, device: torch.device) -> float:
-    """Milliseconds of the step, the median over steps."""
-    _, step = make_step(device)
+def measure_probes(made: Sequence[MakeStep], device: torch.device) -> list[float]:
+    """Milliseconds of the steps, each the median over steps; the steps take turns."""
+    steps = [make(device)[1] for make in made]
     clock = cpu_clock()
-    times = []
+    times: list[list[float]] = [[] for _ in steps]
     for number in range(_WARM_UP + _STEPS):
-        begin = clock()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if number >= _WARM_UP:
-            times.append((clock() - begin) * 1e3)
-    return statistics.median(times)
+        for step, found in zip(steps, times, strict=True):
+            step()  # Python's and the processor's caches are this step's again
+            begin = clock()
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if number >= _WARM_UP:
+                found.append((clock() - begin) * 1e3)
+    return [statistics.median(found) for found in times]
 
 
 def event_counts(trace: Trace) -> NDArray[np.float64]:
@@ -113,11 +114,8 @@ def event_counts(trace: Trace) -> NDArray[np.float64]:
     for event in trace.events:
         if type(event) is Op:
             signature = trace.signatures[event.signature]
-            backward = event.phase == Phase.BACKWARD
-            kind = "view_op_us" if signature.is_view else "backward_op_us" if backward else "eager_op_us"
-            counts[kind] += 1
-            if not signature.is_view:
-                counts["list_tensor_us"] += max(0, len(signature.inputs) + len(signature.outputs) - _PLAIN_TENSORS)
+            by_phase = {Phase.BACKWARD: "backward_op_us", Phase.OPTIMIZER: "optimizer_op_us"}
+            counts["view_op_us" if signature.is_view else by_phase.get(event.phase, "eager_op_us")] += 1
         elif isinstance(event, ModuleEnter | ModuleExit) and event.phase != Phase.BACKWARD:
             counts["module_us"] += 1
     return np.array([counts[name] for name in FIELDS])
