@@ -4,8 +4,8 @@ A millisecond of recomputation costs the step a millisecond only where nothing e
 communication it is free until that is filled; where the host is behind, every operator costs what issuing it takes.
 
 `StepCosts.step` executes the step that was captured without checkpointing with *lumps* put into it: at the beginning of
-each execution's backward the device time of its recomputation (in front of the backward's first kernel) and the host's
-time to issue it, and in its forward what a selective policy costs the host. Nothing is captured for it.
+each execution's backward the device time of its recomputation (on the backward's first kernel) and the host's time to issue
+it (after that kernel), and in its forward what a selective policy costs the host. Nothing is captured for it.
 
 The lumps divide the step into windows, from one lump's place to the next one's. If window k is by d_k longer than without
 lumps, then of its lump r_k the part
@@ -122,12 +122,13 @@ class StepCosts:
         base = self._base
         problem = base.timeline.problem
         event_ms, host_ms = problem.event_ms[base.stage].copy(), problem.host_ms[base.stage].copy()
+        last = len(host_ms) - 1
         for unit, forward, backward in self._places:
             lump = lumps.get(unit)
             if lump is not None and backward >= 0:
                 event_ms[backward] += lump.device_ms
-                host_ms[backward] += lump.host_backward_ms
-                host_ms[max(forward, 0)] += lump.host_forward_ms
+                host_ms[min(backward + 1, last)] += lump.host_backward_ms
+                host_ms[min(forward + 1, last)] += lump.host_forward_ms
         return execute(
             replace(
                 problem,

@@ -41,7 +41,7 @@ def test_predicted_and_measured_on_the_cpu(write_suite: Write, capfd: pytest.Cap
         assert row["peak_active_bytes"] == pytest.approx(row["measured"]["peak_active_bytes"], rel=TOLERANCE)
         assert row["measured"]["step_ms"] > 0
     none, full, knapsack = (row["measured"]["peak_active_bytes"] for row in rows)
-    assert full <= knapsack <= 3.3 * 2**20 < none
+    assert full * (1 - TOLERANCE) <= knapsack <= 3.3 * 2**20 < none
     assert "### Measured beside predicted" in (path.parent / "out" / "results.md").read_text()
 
 

@@ -1,0 +1,116 @@
+"""What the step pays for recomputation, on a job whose times are known (see conftest), and the search that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autosac.planner import Goal, Planner
+from autosac.runtime_sim import INSTANT_HOST, HostModel
+from autosac.search import Search
+
+MIB = 2**20
+MakeJob = Callable[..., Any]
+
+
+def quiet(_: str) -> None:
+    """No progress."""
+
+
+def goal(mib: float) -> Goal:
+    """A budget of active memory, to be used as far as possible."""
+    return Goal(budget_bytes=int(mib * MIB), budget_kind="active", utilisation=0.985)
+
+
+def without(planner: Planner, mib: int) -> Goal:
+    """The budget at which so many MiB have to go (and a little more is there, for the solver's tolerances)."""
+    return goal(planner.base.peak_active_bytes / MIB - mib + 0.1)
+
+
+def test_the_step_is_what_it_was_built_to_be(make_job: MakeJob) -> None:
+    """Four forwards of 5.5 ms; three windows of 5 ms, in which 3 ms are waited; 2 ms for the last layer: 39 ms."""
+    job = make_job()
+    assert job.observed().step_ms == pytest.approx(39.0)
+    assert job.simulated({3: {"a", "b"}}).step_ms == pytest.approx(39.0 + 4.5 - 3.0)
+    assert job.simulated({0: {"a"}, 3: {"a"}}).step_ms == pytest.approx(39.0 + 2.0)
+
+
+def test_what_is_hidden_is_measured(make_job: MakeJob) -> None:
+    """All of a layer takes 5.5 ms: 3 ms hide behind the gathers of the three upper layers, nothing in the lowest.
+
+    Times are rounded down to sixteenths of the layer's: 8 of them are 2.75 ms.
+    """
+    planner = Planner(make_job().observed(), goal(1))
+    costs = planner.costs()
+    assert costs is not None
+    assert [cost.hidden_ms for cost in costs] == pytest.approx([0.0, 2.75, 2.75, 2.75])
+    assert all(cost.floor_ms == 0 and cost.plain_ms is None for cost in costs)
+
+
+def test_what_a_short_recomputation_hides_is_measured_again(make_job: MakeJob) -> None:
+    """Everything of 5.5 ms hides behind gathers of 10 ms; a gather of 5 ms would have shown 3 ms."""
+    slow = Planner(make_job(gather_ms=10.0).observed(), goal(1))
+    costs = slow.costs()
+    assert costs is not None and [cost.hidden_ms for cost in costs] == pytest.approx([0.0, 5.5, 5.5, 5.5])
+    fast = Planner(make_job().observed(), goal(1))
+    refined = fast.refined(costs, fast.smallest())
+    assert [cost.hidden_ms for cost in refined] == pytest.approx([0.0, 2.75, 2.75, 2.75])
+
+
+def test_nothing_hides_where_nothing_is_waited_for(make_job: MakeJob) -> None:
+    """Gathers that are shorter than the backward leave nothing to hide behind."""
+    assert Planner(make_job(gather_ms=1.0).observed(), goal(1)).costs() is None
+
+
+def test_hidden_recomputation_beats_the_least_recomputation(make_job: MakeJob) -> None:
+    """Five layers, 49.5 ms; of the four lower ones' eight MiB, four must go (the fifth is recomputed at the peak itself).
+
+    The least recomputation, aten.a in each of the four, is 8 ms, of which the lowest layer pays 2. In the other three, the
+    same memory takes 8.5 ms, but only one of them pays, 4.5 - 3 ms: 51 instead of 51.5 ms.
+    """
+    job = make_job(count=5)
+    planner = Planner(job.observed(), goal(5))
+    least = job.under(planner.plan([*[(1, 2)] * 4, None]))
+    assert least.step_ms == pytest.approx(51.5) and least.recompute_ms == pytest.approx(8.0)
+
+    budget = without(planner, 4)
+    assert least.peak_active_bytes <= budget.budget_bytes
+    best = Search(job, planner, quiet).run(budget)
+    assert best.simulation.step_ms == pytest.approx(51.0)
+    assert best.simulation.recompute_ms == pytest.approx(8.5)
+    assert best.simulation.breakdown.hidden_recompute_ms == pytest.approx(7.0)
+    assert best.costs is not None
+
+
+def test_the_search_ends_when_nothing_is_paid(make_job: MakeJob) -> None:
+    """Two MiB are free as soon as they are sought in layers that wait; no further plan is simulated."""
+    job = make_job(gather_ms=10.0)
+    planner = Planner(job.observed(), goal(5))
+    best = Search(job, planner, quiet).run(without(planner, 2))
+    assert best.simulation.step_ms == pytest.approx(planner.base.step_ms)
+    assert job.captured == 2
+
+
+SLOW_HOST = HostModel(**{**{name: getattr(INSTANT_HOST, name) for name in INSTANT_HOST.__slots__}, "eager_op_us": 8000.0,
+                         "backward_op_us": 8000.0, "recompute_op_us": 1000.0, "selective_op_us": 3000.0,
+                         "saved_op_us": 9000.0})  # fmt: skip
+
+
+def test_a_slow_host_pays_for_every_operator(make_job: MakeJob) -> None:
+    """The host needs 8 ms for a kernel of at most 2.5: a layer costs 3 * 9 ms to recompute, and more if it is selective.
+
+    To save two MiB, one layer is recomputed as a whole; two layers without aten.a would be 4 ms of the device instead
+    of 5.5, but 60 ms of the host instead of 27. (The lowest layer's backward is the step's last kernel, and its 2 ms run
+    while the host works: of its 27 ms 25 are measured.)
+    """
+    job = make_job(gather_ms=1.0, host=SLOW_HOST)
+    planner = Planner(job.observed(), goal(5))
+    assert planner.base.step_ms == pytest.approx(4 * 4 * 8.0)
+    costs = planner.costs()
+    assert costs is not None
+    assert [cost.plain_ms for cost in costs] == pytest.approx([25.0, 27.0, 27.0, 27.0])
+    best = Search(job, planner, quiet).run(without(planner, 2))
+    assert best.simulation.step_ms == pytest.approx(128.0 + 27.0)
+    assert len(best.plan.units) == 1 and not any(decision.keep for decision in best.plan.units[0].decisions)
