@@ -1,8 +1,8 @@
 """Captures of a job, of which only a few layers are really captured where its layers repeat.
 
-`capturing` asks the capture process for three cuts of the job (`autosac.capture.layers`). Their traces must be a family: two
-of them predict the third exactly (`traces`). If not, the next larger cut replaces the smallest, for the first copies of a layer
-may still be special; if the cuts no longer pay, the whole job is captured. What comes out is the same trace in every case.
+`capturing` asks the capture process for three cuts of the job (`autosac.capture.layers`). Their traces must be a family:
+two of them predict the third exactly (`traces`). If not, the next larger cut replaces the smallest, for the first copies of
+a layer may still be special; if the cuts no longer pay, the whole job is captured. The trace is the same in every case.
 """
 
 from __future__ import annotations

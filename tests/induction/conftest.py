@@ -1,0 +1,88 @@
+"""Steps of a made-up model with any number of layers, as traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autosac.trace import Alloc, Call, Event, Free, Label, Op, Phase, Region, Signature, Storage, TensorMeta, Trace
+
+STEP = Callable[..., Trace]
+
+
+def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leading: int = 0) -> Trace:
+    """Forward, backward in reverse, and an optimizer over all weights at once.
+
+    Layer i is of kind i % `kinds`, or one of its own if i < `leading`, and has a weight and `ops` operators; the layer's
+    weight is copied `prefetch` layers before it is used and the copy is freed in the backward.
+    """
+    meta = TensorMeta((4, 4), (4, 1), "float32")
+    modules = ["", *(f"layers.{i}" for i in range(layers)), "output"]
+    kind = [i if i < leading else leading + (i - leading) % kinds for i in range(layers)]
+    signatures = {f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)}
+    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
+    signatures["step"] = Signature("aten._foreach_add_.List", (*many, meta), (), mutates=tuple(range(layers)))
+    position = {name: i for i, name in enumerate(signatures)}
+    storages: list[Storage] = []
+    events: list[Event] = []
+    regions: list[Region] = []
+
+    def new(nbytes: int, label: Label, phase: Phase, module: int, op: str) -> int:
+        storages.append(Storage(nbytes, 0, label, phase, module, 0, op))
+        events.append(Alloc(len(storages) - 1))
+        return len(storages) - 1
+
+    weights = [new(16 * (kind[i] + 1), Label.PARAMETER, Phase.SETUP, 0, "empty") for i in range(layers)]
+    prologue, events = tuple(events), []
+    copies: dict[int, int] = {}
+    made: list[list[int]] = []
+    last = new(64, Label.INPUT, Phase.OTHER, 0, "copy")
+    for i in range(layers):
+        for j in range(i, min(i + prefetch, layers - 1) + 1):
+            if j not in copies:
+                copies[j] = new(32, Label.COMMUNICATION, Phase.FORWARD, 1 + i, "gather")
+        first, calls, name = len(events), [], f"aten.op{kind[i]}.default"
+        made.append([])
+        for n in range(ops):
+            begin = len(events)
+            out = new(64, Label.NONE, Phase.FORWARD, 1 + i, name)
+            events.append(Op(position[name], 0, 1 + i, Phase.FORWARD, 0, (last, copies[i]), (out,)))
+            calls.append(
+                Call(name, n, (meta,), begin, len(events), False, False, False, (out,), (last, copies[i]), ())
+            )
+            made[-1].append(out)
+            last = out
+        regions.append(Region(1 + i, first, len(events), tuple(calls), (made[-1][0] - 1,), (last,)))
+    gradients = []
+    for i in reversed(range(layers)):
+        gradients.append(new(16 * (kind[i] + 1), Label.GRADIENT, Phase.BACKWARD, 1 + i, "mm"))
+        name = f"aten.op{kind[i]}.default"
+        events.append(Op(position[name], 0, 1 + i, Phase.BACKWARD, 0, (made[i][0], copies[i]), (gradients[-1],)))
+        events.extend(Free(storage) for storage in (*reversed(made[i]), copies[i]))
+    norms = new(4 * layers + 4, Label.NONE, Phase.OPTIMIZER, 0, "stack")
+    events.append(Op(position["step"], 0, 0, Phase.OPTIMIZER, 0, (*weights, norms), ()))
+    events.extend(Free(storage) for storage in (*gradients[::-1], norms))
+    return Trace(
+        info={
+            "model": "made up", "flops_per_token": 10.0 + 7 * layers, "parallelism": {"tp": 1},
+            "fsdp_units": sorted(f"layers.{i}" for i in range(layers)),
+            "parameter_shapes": {f"layers.{i}.weight": [kind[i] + 1, 4] for i in range(layers)},
+        },
+        signatures=tuple(signatures.values()),
+        storages=tuple(storages),
+        modules=tuple(modules),
+        module_parents=(-1, *[0] * (layers + 1)),
+        module_classes=("Model", *(f"Block{k}" for k in kind), "Linear"),
+        sources=("",),
+        groups=(),
+        prologue=prologue,
+        events=tuple(events),
+        regions=tuple(regions),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def step() -> STEP:
+    """A function that makes the step of a number of layers."""
+    return _step

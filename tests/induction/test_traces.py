@@ -1,0 +1,173 @@
+"""Induction over the number of layers, on steps whose form for any number is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosac.capture.request import TitanRequest
+from autosac.errors import CaptureError
+from autosac.induction import Refusal, TraceFamily, capturing, difference, joined
+from autosac.induction.alignment import Insertion, insertions
+from autosac.trace import Alloc, Op, Storage, Trace
+
+Step = Callable[..., Trace]
+
+
+def keys(text: str) -> np.ndarray:
+    return np.array([ord(c) for c in text])
+
+
+@given(
+    kinds=st.integers(1, 3),
+    ops=st.integers(1, 3),
+    prefetch=st.integers(0, 2),
+    leading=st.integers(0, 2),
+    periods=st.integers(2, 9),
+)
+@settings(deadline=None, max_examples=40)
+def test_any_member_of_a_family_is_predicted(
+    step: Step, kinds: int, ops: int, prefetch: int, leading: int, periods: int
+) -> None:
+    """Two steps tell every larger one exactly: rows, operands, sizes, allocation order, modules, info."""
+    first = leading + 3 * max(kinds, prefetch) * kinds + kinds
+
+    def of(k: int) -> Trace:
+        return step(first + k * kinds, kinds=kinds, ops=ops, prefetch=prefetch, leading=leading)
+
+    family = TraceFamily([of(0), of(1)])
+    for k in (0, 1, 2, periods):
+        assert difference(family.member(k), of(k)) is None
+
+
+def test_a_rendered_row_is_the_row_that_is_expected(step: Step) -> None:
+    """The last operator of 20 layers, from 4 and 5, reads 20 weights and the stacked norms, and the types are the trace's."""
+    trace = TraceFamily([step(4), step(5)]).member(16)
+    operator = next(event for event in reversed(trace.events) if type(event) is Op)
+    norms = len(trace.storages) - 1
+    assert operator.inputs == (*range(20), norms)
+    assert trace.storages[norms].nbytes == 4 * 20 + 4
+    assert type(trace.storages[norms]) is Storage and type(trace.prologue[0]) is Alloc
+    assert trace.info["flops_per_token"] == 150.0
+    assert trace.info["fsdp_units"][:3] == ["layers.0", "layers.1", "layers.10"]
+
+
+def test_steps_with_another_period_are_no_family(step: Step) -> None:
+    """Layers of two kinds in turn do not repeat layer by layer."""
+    with pytest.raises(Refusal, match="differ"):
+        TraceFamily([step(8, kinds=2), step(9, kinds=2)])
+
+
+def test_too_few_layers_are_refused(step: Step) -> None:
+    """One layer has no other that it could repeat."""
+    with pytest.raises(Refusal):
+        TraceFamily([step(1), step(2)])
+
+
+def _cuts(step: Step, total: int) -> list[Trace]:
+    return [replace(step(n), info={**step(n).info, "cut": [n, 1, total]}) for n in (4, 5, 6)]
+
+
+def test_the_third_cut_must_be_as_predicted(step: Step) -> None:
+    """A single byte in the largest cut is seen; without it the whole step comes out."""
+    cuts = _cuts(step, 12)
+    assert difference(joined(cuts), step(12)) is None
+    storages = list(cuts[2].storages)
+    storages[3] = storages[3]._replace(nbytes=storages[3].nbytes + 1)
+    with pytest.raises(Refusal, match=r"storages\[3\]"):
+        joined([*cuts[:2], replace(cuts[2], storages=tuple(storages))])
+
+
+class _Server:
+    """Answers captures from `traces` by cut (None: the whole job); what is missing fails."""
+
+    def __init__(self, traces: dict[int | None, Trace]) -> None:
+        self.traces = traces
+        self.asked: list[int | None] = []
+
+    def submit(self, request: TitanRequest) -> Future[Trace]:
+        self.asked.append(request.cut)
+        future: Future[Trace] = Future()
+        if request.cut in self.traces:
+            future.set_result(self.traces[request.cut])
+        else:
+            future.set_exception(CaptureError("cannot be built"))
+        return future
+
+
+def test_cuts_that_are_no_family_are_followed_by_a_larger_one(step: Step) -> None:
+    """The smallest of four cuts is special; the other three give the whole step, and nothing else is captured."""
+    cuts = [replace(step(n), info={**step(n).info, "cut": [n, 1, 20]}) for n in (4, 5, 6, 7)]
+    cuts[0] = replace(cuts[0], sources=("odd",))
+    server = _Server(dict(enumerate(cuts)))
+    assert difference(capturing(server, TitanRequest(config_file=None)).result(), step(20)) is None
+    assert server.asked == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_the_whole_job_is_captured_if_cuts_do_not_tell_it(step: Step, broken: bool) -> None:
+    """Cuts that cannot be built, or never are a family, end in one capture of the whole job, and the reason is told."""
+    cuts = [replace(step(n, kinds=2), info={**step(n).info, "cut": [n, 1, 40]}) for n in (4, 5, 6, 7, 8)]
+    whole = step(40, kinds=2)
+    server = _Server({None: whole, **({} if broken else dict(enumerate(cuts)))})
+    reasons: list[str] = []
+    assert capturing(server, TitanRequest(config_file=None), reasons.append).result() is whole
+    assert server.asked == ([0, 1, 2, None] if broken else [0, 1, 2, 3, 4, None])
+    assert len(reasons) == 1 and reasons[0].startswith("capturing all layers (")
+
+
+def test_a_job_that_is_not_cut_is_taken_as_it_is(step: Step) -> None:
+    """The 0th cut of a job with few layers is the job itself."""
+    whole = step(3)
+    assert capturing(_Server({0: whole}), TitanRequest(config_file=None)).result() is whole
+
+
+def test_plans_are_captured_on_the_whole_job(step: Step) -> None:
+    """A plan may treat every layer differently, so it is never cut."""
+    server = _Server({None: step(3)})
+    capturing(server, TitanRequest(config_file=None, checkpointing="plan", plan_file="p.json")).result()
+    assert server.asked == [None]
+
+
+@pytest.mark.parametrize(
+    ("shorter", "longer", "expected"),
+    [
+        ("abcabcabcz", "abcabcabcabcz", [Insertion(6, 3)]),
+        ("xaaaayaaaaz", "xaaaaayaaaaaz", [Insertion(4, 1), Insertion(10, 1)]),
+        ("abababc", "abababc", []),
+    ],
+)
+def test_insertions_stand_in_the_middle_of_what_repeats(
+    shorter: str, longer: str, expected: list[Insertion]
+) -> None:
+    """Besides the copy that it repeats, the inserted run has as many before it as after it, to within one."""
+    assert insertions(keys(shorter), keys(longer), "text") == expected
+
+
+@pytest.mark.parametrize(("shorter", "longer"), [("abcz", "abcdz"), ("abz", "abaz"), ("ab", "cd"), ("abab", "ab")])
+def test_what_is_no_repetition_is_refused(shorter: str, longer: str) -> None:
+    """New keys, a part of a run, other keys, and fewer keys are no inserted copies."""
+    with pytest.raises(Refusal):
+        insertions(keys(shorter), keys(longer), "text")
+
+
+@given(
+    block=st.text("abcd", min_size=1, max_size=5),
+    copies=st.integers(2, 4),
+    ends=st.tuples(st.text("abcd", max_size=4), st.text("abcd", max_size=4)),
+)
+@settings(deadline=None, max_examples=200)
+def test_leaving_out_the_insertions_gives_the_shorter_sequence(block: str, copies: int, ends: tuple[str, str]) -> None:
+    """Whatever is found, the longer sequence without it is the shorter one, and each run repeats what stands before it."""
+    shorter, longer = (ends[0] + block * n + ends[1] for n in (copies, copies + 1))
+    left = longer
+    for first, length in reversed(insertions(keys(shorter), keys(longer), "text")):
+        assert longer[first - length : first] == longer[first : first + length]
+        left = left[:first] + left[first + length :]
+    assert left == shorter
