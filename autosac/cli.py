@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -62,6 +63,7 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         metavar="R",
         help="look at this rank only (default: one of every pipeline stage)",
     )
+    job.add_argument("--no-cache", action="store_true", help="capture again, also what is kept from earlier runs")
     machine = command.add_argument_group("the machine")
     machine.add_argument("--gpu", required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file")
     machine.add_argument(
@@ -215,6 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parsed = build_parser().parse_args(arguments)
         parsed.overrides = tuple(overrides)
+        if getattr(parsed, "no_cache", False):
+            os.environ["AUTOSAC_CACHE"] = "off"
         with _stopped_by_signals():
             from autosac import commands
 

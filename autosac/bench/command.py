@@ -33,6 +33,7 @@ def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
     )
     real.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to measure (default cuda)")
     real.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time (default 5)")
+    part.add_argument("--no-cache", action="store_true", help="capture again, also what is kept from earlier runs")
     output = command.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON for machines")
     output.add_argument("--quiet", action="store_true", help="no progress display")

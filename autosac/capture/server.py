@@ -3,7 +3,8 @@
     with CaptureServer() as server:
         traces = [future.result() for future in map(server.submit, requests)]
 
-Leaving the block ends the process with all its children and removes its files.
+The process is started for the first request whose capture is not kept (store.py). Leaving the block ends the process with
+all its children and removes its files.
 """
 
 from __future__ import annotations
@@ -21,36 +22,57 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from autosac import errors
 from autosac.capture.request import TitanRequest
+from autosac.capture.store import default_store, fingerprint, surroundings
 from autosac.trace import Trace
 
 
+class _Waiting(NamedTuple):
+    """What is being captured: for whom, into which file, and under which key to keep it (None: do not)."""
+
+    future: Future[Trace]
+    path: Path
+    request: TitanRequest
+    key: str | None
+
+
 class CaptureServer:
-    """A running capture process. `on_progress` is called with a line of text, from another thread."""
+    """Answers requests from the user's store or by a capture process. `on_progress` is called from another thread.
+
+    With `debug` everything is captured.
+    """
 
     def __init__(self, *, debug: bool = False, on_progress: Callable[[str], None] = lambda _: None) -> None:
         self._debug = debug
         self._on_progress = on_progress
+        self._store = None if debug else default_store()
+        self._surroundings: dict[str, Any] | None = None
         self._ids = itertools.count()
-        self._waiting: dict[int, tuple[Future[Trace], Path]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> CaptureServer:
-        with contextlib.ExitStack() as undo:  # what interrupts the start leaves nothing either
-            folder = tempfile.TemporaryDirectory(prefix="autosac-", ignore_cleanup_errors=True)
-            self._folder = Path(undo.enter_context(folder))
-            self._start()
-            undo.callback(self._end)
-            self._reader = threading.Thread(target=self._read, args=(self._answers,), daemon=True)
-            self._reader.start()
-            self._undo = undo.pop_all()
+        self._undo = contextlib.ExitStack()
+        folder = tempfile.TemporaryDirectory(prefix="autosac-", ignore_cleanup_errors=True)
+        self._folder = Path(self._undo.enter_context(folder))
         return self
 
-    def _start(self) -> None:
-        """Start the process."""
+    def _running(self) -> subprocess.Popen[bytes]:
+        """The process, started if it is not yet."""
+        if self._process is None:
+            with contextlib.ExitStack() as undo:  # what interrupts the start leaves nothing either
+                self._process = self._start()
+                undo.callback(self._end)
+                self._reader = threading.Thread(target=self._read, args=(self._answers,), daemon=True)
+                self._reader.start()
+                self._undo.push(undo.pop_all())
+        return self._process
+
+    def _start(self) -> subprocess.Popen[bytes]:
         self._answers, write_end = os.pipe()
         environment = {
             **os.environ,
@@ -59,7 +81,7 @@ class CaptureServer:
             "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"),  # torch makes it, used or not
         }
         log = None if self._debug else (self._folder / "log").open("wb")
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "autosac.capture.worker", str(write_end)],
             stdin=subprocess.PIPE,
             stdout=log or sys.stderr,
@@ -71,20 +93,29 @@ class CaptureServer:
         if log is not None:
             log.close()
         os.close(write_end)
+        return process
 
     def submit(self, request: TitanRequest) -> Future[Trace]:
         """Start a capture. The future's exception is an AutosacError if it fails."""
-        identity = next(self._ids)
-        path = self._folder / f"{identity}.trace"
         future: Future[Trace] = Future()
         future.set_running_or_notify_cancel()  # a capture cannot be cancelled
+        key = None
+        if self._store is not None:
+            self._surroundings = self._surroundings or surroundings()
+            key = fingerprint(request, self._surroundings)
+            if key is not None and (kept := self._store.get(key)) is not None:
+                future.set_result(kept)
+                return future
+        identity = next(self._ids)
+        path = self._folder / f"{identity}.trace"
         with self._lock:
-            self._waiting[identity] = (future, path)
+            self._waiting[identity] = _Waiting(future, path, request, key)
+            process = self._running()
         message = json.dumps({"id": identity, "request": request.to_json(), "trace": str(path)})
-        assert self._process.stdin is not None
+        assert process.stdin is not None
         try:
-            self._process.stdin.write(message.encode() + b"\n")
-            self._process.stdin.flush()
+            process.stdin.write(message.encode() + b"\n")
+            process.stdin.flush()
         except (BrokenPipeError, ValueError):  # ended, or left
             self._fail_all()
         return future
@@ -98,7 +129,7 @@ class CaptureServer:
 
     def _end(self) -> None:
         """End the process with all its children, and the thread that reads its answers."""
-        assert self._process.stdin is not None
+        assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -125,22 +156,32 @@ class CaptureServer:
             entry = self._waiting.pop(message["id"], None)
         if entry is None:
             return
-        future, path = entry
+        future, path = entry.future, entry.path
         if "error" in message:
             future.set_exception(getattr(errors, message["kind"])(message["error"]))
             return
         try:
             future.set_result(Trace.load(path))
+            self._keep(entry)
         except Exception as e:
             future.set_exception(e)
         path.unlink(missing_ok=True)
+
+    def _keep(self, entry: _Waiting) -> None:
+        """Keep a capture, unless a file that it depends on has changed meanwhile."""
+        if self._store is None or entry.key is None or fingerprint(entry.request, surroundings()) != entry.key:
+            return
+        try:
+            self._store.put(entry.key, entry.path.read_bytes())
+        except OSError as e:
+            self._on_progress(f"captures cannot be kept: {e.strerror or e}")
 
     def _fail_all(self) -> None:
         """The process has gone: nothing that is still waited for will come."""
         with self._lock:
             waiting, self._waiting = list(self._waiting.values()), {}
-        for future, _ in waiting:
-            future.set_exception(errors.CaptureError(f"the capture process ended early{self._last_words()}"))
+        for entry in waiting:
+            entry.future.set_exception(errors.CaptureError(f"the capture process ended early{self._last_words()}"))
 
     def _last_words(self) -> str:
         log = self._folder / "log"
