@@ -1,0 +1,35 @@
+"""From the command line: a TorchTitan 0.3 job is planned, and simulated under its plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autosac.cli import main
+
+
+def test_plan_and_simulate(jobs_on_path: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan fits its budget, holds the job's settings, and gives the peak that it promised."""
+    path = tmp_path / "plan.json"
+    machine = ["--gpu", "h100-sxm-80gb", "--world-size", "2", "--json"]
+    overrides = ["--", "--training.local_batch_size", "32"]
+    assert main(["simulate", "jobs:tiny", *machine, "--ac", "none", *overrides]) == 0
+    without = json.loads(capsys.readouterr().out)
+    budget = round(0.9 * without["peak_active_bytes"])
+    arguments = ["--budget", f"{budget / 2**30}GiB", "--budget-kind", "active", "-o", str(path)]
+    assert main(["plan", "jobs:tiny", *machine, *arguments, *overrides]) == 0
+    capsys.readouterr()
+    plan = json.loads(path.read_text())
+    assert plan["units"] and plan["made_for"]["job_settings"]["parallelism.spmd_backend"] == "partial_dtensor"
+    assert main(["simulate", "jobs:tiny", *machine, "--plan", str(path), *overrides]) == 0
+    peak = json.loads(capsys.readouterr().out)["peak_active_bytes"]
+    assert peak == plan["predictions"]["autosac"]["peak_active_bytes"] <= budget < without["peak_active_bytes"]
+
+
+@pytest.mark.parametrize("job", ["examples/llama3_8b.toml", "llama3", "llama3:", ":llama3_8b"])
+def test_jobs_are_named_by_module_and_config(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything else, a job file of TorchTitan 0.2 included, is told how."""
+    assert main(["simulate", job, "--gpu", "h100-sxm-80gb"]) == 2
+    assert "takes a job as MODULE:CONFIG" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""The checkpointing policy for TorchTitan 0.3, in real training on the CPU (train.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, jobs_on_path: None) -> Any:
+    """What train.py found."""
+    folder = tmp_path_factory.mktemp("train")
+    command = [sys.executable, str(HERE / "train.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_training_is_bitwise_the_same_under_a_plan(report: Any) -> None:
+    """Three steps by TorchTitan's Trainer: equal losses, gradients and parameters; the planned operators run again."""
+    assert report["same"] and report["as_planned"] and not report["fallbacks"]
+    assert len(set(report["losses"])) == 3 and report["tensors"] == 2 * 17
+    assert 10 < report["kept"] < report["operators"]
+    assert report["classes"] == ["FSDPCheckpointWrapper"] * 2, "FSDP is applied around the planned module"
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("both", "UsageError: AutoSAC is given both a plan and a budget"),
+        ("missing", "PlanError: cannot read the plan"),
+        ("nameless", "UsageError: AutoSAC plans jobs that the command line names"),
+        ("world", "PlanError: the plan was made for 16 ranks; this job has 1"),
+        ("setting", "PlanError: the plan was made for training.seq_len = 64; this job has 128"),
+        ("model", "PlanError: the plan was made for model_spec.model = Llama3Model.Config "),
+        ("parameters", "PlanError: the plan was made for another model: the plan's has a parameter layers.1."),
+    ],
+)
+def test_misfits_stop_the_job_before_its_first_step(report: Any, case: str, message: str) -> None:
+    """Wrong requests and plans for other jobs: each says what."""
+    assert report["misfits"][case].startswith(message)
+
+
+def test_the_job_is_named_by_the_command_line() -> None:
+    """Both spellings of TorchTitan's two options; all else stays in order."""
+    from autosac.integrations.torchtitan.policy import named_job
+
+    line = ["--module", "llama3", "--training.steps", "5", "--config=llama3_8b", "--compile.enable"]
+    assert named_job(line) == ("llama3:llama3_8b", ["--training.steps", "5", "--compile.enable"])
+    assert named_job(["--module", "llama3"]) == ("", [])
