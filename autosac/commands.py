@@ -57,9 +57,9 @@ def _check_writable(*paths: Path | None) -> None:
 def plan(arguments: argparse.Namespace) -> None:
     """``autosac plan``: one budget, or several."""
     _check_writable(arguments.output, arguments.pareto_html, arguments.pareto_png)
-    if arguments.budgets and arguments.pareto:
+    if arguments.budgets is not None and arguments.pareto:
         raise UsageError("give --budgets or --pareto, not both")
-    several = bool(arguments.budgets or arguments.pareto)
+    several = arguments.budgets is not None or bool(arguments.pareto)
     if (arguments.pareto_html or arguments.pareto_png) and not several:
         raise UsageError("a Pareto curve needs --budgets or --pareto")
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
@@ -73,7 +73,10 @@ def plan(arguments: argparse.Namespace) -> None:
             time_limit_s=arguments.time_limit,
             gap=arguments.gap,
         )
-        budgets = [parse_budget(text, gpu_bytes) for text in (arguments.budgets or "").split(",") if text]
+        texts = [] if arguments.budgets is None else arguments.budgets.split(",")
+        budgets = [parse_budget(text, gpu_bytes) for text in texts]
+        if len(set(budgets)) < len(budgets):
+            raise UsageError("a budget is given twice")
         results = plan_titan_job(job, goal, budgets, pareto=arguments.pareto or 0)
     found = [result for result in results if isinstance(result, Planned)]
     if not found:

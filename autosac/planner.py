@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from autosac.solvers import (
     LocalProblem,
     Segment,
     TwoLevelSolution,
+    check_backend,
     joint_bound_ms,
     relative_gap,
     solve_two_level,
@@ -25,13 +27,17 @@ from autosac.solvers import (
 from autosac.step_costs import StepCosts, UnitCost
 
 SOLVERS = ("greedy", "knapsack", "ilp")
+OBJECTIVES = ("recompute", "step")
 
 Costs: TypeAlias = tuple[UnitCost, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is asked for. `utilisation` is the share of the budget from which on a verified plan is good enough."""
+    """What is asked for. `utilisation` is the share of the budget from which on a verified plan is good enough.
+
+    `objective`: the solver minimises the time of recomputation, or what the step pays for it.
+    """
 
     budget_bytes: int
     budget_kind: str = "reserved"
@@ -41,6 +47,7 @@ class Goal:
     gap: float = 5e-3
     rounds: int = 6
     utilisation: float = 0.98
+    objective: str = "step"
 
     def __post_init__(self) -> None:
         if self.budget_bytes <= 0:
@@ -49,8 +56,13 @@ class Goal:
             raise UsageError(f"budget kind {self.budget_kind!r}: expected 'reserved' or 'active'")
         if self.solver not in SOLVERS:
             raise UsageError(f"solver {self.solver!r}: expected one of {', '.join(SOLVERS)}")
-        if self.time_limit_s <= 0:
+        if self.objective not in OBJECTIVES:
+            raise UsageError(f"objective {self.objective!r}: expected one of {', '.join(OBJECTIVES)}")
+        if not (self.time_limit_s > 0 and math.isfinite(self.time_limit_s)):
             raise UsageError("the time limit must be more than zero seconds")
+        if not 0 <= self.gap < 1:
+            raise UsageError(f"the gap must be at least 0 and less than 1, not {self.gap}")
+        check_backend(self.milp)
 
 
 def full_plan(base: Simulation, goal: Goal | None = None) -> Plan:

@@ -4,7 +4,7 @@ Everything here takes plain values and returns plain values; neither torch nor a
 bytes, time in milliseconds.
 """
 
-from autosac.solvers.backend import BACKENDS
+from autosac.solvers.backend import BACKENDS, check_backend
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import JointSolution, joint_bound_ms, recompute_ms, relative_gap, solve_joint
 from autosac.solvers.local import (
@@ -38,6 +38,7 @@ __all__ = [
     "TwoLevelSolution",
     "Unit",
     "candidate_points",
+    "check_backend",
     "greedy",
     "ilp",
     "joint_bound_ms",

@@ -6,6 +6,7 @@ PuLP is imported on first use, so that importing the solvers stays cheap.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import subprocess
 import tempfile
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
     import pulp
 
 BACKENDS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS"}
+
+
+def check_backend(name: str) -> None:
+    """UsageError if there is no such back end, or it is not installed (as far as that shows without loading it)."""
+    if name not in BACKENDS:
+        raise UsageError(f"unknown MILP solver {name!r}: choose one of {', '.join(BACKENDS)}")
+    if name == "highs" and importlib.util.find_spec("highspy") is None:
+        raise _missing(name)
+
+
+def _missing(name: str) -> UsageError:
+    hint = " (pip install highspy)" if name == "highs" else ""
+    return UsageError(f"the MILP solver {name!r} is not installed{hint}")
 
 
 def make_backend(
@@ -35,8 +49,7 @@ def make_backend(
     """
     import pulp
 
-    if name not in BACKENDS:
-        raise UsageError(f"unknown MILP solver {name!r}: choose one of {', '.join(BACKENDS)}")
+    check_backend(name)
     if time_limit_s is not None and not (time_limit_s > 0 and math.isfinite(time_limit_s)):
         raise UsageError(f"the solver's time limit must be a positive number of seconds, not {time_limit_s}")
     if not 0 <= relative_gap < 1:
@@ -51,8 +64,7 @@ def make_backend(
     except (ImportError, pulp.PulpSolverError):
         available = False
     if not available:
-        hint = " (pip install highspy)" if name == "highs" else ""
-        raise UsageError(f"the MILP solver {name!r} is not installed{hint}")
+        raise _missing(name)
     return backend
 
 

@@ -35,6 +35,12 @@ def complaint(ran: Any, code: int) -> str:
         (("plan", "{job}", *GPU, "--world-size", "none"), "not a whole number"),
         (("plan", "{job}", *GPU, "--solver", "magic"), "invalid choice: 'magic'"),
         (("plan", "{job}", *GPU, "--time-limit", "0"), "time limit must be more than zero"),
+        (("plan", "{job}", *GPU, "--time-limit", "nan"), "time limit must be more than zero"),
+        (("plan", "{job}", *GPU, "--gap", "1"), "the gap must be at least 0 and less than 1, not 1.0"),
+        (("plan", "{job}", *GPU, "--milp", "magic"), "invalid choice: 'magic'"),
+        (("plan", "{job}", *GPU, "--budgets", "1GiB,1024MiB"), "a budget is given twice"),
+        (("plan", "{job}", *GPU, "--budgets", "1GiB,"), "budget ''"),
+        (("plan", "{job}", *GPU, "--budgets", "1GiB", "--pareto", "3"), "give --budgets or --pareto, not both"),
         (("plan", "{job}", *GPU, "--alloc-conf", "nonsense"), "nonsense"),
         (("plan", "{job}", *GPU, "--cluster", "moon"), "moon"),
         (("plan", "{job}", *GPU, "--rank", "4", "--world-size", "2"), "rank 4 is not within a world of 2"),
@@ -53,6 +59,13 @@ def test_refused_before_any_capture(
     filled = [argument.format(job=job_file, tmp=tmp_path) for argument in arguments]
     assert text in complaint(autosac(*filled), 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml"]
+
+
+def test_a_solver_that_is_not_installed(autosac: Run, job_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The missing back end is named before anything is captured, with how to get it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ran = autosac("plan", job_file, *GPU, "--milp", "highs")
+    assert complaint(ran, 2) == "autosac: the MILP solver 'highs' is not installed (pip install highspy)\n"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,25 @@ from autosac.plans import Plan
 from autosac.runtime_sim import INSTANT_HOST, HostModel, NoInterference, simulate
 from autosac.simulation import Simulation, Target
 from autosac.trace import (
-    Alloc, Call, Collective, Event, EventRecord, EventWait, Free, Group, Label, ModuleEnter, ModuleExit, Op, Phase, Region,
-    Signature, Storage, TensorMeta, Trace, WorkWait,
+    Alloc,
+    Call,
+    Collective,
+    Event,
+    EventRecord,
+    EventWait,
+    Free,
+    Group,
+    Label,
+    ModuleEnter,
+    ModuleExit,
+    Op,
+    Phase,
+    Region,
+    Signature,
+    Storage,
+    TensorMeta,
+    Trace,
+    WorkWait,
 )  # fmt: skip
 
 MIB = 2**20
