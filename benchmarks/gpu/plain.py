@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.plain --profile PROFILE.toml --device cuda --out DIR [--minutes 8]
 
-Models: Llama-3.2-1B and 3B and an 8B cut to eight layers (with ``--device cpu``, two tiny ones), at batch sizes for the device's
-memory. Policies: none, full, selective-op, and AutoSAC's plans for three budgets: a quarter, a half and three quarters of the
-way from the predicted peak of "full" to that of "none", or to the device's memory where "none" does not fit. Writes
+Models: Llama-3.2-1B and 3B and an 8B cut to eight layers (with ``--device cpu``, two tiny ones), with batches for the device's
+memory. Policies: none, full, selective-op, and AutoSAC's plans for three budgets: a quarter, a half and three quarters of
+the way from the predicted peak of "full" to that of "none", or to the device's memory where "none" does not fit. Writes
 ``plain.json``; a model that no time is left for is listed in it.
 """
 

@@ -5,8 +5,8 @@
 The flavors of `titan_models`, a batch size for the device's memory, under none, full, selective-op and the plans of
 ``autosac plan`` for three budgets between the predicted peaks of full and none. A run is TorchTitan's launcher, eight steps;
 measured are the median step time and the peaks that TorchTitan logs, after its first two steps. Writes ``titan.json``. With
-``--device cpu`` nothing is trained (TorchTitan needs a GPU): the debug model is predicted for an H100 and every run is listed as
-not measured.
+``--device cpu`` nothing is trained (TorchTitan needs a GPU): the debug model is predicted for an H100 and every run is
+listed as not measured.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What TorchTitan jobs of this benchmark import (``job.custom_config_module``): Llama sizes, synthetic data, a recorder.
 
-Registers the flavors 1B, 3B (Llama-3.2's sizes, untied) and 8B-cut (eight layers of the 8B) of llama3, with random tokens in
-place of a data set and its tokenizer. Where the environment names a file (`RECORD`), every step's figures are appended to it as
-JSON lines, as TorchTitan's own loggers get them.
+Registers the flavors 1B, 3B (Llama-3.2's sizes, untied) and 8B-cut (eight layers of the 8B) of llama3, with random tokens
+in place of a data set and its tokenizer. Where the environment names a file (`RECORD`), every step's figures are appended to
+it as JSON lines, as TorchTitan's own loggers get them.
 """
 
 import dataclasses

@@ -36,7 +36,7 @@ from autosac.estimator.calibration.machine import Machine
 from autosac.estimator.calibration.profile import write_profile
 from autosac.estimator.calibration.shapes import Shape, distinct, shape_of
 from autosac.estimator.hardware import load_hardware
-from autosac.estimator.models import Estimate, first_estimates
+from autosac.estimator.models import Estimate, OperatorModel, first_estimates
 from autosac.estimator.pricing import default_models
 from autosac.estimator.profiled import save_measured, signature_key
 from autosac.estimator.work import family
@@ -244,7 +244,7 @@ def _host(campaign: Campaign, calibrated: Calibrated, measured: Mapping[Signatur
     if not campaign.probes:
         return {}
     device = campaign.machine.torch_device
-    models = [_Known(measured), CalibratedOperators(calibrated)]
+    models: tuple[OperatorModel, ...] = (_Known(measured), CalibratedOperators(calibrated))
     operators = []
     for probe in campaign.probes.values():
         used = [event.signature for event in probe.trace.events if type(event) is Op] if device.type == "cpu" else []

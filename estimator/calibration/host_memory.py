@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosac.estimator.work import tensor_bytes
 from autosac.trace import Alloc, Free, Op, Trace
 
 _ALIGN, _OVERHEAD = 16, 80  # a chunk's header, and what posix_memalign(64) takes on top
@@ -129,7 +130,8 @@ class Heap:
 
 def fresh_bytes(trace: Trace) -> NDArray[np.float64]:
     """For every operator event of a steady step, the bytes of new pages that it is the first to touch."""
-    heap, addresses = Heap(), {}
+    heap = Heap()
+    addresses: dict[int, int] = {}
     fresh = np.zeros(len(trace.events))
     waiting: dict[int, int] = {}
     for event in trace.prologue:
@@ -179,7 +181,8 @@ def reuse_extra_ms(trace: Trace, memory: HostMemory) -> NDArray[np.float64]:
             read, written = set(event.inputs) - {-1}, set(event.outputs) - {-1}
             own = float(sum(trace.storages[s].nbytes for s in read | written))
             if last:
-                limits = dict(zip(event.inputs, map(_nbytes, trace.signatures[event.signature].inputs), strict=False))
+                metas = trace.signatures[event.signature].inputs
+                limits = {storage: tensor_bytes([meta]) for storage, meta in zip(event.inputs, metas, strict=True)}
                 near_ns = memory.read_ns(own)
                 for storage in read & recent.keys():
                     distance = _distance(recent, storage, far)
@@ -189,12 +192,6 @@ def reuse_extra_ms(trace: Trace, memory: HostMemory) -> NDArray[np.float64]:
                 recent[storage] = trace.storages[storage].nbytes
                 recent.move_to_end(storage)
     return extra
-
-
-def _nbytes(meta: object) -> int:
-    from autosac.estimator.work import tensor_bytes
-
-    return tensor_bytes([meta])  # type: ignore[list-item]
 
 
 def _distance(recent: OrderedDict[int, int], storage: int, far: float) -> float:

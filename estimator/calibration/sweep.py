@@ -107,7 +107,7 @@ def _attention(d: Draw) -> None:
     limit = d.scale.flops / (4 * length * length * size * heads)
     batch = d.size(1, max(1, int(min(limit, d.scale.elements / (length * heads * size)))))
     packed = d.tensor(batch, length, 3 * heads * size).view(batch, length, 3, heads, size).permute(2, 0, 3, 1, 4)
-    out = F.scaled_dot_product_attention(*packed.unbind(0), is_causal=d.flip())
+    out = F.scaled_dot_product_attention(packed[0], packed[1], packed[2], is_causal=d.flip())
     _backward(out.transpose(1, 2).reshape(batch, length, heads * size))
 
 

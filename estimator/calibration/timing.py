@@ -110,7 +110,7 @@ def _time_on_cuda(call: Call) -> Timed:
     times = []
     for _ in range(max(3, min(_BLOCKS, int(_LIMIT_S / (once * repeats))))):
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_WAIT_CYCLES_PER_LAUNCH * repeats)  # type: ignore[attr-defined]
+        torch.cuda._sleep(_WAIT_CYCLES_PER_LAUNCH * repeats)
         first.record()
         for _ in range(repeats):
             call.run()

@@ -67,7 +67,7 @@ def test_the_command_leaves_a_profile_that_loads(profile: Path) -> None:
 
 
 def test_the_profile_prices_the_step(profile: Path, capsys: pytest.CaptureFixture[str], capture: Path) -> None:
-    """simulate accepts it by path; every operator of the captured step comes from the measurements."""
+    """Simulate accepts it by path; every operator of the captured step comes from the measurements."""
     assert main(["simulate", str(capture), "--gpu", str(profile), "--json", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert list(document["priced_ms_by_model"]) == ["profiled"]

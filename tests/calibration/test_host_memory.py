@@ -17,11 +17,11 @@ MIB = 2**20
 
 
 def trace(sizes: Sequence[int], events: Sequence[Event], signatures: Sequence[Signature] = ()) -> Trace:
-    """A trace with storages of these sizes; operators have signature 0 by default, one float vector in and out."""
+    """A trace with storages of these sizes; operators have signature 0 by default, a float vector in and one out."""
     meta = TensorMeta((max(sizes, default=1) // 4,), (1,), "float32", "device")
     return Trace(
         info={},
-        signatures=tuple(signatures) or (Signature("aten.relu.default", (meta, meta), (meta,)),),
+        signatures=tuple(signatures) or (Signature("aten.relu.default", (meta,), (meta,)),),
         storages=tuple(Storage(size, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for size in sizes),
         modules=("",),
         module_parents=(-1,),
