@@ -1,9 +1,11 @@
 """How long the whole command takes, as a user waits for it: `autosac simulate` and `autosac plan` in a fresh process.
 
-    python -m benchmarks.speed [--models 8b,70b] [--repeat 1] [--stages]
+    python -m benchmarks.speed [--models 8b,70b] [--repeat 3] [--stages] [--growth]
 
-Prints wall time, CPU time and peak resident memory (of the largest process) per command; with `--stages` also what each
-stage of a simulation takes once the step is captured.
+Prints, per command, wall time, user time of all processes and peak memory (of the largest process), for a job that is seen
+for the first time (cold) and for one whose captures are kept on disk (cached); the least of `--repeat` runs. With
+`--stages` also what each stage of planning takes; with `--growth` how capture and simulation grow with layers, ranks and
+microbatches. Meant for an idle machine of two cores.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -23,43 +27,87 @@ from rich.table import Table
 EXAMPLES = Path(__file__).parents[1] / "examples"
 JOBS = {
     "8b": ("llama3_8b.toml", 8, "68GiB"),
-    "70b": ("llama3_70b.toml", 64, "68GiB"),
+    "70b": ("llama3_70b.toml", 128, "68GiB"),
 }
-# Whole process, two cores (seconds).
-GOALS = {("simulate", "8b"): 6, ("simulate", "70b"): 8, ("plan", "8b"): 60, ("plan", "70b"): 150}
+# Whole process, cold, two cores: wall seconds.
+GOALS = {("simulate", "8b"): 6, ("simulate", "70b"): 8, ("plan", "8b"): 12, ("plan", "70b"): 20}
+LAYERS = (10, 20, 40, 80)  # of the 70B model
+RANKS = (8, 128, 2048, 16384)
+MICROBATCHES = (1, 2, 4, 8)
 
 
-def measure(arguments: list[str]) -> tuple[float, float, float]:
-    """(wall s, CPU s of all processes, peak GiB of the largest one) of one command."""
+class Run(NamedTuple):
+    """One command: seconds on the clock, user seconds of all its processes, GiB of the largest one."""
+
+    wall_s: float
+    user_s: float
+    gib: float
+
+
+def measure(arguments: list[str], cache: Path) -> Run:
+    """Run one command in a fresh process, with its captures kept in `cache`."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "AUTOSAC_CACHE": "on"}
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "autosac", *arguments], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autosac", *arguments], stdout=subprocess.DEVNULL, env=environment
+    )
     _, status, usage = os.wait4(process.pid, 0)
     wall_s = time.perf_counter() - start
     if status:
         raise SystemExit(f"autosac {' '.join(arguments)} failed")
-    return wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20
+    return Run(wall_s, usage.ru_utime, usage.ru_maxrss / 2**20)
 
 
-def stages(name: str) -> list[tuple[str, float]]:
-    """(stage, seconds) of one simulation."""
+def whole_process(names: list[str], repeat: int) -> Table:
+    """Every command, cold and cached."""
+    table = Table(title="Whole process (seconds)")
+    for heading in ("command", "job", "wall, cold", "user, cold", "wall, cached", "user, cached", "peak GiB", "goal"):
+        table.add_column(heading, justify="left" if heading in ("command", "job") else "right")
+    for name in names:
+        file, world_size, budget = JOBS[name]
+        job = [str(EXAMPLES / file), "--gpu", "h100-sxm-80gb", "--world-size", str(world_size), "--quiet"]
+        for command, extra in (("simulate", []), ("plan", ["--budget", budget])):
+            cold, cached = [], []
+            for _ in range(repeat):
+                with tempfile.TemporaryDirectory() as folder:
+                    cold.append(measure([command, *job, *extra], Path(folder)))
+                    cached.append(measure([command, *job, *extra], Path(folder)))
+            first, again = least(cold), least(cached)
+            figures = [f"{value:.1f}" for value in (first.wall_s, first.user_s, again.wall_s, again.user_s)]
+            goal = str(GOALS.get((command, name), "-"))
+            table.add_row(command, f"{name}, {world_size} GPUs", *figures, f"{first.gib:.2f}", goal)
+    return table
+
+
+def least(runs: list[Run]) -> Run:
+    """The least of each figure."""
+    return Run(*map(min, zip(*runs, strict=True)))
+
+
+def stages(name: str) -> Table:
+    """The stages of planning in one process, the captures' imports apart."""
     from autosac.capture.server import CaptureServer
+    from autosac.induction import capturing
     from autosac.jobs import TitanJob, simulation_of
     from autosac.memory_sim import replay_allocator, simulate_memory
     from autosac.planner import Goal, Planner
 
     file, world_size, _ = JOBS[name]
     job = TitanJob.of(str(EXAMPLES / file), gpu="h100-sxm-80gb", world_size=world_size)
-    found: list[tuple[str, float]] = []
+    table = Table("stage", "seconds", title=f"Stages, {name}")
 
     def timed(stage: str, action: Callable[[], Any]) -> Any:
         start = time.perf_counter()
         result = action()
-        found.append((stage, time.perf_counter() - start))
+        table.add_row(stage, f"{time.perf_counter() - start:.2f}")
         return result
 
     with CaptureServer() as server:
-        trace = timed("capture process and first capture", lambda: server.capture(job.request("none", observe=True)))
-        timed("another capture", lambda: server.capture(job.request("none")))
+        debug = JOBS["8b"][0], "--model.flavor", "debugmodel"
+        small = TitanJob.of(str(EXAMPLES / debug[0]), gpu="h100-sxm-80gb", world_size=1, overrides=debug[1:])
+        timed("capture process (imports, a small capture)", lambda: server.capture(small.request("none")))
+        timed("capture of all layers", lambda: server.capture(job.request("none", observe=True)))
+        trace = timed("capture by induction", lambda: capturing(server, job.request("none", observe=True)).result())
     simulation = simulation_of(trace, job.target)
     workspaces = job.target.workspaces
     timed("memory timeline and its peak", lambda: simulate_memory(trace, workspaces=workspaces).peak())
@@ -69,35 +117,64 @@ def stages(name: str) -> list[tuple[str, float]]:
     goal = Goal(budget_bytes=simulation.peak_active_bytes * 6 // 10, budget_kind="active")
     planner = timed("statistics and global problem", lambda: Planner(simulation, goal))
     timed("global MILP and local policies", lambda: planner.solve(goal.budget_bytes))
-    return found
+    return table
+
+
+def growth() -> Table:
+    """What capture (all layers, none induced) and simulation take, beside what grows."""
+    from autosac.capture.server import CaptureServer
+    from autosac.jobs import TitanJob, simulation_of
+
+    table = Table(title="Growth (capture of all layers; imports apart)")
+    for heading in ("job", "operators and other events", "capture s", "simulation s"):
+        table.add_column(heading, justify="left" if heading == "job" else "right")
+
+    def cases() -> Iterator[tuple[str, TitanJob, int | None]]:
+        def job(name: str, ranks: int, *overrides: str) -> TitanJob:
+            file = str(EXAMPLES / JOBS[name][0])
+            return TitanJob.of(file, gpu="h100-sxm-80gb", world_size=ranks, overrides=overrides)
+
+        yield "warming up", job("8b", 8), 1
+        for layers in LAYERS:
+            yield f"70b on 128 GPUs, {layers} layers", job("70b", 128), layers
+        for ranks in RANKS:
+            yield f"8b on {ranks} GPUs", job("8b", ranks), None
+        for count in MICROBATCHES:
+            batch = ("--training.local_batch_size", "1", "--training.global_batch_size", str(8 * count))
+            yield f"8b on 8 GPUs, {count} microbatches", job("8b", 8, *batch), None
+
+    with CaptureServer() as server:
+        for name, job, layers in cases():
+            start = time.perf_counter()
+            trace = server.capture(replace(job.request("none"), layers=layers))
+            captured = time.perf_counter()
+            simulation = simulation_of(trace, job.target)
+            simulation.prediction()
+            done = time.perf_counter()
+            if name != "warming up":
+                table.add_row(name, f"{len(trace.events):,}", f"{captured - start:.2f}", f"{done - captured:.2f}")
+    return table
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default="8b,70b")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--stages", action="store_true")
+    parser.add_argument("--growth", action="store_true")
     arguments = parser.parse_args()
-    table = Table(title="Whole process")
-    for heading in ("command", "job", "wall s (best)", "CPU s", "peak GiB", "goal s"):
-        table.add_column(heading, justify="left" if heading in ("command", "job") else "right")
-    for name in arguments.models.split(","):
-        file, world_size, budget = JOBS[name]
-        job = [str(EXAMPLES / file), "--gpu", "h100-sxm-80gb", "--world-size", str(world_size), "--quiet"]
-        for command, extra in (("simulate", []), ("plan", ["--budget", budget])):
-            runs = [measure([command, *job, *extra]) for _ in range(arguments.repeat)]
-            wall_s, cpu_s, gib = min(runs)
-            table.add_row(
-                command, name, f"{wall_s:.1f}", f"{cpu_s:.1f}", f"{gib:.2f}", str(GOALS.get((command, name), "-"))
-            )
-    Console().print(table)
-    if arguments.stages:
-        for name in arguments.models.split(","):
-            parts = Table("stage", "seconds", title=f"Stages, {name}")
-            for stage, seconds in stages(name):
-                parts.add_row(stage, f"{seconds:.2f}")
-            Console().print(parts)
+    names = arguments.models.split(",")
+    unknown = sorted(set(names) - set(JOBS))
+    if unknown or arguments.repeat < 1:
+        parser.error(f"unknown models {unknown}" if unknown else "--repeat must be at least 1")
+    out = Console()
+    out.print(whole_process(names, arguments.repeat))
+    os.environ["AUTOSAC_CACHE"] = "off"
+    for name in names if arguments.stages else ():
+        out.print(stages(name))
+    if arguments.growth:
+        out.print(growth())
 
 
 if __name__ == "__main__":

@@ -109,10 +109,12 @@ def preload(request: TitanRequest) -> None:
     from autosac.capture import session
 
     session.prepare(request.gpu)
-    from autosac.capture.titan import import_torchtitan
+    from autosac.capture import transforms  # noqa: F401
+    from autosac.capture.titan import import_torchtitan, installed_adapter
 
     with imports.deferred_compilation():
         import_torchtitan()
+    installed_adapter()
     gc.freeze()
 
 

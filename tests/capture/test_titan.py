@@ -298,8 +298,9 @@ def test_dying_processes_and_what_is_left(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     started = threading.Semaphore(0)
     with CaptureServer(on_progress=lambda _: started.release()) as server:
-        worker = server._process.pid
         future = server.submit(request())
+        assert server._process is not None
+        worker = server._process.pid
         started.acquire()
         (child,) = processes_of(worker) - {worker}
         os.kill(child, signal.SIGKILL)
@@ -320,6 +321,7 @@ def test_a_worker_that_dies() -> None:
     """If the process itself is killed, what was waited for fails instead of hanging."""
     with CaptureServer() as server:
         future = server.submit(request())
+        assert server._process is not None
         os.killpg(server._process.pid, signal.SIGKILL)
         with pytest.raises(CaptureError, match="ended early"):
             future.result()
