@@ -3,11 +3,13 @@
 1. Simulate the step without checkpointing. If it fits the budget there is nothing to do.
 2. Statistics of every unit's operators (`autosac.policies`), the global problem (`autosac.problem`), both held by a `Planner`.
 3. Global MILP: which units, and how many bytes each may keep; then a local policy for each (`autosac.policies`).
-4. Capture the step again under that plan and simulate it. The model that the MILP solves bounds *active* memory from the
-   un-checkpointed step; what the budget bounds is the simulated peak of the planned step, reserved by default. So the
-   MILP's own budget is moved by what the two differ, until the verified peak uses the budget and does not exceed it
-   (`autosac.search`): a bracket of the largest inner budget that fitted and the smallest that did not.
-5. Of all verified plans that fit, the one with the shortest simulated step is the plan.
+4. Simulate the step under that plan, on a trace derived from few captures (`autosac.derivation`). The model that the MILP
+   solves bounds *active* memory from the un-checkpointed step; what the budget bounds is the simulated peak of the planned
+   step, reserved by default. So the MILP's own budget is moved by what the two differ, until the simulated peak uses the
+   budget and does not exceed it (`autosac.search`): a bracket of the largest inner budget that fitted and the smallest that
+   did not.
+5. Of all plans that fit, the one with the shortest simulated step is captured: the plan that is given has been verified by
+   running the job under it. If that capture is not as it was derived, all plans are captured from then on (`_found`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
 from autosac.planner import Goal, Planner, full_plan, plan_of
 from autosac.plans import Plan, Prediction
@@ -74,6 +77,7 @@ def make_plans(
     predictions = {name: simulation.prediction() for name, simulation in baselines.items()}
     failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
     search: Search | None = None
+    derivation: Derivation | None = None
     found: list[Planned | InfeasibleError] = []
     for budget_bytes in budgets_bytes:
         wanted = replace(goal, budget_bytes=budget_bytes)
@@ -83,16 +87,41 @@ def make_plans(
                 _planned(best, wanted, predictions, ("the step fits the budget without any checkpointing", *failures))
             )
             continue
-        search = search or Search(captures, Planner(base, goal), progress)
+        if search is None or derivation is None:
+            planner = Planner(base, goal)
+            derivation = Derivation(captures, {unit.name: unit.recompute_all() for unit in planner.policies.units})
+            search = Search(derivation, planner, progress)
         try:
-            search.run(wanted)
-            if "full" in baselines:
-                search.compete(wanted, baselines["full"])
-            best = search.best(wanted)
-            found.append(_planned(best, wanted, predictions, (*search.notes(wanted, best), *failures)))
+            best = _found(search, derivation, wanted, baselines.get("full"), progress)
+            notes = (*search.notes(wanted, best), *derivation.notes(), *failures)
+            found.append(_planned(best, wanted, predictions, notes))
         except InfeasibleError as e:
             found.append(e)
     return tuple(found)
+
+
+def _found(
+    search: Search, derivation: Derivation, goal: Goal, full: Simulation | None, progress: Callable[[str], None]
+) -> Candidate:
+    """The fastest plan that fits, as captured. InfeasibleError, of which the smallest budget is of a captured step too."""
+    while True:
+        failure: InfeasibleError | None = None
+        try:
+            search.run(goal)
+            if full is not None:
+                search.compete(goal, full)
+            best = search.best(goal)
+        except InfeasibleError as e:
+            failure = e
+            best = min(search.verified, key=lambda c: c.simulation.peak_bytes(goal.budget_kind))
+        progress("capturing the step under the plan")
+        agrees = derivation.confirm(best.plan, best.simulation)
+        best = search.settle(best, derivation.under(best.plan))
+        if agrees and failure is not None:
+            raise failure
+        if agrees:
+            return best
+        search.forget(derivation.is_derived)
 
 
 def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ verified on the way competes, by its simulated step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autosac.errors import InfeasibleError
@@ -26,7 +26,7 @@ _SHORTER = 0.999
 
 
 class Verifier(Protocol):
-    """Captures and simulates the step under a plan."""
+    """Simulates the step under a plan."""
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
@@ -69,7 +69,7 @@ class Search:
         costs: Costs | None = None
         for _ in range(goal.rounds):
             free_ms = planner.base.step_ms / _SHORTER
-            if best.simulation.recompute_ms == 0 or best.simulation.step_ms <= free_ms:
+            if goal.objective != "step" or best.simulation.recompute_ms == 0 or best.simulation.step_ms <= free_ms:
                 break
             costs = planner.costs() if costs is None else planner.refined(costs, best.plan)
             if costs is None:
@@ -116,11 +116,23 @@ class Search:
             self._verify(self._planner.smallest())
 
     def best(self, goal: Goal) -> Candidate:
-        """The fastest verified plan that fits. InfeasibleError."""
+        """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError."""
         fitting = [c for c in self.verified if c.fits(goal)]
         if not fitting:
             raise self._infeasible(goal)
-        return min(fitting, key=lambda c: (c.simulation.step_ms, c.simulation.peak_bytes(goal.budget_kind)))
+        limit_ms = min(c.simulation.step_ms for c in fitting) * (1 + 1e-6)
+        fastest = [c for c in fitting if c.simulation.step_ms <= limit_ms]
+        return min(fastest, key=lambda c: (c.simulation.recompute_ms, c.simulation.peak_bytes(goal.budget_kind)))
+
+    def settle(self, candidate: Candidate, simulation: Simulation) -> Candidate:
+        """The candidate with another simulation of its plan in place of its own."""
+        settled = replace(candidate, simulation=simulation)
+        self.verified[self.verified.index(candidate)] = settled
+        return settled
+
+    def forget(self, is_wrong: Callable[[Simulation], bool]) -> None:
+        """Do as if the plans with these simulations had never been verified."""
+        self.verified = [candidate for candidate in self.verified if not is_wrong(candidate.simulation)]
 
     def _candidate(self, inner: int, costs: Costs | None) -> Candidate | None:
         try:
@@ -133,7 +145,7 @@ class Search:
         for known in self.verified:
             if known.plan.units == plan.units:
                 return known
-        self._progress("capturing the step under the plan")
+        self._progress("simulating the step under the plan")
         candidate = Candidate(plan=plan, simulation=self._verifier.under(plan), solution=solution, costs=costs)
         self.verified.append(candidate)
         return candidate

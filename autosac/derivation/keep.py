@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autosac.derivation.steps import DETACH, NEVER, NotDerivableError, Recomputation, Steps, Tables, executions
 from autosac.plans import Decision
@@ -119,7 +119,7 @@ class Keeper:
         """The template's storage for each storage that the observed forward allocated."""
         pairs = zip(*self._forward, strict=True)
         mine, theirs = self._observed.rows, self._template.rows
-        return {mine[i].storage: theirs[j].storage for i, j in pairs if type(mine[i]) is Alloc}  # type: ignore[union-attr]
+        return {mine[i].storage: theirs[j].storage for i, j in pairs if type(mine[i]) is Alloc}
 
     def _execution(self, region: Region, block: Recomputation) -> Execution:
         mine, theirs = self._forward
@@ -220,7 +220,7 @@ class Keeper:
         return replace(trace, signatures=signatures, prologue=tuple(parts[0]), events=tuple(parts[1]), regions=())
 
 
-def _renamed(row: Event, names: Mapping[int, int], works: Mapping[int, int]) -> Event:
+def _renamed(row: Any, names: Mapping[int, int], works: Mapping[int, int]) -> Event:
     kind = type(row)
     if kind is Op or kind is Collective:
         if not names.keys().isdisjoint(row.inputs) or not names.keys().isdisjoint(row.outputs):

@@ -1,8 +1,8 @@
-"""From the un-checkpointed capture and captures of other units' recomputation to the capture in which chosen units recompute.
+"""From the un-checkpointed capture and captures of units that recompute to the capture in which chosen units recompute.
 
 Every row of the step's skeleton is the same in all of these captures (this is checked), so each may come from any of them:
 inside a unit, in forward and backward, from the capture in which that unit is checkpointed, elsewhere from the
-un-checkpointed one. So do the recomputations and the `detach` between skeleton rows. A storage has another end in every capture,
+un-checkpointed one. So do the recomputations and the `detach` between skeleton rows. A storage ends elsewhere in each capture,
 because other references hold it: one end counts if whoever is at work there is as in that capture, and the last of
 those that count is the end (`_Mixture._end`).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from autosac.derivation.steps import NEVER, NotDerivableError, Skeleton, Steps, Tables
 from autosac.trace import (
@@ -99,12 +100,12 @@ class _Mixture:
                 row, same = rows[theirs], base.rows[mine]
                 kind = type(row)
                 if kind is Alloc:
-                    self._names[k][row.storage] = same.storage  # type: ignore[union-attr]
+                    self._names[k][row.storage] = same.storage
                 elif kind is EventRecord or kind is EventWait:
-                    self._events[k][row.event] = same.event  # type: ignore[union-attr]
+                    self._events[k][row.event] = same.event
                 elif kind is Collective:
-                    self._works[k][row.work] = same.work  # type: ignore[union-attr]
-                elif kind is RecordStream and self._names[k].get(row.storage) != same.storage:  # type: ignore[union-attr]
+                    self._works[k][row.work] = same.work
+                elif kind is RecordStream and self._names[k].get(row.storage) != same.storage:
                     raise NotDerivableError("other memory is used on another stream")
 
     # ---- ends of storages -------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class _Mixture:
         assert type(event) is Free or type(event) is Alloc or type(event) is RecordStream
         return self._source(_module(self._captures[k].trace.storages[event.storage])) == k
 
-    def _translated(self, k: int, event: Event) -> Event:
+    def _translated(self, k: int, event: Any) -> Event:
         """The row in the result's numbering."""
         kind = type(event)
         tables = self._tables

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from autosac.trace import (
     Alloc,
     Collective,
-    Event,
     EventRecord,
     EventWait,
     Free,
@@ -25,6 +24,7 @@ from autosac.trace import (
     Phase,
     RecordStream,
     Region,
+    StepBegin,
     Storage,
     Trace,
     WorkWait,
@@ -55,8 +55,8 @@ class Steps:
     trace: Trace
 
     @cached_property
-    def rows(self) -> tuple[Event, ...]:
-        """The prologue, then the recorded step."""
+    def rows(self) -> tuple[Any, ...]:
+        """The prologue, then the recorded step (events; Any, for comparing `type(row)` narrows no variable)."""
         return self.trace.prologue + self.trace.events
 
     @property
@@ -111,8 +111,6 @@ class Steps:
 
         Storages of one look are the same in their order; a step that has more or fewer of them has them not.
         """
-        from autosac.trace import StepBegin
-
         steps: list[dict[tuple[object, ...], list[int]]] = []
         for i, row in enumerate(self.rows):
             if type(row) is StepBegin or i == self.split:
@@ -219,7 +217,7 @@ class Skeleton:
                 self.gaps.append([])
                 self.keys.append(self._key(i, row))
 
-    def _varies(self, row: Event) -> bool:
+    def _varies(self, row: Any) -> bool:
         kind = type(row)
         if kind is Free:
             return True
@@ -229,7 +227,7 @@ class Skeleton:
             return self.steps.trace.storages[row.storage].phase is Phase.RECOMPUTE
         return False
 
-    def _key(self, i: int, row: Event) -> tuple[object, ...]:
+    def _key(self, i: int, row: Any) -> tuple[object, ...]:
         kind = type(row)
         if kind is ModuleEnter or kind is ModuleExit:
             return (kind, *row)

@@ -1,0 +1,114 @@
+"""Simulations under plans for the search: derived wherever that is possible, captured otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from autosac.derivation.deriver import Deriver
+from autosac.derivation.steps import NotDerivableError
+from autosac.errors import CaptureError
+from autosac.plans import Plan, Unit
+from autosac.simulation import Simulation, simulation_of
+
+
+class Captures(Protocol):
+    """Who captures; see `autosac.planning.Captures`."""
+
+    def observed(self) -> Simulation: ...
+    def baselines(self) -> Mapping[str, Simulation]: ...
+    def under(self, plan: Plan) -> Simulation: ...
+
+
+class Derivation:
+    """The steps under plans, of which hardly any is captured.
+
+    `units`: every module that a plan may checkpoint, as the unit that recomputes everything. A plan with a unit that no
+    template recomputes has a template captured first, which recomputes as many other such units as it can.
+    """
+
+    def __init__(self, captures: Captures, units: Mapping[str, Unit]) -> None:
+        self._captures = captures
+        self._units = units
+        self._deriver: Deriver | None = None
+        self._derived: dict[int, Simulation] = {}
+        self._captured: dict[tuple[Unit, ...], Simulation] = {}
+        self._wrong = False
+        try:
+            self._deriver = Deriver(captures.observed().trace)
+            full = captures.baselines().get("full")
+            if full is not None:
+                self._deriver.add(full.trace)
+        except NotDerivableError:
+            pass
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+        if plan.units in self._captured:
+            return self._captured[plan.units]
+        if self._deriver is not None:
+            try:
+                self._cover(plan)
+                simulation = simulation_of(self._deriver.under(plan), self._captures.observed().target, plan)
+            except NotDerivableError:
+                pass
+            else:
+                self._derived[id(simulation)] = simulation
+                return simulation
+        captured = self._captured[plan.units] = self._captures.under(plan)
+        return captured
+
+    def is_derived(self, simulation: Simulation) -> bool:
+        """Whether this simulation is of a derived trace."""
+        return id(simulation) in self._derived
+
+    def confirm(self, plan: Plan, simulation: Simulation) -> bool:
+        """Capture the step under a plan, unless this simulation is of a capture. If it is not as it was derived: False, and
+        from now on all steps are captured.
+        """
+        if not self.is_derived(simulation):
+            self._captured[plan.units] = simulation
+            return True
+        captured = self._captured[plan.units] = self._captures.under(plan)
+        if _agree(captured, simulation):
+            return True
+        self._deriver = None
+        self._wrong = True
+        return False
+
+    def notes(self) -> tuple[str, ...]:
+        """What is worth telling."""
+        return ("derived steps were not as captured ones: every plan was captured",) if self._wrong else ()
+
+    def _cover(self, plan: Plan) -> None:
+        """Capture a template for the plan's units that have none yet."""
+        assert self._deriver is not None
+        missing = [unit.fqn for unit in plan.units if not self._deriver.covers(unit.fqn)]
+        if not missing:
+            return
+        depths = {name.count(".") for name in missing}
+        others = [name for name in self._units if not self._deriver.covers(name) and name not in missing]
+        chosen = list(missing)
+        for name in sorted(others, key=lambda name: (name.count(".") not in depths, name.count("."))):
+            if not any(_nested(name, other) for other in chosen):
+                chosen.append(name)
+        units = tuple(self._units[name] for name in self._units if name in set(chosen))
+        try:
+            template = self._captures.under(Plan(made_for=plan.made_for, units=units, settings=plan.settings))
+            self._deriver.add(template.trace)
+        except (CaptureError, NotDerivableError) as e:
+            self._deriver = None
+            raise NotDerivableError("there is no template") from e
+
+
+def _nested(a: str, b: str) -> bool:
+    return a.startswith(f"{b}.") or b.startswith(f"{a}.")
+
+
+def _agree(captured: Simulation, derived: Simulation) -> bool:
+    """Peaks to the byte, the step's time to rounding."""
+    return (
+        captured.peak_active_bytes == derived.peak_active_bytes
+        and captured.peak_reserved_bytes == derived.peak_reserved_bytes
+        and abs(captured.step_ms - derived.step_ms) <= 1e-6 * captured.step_ms
+    )

@@ -1,0 +1,68 @@
+"""Traces under plans, from the captures at hand."""
+
+from __future__ import annotations
+
+from autosac.derivation.keep import Keeper
+from autosac.derivation.mix import mixed
+from autosac.derivation.steps import NotDerivableError, Steps
+from autosac.plans import Plan, Settings
+from autosac.trace import Trace
+
+
+class Deriver:
+    """Derives the trace under any plan whose units some template recomputes.
+
+    `observed` is the capture without checkpointing, its regions observed; a *template* a capture in which modules
+    recompute everything (`add`).
+    """
+
+    def __init__(self, observed: Trace) -> None:
+        self._observed = Steps(observed)
+        if self._observed.recomputations:
+            raise NotDerivableError("the job recomputes without a plan")
+        self._positions = {name: i for i, name in enumerate(observed.modules)}
+        self._templates: list[Steps] = []
+        self._units: list[frozenset[int]] = []
+        self._keepers: dict[frozenset[int], Keeper] = {}
+        self._settings = Settings(
+            preserve_rng_state=bool(observed.info.get("preserve_rng_state", True)),
+            early_stop=bool(observed.info.get("early_stop", True)),
+        )
+
+    def add(self, template: Trace) -> None:
+        """A capture under plain checkpointing, with the job's settings. NotDerivableError if it cannot be used."""
+        steps = Steps(template)
+        units = frozenset(block.module for block in steps.recomputations)
+        self._keepers[units] = Keeper(self._observed, steps)
+        self._templates.append(steps)
+        self._units.append(units)
+
+    def covers(self, name: str) -> bool:
+        """Some template recomputes the module of this name."""
+        return any(self._positions.get(name) in units for units in self._units)
+
+    def under(self, plan: Plan) -> Trace:
+        """The trace that a capture under the plan would give, up to the numbers of storages, events and collectives.
+
+        NotDerivableError where the rules do not cover it.
+        """
+        if plan.settings != self._settings:
+            raise NotDerivableError("the plan checkpoints in another way than the templates")
+        decisions = {self._positions[unit.fqn]: unit.decisions for unit in plan.units if unit.fqn in self._positions}
+        if not decisions:
+            raise NotDerivableError("nothing is checkpointed")
+        return self._keeper(frozenset(decisions)).keeping(decisions)
+
+    def _keeper(self, units: frozenset[int]) -> Keeper:
+        """The capture in which these units recompute everything, ready to be edited."""
+        keeper = self._keepers.get(units)
+        if keeper is None:
+            sources = {}
+            for unit in units:
+                found = next((k for k, known in enumerate(self._units) if unit in known), None)
+                if found is None:
+                    raise NotDerivableError("no template recomputes one of the plan's units")
+                sources[unit] = found
+            template = mixed(self._observed, self._templates, sources)
+            keeper = self._keepers[units] = Keeper(self._observed, Steps(template))
+        return keeper
