@@ -239,10 +239,12 @@ def explain(arguments: argparse.Namespace) -> None:
     out = reports.console()
     if arguments.module is None:
         out.print(reports.plan_summary(plan))
+        if plan.reasons:
+            out.print(reports.reasons_table(plan))
         shown: set[object] = set()
         for unit in units:
             if unit.decisions not in shown:
                 shown.add(unit.decisions)
-                out.print(reports.decision_table(unit))
+                out.print(reports.decision_table(unit, plan))
     else:
-        out.print(reports.decision_table(units[0]))
+        out.print(reports.decision_table(units[0], plan))

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from autosac.errors import UsageError
-from autosac.plans import MadeFor, Plan, Settings, Unit
+from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
 from autosac.policies import UnitPolicies
 from autosac.problem import build_problem
 from autosac.simulation import Simulation
@@ -123,7 +123,17 @@ class Planner:
             time_limit_s=goal.time_limit_s,
             gap=goal.gap,
         )
-        return self.plan(solution.kept), solution
+        return replace(self.plan(solution.kept), reasons=(self._reasons(solution, costs),)), solution
+
+    def _reasons(self, solution: TwoLevelSolution, costs: Costs | None) -> Reasons:
+        budgets, points = solution.budgets, self.problem.problem.points
+        binding = zip(budgets.binding, budgets.binding_ms_per_gib, strict=True)
+        return Reasons(
+            objective="recompute" if costs is None else "step",
+            method="joint milp" if solution.polished else solution.method,
+            ms_per_gib=max(0.0, budgets.shadow_ms_per_gib),
+            binding=tuple(Binding(points[p].label, price_ms) for p, price_ms in binding),
+        )
 
     def plan(self, kept: Sequence[tuple[int, ...] | None]) -> Plan:
         """The plan that keeps these items of each unit (None: not checkpointed)."""

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from autosac.errors import PlanError
 from autosac.files import write_text_atomically
@@ -112,17 +112,40 @@ class Prediction:
     recompute_ms: float
 
 
+class Binding(NamedTuple):
+    """A point of the step at which memory held the decision back, and what one GiB more there would have saved."""
+
+    where: str
+    ms_per_gib: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasons:
+    """Why a plan is as it is, for one rank: what was minimised, by which method, and what held it back.
+
+    `objective`: ``"recompute"``, the time of recomputation, or ``"step"``, what the step pays for it. `ms_per_gib`: by how
+    much less of that there would be for one GiB more of memory (the shadow price).
+    """
+
+    objective: str
+    method: str
+    ms_per_gib: float
+    binding: tuple[Binding, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A checkpointing plan.
 
-    `predictions` maps a policy's name (autosac, none, full, selective-op) to its prediction.
+    `predictions` maps a policy's name (autosac, none, full, selective-op) to its prediction. `reasons`: of each rank that
+    was planned for (one, or one of every pipeline stage), if a solver decided.
     """
 
     made_for: MadeFor
     units: tuple[Unit, ...]
     settings: Settings = field(default_factory=Settings)
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    reasons: tuple[Reasons, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no model can obey. PlanError says what."""
@@ -187,6 +210,7 @@ def _encode(plan: Plan) -> dict[str, Any]:
         "made_for": asdict(plan.made_for),
         "settings": asdict(plan.settings),
         "predictions": {name: asdict(prediction) for name, prediction in plan.predictions.items()},
+        "reasons": [{**asdict(r), "binding": [list(point) for point in r.binding]} for r in plan.reasons],
         "units": units,
         "layouts": [list(layout) for layout in layouts],
         "policies": [[asdict(decision) for decision in policy] for policy in policies],
@@ -209,6 +233,10 @@ def _decode(document: dict[str, Any]) -> Plan:
         settings=Settings(**document["settings"]),
         predictions={name: Prediction(**row) for name, row in document["predictions"].items()},
         units=tuple(units),
+        reasons=tuple(
+            Reasons(**{**row, "binding": tuple(Binding(*point) for point in row["binding"])})
+            for row in document.get("reasons", [])
+        ),
     )
 
 
@@ -266,6 +294,26 @@ _OUTPUTS = {
         "minItems": 2,
         "maxItems": 2,
     },
+}
+
+_REASONS = {
+    "type": "array",
+    "items": _object(
+        {
+            "objective": {"enum": ["recompute", "step"]},
+            "method": {"type": "string"},
+            "ms_per_gib": _MS,
+            "binding": {
+                "type": "array",
+                "items": {
+                    "type": "array",
+                    "prefixItems": [{"type": "string"}, {"type": "number"}],
+                    "minItems": 2,
+                    "maxItems": 2,
+                },
+            },
+        }
+    ),
 }
 
 SCHEMA: dict[str, Any] = {
@@ -336,6 +384,7 @@ SCHEMA: dict[str, Any] = {
         }
     ),
 }
+SCHEMA["properties"]["reasons"] = _REASONS  # not required: plans of earlier versions have none
 
 
 def _parse(content: bytes, name: str) -> dict[str, Any]:

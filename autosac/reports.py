@@ -16,6 +16,7 @@ from autosac.plan_diff import PlanDifference
 from autosac.planning import Planned
 from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.quantities import format_bytes, format_ms
+from autosac.reasons import price_of, why
 from autosac.simulation import Simulation
 
 POLICY_NAMES = {"autosac": "AutoSAC", "none": "no checkpointing", "full": "full", "selective-op": "selective-op"}
@@ -144,14 +145,35 @@ def _family(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def decision_table(unit: Unit) -> Table:
-    """One module, operator by operator, most memory saved per second first (as AUTO-SAC Figure 5.3)."""
-    table = Table(title=f"{unit.fqn}: {unit.discard_fraction:.1%} discarded, {format_ms(unit.recompute_ms)} recomputed")
+def reasons_table(plan: Plan) -> Table:
+    """What was minimised, what one GiB more would save, and the points of the step that held the decision back."""
+    table = Table(title="Why: what memory is worth, and where it is short")
+    for heading in ("minimised", "decided by", "1 GiB more saves", "held back at"):
+        table.add_column(heading, justify="right" if heading.startswith("1") else "left")
+    for reasons in plan.reasons:
+        points = [f"{where} ({format_ms(price)} per GiB)" for where, price in reasons.binding]
+        table.add_row(
+            "what the step pays" if reasons.objective == "step" else "recomputation",
+            reasons.method,
+            format_ms(reasons.ms_per_gib),
+            "\n".join(points) or "nothing",
+        )
+    return table
+
+
+def decision_table(unit: Unit, plan: Plan | None = None) -> Table:
+    """One module, operator by operator, in the order in which they run (AUTO-SAC Figure 5.3), with why each is decided so."""
+    price = price_of(plan) if plan else None
+    objective = plan.reasons[0].objective if plan and plan.reasons else "recompute"
+    how = "" if any(decision.keep for decision in unit.decisions) else ", plain checkpointing"
+    discarded = f"{unit.discard_fraction:.1%} discarded, {format_ms(unit.recompute_ms)} recomputed"
+    table = Table(title=f"{unit.fqn}: {discarded}{how}")
     table.add_column("operator")
     table.add_column("#", justify="right")
     for heading in ("output", "memory", "runtime", "MSPS"):
         table.add_column(heading, justify="right")
     table.add_column("decision")
+    table.add_column("why")
     for decision in unit.decisions:
         if decision.memory_bytes == 0 and decision.runtime_ms == 0:
             continue
@@ -163,6 +185,7 @@ def decision_table(unit: Unit) -> Table:
             f"{decision.runtime_ms:.3f} ms",
             _msps(decision),
             Text("keep", style="green") if decision.keep else Text("recompute", style="yellow"),
+            why(decision, unit, price, objective),
         )
     return table
 

@@ -35,6 +35,7 @@ def join_plans(
         ),
         units=tuple(unit for stage in planned for unit in stage.plan.units),
         predictions=predictions,
+        reasons=tuple(reasons for stage in planned for reasons in stage.plan.reasons),
     )
     return Planned(
         plan=plan,

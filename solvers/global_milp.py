@@ -26,6 +26,7 @@ the shadow price: by how many ms less would be recomputed for one more GiB.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,8 @@ class GlobalSolution:
 
     `kept_bytes` includes what must be stored: it is the byte budget of the unit's local policy. `peak_bytes`
     is the highest memory over all points, `recompute_ms` the step's recomputation by the curves, `bound_ms` a
-    lower bound of it (linear relaxation). `binding`: points that hold the decision back; `shadow_ms_per_gib`:
-    what one GiB more would save.
+    lower bound of it (linear relaxation). `binding`: points that hold the decision back, `binding_ms_per_gib` what
+    one GiB more at each of them alone would save; `shadow_ms_per_gib`: what one GiB more would save.
     """
 
     discard_fraction: tuple[float | None, ...]
@@ -56,6 +57,7 @@ class GlobalSolution:
     bound_ms: float
     binding: tuple[int, ...]
     shadow_ms_per_gib: float
+    binding_ms_per_gib: tuple[float, ...] = ()
 
     @property
     def checkpointed(self) -> tuple[bool, ...]:
@@ -123,7 +125,7 @@ def solve_global(
     relaxed = make_backend(solver, time_limit_s=time_limit_s, relaxed=True)
     points = candidate_points(problem, budget_bytes)
     if not points:
-        return _result(problem, (None,) * len(problem.units), 0.0, (), 0.0)
+        return _result(problem, (None,) * len(problem.units), 0.0, {})
     model = CurveModel(problem, points, budget_bytes)
     if not model.solve(relaxed):
         raise infeasible(CurveModel(problem, candidate_points(problem), None), budget_bytes, exact)
@@ -133,18 +135,16 @@ def solve_global(
     model.fix()
     if not model.solve(relaxed):
         raise SimulationError("the MILP solver contradicts itself: its own decisions are infeasible")
-    price = -math.fsum(row.pi or 0.0 for row in model.rows.values())
-    binding = tuple(p for p, row in model.rows.items() if abs(row.pi or 0.0) > 1e-9)
-    price_ms = price * 2**30 / model.unit_bytes / model.ms_scale
-    return _result(problem, model.fractions(), bound_ms, binding, price_ms)
+    scale = 2**30 / model.unit_bytes / model.ms_scale
+    prices = {p: -row.pi * scale for p, row in model.rows.items() if abs(row.pi or 0.0) > 1e-9}
+    return _result(problem, model.fractions(), bound_ms, prices)
 
 
 def _result(
     problem: GlobalProblem,
     discard: tuple[float | None, ...],
     bound_ms: float,
-    binding: tuple[int, ...],
-    price_ms: float,
+    prices_ms: Mapping[int, float],
 ) -> GlobalSolution:
     kept = tuple(
         None if fraction is None else unit.kept_bytes(fraction)
@@ -156,8 +156,9 @@ def _result(
         peak_bytes=int(problem.peaks_bytes(kept).max()),
         recompute_ms=problem.recompute_ms(discard),
         bound_ms=bound_ms,
-        binding=binding,
-        shadow_ms_per_gib=price_ms,
+        binding=tuple(prices_ms),
+        shadow_ms_per_gib=math.fsum(prices_ms.values()),
+        binding_ms_per_gib=tuple(prices_ms.values()),
     )
 
 
