@@ -61,7 +61,7 @@ def measure(arguments: list[str], cache: Path) -> Run:
 def whole_process(names: list[str], repeat: int) -> Table:
     """Every command, cold and cached."""
     table = Table(title="Whole process (seconds)")
-    for heading in ("command", "job", "wall, cold", "user, cold", "wall, cached", "user, cached", "peak GiB", "goal"):
+    for heading in ("command", "job", "wall", "user", "wall, cached", "user, cached", "GiB", "goal"):
         table.add_column(heading, justify="left" if heading in ("command", "job") else "right")
     for name in names:
         file, world_size, budget = JOBS[name]
@@ -75,7 +75,7 @@ def whole_process(names: list[str], repeat: int) -> Table:
             first, again = least(cold), least(cached)
             figures = [f"{value:.1f}" for value in (first.wall_s, first.user_s, again.wall_s, again.user_s)]
             goal = str(GOALS.get((command, name), "-"))
-            table.add_row(command, f"{name}, {world_size} GPUs", *figures, f"{first.gib:.2f}", goal)
+            table.add_row(command, f"{name} x {world_size}", *figures, f"{first.gib:.2f}", goal)
     return table
 
 
@@ -168,7 +168,7 @@ def main() -> None:
     unknown = sorted(set(names) - set(JOBS))
     if unknown or arguments.repeat < 1:
         parser.error(f"unknown models {unknown}" if unknown else "--repeat must be at least 1")
-    out = Console()
+    out = Console(width=110)
     out.print(whole_process(names, arguments.repeat))
     os.environ["AUTOSAC_CACHE"] = "off"
     for name in names if arguments.stages else ():
