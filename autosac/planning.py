@@ -66,8 +66,8 @@ def make_plans(
 ) -> tuple[Planned | InfeasibleError, ...]:
     """Verified plans for several budgets of one kind, in the order given; an error in place of a plan that cannot be.
 
-    The step is captured and its problem built once, and a plan verified for one budget counts for all. UsageError if a
-    budget is given twice.
+    The step is captured and its problem built once. The smallest budget is planned for first, and what was verified for it
+    counts for all that are larger: more memory never means a slower plan. UsageError if a budget is given twice.
     """
     if len(set(budgets_bytes)) < len(budgets_bytes):
         raise UsageError("a budget is given twice")
@@ -78,14 +78,13 @@ def make_plans(
     failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
     search: Search | None = None
     derivation: Derivation | None = None
-    found: list[Planned | InfeasibleError] = []
-    for budget_bytes in budgets_bytes:
+    found: dict[int, Planned | InfeasibleError] = {}
+    for budget_bytes in sorted(budgets_bytes):
         wanted = replace(goal, budget_bytes=budget_bytes)
         if base.peak_bytes(goal.budget_kind) <= budget_bytes:
             best = Candidate(plan=plan_of(base, wanted, ()), simulation=base)
-            found.append(
-                _planned(best, wanted, predictions, ("the step fits the budget without any checkpointing", *failures))
-            )
+            fits = "the step fits the budget without any checkpointing"
+            found[budget_bytes] = _planned(best, wanted, predictions, (fits, *failures))
             continue
         if search is None or derivation is None:
             planner = Planner(base, goal)
@@ -94,10 +93,10 @@ def make_plans(
         try:
             best = _found(search, derivation, wanted, baselines.get("full"), progress)
             notes = (*search.notes(wanted, best), *derivation.notes(), *failures)
-            found.append(_planned(best, wanted, predictions, notes))
+            found[budget_bytes] = _planned(best, wanted, predictions, notes)
         except InfeasibleError as e:
-            found.append(e)
-    return tuple(found)
+            found[budget_bytes] = e
+    return tuple(found[budget_bytes] for budget_bytes in budgets_bytes)
 
 
 def _found(

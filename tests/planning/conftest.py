@@ -156,6 +156,14 @@ class Job:
         """Without checkpointing."""
         return self.simulated({})
 
+    def baselines(self) -> dict[str, Simulation]:
+        """The step without checkpointing only."""
+        return {"none": self.observed()}
+
+    def failures(self) -> dict[str, str]:
+        """None."""
+        return {}
+
     def under(self, plan: Plan) -> Simulation:
         """Under a plan."""
         self.captured += 1

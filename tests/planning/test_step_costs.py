@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autosac.planner import Goal, Planner
+from autosac.planning import Planned, make_plans
 from autosac.runtime_sim import INSTANT_HOST, HostModel
 from autosac.search import Search
 
@@ -114,3 +115,16 @@ def test_a_slow_host_pays_for_every_operator(make_job: MakeJob) -> None:
     best = Search(job, planner, quiet).run(without(planner, 2))
     assert best.simulation.step_ms == pytest.approx(128.0 + 27.0)
     assert len(best.plan.units) == 1 and not any(decision.keep for decision in best.plan.units[0].decisions)
+
+
+def test_more_memory_never_means_a_slower_plan(make_job: MakeJob) -> None:
+    """Plans for several budgets, in any order given, get faster with the budget; each is within its own."""
+    job = make_job(count=6)
+    peak = job.observed().peak_active_bytes
+    budgets = [peak - round(mib * MIB) for mib in (2.9, 7.9, 0.9, 5.9, 4.9)]
+    plans = make_plans(job, goal(1), budgets)
+    assert all(isinstance(planned, Planned) for planned in plans)
+    curve = sorted(zip(budgets, plans, strict=True), key=lambda pair: pair[0])
+    times = [planned.simulation.step_ms for _, planned in curve]
+    assert times == sorted(times, reverse=True) and times[0] > times[-1]
+    assert all(planned.simulation.peak_active_bytes <= budget for budget, planned in curve)
