@@ -45,8 +45,8 @@ class Goal:
     milp: str = "cbc"
     time_limit_s: float = 30.0
     gap: float = 5e-3
-    rounds: int = 6
-    utilisation: float = 0.98
+    rounds: int = 8
+    utilisation: float = 0.99
     objective: str = "step"
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ from autosac.solvers import TwoLevelSolution
 
 # A bracket of inner budgets narrower than this is not worth another capture.
 _NARROW_BYTES = 2**20
+# Inner budgets that are tried beyond one that exceeded, where the verified peak need not rise with them.
+_BEYOND = 3
 # A step that is not shorter than this share of the one before is no reason to go on.
 _SHORTER = 0.999
 
@@ -82,7 +84,12 @@ class Search:
         return best
 
     def _fit(self, goal: Goal, costs: Costs | None) -> None:
-        """Verify plans until one fits and uses the budget, or no inner budget is left to try."""
+        """Verify plans until one fits and uses the budget, or no inner budget is left to try.
+
+        A bracket finds the border between what fits and what does not, if there is but one. What the allocator reserves
+        does not always rise with what is active: if nothing below the border uses the budget, a few budgets above it are
+        tried as well.
+        """
         aim = int(goal.budget_bytes * (1 + goal.utilisation) / 2)
         base = self._planner.base
         fitted, exceeded = 0, max(base.peak_active_bytes, goal.budget_bytes)
@@ -100,14 +107,27 @@ class Search:
             self._excess_bytes = peak - inner
             if candidate.fits(goal):
                 fitted = max(fitted, inner)
-                if peak >= goal.utilisation * goal.budget_bytes or candidate.simulation.recompute_ms == 0:
-                    break
+                if self._uses(candidate, goal):
+                    return
             else:
                 exceeded = min(exceeded, inner)
             wanted = aim - self._excess_bytes
             inner = wanted if fitted < wanted < exceeded else (fitted + exceeded) // 2
             if exceeded - fitted < _NARROW_BYTES:
                 break
+        if goal.budget_kind == "reserved" and exceeded < goal.budget_bytes:
+            for step in range(1, _BEYOND + 1):
+                inner = exceeded + (goal.budget_bytes - exceeded) * step // (_BEYOND + 1)
+                self._progress(f"solving for {format_bytes(inner)} of active memory")
+                candidate = self._candidate(inner, costs)
+                if candidate is not None and candidate.fits(goal) and self._uses(candidate, goal):
+                    return
+
+    @staticmethod
+    def _uses(candidate: Candidate, goal: Goal) -> bool:
+        """There is nothing to gain from what the plan leaves of the budget."""
+        peak = candidate.simulation.peak_bytes(goal.budget_kind)
+        return peak >= goal.utilisation * goal.budget_bytes or candidate.simulation.recompute_ms == 0
 
     def compete(self, goal: Goal, full: Simulation) -> None:
         """Full checkpointing costs the host nothing per operator: where that counts, it may be the better plan."""

@@ -1,0 +1,107 @@
+"""The search for the inner budget, with a planner and a simulator that are functions of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autosac.errors import InfeasibleError
+from autosac.planner import Goal
+from autosac.plans import MadeFor, Plan, Unit
+from autosac.search import Search
+
+GIB = 2**30
+MADE_FOR = MadeFor(
+    job_fingerprint="", model="m", torch_version="", torchtitan_version="", gpu="g", world_size=1, budget_bytes=1,
+    budget_kind="reserved",
+)  # fmt: skip
+
+
+class Fake:
+    """Planner and simulator: a plan for an inner budget x (GiB) reserves `peak(x)` and recomputes 100 - x ms.
+
+    There is no plan below `least`, and the smallest plan takes that.
+    """
+
+    def __init__(self, peak: Callable[[float], float], kind: str, least: float = 10.0) -> None:
+        self.peak, self.least, self.solved = peak, least, []  # type: ignore[var-annotated]
+        self.goal = Goal(budget_bytes=1, budget_kind=kind)
+        self.base = self.simulation(100.0)
+
+    def simulation(self, inner: float) -> Any:
+        return SimpleNamespace(
+            inner=inner, recompute_ms=100 - inner, step_ms=1000 + 100 - inner, peak_active_bytes=int(inner * GIB),
+            peak_bytes=lambda kind: int((self.peak(inner) if kind == "reserved" else inner) * GIB),
+            memory=SimpleNamespace(peak=lambda: SimpleNamespace(op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")),
+        )  # fmt: skip
+
+    def plan(self, inner: float) -> Plan:
+        unit = Unit(fqn="a", discard_fraction=0.5, kept_bytes=int(inner * GIB), recompute_ms=1.0, decisions=())
+        return Plan(made_for=MADE_FOR, units=(unit,))
+
+    def solve(self, inner_bytes: int, costs: object) -> tuple[Plan, None]:
+        self.solved.append(inner_bytes / GIB)
+        if inner_bytes < self.least * GIB:
+            raise InfeasibleError("too little")
+        return self.plan(inner_bytes / GIB), None
+
+    def smallest(self) -> Plan:
+        return self.plan(self.least)
+
+    def costs(self) -> None:
+        return None
+
+    def under(self, plan: Plan) -> Any:
+        return self.simulation(plan.units[0].kept_bytes / GIB)
+
+
+def search(fake: Fake, budget: float) -> Any:
+    """The best plan's simulation."""
+    goal = Goal(budget_bytes=int(budget * GIB), budget_kind=fake.goal.budget_kind)
+    return Search(fake, fake, lambda _: None).run(goal).simulation  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("slope", "offset"), [(1.0, 0.0), (1.0, 7.0), (1.3, -2.0), (0.8, 9.0)])
+def test_the_budget_is_used_but_not_exceeded(slope: float, offset: float) -> None:
+    """Whatever the reserved peak is of the active one, 99 % of the budget are used."""
+    fake = Fake(lambda x: slope * x + offset, "reserved")
+    found = search(fake, 60.0)
+    assert 0.99 * 60 <= slope * found.inner + offset <= 60.0
+
+
+def test_a_second_stretch_that_fits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 40 to 49 GiB active the allocator fragments and reserves 30 GiB more than else; 55 GiB fit into 60 again.
+
+    The search begins at 48 GiB, by what the step without checkpointing wastes, and finds the border at 40.
+    """
+
+    def peak(active: float) -> float:
+        return active + 5 + 30 * (40 < active < 49) + 7 * (active > 90)
+
+    assert search(Fake(peak, "reserved"), 60.5).inner > 49
+    monkeypatch.setattr("autosac.search._BEYOND", 0)
+    assert search(Fake(peak, "reserved"), 60.5).inner <= 40
+
+
+def test_what_is_active_has_one_border() -> None:
+    """No inner budgets above one that exceeded are tried for a budget of active memory."""
+    fake = Fake(lambda x: x, "active")
+    assert 0.99 * 60 <= search(fake, 60.0).inner <= 60.0
+    assert max(fake.solved) <= 60.0
+
+
+def test_nothing_fits() -> None:
+    """The smallest plan needs 10 GiB active, 15 reserved: the error says so, after the smallest plan was tried."""
+    fake = Fake(lambda x: x + 5, "reserved")
+    with pytest.raises(InfeasibleError, match=r"no plan meets 12.00 GiB reserved: the smallest .* is 15.00 GiB"):
+        search(fake, 12.0)
+
+
+def test_full_checkpointing_is_the_last_resort() -> None:
+    """Where the solver finds nothing at all, the plan with the least memory is verified, and taken if it fits."""
+    fake = Fake(lambda x: x, "active", least=20.0)
+    fake.solve = lambda inner, costs: (_ for _ in ()).throw(InfeasibleError("none"))  # type: ignore[method-assign]
+    assert search(fake, 40.0).inner == 20.0
