@@ -32,10 +32,11 @@ class Fake:
         self.base = self.simulation(100.0)
 
     def simulation(self, inner: float) -> Any:
+        report = SimpleNamespace(op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")
         return SimpleNamespace(
             inner=inner, recompute_ms=100 - inner, step_ms=1000 + 100 - inner, peak_active_bytes=int(inner * GIB),
             peak_bytes=lambda kind: int((self.peak(inner) if kind == "reserved" else inner) * GIB),
-            memory=SimpleNamespace(peak=lambda: SimpleNamespace(op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")),
+            memory=SimpleNamespace(peak=lambda: report),
         )  # fmt: skip
 
     def plan(self, inner: float) -> Plan:
