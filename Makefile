@@ -3,15 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TITAN03 := .venv-titan03
 
-.PHONY: plan test lint types clean
+.PHONY: plan test test-titan03 lint types clean
 
 # torch first, and bounded: asked for through another package, pip would take the newest build with CUDA.
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=23"
 	$(BIN)/pip install --quiet "torch==2.13.0"
-	$(BIN)/pip install --quiet -e ".[dev,pictures]"
+	$(BIN)/pip install --quiet -e ".[dev,pictures]" "torchtitan==0.2.2"
+	touch $@
+
+# TorchTitan 0.3 cannot be installed beside 0.2: an environment of its own.
+$(TITAN03)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(TITAN03)
+	$(TITAN03)/bin/pip install --quiet --upgrade "pip>=23"
+	$(TITAN03)/bin/pip install --quiet --no-compile "torch==2.13.0"
+	$(TITAN03)/bin/pip install --quiet --no-compile -e . "torch==2.13.0" "torchtitan==0.3.0" pytest pytest-xdist
 	touch $@
 
 plan: $(STAMP)
@@ -20,6 +29,9 @@ plan: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests
 
+test-titan03: $(TITAN03)/.installed
+	$(TITAN03)/bin/python -m pytest -n 2 --dist loadfile tests/titan03
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 
@@ -27,4 +39,4 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info plan.json
+	rm -rf $(VENV) $(TITAN03) build dist *.egg-info plan.json
