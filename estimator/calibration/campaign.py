@@ -198,7 +198,7 @@ def _sizes(signature: Signature) -> str:
 
 
 def _first(skipped: Mapping[str, str]) -> str:
-    return next(iter(skipped.values()), "the time was up before the first")
+    return next(iter(skipped.values()), "the time was up before the first: give more --minutes")
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------

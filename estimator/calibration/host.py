@@ -51,9 +51,13 @@ class _Views(nn.Module):
 class _Chain(nn.Module):
     """Elementwise operators without any module around them."""
 
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self.rounds = rounds
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Twelve operators."""
-        for _ in range(4):
+        """Three operators a round."""
+        for _ in range(self.rounds):
             x = torch.tanh(x) * 0.5 + x
         return x
 
@@ -73,21 +77,29 @@ def _step_of(parts: Callable[[], list[nn.Module]], optimizer: Callable[..., Any]
     return model, step
 
 
+def _mixture() -> list[nn.Module]:
+    """Different operators one after the other: in a real step, hardly any finds its instructions in the cache."""
+    return [
+        nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16, bias=False), nn.RMSNorm(16), nn.SiLU(), _Views(),
+        nn.Linear(16, 16), nn.Softmax(dim=-1), nn.ReLU(), _Chain(1), nn.Sigmoid(), nn.LayerNorm(16), nn.Dropout(0.1),
+    ]  # fmt: skip
+
+
 def probes() -> dict[str, MakeStep]:
-    """The tiny steps, by name."""
+    """The tiny steps, by name: the same mixture, with more of one kind of event in each."""
 
-    def make(parts: Callable[[], list[nn.Module]], optimizer: Callable[..., Any] | None = None) -> MakeStep:
-        return lambda device: _step_of(parts, optimizer, device)
+    def make(extra: Callable[[], list[nn.Module]], optimizer: Callable[..., Any] | None = None) -> MakeStep:
+        return lambda device: _step_of(lambda: [*_mixture(), *extra(), *_mixture()], optimizer, device)
 
-    linear: Callable[[], nn.Module] = lambda: nn.Linear(16, 16)  # noqa: E731
     return {
-        "linear": make(lambda: [linear() for _ in range(24)]),
-        "sgd": make(lambda: [linear() for _ in range(16)], lambda p: torch.optim.SGD(p, lr=1e-4, momentum=0.9)),
-        "adamw": make(lambda: [linear() for _ in range(12)], lambda p: torch.optim.AdamW(p, lr=1e-4)),
-        "chain": make(lambda: [linear(), *(_Chain() for _ in range(8))]),
-        "views": make(lambda: [linear(), *(_Views() for _ in range(8))]),
-        "modules": make(lambda: [linear(), *(nn.Identity() for _ in range(120)), linear()]),
-        "norms": make(lambda: [part for _ in range(12) for part in (nn.LayerNorm(16), nn.GELU())]),
+        "mixture": make(lambda: _mixture()),
+        "linear": make(lambda: [nn.Linear(16, 16) for _ in range(24)]),
+        "sgd": make(list, lambda p: torch.optim.SGD(p, lr=1e-4, momentum=0.9)),
+        "adamw": make(list, lambda p: torch.optim.AdamW(p, lr=1e-4)),
+        "chain": make(lambda: [_Chain(4) for _ in range(6)]),
+        "views": make(lambda: [_Views() for _ in range(8)]),
+        "modules": make(lambda: [nn.Identity() for _ in range(120)]),
+        "norms": make(lambda: [part for _ in range(8) for part in (nn.LayerNorm(16), nn.RMSNorm(16))]),
     }
 
 

@@ -16,6 +16,7 @@ out of time has measured all kinds.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -210,11 +211,13 @@ _KINDS: tuple[Callable[[Draw], None], ...] = (
 
 
 def sweep_step(scale: Scale, rounds: int) -> Callable[[torch.device], Any]:
-    """A step that goes through `rounds` rounds; to be captured, not to be run."""
+    """A step that goes through `rounds` rounds; to be captured, not to be run. Its first call, a capture's warm-up, is empty."""
 
     def make_step(device: torch.device) -> Callable[[], None]:
+        calls = itertools.count()
+
         def step() -> None:
-            for draw, kind in _plan(scale, rounds, device):
+            for draw, kind in _plan(scale, rounds, device) if next(calls) else ():
                 kind(draw)
 
         return step
