@@ -1,9 +1,9 @@
 """Why an operator is kept or recomputed, in words.
 
 To recompute an operator of t ms and m bytes frees memory at t / m (the inverse of its MSPS, AUTO-SAC section 5.3). Where
-memory is worth more, by the shadow price of the plan, the operator is recomputed; where it is worth less, it is kept. What
-does not follow that rule follows another: it has nothing to decide, must be kept, is hidden, or operators being whole, it
-filled what was left.
+memory is worth more, by the shadow price of the plan, the operator is recomputed; where it is worth less, it is kept. At the
+price it may be either. What does not follow that rule follows another: it has nothing to decide, must be kept, is hidden,
+or operators being whole, it filled what was left.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from autosac.plans import Decision, Plan, Unit
 
 _GIB = 2**30
+_AT_THE_PRICE = 0.01
 
 
 def price_of(plan: Plan) -> float | None:
@@ -26,12 +27,13 @@ def why(decision: Decision, unit: Unit, price_ms_per_gib: float | None, objectiv
         return "takes no time" if not decision.keep else "must be kept"
     if decision.memory_bytes <= 0:
         return "takes no memory" if decision.keep else "with its group"
-    cost = decision.runtime_ms / decision.memory_bytes * _GIB
-    text = f"{cost:.3g} ms/GiB"
     if price_ms_per_gib is None:
-        return text
+        return ""
+    cost = decision.runtime_ms / decision.memory_bytes * _GIB
+    if abs(cost - price_ms_per_gib) <= _AT_THE_PRICE * price_ms_per_gib:
+        return "at the price"
     if decision.keep:
-        return f"{text} > {price_ms_per_gib:.3g}" if cost > price_ms_per_gib else f"{text}, must be or fits"
-    if cost <= price_ms_per_gib:
-        return f"{text} <= {price_ms_per_gib:.3g}"
-    return f"{text}, hidden or to fit" if objective == "step" else f"{text}, to fit"
+        return "time is dearer" if cost > price_ms_per_gib else "must be, or fits"
+    if cost < price_ms_per_gib:
+        return "memory is dearer"
+    return "hidden, or to fit" if objective == "step" else "to fit"

@@ -155,7 +155,7 @@ def reasons_table(plan: Plan) -> Table:
         table.add_row(
             "what the step pays" if reasons.objective == "step" else "recomputation",
             reasons.method,
-            format_ms(reasons.ms_per_gib),
+            f"{format_ms(reasons.ms_per_gib)}\nMSPS of {1e3 / reasons.ms_per_gib:,.0f} GiB/s" if reasons.ms_per_gib else "-",
             "\n".join(points) or "nothing",
         )
     return table

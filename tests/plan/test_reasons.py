@@ -45,10 +45,11 @@ KEEP = decision(True, 9.0)
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        (KEEP, "9 ms/GiB > 6"),
-        (decision(False, 4.5), "4.5 ms/GiB <= 6"),
-        (decision(False, 9.0), "9 ms/GiB, to fit"),
-        (decision(True, 3.0), "3 ms/GiB, must be or fits"),
+        (KEEP, "time is dearer"),
+        (decision(False, 4.5), "memory is dearer"),
+        (decision(False, 6.05), "at the price"),
+        (decision(False, 9.0), "to fit"),
+        (decision(True, 3.0), "must be, or fits"),
         (decision(False, 0.0), "takes no time"),
         (decision(True, 0.0), "must be kept"),
         (decision(True, 1.0, 0), "takes no memory"),
@@ -61,10 +62,10 @@ def test_an_operator_is_recomputed_where_memory_is_worth_more(what: Decision, te
 
 
 def test_other_objectives_and_no_price() -> None:
-    """What is dearer than the price may be hidden; without a price the rate is all there is; plain units need no reason."""
+    """What is dearer than the price may be hidden; without a price there is no reason, nor for plain units."""
     dear = decision(False, 9.0)
-    assert why(dear, unit(dear, KEEP), 6.0, "step") == "9 ms/GiB, hidden or to fit"
-    assert why(dear, unit(dear, KEEP), None) == "9 ms/GiB"
+    assert why(dear, unit(dear, KEEP), 6.0, "step") == "hidden, or to fit"
+    assert why(dear, unit(dear, KEEP), None) == ""
     assert why(dear, unit(dear), 6.0) == ""
 
 
