@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from math import lcm
+from math import lcm, prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import nn
@@ -35,7 +35,6 @@ Attributes: TypeAlias = dict[str, Any]  # path to a hashable value
 class LayeredJob(Protocol):
     """What an adapter must be able to do with a job's configuration."""
 
-    def settings(self, config: Any) -> dict[str, str]: ...
     def describe(self, config: Any) -> dict[str, Any]: ...
     def layers(self, config: Any) -> list[Attributes]: ...
     def with_layers(self, config: Any, count: int) -> Any: ...
@@ -77,20 +76,29 @@ def cut_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> tuple[Any
 
 
 def layering_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> Layering | None:
-    """How the job's layers repeat; None if they do not, or if its settings name single layers."""
+    """How the job's layers repeat; None if they do not, or if single layers are named or gathered into buckets."""
     parallelism = config.parallelism
     if parallelism.pipeline_parallel_layers_per_stage is not None or request.plan_file is not None:
         return None
-    if any(_NAMED_LAYER.search(text) for text in (*adapter.settings(config).values(), *request.overrides)):
+    if _NAMED_LAYER.search(repr(config)) or _has_buckets(parallelism, request.world_size):
         return None
     attributes = adapter.layers(config)
     if not attributes:
         return None
     kind, _, every = str(adapter.describe(config)["checkpointing"]).partition("-")
     every_nth = int(every) if kind == "selective" and every.isdigit() else 1
-    leading, period = _repetition(kinds(attributes))
+    leading, period = repetition(kinds(attributes))
     stages = _pipeline_stages(parallelism)
     return Layering(len(attributes), leading, stages * lcm(period, every_nth))
+
+
+def _has_buckets(parallelism: Any, world_size: int) -> bool:
+    """DistributedDataParallel fills buckets of a fixed size: how many layers share one only shows in the whole job."""
+    replicas = int(parallelism.data_parallel_replicate_degree)
+    shards = int(parallelism.data_parallel_shard_degree)
+    names = ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree")
+    others = prod(int(getattr(parallelism, name)) for name in names)
+    return replicas > 1 and (shards == 1 or replicas * others == world_size)
 
 
 def _pipeline_stages(parallelism: Any) -> int:
@@ -115,14 +123,14 @@ def kinds(layers: Sequence[Attributes]) -> list[int]:
     return [numbers.setdefault(tuple(layer.get(name) for name in telling), len(numbers)) for layer in layers]
 
 
-def _repetition(numbers: Sequence[int]) -> tuple[int, int]:
-    """(how many lead, period): the shortest period with which what follows them repeats, the fewest that lead."""
+def repetition(numbers: Sequence[int]) -> tuple[int, int]:
+    """(how many lead, period of the others): what needs the fewest layers in the smallest cut; (all, 1) if nothing repeats."""
     best = (len(numbers), 1)
     for period in range(1, len(numbers) // 2 + 1):
         leading = len(numbers) - period
         while leading > 0 and numbers[leading - 1] == numbers[leading - 1 + period]:
             leading -= 1
-        if leading + 3 * period < best[0] + 3 * best[1]:
+        if leading + 2 * period <= len(numbers) and leading + 3 * period < best[0] + 3 * best[1]:
             best = (leading, period)
     return best
 

@@ -1,0 +1,159 @@
+"""The trace of a job from cuts of it is the trace of the job, operator for operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from autosac.capture.layers import Layering, kinds, repetition
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureServer
+from autosac.induction import Refusal, capturing, difference, joined
+from autosac.trace import Collective, Op, Phase, Trace
+
+SMALL = ("--training.local_batch_size", "2", "--training.seq_len", "128")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CaptureServer]:
+    """One capture process for all tests here."""
+    with CaptureServer() as running:
+        yield running
+
+
+def _request(model: str, world_size: int, *arguments: str, mode: str = "none") -> TitanRequest:
+    return TitanRequest(
+        config_file=None,
+        overrides=("--model.name", model, "--model.flavor", "debugmodel", *SMALL, *arguments),
+        world_size=world_size,
+        checkpointing=mode,
+        observe=mode == "none",
+    )
+
+
+def _cuts(server: CaptureServer, request: TitanRequest, first: int, period: int, total: int) -> list[Future[Trace]]:
+    """Captures of three cuts and of the whole."""
+    return [
+        server.submit(replace(request, layers=layers)) for layers in (*(first + i * period for i in range(3)), total)
+    ]
+
+
+def _joined(futures: list[Future[Trace]], first: int, period: int, total: int) -> Trace:
+    cuts = [future.result() for future in futures[:3]]
+    return joined(
+        [replace(cut, info={**cut.info, "cut": [first + i * period, period, total]}) for i, cut in enumerate(cuts)]
+    )
+
+
+JOBS = {
+    "alone": (_request("llama3", 1), 3, 1, 8),
+    "fsdp": (_request("llama3", 8), 3, 1, 12),
+    "fsdp, full": (_request("llama3", 8, mode="full"), 3, 1, 8),
+    "fsdp, every second block": (_request("llama3", 8, mode="selective-2"), 5, 2, 11),
+    "fsdp, selective-op": (_request("llama3", 8, mode="selective-op"), 3, 1, 8),
+    "fsdp, never resharded": (
+        _request("llama3", 8, "--parallelism.fsdp_reshard_after_forward", "never"), 3, 1, 8
+    ),
+    "tp": (_request("llama3", 2, "--parallelism.tensor_parallel_degree", "2"), 3, 1, 8),
+    "compiled": (_request("llama3", 8, "--compile.enable", mode="selective-op"), 4, 1, 12),
+    "dense, then experts": (_request("deepseek_v3", 8), 4, 1, 8),
+    "experts spread, prefetched": (
+        _request("deepseek_v3", 8, "--parallelism.expert_parallel_degree", "4"), 5, 1, 12
+    ),
+    "experts in every second layer": (_request("llama4", 8), 4, 2, 10),
+    "pipeline": (
+        replace(
+            _request("llama3", 2, "--parallelism.pipeline_parallel_degree", "2"), overrides=(
+                "--model.name", "llama3", "--model.flavor", "debugmodel", "--parallelism.pipeline_parallel_degree", "2",
+                "--training.local_batch_size", "4", "--training.seq_len", "128",
+            )
+        ), 6, 2, 14,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_replayed_trace_is_the_full_capture(server: CaptureServer, job: str) -> None:
+    """Every row, operand, storage, allocation, module, region and entry of info is that of the capture of all layers."""
+    request, first, period, total = JOBS[job]
+    futures = _cuts(server, request, first, period, total)
+    replayed = _joined(futures, first, period, total)
+    full = futures[3].result()
+    assert difference(replayed, full) is None
+    assert replayed == full
+    forward = {event.module for event in full.events if type(event) is Op and event.phase is Phase.FORWARD}
+    entered = {full.modules[m].split(".")[1] for m in forward if full.modules[m].startswith("layers.")}
+    assert len(entered) == (total if job != "pipeline" else total // 2)
+    assert "fsdp" not in job or any(type(event) is Collective for event in full.events)
+
+
+def test_layers_that_alternate_do_not_repeat_one_by_one(server: CaptureServer) -> None:
+    """Experts in every second layer: one layer more is no period."""
+    request = _request("llama4", 1)
+    with pytest.raises(Refusal):
+        _joined(_cuts(server, request, 5, 1, 8), 5, 1, 8)
+
+
+def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
+    """Llama-3 8B on 8 GPUs, 32 layers from 3, 4 and 5: the same trace as from all of them."""
+    request = replace(_request("llama3", 8, mode="selective-op"), overrides=(
+        "--model.name", "llama3", "--model.flavor", "8B", *SMALL
+    ))  # fmt: skip
+    refused: list[str] = []
+    under_way = capturing(server, request, refused.append)
+    full = server.submit(request)
+    assert server.capture(replace(request, cut=0)).info["cut"] == [3, 1, 32]
+    assert difference(under_way.result(), full.result()) is None
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("--model.flavor", "debugmodel"),
+        ("--model.flavor", "8B", "--parallelism.pipeline_parallel_layers_per_stage", "16"),
+        ("--model.flavor", "8B", "--parallelism.data_parallel_replicate_degree", "8"),
+    ],
+    ids=["few layers", "stages of fixed size", "buckets of gradients"],
+)
+def test_a_job_that_is_not_worth_cutting_is_captured_whole(server: CaptureServer, overrides: tuple[str, ...]) -> None:
+    """With few layers, or where stages or DDP's buckets have sizes of their own, the 0th cut is the job itself."""
+    arguments = ("--model.name", "llama3", *SMALL, *overrides)
+    request = TitanRequest(config_file=None, overrides=arguments, cut=0, world_size=8 if "8" in overrides else 1)
+    trace = server.capture(request)
+    assert "cut" not in trace.info
+    assert len({name for name in trace.modules if name.count(".") == 1}) == (6 if "debugmodel" in overrides else 32)
+
+
+def test_kinds_leave_out_what_counts_the_layers() -> None:
+    """A number that is different in every layer tells nothing, one that comes twice does."""
+    layers = [{"index": i, "scale": 0.02 / (i + 1), "has_experts": i % 2 == 1, "width": 8} for i in range(6)]
+    assert kinds(layers) == [0, 1, 0, 1, 0, 1]
+    layers[0]["width"] = 16
+    assert kinds(layers) == [0, 1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([0] * 6, (0, 1)),
+        ([0, 1, 1, 1, 1], (1, 1)),
+        ([0, 1] * 4, (0, 2)),
+        ([3, 0, 1, 2, 0, 1, 2], (1, 3)),
+        ([0, 0, 0, 1], (4, 1)),
+    ],
+)
+def test_repetition_is_found(numbers: list[int], expected: tuple[int, int]) -> None:
+    """How many layers lead and with which period the others repeat."""
+    assert repetition(numbers) == expected
+
+
+def test_cuts_end_at_the_same_place_of_the_period() -> None:
+    """61 layers, 3 of them leading, period 4: 17, 21 and 25 (all = 1 mod 4), of at least 3 + 3 * 4 layers."""
+    layering = Layering(61, 3, 4)
+    assert [layering.cut(i) for i in range(3)] == [17, 21, 25]
+    assert not layering.is_worthwhile()
+    assert Layering(80, 0, 1).is_worthwhile()
