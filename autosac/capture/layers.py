@@ -125,14 +125,14 @@ def kinds(layers: Sequence[Attributes]) -> list[int]:
 
 def repetition(numbers: Sequence[int]) -> tuple[int, int]:
     """(how many lead, period of the others): what needs the fewest layers in the smallest cut; (all, 1) if nothing repeats."""
-    best = (len(numbers), 1)
+    found: list[tuple[int, int]] = []
     for period in range(1, len(numbers) // 2 + 1):
         leading = len(numbers) - period
         while leading > 0 and numbers[leading - 1] == numbers[leading - 1 + period]:
             leading -= 1
-        if leading + 2 * period <= len(numbers) and leading + 3 * period < best[0] + 3 * best[1]:
-            best = (leading, period)
-    return best
+        if leading + 2 * period <= len(numbers):
+            found.append((leading, period))
+    return min(found, key=lambda pair: pair[0] + 3 * pair[1], default=(len(numbers), 1))
 
 
 # ---- what distinguishes a layer ----------------------------------------------------------------------------------------
