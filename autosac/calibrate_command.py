@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autosac.estimator.calibration.campaign import Campaign, Result
     from autosac.trace import Signature, Trace
 
-_ROUNDS_A_MINUTE, _MOST_ROUNDS = 8, 40
+_ROUNDS_A_MINUTE, _MOST_ROUNDS = 4, 40
 _RESERVE = 0.2  # of the time, for host, memory and fits
 _COLLECTIVES_SHARE = 0.15
 _REFERENCE_GPU = "a100-sxm-80gb"  # prices that only decide what is measured first

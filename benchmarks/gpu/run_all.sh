@@ -47,10 +47,10 @@ part() {
     return "$code"
 }
 
-quarter=$(awk "BEGIN {print $minutes * 0.22}")
+calibration=$(awk "BEGIN {print $minutes * 0.2}")
 third=$(awk "BEGIN {print $minutes * 0.3}")
 profile=$out/profile.toml
-part calibrate 26 "$python" -m autosac calibrate --device "$device" -o "$profile" --minutes "$quarter" --quiet
+part calibrate 30 "$python" -m autosac calibrate --device "$device" -o "$profile" --minutes "$calibration" --quiet
 if [ ! -f "$profile" ]; then
     profile=$("$python" -c 'from autosac.integrations.gpu import detect_gpu; print(detect_gpu())' 2>/dev/null) || profile=h100-sxm-80gb
     echo "predictions are made with $profile" | tee -a "$out/status.txt"

@@ -211,7 +211,7 @@ _KINDS: tuple[Callable[[Draw], None], ...] = (
 
 
 def sweep_step(scale: Scale, rounds: int) -> Callable[[torch.device], Any]:
-    """A step that goes through `rounds` rounds; to be captured, not to be run. Its first call, a capture's warm-up, is empty."""
+    """A step that goes through `rounds` rounds; to be captured, not run. Its first call, a warm-up, is empty."""
 
     def make_step(device: torch.device) -> Callable[[], None]:
         calls = itertools.count()
