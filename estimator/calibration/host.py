@@ -104,7 +104,7 @@ def probes() -> dict[str, MakeStep]:
 
 
 def measure_probes(made: Sequence[MakeStep], device: torch.device) -> list[float]:
-    """Milliseconds of the steps, each the median over steps; the steps take turns."""
+    """Milliseconds of the steps, each the lower quartile (the machine may have other work); the steps take turns."""
     steps = [make(device)[1] for make in made]
     clock = cpu_clock()
     times: list[list[float]] = [[] for _ in steps]
@@ -117,7 +117,7 @@ def measure_probes(made: Sequence[MakeStep], device: torch.device) -> list[float
                 torch.cuda.synchronize()
             if number >= _WARM_UP:
                 found.append((clock() - begin) * 1e3)
-    return [statistics.median(found) for found in times]
+    return [statistics.quantiles(found, n=4)[0] for found in times]
 
 
 def event_counts(trace: Trace) -> NDArray[np.float64]:
