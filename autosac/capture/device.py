@@ -251,6 +251,17 @@ class SimulatedDeviceModule(backend_registration._DummyBackendModule):
         pass
 
 
+def hide_cuda() -> None:
+    """A GPU that is there stays untouched: in this process there is no CUDA from now on, as on a laptop."""
+
+    def refuse() -> None:
+        raise RuntimeError("the job asks for CUDA itself; a capture has no GPU but the simulated one")
+
+    torch.cuda._lazy_init = refuse
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
+
+
 def install(gpu: TargetGPU) -> SimulatedDeviceModule:
     """Register the simulated accelerator with PyTorch. Once per process."""
     module = SimulatedDeviceModule(gpu)

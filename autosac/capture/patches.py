@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from autosac.capture import compiled, kernels, speedups
+from autosac.capture import compiled, kernels, speedups, without_triton
 from autosac.capture.failures import fatal
 from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
@@ -279,11 +279,6 @@ def _ddp() -> None:
 
 def _triton_launches(recorder: Recorder) -> None:
     """User-written Triton kernels are launched below the dispatcher: record them, do not compile them."""
-    try:
-        from triton.runtime.autotuner import Autotuner
-        from triton.runtime.jit import JITFunction
-    except ImportError:
-        return
 
     def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
         recorder.triton_kernel(getattr(self.fn, "__name__", "kernel"), [*args, *kwargs.values()])
@@ -292,6 +287,12 @@ def _triton_launches(recorder: Recorder) -> None:
         chosen = self.configs[0].all_kwargs() if self.configs else {}
         return self.fn.run(*args, **kwargs, **chosen)
 
+    try:
+        from triton.runtime.autotuner import Autotuner
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        without_triton.JITFunction.run = run  # type: ignore[method-assign]
+        return
     JITFunction.run = run
     Autotuner.run = run_first_config
 

@@ -20,6 +20,7 @@ _prepared: list[TargetGPU] = []
 def prepare(gpu: TargetGPU) -> None:
     """Register the simulated accelerator, if it is not yet. A process can stand for one GPU only."""
     if not _prepared:
+        simulated.hide_cuda()
         simulated.install(gpu)
         kernels.install(gpu)
         _prepared.append(gpu)
@@ -37,6 +38,7 @@ class CaptureSession:
         self.target = target
         if target == DEVICE_TYPE:
             prepare(gpu)
+        simulated.hide_cuda()
         self.recorder = Recorder(target)
         self.mode = SimulatedDeviceMode(target, self.recorder)
         patches.install(self.mode, self.recorder)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from autosac.capture import patches, process_group
+from autosac.capture import patches, process_group, without_triton
 from autosac.capture.failures import explain, one_line
 from autosac.capture.layers import Attributes, cut_of
 from autosac.capture.pipeline import StageMetadata
@@ -101,6 +101,8 @@ class SyntheticLoader:
 def import_torchtitan() -> None:
     """Import torchtitan. CaptureError in one line where it is missing or its own imports fail."""
     try:
+        if without_triton.is_missing():
+            without_triton.import_kernels()
         import torchtitan.train  # noqa: F401
     except ImportError as e:
         raise CaptureError(f"torchtitan cannot be imported: {one_line(e)}") from e

@@ -1,0 +1,114 @@
+"""Machines that AutoSAC runs on: with and without Triton, and with a GPU that has to stay untouched."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureServer
+from autosac.integrations.titan_version import has_python_jobs
+from autosac.trace import Op, Trace
+
+pytestmark = pytest.mark.skipif(has_python_jobs(), reason="the job is a file of TorchTitan 0.2")
+
+JOB = """
+[model]
+name = "deepseek_v3"
+flavor = "debugmodel"
+[training]
+local_batch_size = 2
+seq_len = 128
+[parallelism]
+expert_parallel_degree = 2
+[activation_checkpoint]
+mode = "none"
+"""
+# Read by Python when it starts, before anything is imported.
+HIDE_TRITON = """
+import importlib.machinery as machinery
+find = machinery.PathFinder.find_spec
+machinery.PathFinder.find_spec = classmethod(
+    lambda cls, name, path=None, target=None: None if name.partition(".")[0] == "triton" else find(name, path, target)
+)
+"""
+# A job's own module, imported while its Trainer is built. Every way of PyTorch to a GPU goes through these.
+PROBE = """
+import os, pathlib, torch
+def touched(*_): raise SystemExit("the GPU is touched")
+for name in ("_cuda_init", "_cuda_setDevice", "_cuda_getDeviceCount"):
+    setattr(torch._C, name, touched)
+found = [os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.is_available(), torch.cuda.is_initialized()]
+pathlib.Path(os.environ["PROBE_REPORT"]).write_text(repr(found))
+"""
+
+
+def captured(tmp_path: Path, *overrides: str) -> Trace:
+    """The job's step, really captured."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    with CaptureServer(debug=True) as server:
+        return server.capture(TitanRequest(config_file=str(path), overrides=overrides, world_size=2))
+
+
+def test_captures_are_the_same_without_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchTitan's kernels are imported where there is no Triton, their launches recorded; every event is the same."""
+    here = captured(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(HIDE_TRITON)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    hidden = subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, text=True)
+    assert "ModuleNotFoundError: No module named 'triton'" in hidden.stderr
+    without = captured(tmp_path)
+    assert without.events == here.events and without.signatures == here.signatures
+    names = [without.signatures[event.signature].name for event in without.events if isinstance(event, Op)]
+    assert "triton._fill_indices_kernel" in names
+
+
+def test_kernels_without_triton_say_so_when_they_are_launched() -> None:
+    """A decorated function can be defined and looked at; launching it is the error."""
+    from autosac.capture.without_triton import jit
+
+    @jit(do_not_specialize=["n"])
+    def kernel(n: int) -> None:
+        """Never run."""
+
+    launch = kernel[(1,)]
+    with pytest.raises(RuntimeError, match="the kernel kernel needs Triton, which is not installed"):
+        launch(1)
+
+
+def test_a_capture_creates_no_cuda_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job sees no GPU, whatever the machine has, and nothing on the way through a whole step asks for one."""
+    (tmp_path / "probe.py").write_text(PROBE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PROBE_REPORT", str(tmp_path / "report"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert captured(tmp_path, "--experimental.custom_import", "probe").events
+    assert (tmp_path / "report").read_text() == "['', False, False]"
+
+
+def test_a_process_that_captures_has_no_cuda() -> None:
+    """Where PyTorch had found a GPU it finds none, and a job that asks for it all the same is told."""
+    program = (
+        "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 8\n"
+        "from autosac.capture.session import CaptureSession\n"
+        "from autosac.capture.target import TargetGPU\n"
+        "CaptureSession(TargetGPU(), 'cpu')\n"
+        "assert not torch.cuda.is_available() and torch.cuda.device_count() == 0\n"
+        "torch.cuda.get_device_capability()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    assert "the job asks for CUDA itself" in done.stderr.splitlines()[-1]
+
+
+def test_the_command_line_does_not_import_torch() -> None:
+    """Only the capture process does, where CUDA is hidden."""
+    program = "import sys, autosac.cli, autosac.commands; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    assert importlib.util.find_spec("torch") is not None
