@@ -253,6 +253,9 @@ class _Keeping:
         if [(d.op, d.occurrence) for d in decisions] != [(rows.call.op, rows.call.occurrence) for rows in counted]:
             raise NotDerivableError("the plan decides about other operators than the module runs")
         self._kept = [rows for rows, decision in zip(counted, decisions, strict=True) if decision.keep]
+        random = [decision.keep for rows, decision in zip(counted, decisions, strict=True) if rows.call.is_random]
+        if random != sorted(random):
+            raise NotDerivableError("the plan recomputes a random operator after a kept one")
         self._made: dict[int, bool] = {}
         kept = set(map(id, self._kept))
         for rows in execution.calls:
@@ -260,8 +263,8 @@ class _Keeping:
                 row = template.rows[i]
                 if type(row) is Alloc:
                     self._made[row.storage] = id(rows) in kept
-        if any(rows.call.writes for rows in self._kept):
-            raise NotDerivableError("the plan keeps operators that work in place")
+        # Then what is held is given under a version counter of its own.
+        self._fresh = any(_may_write(rows.call) for rows in self._kept)
 
     def apply(self) -> None:
         """Add the edits."""
@@ -269,13 +272,18 @@ class _Keeping:
         for rows in self._kept:
             if not rows.forward:
                 continue
-            outputs = self._outputs(rows.forward)
-            self._detach(rows, outputs)
+            outputs = [storage for storage, _ in self._outputs(rows.forward)]
+            if any(s >= 0 and not self._made.get(s, self._lives_outside(s)) for s in outputs):
+                raise NotDerivableError("the plan keeps an alias of what is recomputed")
+            for storage in outputs:
+                self._check_changes(storage)
+            self._detach(rows.forward, outputs)
             if not rows.recomputed:
-                held += [storage for storage, _ in outputs if storage >= 0]
+                held += [storage for storage in outputs if storage >= 0]
                 continue
-            again = [storage for storage, _ in self._outputs(rows.recomputed)]
-            self._give(rows, [storage for storage, _ in outputs], again)
+            if self._fresh:
+                self._detach(rows.recomputed, outputs)
+            self._give(rows, outputs, [storage for storage, _ in self._outputs(rows.recomputed)])
         self._release(held)
 
     def _outputs(self, rows: range) -> list[tuple[int, TensorMeta]]:
@@ -289,18 +297,34 @@ class _Keeping:
                 break
         raise NotDerivableError("the plan keeps an operator whose result is not known")
 
-    def _detach(self, rows: CallRows, outputs: Sequence[tuple[int, TensorMeta]]) -> None:
-        """The saving mode holds a detached alias of every tensor returned."""
-        last = next(self._template.rows[i] for i in reversed(rows.forward) if type(self._template.rows[i]) is not Free)
-        assert type(last) is Op or type(last) is Collective
-        made = []
-        for storage, meta in outputs:
-            if storage >= 0 and not self._made.get(storage, self._lives_outside(storage)):
-                raise NotDerivableError("the plan keeps an alias of what is recomputed")
+    def _detach(self, rows: range, storages: Sequence[int]) -> None:
+        """A detached alias of every tensor that an operator returned, the memory of which is now `storages`."""
+        last = next(self._template.rows[i] for i in reversed(rows) if type(self._template.rows[i]) is not Free)
+        changed = self._changed(last)
+        made: list[Event] = []
+        for (old, meta), storage in zip(self._outputs(rows), storages, strict=True):
+            if old in changed:
+                continue  # an argument, which is not held
             signature = Signature(DETACH, (meta,), (meta,), is_view=True)
             number = self._signatures.setdefault(signature, len(self._signatures))
             made.append(Op(number, last.stream, last.module, last.phase, last.source, (storage,), (storage,)))
-        self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)
+        self._edits.inserted.setdefault(rows[-1], []).extend(made)
+
+    def _changed(self, row: Op | Collective) -> set[int]:
+        """The storages that an operator changed."""
+        return {row.inputs[i] for i in self._template.trace.signatures[row.signature].mutates}
+
+    def _check_changes(self, storage: int) -> None:
+        """What is held holds its last value: who changed it must be kept too, and who read it before must not run again."""
+        end = self._execution.block.first
+        changes = [i for i in self._template.changes.get(storage, ()) if i < end]
+        if not changes:
+            return
+        kept = {i for rows in self._kept for i in rows.forward}
+        again = (i for rows in self._execution.calls if not rows.call.is_view for i in rows.forward if i not in kept)
+        early = any(i < changes[-1] and storage in getattr(self._template.rows[i], "inputs", ()) for i in again)
+        if early or not kept.issuperset(changes):
+            raise NotDerivableError("the plan keeps what is changed in place")
 
     def _lives_outside(self, storage: int) -> bool:
         """The storage comes from outside of the unit and would be there at its recomputation anyway."""
@@ -377,3 +401,8 @@ class _Keeping:
         raise NotDerivableError("a recomputation allocates nothing")
 
 
+
+
+def _may_write(call: Call) -> bool:
+    """Whether an operator may change its arguments; of what is no overload (higher-order operators) nothing is known."""
+    return bool(call.writes) or call.op.count(".") < 2

@@ -99,6 +99,18 @@ class Steps:
         """Where each storage begins, in `rows`."""
         return {row.storage: i for i, row in enumerate(self.rows) if type(row) is Alloc}
 
+    @cached_property
+    def changes(self) -> dict[int, list[int]]:
+        """The rows that change each storage in place."""
+        mutates = [signature.mutates for signature in self.trace.signatures]
+        found: dict[int, list[int]] = {}
+        for i in range(self.split, len(self.rows)):
+            row = self.rows[i]
+            if type(row) is Op and mutates[row.signature]:
+                for position in mutates[row.signature]:
+                    found.setdefault(row.inputs[position], []).append(i)
+        return found
+
     def look(self, storage: int) -> tuple[object, ...]:
         """What tells a storage from others of its step, whatever the trace."""
         found: Storage = self.trace.storages[storage]

@@ -1,0 +1,225 @@
+"""Jobs and models that are captured for real under many plans, and the comparison of traces operator by operator."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autosac.api import EagerCaptures
+from autosac.capture.server import CaptureServer
+from autosac.planner import Goal, Planner, plan_of
+from autosac.plans import Plan, Unit
+from autosac.policies import UnitPolicy
+from autosac.simulation import Simulation, Target
+from autosac.titan_job import TitanCaptures, TitanJob
+from autosac.trace import Alloc, Collective, Free, Op, RecordStream, Trace, WorkWait
+
+Rows = Callable[[Trace], list[Any]]
+
+
+def _rows(trace: Trace) -> list[Any]:
+    """Everything in a trace, by value: tables are looked up; storages, events and works are numbered as they appear."""
+    numbers: dict[str, dict[int, int]] = {"storage": {}, "work": {}, "event": {}}
+
+    def number(kind: str, value: int) -> int:
+        return value if value < 0 else numbers[kind].setdefault(value, len(numbers[kind]))
+
+    def row_of(row: Any) -> Any:
+        changes: dict[str, Any] = {}
+        if type(row) is Alloc:
+            found = trace.storages[row.storage]
+            number("storage", row.storage)
+            return found._replace(module=trace.modules[found.module], source=trace.sources[found.source])
+        if type(row) is Op or type(row) is Collective:
+            changes = {
+                "signature": trace.signatures[row.signature],
+                "source": trace.sources[row.source],
+                "inputs": tuple(number("storage", s) for s in row.inputs),
+                "outputs": tuple(number("storage", s) for s in row.outputs),
+            }
+        if type(row) is Collective:
+            changes |= {
+                "group": trace.groups[row.group],
+                "work": number("work", row.work),
+                "batch": number("work", row.batch),
+            }
+        if type(row) is Free or type(row) is RecordStream:
+            changes["storage"] = number("storage", row.storage)
+        if type(row) is WorkWait:
+            changes["work"] = number("work", row.work)
+        if "event" in row._fields:
+            changes["event"] = number("event", row.event)
+        if "module" in row._fields:
+            changes["module"] = trace.modules[row.module]
+        return row._replace(**changes)
+
+    return [*map(row_of, trace.prologue), "the recorded step", *map(row_of, trace.events), trace.streams]
+
+
+@pytest.fixture(scope="session")
+def rows() -> Rows:
+    """What two traces have to agree in to be the same, row by row."""
+    return _rows
+
+
+class Subject:
+    """Something captured, with plans for it."""
+
+    def __init__(self, captures: Any) -> None:
+        self.captures = captures
+        self.base: Simulation = captures.observed()
+        self.planner = Planner(self.base, Goal(budget_bytes=1, budget_kind="active"))
+        policies = self.planner.policies
+        self.policies = policies.units
+        self.outer = [u for u in self.policies if not any(policies.is_inside(u, other) for other in self.policies)]
+        self.inner = [u for u in self.policies if not any(policies.is_inside(other, u) for other in self.policies)]
+        self._known: dict[tuple[Unit, ...], Trace] = {}
+
+    def captured(self, plan: Plan) -> Trace:
+        """The trace that a real capture under the plan gives."""
+        if plan.units not in self._known:
+            self._known[plan.units] = self.captures.under(plan).trace
+        return self._known[plan.units]
+
+    def plan(self, units: Sequence[Unit]) -> Plan:
+        """The plan with these units."""
+        return plan_of(self.base, self.planner.goal, tuple(units))
+
+    def plain(self, policies: Sequence[UnitPolicy]) -> Plan:
+        """The plan in which these modules recompute everything."""
+        return self.plan([policy.recompute_all() for policy in policies])
+
+    def random(self, seed: int) -> Plan:
+        """Some modules of some levels, each of which keeps what a coin decides, as far as that is free."""
+        generator = random.Random(seed)
+        share = generator.choice((0.2, 0.5, 0.9))
+        chosen = []
+        for policy in self.outer:
+            inside = [u for u in self.inner if u.name.startswith(f"{policy.name}.")]
+            chosen += generator.choice(([], [policy], [policy], [u for u in inside if generator.random() < 0.7]))
+        units = []
+        for policy in chosen:
+            items = policy.sac.problem.items
+            units.append(
+                policy.keeping(
+                    tuple(
+                        i
+                        for i, item in enumerate(items)
+                        if (item.forced if item.forced is not None else generator.random() < share)
+                    )
+                )
+            )
+        return self.plan(units or [self.outer[0].recompute_all()])
+
+
+# ---- eager models ---------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Written out, with dropout on the weights."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The mixed values."""
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        weights = self.dropout(torch.softmax(q @ k.transpose(-1, -2) / 4, dim=-1))
+        return self.out((weights @ v).transpose(1, 2).flatten(-2))
+
+
+class InPlace(nn.Module):
+    """A feed-forward network whose activation works in place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The activated projections."""
+        return F.relu(self.down(F.relu(self.up(x), inplace=True)), inplace=True)
+
+
+class Block(nn.Module):
+    """Both, with residuals."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.ffn = Attention(width, 4), InPlace(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.ffn(self.norm2(x))
+
+
+def make_step(device: torch.device) -> tuple[nn.Module, Callable[[], Any]]:
+    """Three blocks between an embedding and a head; two microbatches, whose gradients are added."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(300, 64)
+            self.layers = nn.ModuleList(Block(64) for _ in range(3))
+            self.head = nn.Linear(64, 300)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embedding(tokens)
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x)
+
+    with device:
+        model = Model()
+        tokens = torch.randint(0, 300, (4, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        losses = [F.cross_entropy(model(part).flatten(0, 1), part.flatten()) for part in tokens.chunk(2)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+@pytest.fixture(scope="session")
+def eager() -> Subject:
+    """The eager model."""
+    return Subject(EagerCaptures(make_step, Target.of("h100-sxm-80gb", 1)))
+
+
+# ---- TorchTitan jobs ------------------------------------------------------------------------------------------------
+
+JOBS = {
+    "llama3 alone": ("llama3", 1, ""),
+    "llama3, FSDP of 8": ("llama3", 8, ""),
+    "llama3, TP of 2": ("llama3", 2, "[parallelism]\ntensor_parallel_degree = 2\n"),
+    "deepseek_v3, EP of 8": ("deepseek_v3", 8, "[parallelism]\nexpert_parallel_degree = 8\n"),
+}
+
+
+@pytest.fixture(scope="session", params=JOBS)
+def titan(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """One of the TorchTitan jobs."""
+    model, world_size, parallelism = JOBS[request.param]
+    with tempfile.TemporaryDirectory() as folder, CaptureServer() as server:
+        file = Path(folder, "job.toml")
+        file.write_text(
+            f'[model]\nname = "{model}"\nflavor = "debugmodel"\n[training]\nlocal_batch_size = 2\nseq_len = 256\n{parallelism}'
+        )
+        job = TitanJob.of(str(file), gpu="h100-sxm-80gb", world_size=world_size)
+        yield Subject(TitanCaptures(job, server, Path(folder)))

@@ -1,0 +1,212 @@
+"""Derived traces against captures of the same plans, operator by operator; and what is not derived."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autosac.derivation import Derivation, Deriver, NotDerivableError
+from autosac.errors import InfeasibleError
+from autosac.plans import Plan, Settings
+from autosac.trace import Op, Phase, Trace
+
+SEEDS = range(3)
+
+
+def deriver_of(subject: Any) -> Deriver:
+    """With templates of all outermost and all innermost modules."""
+    deriver = Deriver(subject.base.trace)
+    for policies in (subject.outer, subject.inner):
+        deriver.add(subject.captured(subject.plain(policies)))
+    return deriver
+
+
+def solved(subject: Any) -> Plan:
+    """The solver's plan halfway between the least memory and no checkpointing."""
+    planner = subject.planner
+    high = subject.base.memory.peak_bytes
+    for share in (0.5, 0.7, 0.9, 0.97, 0.99):
+        try:
+            plan, _ = planner.solve(int(share * high))
+        except InfeasibleError:
+            continue
+        if plan.units:
+            return plan  # type: ignore[no-any-return]
+    raise AssertionError("no budget has a plan")
+
+
+def test_eager_plans_are_derived_exactly(eager: Any, rows: Any) -> None:
+    """Dropout, in-place operators, two microbatches: every random plan's trace is the captured one, row by row."""
+    deriver = deriver_of(eager)
+    for plan in [eager.random(seed) for seed in range(6)] + [solved(eager)]:
+        assert rows(deriver.under(plan)) == rows(eager.captured(plan))
+
+
+def test_titan_plans_are_derived_exactly(titan: Any, rows: Any) -> None:
+    """TorchTitan jobs alone, under FSDP, tensor and expert parallelism: the same, mixed levels of modules included."""
+    deriver = deriver_of(titan)
+    kept = 0
+    for plan in [titan.random(seed) for seed in SEEDS] + [solved(titan)]:
+        derived = deriver.under(plan)
+        assert rows(derived) == rows(titan.captured(plan))
+        kept += sum(decision.keep for unit in plan.units for decision in unit.decisions)
+    assert kept
+
+
+def test_templates_and_baselines_are_themselves(titan: Any, rows: Any) -> None:
+    """A plan that recomputes everything gives its template back, and the un-checkpointed capture is none of TorchTitan's
+    baselines' business: nothing in it depends on having been observed.
+    """
+    deriver = deriver_of(titan)
+    plan = titan.plain(titan.outer)
+    assert rows(deriver.under(plan)) == rows(titan.captured(plan))
+    assert not any(row.phase is Phase.RECOMPUTE for row in titan.base.trace.events if type(row) is Op)
+
+
+def test_the_simulated_step_is_the_same(eager: Any) -> None:
+    """Simulations on derived traces are those on captured ones: time, peaks, recomputation."""
+    derivation = Derivation(eager.captures, {policy.name: policy.recompute_all() for policy in eager.policies})
+    plan = eager.random(4)
+    derived, captured = derivation.under(plan), eager.captures.under(plan)
+    assert derivation.is_derived(derived)
+    assert derived.prediction() == captured.prediction()
+    assert derivation.confirm(plan, derived) and derivation.notes() == ()
+    assert not derivation.is_derived(derivation.under(plan))
+
+
+# ---- what is not covered --------------------------------------------------------------------------------------------
+
+
+def test_units_without_a_template(eager: Any) -> None:
+    """A unit that no template recomputes is refused."""
+    deriver = Deriver(eager.base.trace)
+    deriver.add(eager.captured(eager.plain(eager.inner)))
+    assert deriver.covers(eager.inner[0].name) and not deriver.covers(eager.outer[0].name)
+    with pytest.raises(NotDerivableError, match="no template"):
+        deriver.under(eager.plain(eager.outer[:1]))
+
+
+def keeping(subject: Any, name: str, ops: tuple[str, ...]) -> Plan:
+    """The plan with the first module of this name, which keeps these operators."""
+    unit = next(policy for policy in subject.policies if policy.name.endswith(name)).recompute_all()
+    decisions = tuple(replace(d, keep=d.op in ops) for d in unit.decisions)
+    assert {d.op for d in decisions if d.keep} == set(ops)
+    return subject.plan([replace(unit, decisions=decisions)])  # type: ignore[no-any-return]
+
+
+def test_in_place_operators(eager: Any, rows: Any) -> None:
+    """Kept with what they change they are derived; one without the other would make the module recompute all, and is not."""
+    deriver = deriver_of(eager)
+    both = keeping(eager, "ffn", ("aten.addmm.default", "aten.relu_.default"))
+    assert rows(deriver.under(both)) == rows(eager.captured(both))
+    with pytest.raises(NotDerivableError, match="changed in place"):
+        deriver.under(keeping(eager, "ffn", ("aten.addmm.default",)))
+    with pytest.raises(NotDerivableError, match="alias"):
+        deriver.under(keeping(eager, "ffn", ("aten.relu_.default",)))
+
+
+def test_aliases_of_recomputed_memory(eager: Any) -> None:
+    """Keeping what is only an alias of a recomputed result is refused."""
+    with pytest.raises(NotDerivableError, match="alias"):
+        deriver_of(eager).under(keeping(eager, "attention", ("aten._unsafe_view.default",)))
+
+
+def test_decisions_for_other_operators(eager: Any) -> None:
+    """A plan with an operator less than the module runs is refused."""
+    unit = eager.outer[0].keeping(tuple(range(3)))
+    first = replace(unit.decisions[0], keep=True)
+    with pytest.raises(NotDerivableError, match="other operators"):
+        deriver_of(eager).under(eager.plan([replace(unit, decisions=(first, *unit.decisions[1:-1]))]))
+
+
+def test_other_ways_of_checkpointing(eager: Any) -> None:
+    """A plan with other settings than the templates' is refused, and one without units."""
+    deriver = deriver_of(eager)
+    plan = eager.plain(eager.outer)
+    with pytest.raises(NotDerivableError, match="another way"):
+        deriver.under(replace(plan, settings=Settings(early_stop=not plan.settings.early_stop)))
+    with pytest.raises(NotDerivableError, match="nothing"):
+        deriver.under(eager.plan([]))
+
+
+def test_a_job_that_recomputes_by_itself(eager: Any) -> None:
+    """An observed step with recomputation in it is no base."""
+    with pytest.raises(NotDerivableError, match="without a plan"):
+        Deriver(eager.captured(eager.plain(eager.outer)))
+
+
+def test_rows_that_depend_on_checkpointing(eager: Any) -> None:
+    """Templates whose steps differ from the observed one outside of units cannot be mixed with it."""
+    template = eager.captured(eager.plain(eager.outer))
+    optimizer = [i for i, row in enumerate(template.events) if type(row) is Op and row.phase is Phase.OPTIMIZER]
+    assert optimizer
+    events = template.events[: optimizer[-1]] + template.events[optimizer[-1] + 1 :]
+    deriver = Deriver(eager.base.trace)
+    deriver.add(replace(template, events=events))
+    with pytest.raises(NotDerivableError, match="depend on checkpointing"):
+        deriver.under(eager.plain(eager.outer[:1]))
+
+
+# ---- the search's side ----------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Captures that count, and that can be made to lie."""
+
+    def __init__(self, captures: Any) -> None:
+        self._captures = captures
+        self.plans: list[Plan] = []
+        self.change: Any = None
+
+    def observed(self) -> Any:
+        """The step without checkpointing."""
+        return self._captures.observed()
+
+    def baselines(self) -> Any:
+        """Without full checkpointing, so that templates have to be asked for."""
+        return {"none": self._captures.observed()}
+
+    def under(self, plan: Plan) -> Any:
+        """The step under a plan."""
+        self.plans.append(plan)
+        simulation = self._captures.under(plan)
+        return simulation if self.change is None else replace(simulation, trace=self.change(simulation.trace))
+
+
+def test_one_template_serves_all(eager: Any) -> None:
+    """The first plan for outer modules has one capture made, of all modules of their level; the others have none."""
+    captures = Counted(eager.captures)
+    derivation = Derivation(captures, {policy.name: policy.recompute_all() for policy in eager.policies})
+    for count in (1, 2, 3):
+        plan = eager.plan([policy.keeping((count,)) for policy in eager.outer[:count]])
+        assert derivation.is_derived(derivation.under(plan))
+    assert [{unit.fqn for unit in plan.units} for plan in captures.plans] == [{p.name for p in eager.outer}]
+
+
+def test_what_cannot_be_derived_is_captured(eager: Any) -> None:
+    """A plan that the rules do not cover is captured, once."""
+    captures = Counted(eager.captures)
+    derivation = Derivation(captures, {policy.name: policy.recompute_all() for policy in eager.policies})
+    plan = keeping(eager, "attention", ("aten._unsafe_view.default",))
+    first = derivation.under(plan)
+    assert derivation.under(plan) is first and not derivation.is_derived(first)
+    assert captures.plans.count(plan) == 1
+
+
+def test_a_wrong_derivation_is_noticed(eager: Any) -> None:
+    """A capture that is not as it was derived ends all derivation, and the plan's note says so."""
+    captures = Counted(eager.captures)
+    derivation = Derivation(captures, {policy.name: policy.recompute_all() for policy in eager.policies})
+    plan = eager.random(4)
+    derived = derivation.under(plan)
+
+    def shorter(trace: Trace) -> Trace:
+        last = max(i for i, row in enumerate(trace.events) if type(row) is Op and row.phase is Phase.RECOMPUTE)
+        return replace(trace, events=trace.events[:last] + trace.events[last + 1 :])
+
+    captures.change = shorter
+    assert not derivation.confirm(plan, derived)
+    assert derivation.under(plan).trace == shorter(eager.captured(plan)) and derivation.notes()
+    assert not derivation.is_derived(derivation.under(eager.random(1)))
