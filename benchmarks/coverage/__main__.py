@@ -41,14 +41,17 @@ def main() -> int:
         if arguments.size in (None, row.size) and re.search(arguments.rows, row.key)
         and not (arguments.missing and row.key in results)
     ]  # fmt: skip
+    good = True
     for row in wanted:
-        result = results[row.key] = run(row, arguments.limit)
+        result = run(row, arguments.limit)
+        results = {**_load(file, rows), row.key: result}  # another run may have written meanwhile
         kept = {known.key: asdict(results[known.key]) for known in rows if known.key in results}
         write_text_atomically(file, json.dumps(kept, indent=1) + "\n")
         write_text_atomically(arguments.output, markdown(rows, results))
-        mark = " " if as_expected(row, result) else "!"
-        print(f"{mark} {row.key}: {result.outcome} {result.reason}", flush=True)
-    return 0 if all(as_expected(row, results[row.key]) for row in wanted) else 1
+        expected = as_expected(row, result)
+        good = good and expected
+        print(f"{' ' if expected else '!'} {row.key}: {result.outcome} {result.reason}", flush=True)
+    return 0 if good else 1
 
 
 def _load(file: Path, rows: tuple[Row, ...]) -> dict[str, Result]:

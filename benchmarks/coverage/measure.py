@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autosac.errors import AutosacError
+from autosac.trace import Trace
 from benchmarks.coverage.rows import Row, load_rows
 
 JOB_FILE = Path(__file__).with_name("job.toml")
@@ -25,8 +26,8 @@ _GRACE_S = 10  # for a process that has been told to end
 class Result:
     """What became of a row. `outcome`: "fits", "out of memory", "error" or "left out"; with the last two, `reason` says why.
 
-    `ranks`: how many were captured. `capture_s`: from the start of the capture process to the last trace. `operators`: of all
-    captured ranks. `step_ms`, `peak_bytes` (reserved): of the whole job, of its fullest rank.
+    `ranks`: how many were captured. `capture_s`: from the start of the capture process to the last trace. `operators`: that
+    launch something, of all captured ranks. `step_ms`, `peak_bytes` (reserved): of the whole job, of its fullest rank.
     """
 
     outcome: str
@@ -61,10 +62,14 @@ def measure(row: Row) -> Result:
         ranks=len(stages),
         step_ms=simulation.step_ms,
         peak_bytes=max(stage.peak_reserved_bytes for stage in stages),
-        operators=sum(sum(1 for _ in stage.trace.operators()) for stage in stages),
+        operators=sum(_launched(stage.trace) for stage in stages),
         capture_s=moments["simulating"] - moments["start"],
         simulate_s=time.perf_counter() - moments["simulating"],
     )
+
+
+def _launched(trace: Trace) -> int:
+    return sum(not trace.signatures[op.signature].is_view for _, op in trace.operators())
 
 
 def run(row: Row, limit_s: float) -> Result:
@@ -76,6 +81,7 @@ def run(row: Row, limit_s: float) -> Result:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "AUTOSAC_CACHE": "off"},  # what is timed is a capture
     )
     try:
         out, err = process.communicate(timeout=limit_s)

@@ -18,6 +18,7 @@ class Row:
     """One job: TorchTitan's arguments, the number of GPUs and their kind.
 
     `needs`: Python packages that the job imports. `expect`: words of the error that the job has to end with ("": none).
+    `note` is shown beside its name.
     """
 
     group: str
@@ -29,6 +30,7 @@ class Row:
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
     expect: str = ""
+    note: str = ""
 
     @property
     def key(self) -> str:
@@ -67,4 +69,5 @@ def _sizes(entry: dict[str, Any], defaults: dict[str, str]) -> Iterator[Row]:
             arguments=("--model.name", model, "--model.flavor", flavor, *" ".join(words).split()),
             needs=tuple(entry.get("needs", ())),
             expect=job.get("expect", entry.get("expect", "")),
+            note=entry.get("note", ""),
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 
 from benchmarks.coverage.measure import Result
@@ -10,20 +12,31 @@ from benchmarks.coverage.rows import Row
 
 _HEAD = """# What of TorchTitan is covered
 
-Printed by `python -m benchmarks.coverage`: every row is a TorchTitan 0.2.2 job that `autosac simulate` runs through
-TorchTitan's unmodified code, in a process of its own. Ranks: how many were captured, one of each pipeline stage. Capture:
-seconds from the start of the capture process to the last trace, on two shared cores. Operators: of all captured ranks. Peak:
-reserved by the caching allocator of the fullest rank. Step: simulated time of the whole job's step. GPUs are H100 SXM 80 GB
-unless something else is said. Checkpointing is off unless the row is about it; jobs that would not fit without it
-use full checkpointing, as the "job" column says. "No" comes with the error that the command prints.
+Printed by `python -m benchmarks.coverage` with {versions}: every row is a TorchTitan job that `autosac simulate` runs
+through TorchTitan's unmodified code, in a process of its own. *Ranks*: how many were captured, one of each pipeline stage.
+*Capture*: seconds from the start of the capture process to the last trace, on two cores shared with other work. *Operators*:
+those that launch something, of all captured ranks. *Peak*: reserved by the caching allocator, of the fullest rank. *Step*:
+simulated time of the whole job's step. GPUs are H100 SXM 80 GB unless something else is said, 8 of them in a node.
+Checkpointing is off but where the row is about it or the job says "full AC". What does not work ends with the error that is
+shown, which is also what the command prints.
 """
+_PACKAGES = ("torch", "torchtitan", "torchao")
 _COLUMNS = ("setting", "job", "outcome", "ranks", "capture s", "operators", "peak GiB", "step ms")
 _TITLES = {"small": "Small jobs (debug models)", "real": "Real sizes"}
 
 
 def markdown(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     """The page."""
-    return "\n".join([_HEAD, *_sections(rows, results)])
+    return "\n".join([_HEAD.format(versions=_versions()), *_sections(rows, results)])
+
+
+def _versions() -> str:
+    """The packages of this environment that decide what works."""
+    found = []
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)
 
 
 def _sections(rows: Sequence[Row], results: Mapping[str, Result]) -> Iterator[str]:
@@ -48,7 +61,7 @@ def _count(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
 
 
 def _line(row: Row, result: Result) -> str:
-    start = [row.name, _job(row)]
+    start = [f"{row.name} ({row.note})" if row.note else row.name, _job(row)]
     if result.outcome in ("error", "left out"):
         reason = result.reason.replace("|", "\\|").replace("<", "&lt;")
         return f"| {' | '.join([*start, f'no: {reason}', '', '', '', '', ''])} |"

@@ -1,0 +1,63 @@
+"""Simulations and plans through the public API, under every parallel dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autosac.jobs import TitanJob, plan_titan_job, simulate_job
+from autosac.planning import Goal, Planned
+
+Job = Callable[..., TitanJob]
+LONG = {"training__seq_len": 1024, "training__local_batch_size": 4}
+
+
+def test_plan_under_tensor_parallelism(job: Job) -> None:
+    """Between full checkpointing and none, a plan fits its budget, uses it, and recomputes less than full checkpointing."""
+    budget = 250 * 2**20
+    (planned,) = plan_titan_job(
+        job("llama3", 4, parallelism__tensor_parallel_degree=2, **LONG), Goal(budget_bytes=budget)
+    )
+    assert isinstance(planned, Planned), planned
+    stated = {name: (p.peak_reserved_bytes or 0, p.recompute_ms) for name, p in planned.plan.predictions.items()}
+    assert stated["full"][0] < 0.9 * budget <= stated["autosac"][0] <= budget < stated["none"][0]
+    assert 0 == stated["none"][1] < stated["autosac"][1] < stated["full"][1]
+    assert planned.plan.units and planned.simulation.peak_reserved_bytes == stated["autosac"][0]
+
+
+def test_simulation_of_context_parallelism(job: Job) -> None:
+    """What is recomputed is not held: full checkpointing holds less than keeping attention and half of the products, which
+    holds less than no checkpointing; their recomputation is in the reverse order.
+    """
+    wanted = job("llama3", 4, parallelism__context_parallel_degree=2, **LONG)
+    none, others = simulate_job(wanted, beside=("full", "selective-op"))
+    full, some = others["full"], others["selective-op"]
+    assert full.peak_active_bytes < some.peak_active_bytes < none.peak_active_bytes
+    assert full.recompute_ms > some.recompute_ms > none.recompute_ms == 0
+    assert full.step_ms > none.step_ms > 0
+
+
+PIPELINE = {"parallelism__pipeline_parallel_degree": 4, "training__local_batch_size": 4, "training__seq_len": 1024}
+
+
+def test_peaks_of_pipeline_stages(job: Job) -> None:
+    """Four stages, four microbatches. The two in the middle have two layers each and nothing else: under 1F1B the second
+    holds the activations of three microbatches and the third those of two, under GPipe both hold all four: from two to
+    three and from three to four it is the same (but for buffers that neighbours are still sending from).
+    """
+    peaks = {}
+    for schedule in ("1F1B", "GPipe"):
+        simulation, _ = simulate_job(
+            job("llama3", 4, parallelism__pipeline_parallel_schedule=schedule, **PIPELINE)
+        )
+        assert simulation.pipeline is not None
+        stages = simulation.pipeline.stages
+        assert [stage.trace.info["rank"] for stage in stages] == [0, 1, 2, 3]
+        assert simulation.step_ms == simulation.pipeline.timeline.makespan_ms > 0
+        peaks[schedule] = [stage.memory.peak().nbytes for stage in stages]
+    early, late = peaks["1F1B"][1:3]
+    together = peaks["GPipe"][1:3]
+    assert early > late
+    assert together[0] == together[1]
+    assert together[0] - early == pytest.approx(early - late, rel=0.05)
