@@ -156,7 +156,7 @@ def problem_of(model: Model) -> GlobalProblem:
                 stored_bytes=curve.stored_bytes,
                 discardable_bytes=curve.discardable_bytes,
                 recompute_ms=curve.runtime_ms,
-                segments=curves.tight_chords(curve.curve()),
+                segments=curves.tight_chords(curve.curve(), len(curve.points)),
             )
         )
     return GlobalProblem(units=tuple(units), points=model.points())

@@ -19,6 +19,7 @@ what made a plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,9 @@ from autosac.solvers.problem import GlobalProblem, candidate_points
 
 POLISH_GAP = 0.005
 RELAXED_GAP = 0.1
+BUDGET_TOLERANCE = 3e-7
+"""Fraction of a unit's bytes by which its policy may exceed the budget that the MILP gave it; all of them together stay
+within what the MILP holds back (`model.MARGIN`), or it is not granted."""
 _NO_LIMIT = np.iinfo(np.int64).max
 
 
@@ -90,13 +94,36 @@ def solve_two_level(
             if found is None:
                 raise e from None
             return found
-    policies = {u: solve(items[u], kept) for u, kept in enumerate(budgets.kept_bytes) if kept is not None}
+    policies = _policies(problem, items, budget_bytes, solve, budgets)
     _fill(problem, items, budget_bytes, solve, policies)
     found = replace(_solution(problem, items, policies, budgets), method=method)
     if polish_s <= 0 or relative_gap(found.recompute_ms, budgets.bound_ms) <= POLISH_GAP:
         return found
     joint = _polished(problem, items, budget_bytes, budgets, solver, polish_s)
     return joint if joint is not None and joint.recompute_ms < found.recompute_ms else found
+
+
+def _policies(
+    problem: GlobalProblem,
+    items: Sequence[LocalProblem],
+    budget_bytes: int,
+    solve: LocalSolver,
+    budgets: GlobalSolution,
+) -> dict[int, LocalSolution]:
+    """A policy for each unit within its budget, up to what the MILP's answer is rounded by.
+
+    Most budgets are those of whole operators: a few bytes less would lose one of them.
+    """
+    for tolerance in (BUDGET_TOLERANCE, 0.0):
+        policies = {
+            u: solve(items[u], kept + math.ceil(tolerance * problem.units[u].discardable_bytes))
+            for u, kept in enumerate(budgets.kept_bytes)
+            if kept is not None
+        }
+        kept_bytes = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
+        if int(problem.peaks_bytes(kept_bytes).max()) <= budget_bytes:
+            break
+    return policies
 
 
 def _solution(
