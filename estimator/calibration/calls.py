@@ -146,8 +146,10 @@ def _value(parameter: Any, given: dict[str, Any], rest: _Tensors, signature: Sig
     if parameter.has_default_value():
         if name == "memory_format" and signature.outputs:
             return _memory_format(signature.outputs[0])
-        if name == "device" and not signature.inputs:
+        if not signature.inputs and name == "device":
             return device
+        if not signature.inputs and name == "dtype" and signature.outputs:  # the default type of where it was called
+            return _dtype(signature.outputs[0].dtype)
         return parameter.default_value
     if "List[" in kind:
         return []
