@@ -73,7 +73,7 @@ def solve_two_level(
     solver: str = "cbc",
     time_limit_s: float | None = 10.0,
     gap: float = 5e-3,
-    polish_s: float = 1.0,
+    polish_s: float = 2.0,
 ) -> TwoLevelSolution:
     """A plan under the budget; `items` are the operators' groups per unit. InfeasibleError, UsageError.
 

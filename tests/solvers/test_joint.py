@@ -27,7 +27,7 @@ from autosac.solvers import (
     solve_joint,
     solve_two_level,
 )
-from autosac.solvers.two_level import RELAXED_GAP, _fill, _greedy
+from autosac.solvers.two_level import RELAXED_GAP, _fill, _greedy, _policies
 
 Plans = Callable[
     [GlobalProblem, tuple[LocalProblem, ...]], Iterator[tuple[tuple[tuple[int, ...] | None, ...], list[int | None]]]
@@ -273,6 +273,28 @@ def test_what_is_left_goes_to_the_unit_that_saves_most() -> None:
     policies = {0: a.solution((0,)), 1: b.solution((0,))}
     _fill(problem, (a, b), 100, knapsack, policies)
     assert (policies[0].kept, policies[1].kept) == ((0,), (0, 1))
+
+
+def _budgets(*kept_bytes: int) -> GlobalSolution:
+    """An answer of the MILP with these budgets."""
+    return GlobalSolution(
+        discard_fraction=(0.5,) * len(kept_bytes), kept_bytes=kept_bytes, peak_bytes=0, recompute_ms=0.0, bound_ms=0.0,
+        binding=(), shadow_ms_per_gib=0.0,
+    )  # fmt: skip
+
+
+def test_rounding_of_the_answer_loses_no_operator() -> None:
+    """Two units of two GiB: 100 bytes short of one GiB each, both keep one if the budget has room for that, else neither."""
+    gib = 2**30
+    local = local_problem((gib, 6.0), (gib, 6.0))
+    units = (unit("a", local, 2 * gib), unit("b", local, 2 * gib))
+    problem = GlobalProblem(units=units, points=(PeakPoint("p", 4 * gib, ((0, 1), (1, 1))),))
+    short = _budgets(gib - 100, gib - 100)
+    kept = {room: _policies(problem, (local,) * 2, 2 * gib + room, knapsack, short) for room in (0, -1)}
+    assert [policy.kept_bytes for policy in kept[0].values()] == [gib, gib]
+    assert [policy.kept_bytes for policy in kept[-1].values()] == [0, 0]
+    far = _budgets(gib - 10_000, gib - 10_000)
+    assert [p.kept_bytes for p in _policies(problem, (local,) * 2, 3 * gib, knapsack, far).values()] == [0, 0]
 
 
 def test_polishing_is_never_worse() -> None:
