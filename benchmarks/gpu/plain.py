@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.plain --profile PROFILE.toml --device cuda --out DIR [--minutes 8]
 
-Models: Llama-3.2-1B and 3B and an 8B cut to eight layers (with ``--device cpu``, two tiny ones), with batches for the device's
+Models: Llama-3.2-1B and 3B and an 8B cut to eight layers (with ``--device cpu``, a tiny one), with batches for the device's
 memory. Policies: none, full, selective-op, and AutoSAC's plans for three budgets: a quarter, a half and three quarters of
 the way from the predicted peak of "full" to that of "none", or to the device's memory where "none" does not fit. Writes
 ``plain.json``; a model that no time is left for is listed in it.
@@ -36,16 +36,13 @@ _SIZES: dict[str, tuple[dict[str, int], float, float]] = {
     "Llama 3B": ({"layers": 28, "dim": 3072, "heads": 24}, 24.0, 10.5),
     "Llama 8B, 8 layers": ({"layers": 8, "dim": 4096, "ffn_dim": 14336}, 18.0, 8.5),
 }
-_TINY = {
-    "Llama tiny": {"layers": 4, "dim": 64, "heads": 4, "kv_heads": 2, "ffn_dim": 192, "vocabulary": 256},
-    "Llama small": {"layers": 2, "dim": 128, "heads": 4, "kv_heads": 2, "ffn_dim": 384, "vocabulary": 512},
-}
+_TINY = {"layers": 4, "dim": 64, "heads": 4, "kv_heads": 2, "ffn_dim": 192, "vocabulary": 256}
 
 
 def models(device: str, total_bytes: int) -> list[Model]:
     """The models, with a batch size for this much memory: what "none" takes is about what there is."""
     if device == "cpu":
-        return [_model(name, sizes | {"batch_size": 4, "seq_len": 64}, "float32") for name, sizes in _TINY.items()]
+        return [_model("Llama tiny", _TINY | {"batch_size": 4, "seq_len": 64}, "float32")]
     found = []
     for name, (sizes, sequence_gib, state_gib) in _SIZES.items():
         batch = max(1, int((total_bytes / _GIB * 0.85 - 1.7 * state_gib) / sequence_gib))
