@@ -12,7 +12,7 @@ from autosac.errors import InfeasibleError
 from autosac.plans import Plan, Settings
 from autosac.trace import Op, Phase, Trace
 
-SEEDS = range(3)
+SEEDS = range(2)
 
 
 def deriver_of(subject: Any) -> Deriver:
@@ -33,36 +33,28 @@ def solved(subject: Any) -> Plan:
         except InfeasibleError:
             continue
         if plan.units:
-            return plan  # type: ignore[no-any-return]
+            return plan
     raise AssertionError("no budget has a plan")
 
 
 def test_eager_plans_are_derived_exactly(eager: Any, rows: Any) -> None:
     """Dropout, in-place operators, two microbatches: every random plan's trace is the captured one, row by row."""
     deriver = deriver_of(eager)
-    for plan in [eager.random(seed) for seed in range(6)] + [solved(eager)]:
+    for plan in [eager.random(seed) for seed in range(4)] + [solved(eager)]:
         assert rows(deriver.under(plan)) == rows(eager.captured(plan))
 
 
 def test_titan_plans_are_derived_exactly(titan: Any, rows: Any) -> None:
     """TorchTitan jobs alone, under FSDP, tensor and expert parallelism: the same, mixed levels of modules included."""
     deriver = deriver_of(titan)
+    plain = titan.plain(titan.outer)
+    assert rows(deriver.under(plain)) == rows(titan.captured(plain))
     kept = 0
     for plan in [titan.random(seed) for seed in SEEDS] + [solved(titan)]:
         derived = deriver.under(plan)
         assert rows(derived) == rows(titan.captured(plan))
         kept += sum(decision.keep for unit in plan.units for decision in unit.decisions)
     assert kept
-
-
-def test_templates_and_baselines_are_themselves(titan: Any, rows: Any) -> None:
-    """A plan that recomputes everything gives its template back, and the un-checkpointed capture is none of TorchTitan's
-    baselines' business: nothing in it depends on having been observed.
-    """
-    deriver = deriver_of(titan)
-    plan = titan.plain(titan.outer)
-    assert rows(deriver.under(plan)) == rows(titan.captured(plan))
-    assert not any(row.phase is Phase.RECOMPUTE for row in titan.base.trace.events if type(row) is Op)
 
 
 def test_the_simulated_step_is_the_same(eager: Any) -> None:
@@ -93,7 +85,7 @@ def keeping(subject: Any, name: str, ops: tuple[str, ...]) -> Plan:
     unit = next(policy for policy in subject.policies if policy.name.endswith(name)).recompute_all()
     decisions = tuple(replace(d, keep=d.op in ops) for d in unit.decisions)
     assert {d.op for d in decisions if d.keep} == set(ops)
-    return subject.plan([replace(unit, decisions=decisions)])  # type: ignore[no-any-return]
+    return subject.plan([replace(unit, decisions=decisions)])
 
 
 def test_in_place_operators(eager: Any, rows: Any) -> None:
