@@ -12,7 +12,8 @@ from benchmarks.coverage.rows import Row
 
 _HEAD = """# What of TorchTitan is covered
 
-Printed by `python -m benchmarks.coverage` with {versions}: every row is a TorchTitan job that `autosac simulate` runs
+Printed by `python -m benchmarks.coverage` with {versions}:
+every row is a TorchTitan job that `autosac simulate` runs
 through TorchTitan's unmodified code, in a process of its own. *Ranks*: how many were captured, one of each pipeline stage.
 *Capture*: seconds from the start of the capture process to the last trace, on two cores shared with other work. *Operators*:
 those that launch something, of all captured ranks. *Peak*: reserved by the caching allocator, of the fullest rank. *Step*:
