@@ -18,7 +18,7 @@ from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import Pipeline, Simulation, simulation_of
 from autosac.stages import join_plans
-from autosac.titan_job import BASELINES, TitanCaptures, TitanJob
+from autosac.titan_job import BASELINES, Progress, TitanCaptures, TitanJob
 
 __all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_job", "simulation_of"]
 
@@ -92,20 +92,35 @@ def plan_titan_job(
         tempfile.TemporaryDirectory(prefix="autosac-") as folder,
         CaptureServer(debug=job.debug, on_progress=job.progress) as server,
     ):
-        captures = [TitanCaptures(job, server, Path(folder))]
-        if job.rank == 0:
-            captures += [
-                TitanCaptures(stage, server, Path(folder)) for stage in job.stages(captures[0].observed().trace)[1:]
-            ]
+        captures = captures_of(job, server, Path(folder))
         budgets = tuple(budgets_bytes) or (goal.budget_bytes,)
         if pareto:
             per_stage = [pareto_budgets(stage, goal.budget_kind, pareto) for stage in captures]
             budgets = tuple(max(column) for column in zip(*per_stage, strict=True))
-        plans = [make_plans(stage, goal, budgets, job.progress) for stage in captures]
-        if len(captures) == 1:
-            return plans[0]
-        baselines = [stage.baselines() for stage in captures]
-        return tuple(join_plans(stages, baselines) for stages in zip(*plans, strict=True))
+        return plans_of(captures, goal, budgets, job.progress)
+
+
+def captures_of(job: TitanJob, server: CaptureServer, folder: Path, name: str = "none") -> list[TitanCaptures]:
+    """The captures of one rank of each pipeline stage, that under the baseline `name` begun; of the job's own rank if that
+    is not 0.
+    """
+    first = TitanCaptures(job, server, folder)
+    stages = job.stages(first.baseline(name).trace)[1:] if job.rank == 0 else ()
+    captures = [first, *(TitanCaptures(stage, server, folder) for stage in stages)]
+    for stage in captures:
+        stage.start(name)
+    return captures
+
+
+def plans_of(
+    captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], progress: Progress
+) -> tuple[Planned | InfeasibleError, ...]:
+    """A plan of the whole job for each budget; an InfeasibleError where there is none."""
+    plans = [make_plans(stage, goal, budgets, progress) for stage in captures]
+    if len(captures) == 1:
+        return plans[0]
+    baselines = [stage.baselines() for stage in captures]
+    return tuple(join_plans(stages, baselines) for stages in zip(*plans, strict=True))
 
 
 def plan_job(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import CaptureError, UsageError
-from autosac.induction import capturing
+from autosac.induction import Capturing, capturing
 from autosac.integrations.titan_version import check_job
 from autosac.plans import Plan
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
@@ -116,30 +117,38 @@ class TitanCaptures:
         self._server = server
         self._folder = folder
         self._plans = 0
-        self._observed = capturing(server, job.request("none", observe=True), job.progress)
-        self._base: Simulation | None = None
-        self._baselines: dict[str, Simulation] = {}
+        self._started: dict[str, Future[Trace] | Capturing] = {}
+        self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
+
+    def start(self, name: str = "none") -> None:
+        """Begin to capture the step under one of BASELINES, unless that has begun."""
+        if name not in self._started:
+            request = self._job.request(name, observe=name == "none")
+            self._started[name] = capturing(self._server, request, self._job.progress)
+
+    def baseline(self, name: str) -> Simulation:
+        """The step under one of BASELINES, of "none" with its regions observed. CaptureError if the job cannot run so."""
+        if name not in self._simulations:
+            self.start(name)
+            self._simulations[name] = simulation_of(self._started[name].result(), self._job.target)
+        return self._simulations[name]
 
     def observed(self) -> Simulation:
         """The step without checkpointing, its regions observed."""
-        if self._base is None:
-            self._base = simulation_of(self._observed.result(), self._job.target)
-        return self._base
+        return self.baseline("none")
 
     def baselines(self) -> Mapping[str, Simulation]:
         """The step under each of BASELINES that the job can run under; `failures` says why not under the others."""
-        if not self._baselines:
-            self._baselines = {"none": self.observed()}
-            futures = {
-                name: capturing(self._server, self._job.request(name), self._job.progress) for name in BASELINES[1:]
-            }
-            for name, future in futures.items():
-                try:
-                    self._baselines[name] = simulation_of(future.result(), self._job.target)
-                except CaptureError as e:
-                    self._failures[name] = str(e)
-        return self._baselines
+        for name in BASELINES:
+            self.start(name)
+        found = {"none": self.observed()}
+        for name in BASELINES[1:]:
+            try:
+                found[name] = self.baseline(name)
+            except CaptureError as e:
+                self._failures[name] = str(e)
+        return found
 
     def failures(self) -> Mapping[str, str]:
         """Why the job cannot run under a baseline, by its name."""
