@@ -52,7 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_job(command: argparse.ArgumentParser) -> None:
     command.epilog = "TorchTitan's own arguments may follow after --, e.g. -- --training.seq_len 4096"
     job = command.add_argument_group("the job")
-    job.add_argument("job", metavar="JOB.toml", help="an ordinary TorchTitan job file (simulate: or a saved capture)")
+    job.add_argument(
+        "job",
+        metavar="JOB",
+        help="a TorchTitan job: its file (0.2), or MODULE:CONFIG (0.3); simulate: or a saved capture",
+    )
     job.add_argument(
         "--world-size", type=_positive, default=None, metavar="N", help="number of GPUs (default: $NGPU or 1)"
     )
