@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ROUNDS_A_MINUTE, _MOST_ROUNDS = 4, 40
 _RESERVE = 0.2  # of the time, for host, memory and fits
+_CAPTURE_SHARE = 0.15
 _COLLECTIVES_SHARE = 0.15
 _REFERENCE_GPU = "a100-sxm-80gb"  # prices that only decide what is measured first
 _FACTS = (
@@ -131,7 +132,8 @@ def _wanted(arguments: argparse.Namespace, gpu: TargetGPU | None) -> tuple[tuple
         return by_value(_job_trace(arguments, gpu), _REFERENCE_GPU), False, probed
     rounds = min(max(1, int(arguments.minutes * _ROUNDS_A_MINUTE)), _MOST_ROUNDS)
     scale = Scale.of(arguments.device, gpu.memory_bytes if gpu is not None else 0)
-    trace = capture_eager(sweep_step(scale, rounds), request)
+    until = time.monotonic() + arguments.minutes * 60 * _CAPTURE_SHARE
+    trace = capture_eager(sweep_step(scale, rounds, until), request)
     return _operators(trace), True, probed
 
 

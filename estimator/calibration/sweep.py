@@ -17,7 +17,9 @@ out of time has measured all kinds.
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -210,14 +212,16 @@ _KINDS: tuple[Callable[[Draw], None], ...] = (
 )  # fmt: skip
 
 
-def sweep_step(scale: Scale, rounds: int) -> Callable[[torch.device], Any]:
-    """A step that goes through `rounds` rounds; to be captured, not run. Its first call, a warm-up, is empty."""
+def sweep_step(scale: Scale, rounds: int, until: float = math.inf) -> Callable[[torch.device], Any]:
+    """A step that goes through `rounds` rounds, at least one, and begins none after `until` (by `time.monotonic`); to be
+    captured, not run. Its first call, a warm-up, is empty.
+    """
 
     def make_step(device: torch.device) -> Callable[[], None]:
         calls = itertools.count()
 
         def step() -> None:
-            for draw, kind in _plan(scale, rounds, device) if next(calls) else ():
+            for draw, kind in _plan(scale, rounds, device, until) if next(calls) else ():
                 kind(draw)
 
         return step
@@ -225,9 +229,13 @@ def sweep_step(scale: Scale, rounds: int) -> Callable[[torch.device], Any]:
     return make_step
 
 
-def _plan(scale: Scale, rounds: int, device: torch.device) -> Iterator[tuple[Draw, Callable[[Draw], None]]]:
+def _plan(
+    scale: Scale, rounds: int, device: torch.device, until: float
+) -> Iterator[tuple[Draw, Callable[[Draw], None]]]:
     source = random.Random(_SEED)
     for number in range(rounds):
+        if number and time.monotonic() > until:
+            return
         dtype = scale.dtypes[number % len(scale.dtypes)]
         for kind in _KINDS:
             yield Draw(source, scale, device, dtype), kind
