@@ -76,9 +76,13 @@ def cut_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> tuple[Any
 
 
 def layering_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> Layering | None:
-    """How the job's layers repeat; None if they do not, or if single layers are named or gathered into buckets."""
+    """How the job's layers repeat; None if they do not, if single layers are named or gathered into buckets, or if the load
+    of experts is drawn (each layer has its own).
+    """
     parallelism = config.parallelism
     if parallelism.pipeline_parallel_layers_per_stage is not None or request.plan_file is not None:
+        return None
+    if not request.moe_load.is_balanced:
         return None
     if _NAMED_LAYER.search(repr(config)) or _has_buckets(parallelism, request.world_size):
         return None
@@ -89,6 +93,8 @@ def layering_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> Laye
     every_nth = int(every) if kind == "selective" and every.isdigit() else 1
     leading, period = repetition(kinds(attributes))
     stages = _pipeline_stages(parallelism)
+    if stages > 1 and int(parallelism.tensor_parallel_degree) > 1:
+        return None  # a graph that is dropped without a backward dies in an order that was not seen to repeat
     return Layering(len(attributes), leading, stages * lcm(period, every_nth))
 
 

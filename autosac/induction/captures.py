@@ -19,7 +19,7 @@ from autosac.induction.traces import TraceFamily, difference
 from autosac.trace import Trace
 
 _CUTS = 3
-_MOST_CUTS = 5
+_MOST_CUTS = 4
 
 
 class Server(Protocol):
