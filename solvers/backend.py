@@ -79,18 +79,19 @@ def leaving_nothing(backend: pulp.LpSolver) -> Iterator[None]:
 
     started: list[subprocess.Popen[Any]] = []
 
-    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[Any]:
-        started.append(subprocess.Popen(*args, **kwargs))
-        return started[-1]
+    class Recorded(subprocess.Popen[Any]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            started.append(self)  # before it starts: the exception may come any time after
+            super().__init__(*args, **kwargs)
 
     with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
         backend.tmpDir = folder
-        coin_api.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
+        coin_api.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Recorded})
         try:
             yield
         finally:
             coin_api.subprocess = subprocess
             for process in started:
-                if process.poll() is None:
+                if getattr(process, "pid", None) is not None and process.poll() is None:
                     process.kill()
                     process.wait()
