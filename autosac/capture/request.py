@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from autosac.capture.load import MoELoad
 from autosac.capture.target import TargetGPU
 from autosac.errors import UsageError
 
@@ -20,7 +21,8 @@ class TitanRequest:
     `plan_file`. `observe` records the regions of all modules that could be checkpointed (implies "none"). `stage_inputs`:
     with pipeline parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank
     gives it in its trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` is
-    the index of a cut that is made where the layers are alike (`autosac.capture.layers`).
+    the index of a cut that is made where the layers are alike (`autosac.capture.layers`). `moe_load`: how tokens spread over
+    the experts of a mixture.
     """
 
     config_file: str | None
@@ -36,6 +38,7 @@ class TitanRequest:
     stage_inputs: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] | None = None
     layers: int | None = None
     cut: int | None = None
+    moe_load: MoELoad = field(default_factory=MoELoad)
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -73,4 +76,5 @@ class TitanRequest:
         document["overrides"] = tuple(document["overrides"])
         if document["stage_inputs"] is not None:
             document["stage_inputs"] = tuple((tuple(a), tuple(b), dtype) for a, b, dtype in document["stage_inputs"])
-        return TitanRequest(gpu=TargetGPU(**gpu), **document)
+        load = MoELoad(**document.pop("moe_load"))
+        return TitanRequest(gpu=TargetGPU(**gpu), moe_load=load, **document)

@@ -12,14 +12,17 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from autosac.capture import patches, process_group, without_triton
+from autosac.capture import patches, process_group, values, without_triton
 from autosac.capture.failures import explain, one_line
 from autosac.capture.layers import Attributes, cut_of
+from autosac.capture.load import Routing
 from autosac.capture.pipeline import StageMetadata
+from autosac.capture.recorder import Recorder
 from autosac.capture.request import TitanRequest
 from autosac.capture.session import CaptureSession
 from autosac.errors import CaptureError
@@ -27,7 +30,7 @@ from autosac.integrations import modules
 from autosac.integrations.titan_settings import check_settings
 from autosac.integrations.titan_version import has_python_jobs, installed_version
 from autosac.plans import Plan
-from autosac.trace import Trace
+from autosac.trace import Phase, Trace
 
 Transform: TypeAlias = Callable[[torch.nn.Module], None]
 
@@ -142,6 +145,8 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
     from autosac.capture.transforms import transform_of
 
     with session.active() as recorder:
+        routing = _routing(request, recorder)
+        values.route_by(routing)
         progress("building the model")
         try:
             trainer = adapter.build(config, transform_of(request, recorder))
@@ -155,6 +160,8 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
         for step in range(1, request.steps + 1):
             progress(f"step {step} of {request.steps}")
             last = step == request.steps
+            if routing is not None:
+                routing.begin_step()
             if last:
                 recorder.begin_recording()
             else:
@@ -170,11 +177,25 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
         return recorder.trace({**info, "stage_outputs": stages.sent, **cut})
 
 
+def _routing(request: TitanRequest, recorder: Recorder) -> Routing | None:
+    """Who draws the routing of tokens, or None if it is balanced."""
+    if request.moe_load.is_balanced:
+        return None
+
+    def locate() -> tuple[str, bool]:
+        place = recorder.phases.locate()
+        return recorder.phases.modules.names[place.module], place.phase is Phase.RECOMPUTE
+
+    return Routing(request.moe_load, request.rank, locate)
+
+
 def _info(request: TitanRequest, config: Any, settings: dict[str, str], trainer: Any) -> dict[str, Any]:
     dims = trainer.parallel_dims
     tokens = config.training.local_batch_size * config.training.seq_len * trainer.gradient_accumulation_steps
     names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
+    load = {} if request.moe_load.is_balanced else {"moe_load": asdict(request.moe_load)}
     return {
+        **load,
         "job_fingerprint": fingerprint(settings, request.world_size),
         "job_settings": settings,
         "world_size": request.world_size,

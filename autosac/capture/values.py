@@ -2,8 +2,9 @@
 
 Small integer tensors (and tiny floating ones) carry shadow values that are computed for real on the CPU beside the fake
 ones. Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin,
-that is perfectly balanced; collectives see symmetric ranks; an unknown bool is False (initialisers loop on `mask.any()`),
-an unknown integer or float is 1.
+that is perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts
+of tokens that ranks exchange when routing is drawn; an unknown bool is False (initialisers loop on `mask.any()`), an unknown
+integer or float is 1.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from autosac.capture.load import Routing
 from autosac.capture.operators import per_operator
 
 aten = torch.ops.aten
@@ -25,6 +27,13 @@ _UNINITIALISED = {
     aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
     aten.new_empty_strided.default, aten.empty_permuted.default, aten.resize_.default,
 }  # fmt: skip
+
+_routing: list[Routing] = []  # one at most
+
+
+def route_by(routing: Routing | None) -> None:
+    """Draw the routing of tokens to experts from now on; None: round-robin."""
+    _routing[:] = [routing] if routing is not None else []
 
 
 def _filled(position: int) -> Callable[[Any, tuple[Any, ...]], torch.Tensor]:
@@ -127,7 +136,7 @@ def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, o
 
 def _topk(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if shadow(args[0]) is None:
-        _balanced_topk(args, out)
+        _route(args, out)
     else:
         _compute(func, args, kwargs, out)
 
@@ -209,6 +218,8 @@ def _histogram(args: Any, out: Any) -> None:
     values = shadow(args[0])
     if values is not None:
         counts = torch.bincount(values.reshape(-1).long(), minlength=out.numel())
+        for routing in _routing:
+            routing.counted(counts.numpy())
     else:
         quotient, remainder = divmod(args[0].numel(), out.numel())
         counts = torch.full((out.numel(),), quotient, dtype=torch.int64)
@@ -216,10 +227,25 @@ def _histogram(args: Any, out: Any) -> None:
     out._shadow = counts.to(out.dtype)
 
 
-def _balanced_topk(args: Any, out: Any) -> None:
+def _route(args: Any, out: Any) -> None:
     indices = out[1]
-    if indices.dim() and indices.numel() <= _INTEGER_LIMIT:
-        indices._shadow = (torch.arange(indices.numel()) % args[0].shape[-1]).view(indices.shape)
+    if not indices.dim() or indices.numel() > _INTEGER_LIMIT:
+        return
+    for routing in _routing:
+        chosen = routing.route(args[0].shape, args[1])
+        if chosen is not None:
+            indices._shadow = torch.from_numpy(chosen)
+            return
+    indices._shadow = (torch.arange(indices.numel()) % args[0].shape[-1]).view(indices.shape)
+
+
+def _exchanged(values: torch.Tensor, group: Any) -> torch.Tensor:
+    """What an all-to-all of equal parts brings."""
+    for routing in _routing:
+        if values.dim() == 1 and values.numel() % group.size() == 0:
+            received = routing.exchanged(values.long().numpy(), torch.distributed.get_process_group_ranks(group))
+            return torch.from_numpy(received).to(values.dtype)
+    return values
 
 
 def _collective_in_place(func: Any, args: Any) -> None:
@@ -228,7 +254,9 @@ def _collective_in_place(func: Any, args: Any) -> None:
     target = args[0]
     if name in ("alltoall_base_", "_allgather_base_") and isinstance(target, FakeTensor):
         values = shadow(args[1])
-        if values is not None and values.numel() and target.numel() % values.numel() == 0:
+        if values is not None and name == "alltoall_base_" and values.shape == target.shape:
+            _overwrite(target, _exchanged(values, torch.distributed.ProcessGroup.unbox(args[2])))
+        elif values is not None and values.numel() and target.numel() % values.numel() == 0:
             _overwrite(target, values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape))
         else:
             _forget(target)
@@ -239,12 +267,14 @@ def _collective_in_place(func: Any, args: Any) -> None:
 
 
 def _functional_collective(func: Any, args: Any, out: Any) -> Any:
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
     name = func._schema.name.split("::")[1]
-    if name in ("wait_tensor", "all_to_all_single", "broadcast", "broadcast_"):
+    if name == "all_to_all_single" and args[0].shape == out.shape:
+        return _exchanged(args[0], _resolve_process_group(args[3]))
+    if name in ("wait_tensor", "broadcast", "broadcast_"):
         return args[0] if args[0].shape == out.shape else None
     if name in ("all_reduce", "all_reduce_"):
-        from torch.distributed.distributed_c10d import _resolve_process_group
-
         return args[0] * _resolve_process_group(args[2]).size() if args[1].lower() == "sum" else args[0].clone()
     if name == "all_gather_into_tensor":
         return torch.cat([args[0]] * args[1])

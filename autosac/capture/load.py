@@ -1,0 +1,232 @@
+"""How many tokens each expert of a mixture-of-experts layer gets: the load is a setting, for routing depends on data.
+
+**Popularity.** In every layer expert e has a weight w_e > 0, the same for all ranks and microbatches of a draw:
+
+    balanced         no weights: tokens go to the experts in turn (round-robin), the default
+    uniform          w_e = 1
+    zipf[:s]         w_e = i_e ** -s, i a random permutation of 1 ... E (s = 1 unless told)
+    power-law[:a]    w_e = u_e ** (-1 / a), u_e uniform on (0, 1]: P(w > x) = x ** -a, Pareto's law (a = 1 unless told)
+
+**Tokens.** A token takes k distinct experts by successive sampling with those weights (Plackett-Luce). As Gumbel top-k, or
+an exponential race: expert e arrives at t_e ~ Exp(w_e), the k first win (`choose`). The counts of N tokens add up to N k.
+Where a router is limited to some groups of experts (DeepSeek-V3), the groups with the largest sums of their two best scores
+exp(-t_e) take part.
+
+**Peers.** Under expert parallelism a rank receives from each peer what the peer's tokens send to the rank's own experts. Peers'
+tokens are drawn from the same popularity, independently: from a peer with N tokens expert e gets Binomial(N, pi_e), where
+pi_e = P(e is among the k first) (`inclusion`). Conditional on the others, e wins if it arrives before the k-th of them, T_e:
+
+    pi_e = E[1 - exp(-w_e T_e)],    T_e = the k-th smallest arrival of all but e,
+
+estimated over a sample of races; the expectation over t_e is exact, so few races suffice. With groups: how often e won.
+
+**Seeds.** Every random number follows from (seed, draw, layer's name), the rank, and how often the layer has run in this
+step: equal settings give equal captures, and what checkpointing computes again is routed as it was the first time (`Routing.route`
+counts recomputations by themselves).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.errors import UsageError
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_EXPONENTS = {"power-law": 1.0, "zipf": 1.0}  # where none is given
+_KINDS = ("balanced", "uniform", *_EXPONENTS)
+_SAMPLED_RACES = 1 << 12
+_RACES_AT_ONCE = 1 << 22  # arrivals in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoELoad:
+    """The distribution of tokens over experts, and which of its draws. See the module's docstring.
+
+    `exponent` is power-law's alpha or Zipf's s, 0 for the others.
+    """
+
+    kind: str = "balanced"
+    exponent: float = 0.0
+    seed: int = 0
+    draw: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise UsageError(f"load of experts {self.kind!r}: expected balanced, uniform, power-law[:ALPHA] or zipf[:S]")
+        if self.kind in _EXPONENTS and not (math.isfinite(self.exponent) and self.exponent > 0):
+            raise UsageError(f"load of experts {self.kind}:{self.exponent:g}: the exponent must be more than zero")
+        if self.kind not in _EXPONENTS and self.exponent:
+            raise UsageError(f"load of experts {self.kind!r} has no exponent")
+        if self.seed < 0 or self.draw < 0:
+            raise UsageError("seeds and draws of the experts' load are not negative")
+
+    @staticmethod
+    def parse(text: str, seed: int = 0) -> MoELoad:
+        """The first draw of ``balanced``, ``uniform``, ``power-law[:ALPHA]`` or ``zipf[:S]``. UsageError otherwise."""
+        kind, colon, number = text.partition(":")
+        try:
+            exponent = float(number) if colon else _EXPONENTS.get(kind, 0.0)
+        except ValueError:
+            raise UsageError(f"load of experts {text!r}: {number!r} is no number") from None
+        return MoELoad(kind=kind, exponent=exponent, seed=seed)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Nothing is drawn."""
+        return self.kind == "balanced"
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.exponent:g}" if self.kind in _EXPONENTS else self.kind
+
+    def weights(self, experts: int, layer: str) -> Floats:
+        """The experts' popularity in a layer; its largest weight is 1."""
+        assert not self.is_balanced
+        random = self.generator(layer)
+        if self.kind == "uniform":
+            return np.ones(experts)
+        if self.kind == "zipf":
+            return np.asarray(random.permutation(np.arange(1, experts + 1) ** -self.exponent))
+        logarithm = -np.log1p(-random.random(experts)) / self.exponent  # of u ** (-1 / a), u = 1 - random
+        return np.asarray(np.exp(logarithm - logarithm.max()))
+
+    def generator(self, layer: str, *more: int) -> np.random.Generator:
+        """The random numbers of a layer in this draw, for the purpose told by `more`."""
+        return np.random.default_rng([self.seed, self.draw, zlib.crc32(layer.encode()), *more])
+
+
+class Groups(NamedTuple):
+    """The experts lie in `count` groups of equal size, of which a token may use `limit`."""
+
+    count: int
+    limit: int
+
+
+def choose(weights: Floats, tokens: int, k: int, random: np.random.Generator, groups: Groups | None = None) -> Integers:
+    """The experts that each token takes: (tokens, k), all different in a row, in the order of arrival."""
+    chosen = np.empty((tokens, k), dtype=np.int64)
+    step = max(1, _RACES_AT_ONCE // len(weights))
+    for first in range(0, tokens, step):
+        arrivals = _arrivals(weights, min(step, tokens - first), random, groups)
+        nearest = np.argpartition(arrivals, k - 1, axis=1)[:, :k]
+        order = np.argsort(np.take_along_axis(arrivals, nearest, axis=1), axis=1)
+        chosen[first : first + step] = np.take_along_axis(nearest, order, axis=1)
+    return chosen
+
+
+def _arrivals(weights: Floats, tokens: int, random: np.random.Generator, groups: Groups | None) -> Floats:
+    with np.errstate(divide="ignore"):  # a weight may be too small for a float: never
+        arrivals = random.standard_exponential((tokens, len(weights))) / weights
+    if groups is not None:
+        grouped = arrivals.reshape(tokens, groups.count, -1)
+        scores = np.partition(np.exp(-grouped), -2, axis=2)[:, :, -2:].sum(axis=2)
+        out = np.argpartition(-scores, groups.limit - 1, axis=1)[:, groups.limit :]
+        np.put_along_axis(grouped, out[:, :, None], np.inf, axis=1)
+    return arrivals
+
+
+def inclusion(weights: Floats, k: int, random: np.random.Generator, groups: Groups | None = None) -> Floats:
+    """pi: how probably each expert is among the k that a token takes. They add up to k."""
+    experts = len(weights)
+    if k >= experts:
+        return np.ones(experts)
+    if k == 1 and groups is None:
+        return np.asarray(weights / weights.sum())
+    if groups is not None:
+        sample = choose(weights, 2 * _SAMPLED_RACES, k, random, groups)
+        return np.asarray(np.bincount(sample.reshape(-1), minlength=experts) / len(sample))
+    arrivals = _arrivals(weights, _SAMPLED_RACES, random, None)
+    last, next_one = np.partition(arrivals, (k - 1, k), axis=1)[:, k - 1 : k + 1].T[:, :, None]
+    threshold = np.where(arrivals <= last, next_one, last)
+    found = -np.expm1(-weights * threshold).mean(axis=0)
+    return np.asarray(np.minimum(found * (k / found.sum()), 1.0))
+
+
+class _Draw(NamedTuple):
+    """Who has drawn some counts: `layer` in its `number`-th run; `tokens` took `k` experts each."""
+
+    layer: str
+    number: int
+    tokens: int
+    k: int
+    groups: Groups | None
+
+
+class Routing:
+    """The routers of one captured rank. `locate` tells the module that runs, and whether it is recomputed."""
+
+    def __init__(self, load: MoELoad, rank: int, locate: Callable[[], tuple[str, bool]]) -> None:
+        self._load = load
+        self._rank = rank
+        self._locate = locate
+        self._runs: dict[tuple[str, bool], int] = {}
+        self._limits: list[int] = []  # of a router with groups: their number, then how many may be used
+        self._latest: _Draw | None = None
+        self._draws: dict[bytes, _Draw] = {}
+        self._popularity: dict[tuple[str, int], Floats] = {}
+        self._inclusion: dict[tuple[str, int, int, Groups | None], Floats] = {}
+
+    def begin_step(self) -> None:
+        """A training step begins: the layers' runs are counted from zero."""
+        self._runs.clear()
+
+    def route(self, shape: Sequence[int], k: int) -> Integers | None:
+        """What `topk` of scores of this shape returns as indices; None for the two by which a router chooses groups."""
+        *leading, experts = shape
+        if len(leading) == 2:
+            self._limits = [leading[1]]
+            return None
+        if len(self._limits) == 1 and self._limits[0] == experts:
+            self._limits.append(k)
+            return None
+        groups = Groups(*self._limits) if len(self._limits) == 2 else None
+        self._limits = []
+        layer, repeated = self._locate()
+        number = self._runs[layer, repeated] = self._runs.get((layer, repeated), -1) + 1
+        tokens = math.prod(leading)
+        self._latest = _Draw(layer, number, tokens, k, groups)
+        random = self._load.generator(layer, 1, self._rank, number)
+        return choose(self._weights(layer, experts), tokens, k, random, groups).reshape(*leading, k)
+
+    def counted(self, counts: Integers) -> None:
+        """These counts have been made of the choice that was made last. What checkpointing repeats is known already."""
+        if self._latest is not None:
+            tokens = int(counts.sum()) // self._latest.k  # fewer where ranks share a choice (sequence parallel)
+            self._draws.setdefault(counts.tobytes(), self._latest._replace(tokens=tokens))
+
+    def exchanged(self, counts: Integers, ranks: Sequence[int]) -> Integers:
+        """What an all-to-all of counts brings: from each rank of the group, what it sends to this rank's experts.
+
+        Of counts that no router has made: what this rank would send itself.
+        """
+        position = ranks.index(self._rank)
+        own = counts.reshape(len(ranks), -1)[position]
+        found = np.tile(own, (len(ranks), 1))
+        draw = self._draws.get(counts.tobytes())
+        if draw is not None:
+            pi = self._inclusion_of(draw, len(counts)).reshape(len(ranks), -1)[position]
+            for i, peer in enumerate(ranks):
+                if i != position:
+                    random = self._load.generator(draw.layer, 2, peer, draw.number, self._rank)
+                    found[i] = random.binomial(draw.tokens, pi)
+        return np.asarray(found.reshape(-1))
+
+    def _weights(self, layer: str, experts: int) -> Floats:
+        if (layer, experts) not in self._popularity:
+            self._popularity[layer, experts] = self._load.weights(experts, layer)
+        return self._popularity[layer, experts]
+
+    def _inclusion_of(self, draw: _Draw, experts: int) -> Floats:
+        key = (draw.layer, experts, draw.k, draw.groups)
+        if key not in self._inclusion:
+            random = self._load.generator(draw.layer, 3)
+            self._inclusion[key] = inclusion(self._weights(draw.layer, experts), draw.k, random, draw.groups)
+        return self._inclusion[key]
