@@ -110,6 +110,12 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         default="reserved",
         help="what the budget bounds: what the caching allocator reserves (default), or what tensors occupy",
     )
+    decision.add_argument(
+        "--maximize", choices=("tokens-per-second",), help="choose the local batch size too, that which trains fastest"
+    )
+    decision.add_argument(
+        "--batch-sizes", metavar="A,B,...", help="the local batch sizes to choose from (with --maximize)"
+    )
     decision.add_argument("--solver", choices=SOLVERS, default="knapsack", help="local solver (default knapsack)")
     decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP backend (default cbc)")
     decision.add_argument(

@@ -20,6 +20,7 @@ from autosac.plans import Plan
 from autosac.progress import progress_line
 from autosac.quantities import parse_budget
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
+from autosac.titan_batches import plan_batches
 from autosac.trace import Trace, is_capture
 
 
@@ -55,13 +56,10 @@ def _check_writable(*paths: Path | None) -> None:
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    """``autosac plan``: one budget, or several."""
+    """``autosac plan``: one budget, or several, or one and the best local batch size."""
     _check_writable(arguments.output, arguments.pareto_html, arguments.pareto_png)
-    if arguments.budgets is not None and arguments.pareto:
-        raise UsageError("give --budgets or --pareto, not both")
-    several = arguments.budgets is not None or bool(arguments.pareto)
-    if (arguments.pareto_html or arguments.pareto_png) and not several:
-        raise UsageError("a Pareto curve needs --budgets or --pareto")
+    several = _several(arguments)
+    sizes = _batch_sizes(arguments)
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
         gpu_bytes = job.target.hardware.usable_bytes
@@ -77,7 +75,8 @@ def plan(arguments: argparse.Namespace) -> None:
         budgets = [parse_budget(text, gpu_bytes) for text in texts]
         if len(set(budgets)) < len(budgets):
             raise UsageError("a budget is given twice")
-        results = plan_titan_job(job, goal, budgets, pareto=arguments.pareto or 0)
+        batch = plan_batches(job, goal, sizes) if arguments.maximize else None
+        results = [batch.planned] if batch else plan_titan_job(job, goal, budgets, pareto=arguments.pareto or 0)
     found = [result for result in results if isinstance(result, Planned)]
     if not found:
         raise next(result for result in results if isinstance(result, InfeasibleError))
@@ -94,9 +93,38 @@ def plan(arguments: argparse.Namespace) -> None:
             if isinstance(result, InfeasibleError):
                 out.print(f"- {result}")
     else:
+        if batch:
+            out.print(reports.batch_table(batch))
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
     for path in written:
         out.print(f"plan written to {path}")
+
+
+def _several(arguments: argparse.Namespace) -> bool:
+    """Whether there is more than one budget. UsageError for what excludes each other."""
+    if arguments.budgets is not None and arguments.pareto:
+        raise UsageError("give --budgets or --pareto, not both")
+    several = arguments.budgets is not None or bool(arguments.pareto)
+    if (arguments.pareto_html or arguments.pareto_png) and not several:
+        raise UsageError("a Pareto curve needs --budgets or --pareto")
+    if several and arguments.maximize:
+        raise UsageError("--maximize needs one budget, not --budgets or --pareto")
+    return several
+
+
+def _batch_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
+    """The local batch sizes to choose from; none: all."""
+    if arguments.batch_sizes is None:
+        return ()
+    if not arguments.maximize:
+        raise UsageError("--batch-sizes needs --maximize tokens-per-second")
+    texts = arguments.batch_sizes.split(",")
+    if not all(text.strip().isdecimal() and int(text) > 0 for text in texts):
+        raise UsageError(f"batch sizes {arguments.batch_sizes!r}: expected whole numbers of at least 1, such as 4,8,12")
+    sizes = tuple(int(text) for text in texts)
+    if len(set(sizes)) < len(sizes):
+        raise UsageError("a batch size is given twice")
+    return sizes
 
 
 def _write_plans(output: Path | None, found: Sequence[Planned], several: bool) -> list[Path]:

@@ -82,7 +82,7 @@ class MadeFor:
     `budget_kind` says what the budget bounds: ``"reserved"`` or ``"active"`` memory. `parameters` are all of
     the model that the plan covers (name in the bare model, global shape). With `pipeline_stages` > 1 the plan
     holds the units of all stages and a running model may be any part of it. `job_settings`: the settings of the job file that
-    decide what is computed.
+    decide what is computed. `overrides`: TorchTitan's arguments that the job needs with this plan.
     """
 
     job_fingerprint: str
@@ -96,6 +96,7 @@ class MadeFor:
     pipeline_stages: int = 1
     parameters: Parameters = ()
     job_settings: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +230,11 @@ def _decode(document: dict[str, Any]) -> Plan:
         units.append(Unit(**fields, decisions=policies[row["policy"]], parameters=layouts[row["layout"]]))
     made_for = document["made_for"]
     return Plan(
-        made_for=replace(MadeFor(**made_for), parameters=_parameters(made_for["parameters"])),
+        made_for=replace(
+            MadeFor(**made_for),
+            parameters=_parameters(made_for["parameters"]),
+            overrides=tuple(made_for.get("overrides", ())),
+        ),
         settings=Settings(**document["settings"]),
         predictions={name: Prediction(**row) for name, row in document["predictions"].items()},
         units=tuple(units),
@@ -384,7 +389,9 @@ SCHEMA: dict[str, Any] = {
         }
     ),
 }
-SCHEMA["properties"]["reasons"] = _REASONS  # not required: plans of earlier versions have none
+# Not required: plans of earlier versions have none.
+SCHEMA["properties"]["reasons"] = _REASONS
+SCHEMA["properties"]["made_for"]["properties"]["overrides"] = {"type": "array", "items": {"type": "string"}}
 
 
 def _parse(content: bytes, name: str) -> dict[str, Any]:

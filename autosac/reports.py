@@ -18,6 +18,7 @@ from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.quantities import format_bytes, format_ms
 from autosac.reasons import price_of, why
 from autosac.simulation import Simulation
+from autosac.titan_batches import BatchPlan
 
 POLICY_NAMES = {"autosac": "AutoSAC", "none": "no checkpointing", "full": "full", "selective-op": "selective-op"}
 
@@ -62,8 +63,32 @@ def plan_summary(plan: Plan, notes: Sequence[str] = ()) -> RenderableType:
     parts: list[RenderableType] = [head, policy_table(plan.predictions, made_for.budget_bytes, made_for.budget_kind)]
     if plan.units:
         parts.append(unit_table(plan.units))
+    if made_for.overrides:
+        parts.append(Text(f"- the job needs, with this plan: {' '.join(made_for.overrides)}"))
     parts += [Text(f"- {note}") for note in notes]
     return Group(*parts)
+
+
+def batch_table(result: BatchPlan) -> Table:
+    """The local batch sizes that were looked at, the best one marked."""
+    sizes, kind = result.sizes, result.planned.plan.made_for.budget_kind
+    fixed = f", global batch {sizes.global_batch_size}" if sizes.global_batch_size else ""
+    table = Table(title=f"Local batch sizes{fixed} (tokens/s per GPU, {kind} memory)")
+    for heading in ("batch", "accum.", "full", "none", "tokens/s", "AutoSAC", "tokens/s", "recompute"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("outcome")
+    for trial in result.trials:
+        planned, plain, size = trial.planned, trial.unplanned, trial.local_batch_size
+        best = planned is result.planned
+        table.add_row(
+            str(size), str(sizes.accumulation(size)), format_bytes(trial.least_bytes) if trial.least_bytes else "",
+            format_bytes(plain.peak_bytes) if plain else "", f"{plain.tokens_per_second:,.0f}" if plain else "",
+            format_bytes(planned.simulation.peak_bytes(kind)) if planned else "",
+            f"{trial.tokens_per_second:,.0f}" if planned else "",
+            format_ms(planned.plan.predictions["autosac"].recompute_ms) if planned else "",
+            "best" if best else trial.outcome, style="bold" if best else "",
+        )  # fmt: skip
+    return table
 
 
 def budgets_table(found: Sequence[Planned]) -> Table:

@@ -1,0 +1,95 @@
+"""Plans for a TorchTitan job with the local batch size that trains fastest: the job's side of `autosac.batch_search`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autosac.batch_search import BatchSizes, Trial, Unplanned, best_of, search_batches
+from autosac.capture.server import CaptureServer
+from autosac.errors import InfeasibleError
+from autosac.jobs import captures_of, plans_of
+from autosac.planning import Goal, Planned
+from autosac.simulation import Pipeline, Simulation
+from autosac.titan_job import TitanCaptures, TitanJob
+
+_OPTION = "--training.local_batch_size"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The best plan; it names the override of the job that goes with it. And all that was tried."""
+
+    planned: Planned
+    trials: tuple[Trial, ...]
+    sizes: BatchSizes
+
+
+def plan_batches(
+    job: TitanJob,
+    goal: Goal,
+    wanted: Sequence[int] = (),
+    finish: Callable[[Planned], Planned] = lambda planned: planned,
+) -> BatchPlan:
+    """Plan the job for the goal's budget with the local batch size, of those `wanted` or all, that trains on the most tokens
+    per second. `finish` completes every plan.
+
+    InfeasibleError if no size fits, CaptureError if the job cannot be captured as it is.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="autosac-") as folder,
+        CaptureServer(debug=job.debug, on_progress=job.progress) as server,
+    ):
+        batches = TitanBatches(job, goal, server, Path(folder), finish)
+        sizes = BatchSizes.of(batches.info, wanted)
+        trials = search_batches(batches, sizes, goal.budget_bytes, job.progress)
+    planned = best_of(trials).planned
+    assert planned is not None
+    return BatchPlan(planned=planned, trials=trials, sizes=sizes)
+
+
+class TitanBatches:
+    """The job with other local batch sizes, as `autosac.batch_search.Batches`."""
+
+    def __init__(
+        self, job: TitanJob, goal: Goal, server: CaptureServer, folder: Path, finish: Callable[[Planned], Planned]
+    ) -> None:
+        self._job = job
+        self._goal = goal
+        self._server = server
+        self._folder = folder
+        self._finish = finish
+        own = captures_of(job, server, folder, "full")
+        self.info = own[0].baseline("full").trace.info
+        self._captured = {int(self.info["local_batch_size"]): own}
+
+    def least_bytes(self, size: int) -> int:
+        """The peak of the stage that needs most."""
+        return max(stage.baseline("full").peak_bytes(self._goal.budget_kind) for stage in self._captures(size))
+
+    def unplanned(self, size: int) -> Unplanned:
+        """All stages together."""
+        stages = [stage.observed() for stage in self._captures(size)]
+        together: Sequence[Simulation] = Pipeline(stages=tuple(stages)).joined() if len(stages) > 1 else stages
+        return Unplanned(
+            tokens_per_second=together[0].throughput.tokens_per_second,
+            peak_bytes=max(stage.peak_bytes(self._goal.budget_kind) for stage in stages),
+        )
+
+    def planned(self, size: int) -> Planned | InfeasibleError:
+        """The plan, which names the override of the local batch size."""
+        (planned,) = plans_of(self._captures(size), self._goal, (self._goal.budget_bytes,), self._job.progress)
+        del self._captured[size]  # of a large job they are large
+        if isinstance(planned, InfeasibleError):
+            return planned
+        plan = planned.plan
+        made_for = replace(plan.made_for, overrides=(_OPTION, str(size)))
+        return self._finish(replace(planned, plan=replace(plan, made_for=made_for)))
+
+    def _captures(self, size: int) -> list[TitanCaptures]:
+        if size not in self._captured:
+            job = replace(self._job, overrides=(*self._job.overrides, _OPTION, str(size)))
+            self._captured[size] = captures_of(job, self._server, self._folder, "full")
+        return self._captured[size]
