@@ -123,7 +123,9 @@ def main() -> None:
             rows.append({"model": model.name, "error": "the time was up"})
         else:
             try:
-                rows += run_model(model, arguments.profile, measurement, arguments.out, until)
+                for row in run_model(model, arguments.profile, measurement, arguments.out, until):
+                    rows.append(row)
+                    write_result(arguments.out / "plain.json", arguments.device, rows)
             except AutosacError as e:
                 rows.append({"model": model.name, "error": str(e)})
         write_result(arguments.out / "plain.json", arguments.device, rows)

@@ -169,7 +169,9 @@ def main() -> None:
             rows.append({"model": f"TorchTitan {flavor}", "error": "the time was up"})
         else:
             try:
-                rows += Runs(flavor, batch, length, profile, arguments.device, arguments.out.resolve()).rows(until)
+                for row in Runs(flavor, batch, length, profile, arguments.device, arguments.out.resolve()).rows(until):
+                    rows.append(row)
+                    write_result(arguments.out / "titan.json", arguments.device, rows)
             except RuntimeError as e:
                 rows.append({"model": f"TorchTitan {flavor}", "error": str(e)})
         write_result(arguments.out / "titan.json", arguments.device, rows)
