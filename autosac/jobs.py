@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from autosac.capture.server import CaptureServer
+from autosac.confidence import Confidence
 from autosac.errors import InfeasibleError, UsageError
-from autosac.induction import capturing
+from autosac.induction import Capturing, capturing
 from autosac.planning import Goal, Planned, make_plans, pareto_budgets
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import Pipeline, Simulation, simulation_of
 from autosac.stages import join_plans
 from autosac.titan_job import BASELINES, Progress, TitanCaptures, TitanJob
+from autosac.trace import Trace
 
-__all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_job", "simulation_of"]
+__all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_draws", "simulate_job", "simulation_of"]
 
 
 def simulate_job(
@@ -66,6 +69,38 @@ def simulate_job(
     return simulations.pop(""), simulations
 
 
+def simulate_draws(
+    job: TitanJob,
+    count: int,
+    *,
+    checkpointing: str = "job",
+    plan_file: str | None = None,
+    observe: bool = False,
+    all_stages: bool = True,
+) -> list[Simulation]:
+    """As `simulate_job`, in each of the first `count` draws of the job's load of experts; of all stages together."""
+    plan = Plan.load(plan_file) if plan_file is not None else None
+    if plan is not None:
+        _check_made_for(plan, job)
+    draws = [job.draw(number) for number in range(count)]
+
+    def started(one: TitanJob) -> Future[Trace] | Capturing:
+        request = one.request(checkpointing, plan_file=plan_file, observe=observe)
+        return capturing(server, request, job.progress)
+
+    with CaptureServer(debug=job.debug, on_progress=job.progress) as server:
+        traces = [[future.result()] for future in [started(draw) for draw in draws]]
+        if all_stages and job.rank == 0:
+            rest = [
+                [started(stage) for stage in draw.stages(found[0])[1:]]
+                for draw, found in zip(draws, traces, strict=True)
+            ]
+            for found, futures in zip(traces, rest, strict=True):
+                found += [future.result() for future in futures]
+    job.progress("simulating")
+    return [_fullest([simulation_of(trace, job.target, plan) for trace in found]) for found in traces]
+
+
 def _fullest(stages: Sequence[Simulation]) -> Simulation:
     """The stage with the highest peak, in the pipeline of all of them."""
     if len(stages) == 1:
@@ -82,9 +117,16 @@ def _check_made_for(plan: Plan, job: TitanJob) -> None:
 
 
 def plan_titan_job(
-    job: TitanJob, goal: Goal, budgets_bytes: Sequence[int] = (), *, pareto: int = 0
+    job: TitanJob,
+    goal: Goal,
+    budgets_bytes: Sequence[int] = (),
+    *,
+    pareto: int = 0,
+    confidence: Confidence | None = None,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """Plan the job for the goal's budget, for several budgets, or for `pareto` budgets evenly spaced over all that matter.
+
+    With `confidence` the plans fit with that probability.
 
     An InfeasibleError stands where no plan meets a budget. CaptureError if the job cannot be captured.
     """
@@ -97,30 +139,42 @@ def plan_titan_job(
         if pareto:
             per_stage = [pareto_budgets(stage, goal.budget_kind, pareto) for stage in captures]
             budgets = tuple(max(column) for column in zip(*per_stage, strict=True))
-        return plans_of(captures, goal, budgets, job.progress)
+        return plans_of(captures, goal, budgets, job.progress, confidence)
 
 
-def captures_of(job: TitanJob, server: CaptureServer, folder: Path, name: str = "none") -> list[TitanCaptures]:
-    """The captures of one rank of each pipeline stage, that under the baseline `name` begun; of the job's own rank if that
-    is not 0.
+def captures_of(
+    job: TitanJob, server: CaptureServer, folder: Path, names: Sequence[str] = BASELINES
+) -> list[TitanCaptures]:
+    """The captures of one rank of each pipeline stage, those under the baselines `names` begun; of the job's own rank if
+    that is not 0.
     """
-    first = TitanCaptures(job, server, folder)
-    stages = job.stages(first.baseline(name).trace)[1:] if job.rank == 0 else ()
-    captures = [first, *(TitanCaptures(stage, server, folder) for stage in stages)]
-    for stage in captures:
-        stage.start(name)
+    captures = [TitanCaptures(job, server, folder)]
+    captures[0].start(*names)
+    if job.rank == 0:
+        stages = job.stages(captures[0].baseline(names[0]).trace)[1:]
+        captures += [TitanCaptures(stage, server, folder) for stage in stages]
+    for stage in captures[1:]:
+        stage.start(*names)
     return captures
 
 
 def plans_of(
-    captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], progress: Progress
+    captures: Sequence[TitanCaptures],
+    goal: Goal,
+    budgets: Sequence[int],
+    progress: Progress,
+    confidence: Confidence | None = None,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """A plan of the whole job for each budget; an InfeasibleError where there is none."""
-    plans = [make_plans(stage, goal, budgets, progress) for stage in captures]
-    if len(captures) == 1:
-        return plans[0]
-    baselines = [stage.baselines() for stage in captures]
-    return tuple(join_plans(stages, baselines) for stages in zip(*plans, strict=True))
+    inner = budgets if confidence is None else [confidence.inner_bytes(budget) for budget in budgets]
+    plans = [make_plans(stage, goal, inner, progress) for stage in captures]
+    whole = plans[0]
+    if len(captures) > 1:
+        baselines = [stage.baselines() for stage in captures]
+        whole = tuple(join_plans(stages, baselines) for stages in zip(*plans, strict=True))
+    if confidence is None:
+        return whole
+    return tuple(confidence.certain(result, budget) for result, budget in zip(whole, budgets, strict=True))
 
 
 def plan_job(

@@ -71,32 +71,37 @@ def make_plans(
     """
     if len(set(budgets_bytes)) < len(budgets_bytes):
         raise UsageError("a budget is given twice")
-    base = captures.observed()
-    progress("simulating the step without checkpointing")
-    baselines = captures.baselines()
-    predictions = {name: simulation.prediction() for name, simulation in baselines.items()}
-    failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
+    base, baselines = captures.observed(), captures.baselines()
     search: Search | None = None
     derivation: Derivation | None = None
-    found: dict[int, Planned | InfeasibleError] = {}
+    found: dict[int, tuple[Candidate, tuple[str, ...]] | InfeasibleError] = {}
     for budget_bytes in sorted(budgets_bytes):
         wanted = replace(goal, budget_bytes=budget_bytes)
         if base.peak_bytes(goal.budget_kind) <= budget_bytes:
             best = Candidate(plan=plan_of(base, wanted, ()), simulation=base)
-            fits = "the step fits the budget without any checkpointing"
-            found[budget_bytes] = _planned(best, wanted, predictions, (fits, *failures))
+            found[budget_bytes] = best, ("the step fits the budget without any checkpointing",)
             continue
         if search is None or derivation is None:
+            progress("simulating the step without checkpointing")
             planner = Planner(base, goal)
             derivation = Derivation(captures, {unit.name: unit.recompute_all() for unit in planner.policies.units})
             search = Search(derivation, planner, progress)
         try:
             best = _found(search, derivation, wanted, baselines.get("full"), progress)
-            notes = (*search.notes(wanted, best), *derivation.notes(), *failures)
-            found[budget_bytes] = _planned(best, wanted, predictions, notes)
+            found[budget_bytes] = best, (*search.notes(wanted, best), *derivation.notes())
         except InfeasibleError as e:
             found[budget_bytes] = e
-    return tuple(found[budget_bytes] for budget_bytes in budgets_bytes)
+    predictions = {name: simulation.prediction() for name, simulation in baselines.items()}  # the last are waited for here
+    failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
+
+    def planned(budget_bytes: int) -> Planned | InfeasibleError:
+        answer = found[budget_bytes]
+        if isinstance(answer, InfeasibleError):
+            return answer
+        best, notes = answer
+        return _planned(best, replace(goal, budget_bytes=budget_bytes), predictions, (*notes, *failures))
+
+    return tuple(map(planned, budgets_bytes))
 
 
 def _found(

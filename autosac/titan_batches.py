@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autosac.batch_search import BatchSizes, Trial, Unplanned, best_of, search_batches
 from autosac.capture.server import CaptureServer
+from autosac.confidence import Confidence
 from autosac.errors import InfeasibleError
 from autosac.jobs import captures_of, plans_of
 from autosac.planning import Goal, Planned
@@ -31,10 +32,10 @@ def plan_batches(
     job: TitanJob,
     goal: Goal,
     wanted: Sequence[int] = (),
-    finish: Callable[[Planned], Planned] = lambda planned: planned,
+    confidence: Confidence | None = None,
 ) -> BatchPlan:
     """Plan the job for the goal's budget with the local batch size, of those `wanted` or all, that trains on the most tokens
-    per second. `finish` completes every plan.
+    per second. With `confidence` every plan fits with that probability.
 
     InfeasibleError if no size fits, CaptureError if the job cannot be captured as it is.
     """
@@ -42,9 +43,10 @@ def plan_batches(
         tempfile.TemporaryDirectory(prefix="autosac-") as folder,
         CaptureServer(debug=job.debug, on_progress=job.progress) as server,
     ):
-        batches = TitanBatches(job, goal, server, Path(folder), finish)
+        batches = TitanBatches(job, goal, server, Path(folder), confidence)
         sizes = BatchSizes.of(batches.info, wanted)
-        trials = search_batches(batches, sizes, goal.budget_bytes, job.progress)
+        inner_bytes = confidence.inner_bytes(goal.budget_bytes) if confidence else goal.budget_bytes
+        trials = search_batches(batches, sizes, inner_bytes, job.progress)
     planned = best_of(trials).planned
     assert planned is not None
     return BatchPlan(planned=planned, trials=trials, sizes=sizes)
@@ -54,14 +56,14 @@ class TitanBatches:
     """The job with other local batch sizes, as `autosac.batch_search.Batches`."""
 
     def __init__(
-        self, job: TitanJob, goal: Goal, server: CaptureServer, folder: Path, finish: Callable[[Planned], Planned]
+        self, job: TitanJob, goal: Goal, server: CaptureServer, folder: Path, confidence: Confidence | None = None
     ) -> None:
         self._job = job
         self._goal = goal
         self._server = server
         self._folder = folder
-        self._finish = finish
-        own = captures_of(job, server, folder, "full")
+        self._confidence = confidence
+        own = captures_of(job, server, folder, ("full",))
         self.info = own[0].baseline("full").trace.info
         self._captured = {int(self.info["local_batch_size"]): own}
 
@@ -80,16 +82,16 @@ class TitanBatches:
 
     def planned(self, size: int) -> Planned | InfeasibleError:
         """The plan, which names the override of the local batch size."""
-        (planned,) = plans_of(self._captures(size), self._goal, (self._goal.budget_bytes,), self._job.progress)
+        captures, goal = self._captures(size), self._goal
+        (planned,) = plans_of(captures, goal, (goal.budget_bytes,), self._job.progress, self._confidence)
         del self._captured[size]  # of a large job they are large
         if isinstance(planned, InfeasibleError):
             return planned
-        plan = planned.plan
-        made_for = replace(plan.made_for, overrides=(_OPTION, str(size)))
-        return self._finish(replace(planned, plan=replace(plan, made_for=made_for)))
+        made_for = replace(planned.plan.made_for, overrides=(_OPTION, str(size)))
+        return replace(planned, plan=replace(planned.plan, made_for=made_for))
 
     def _captures(self, size: int) -> list[TitanCaptures]:
         if size not in self._captured:
             job = replace(self._job, overrides=(*self._job.overrides, _OPTION, str(size)))
-            self._captured[size] = captures_of(job, self._server, self._folder, "full")
+            self._captured[size] = captures_of(job, self._server, self._folder, ("full",))
         return self._captured[size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -121,11 +121,12 @@ class TitanCaptures:
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
 
-    def start(self, name: str = "none") -> None:
-        """Begin to capture the step under one of BASELINES, unless that has begun."""
-        if name not in self._started:
-            request = self._job.request(name, observe=name == "none")
-            self._started[name] = capturing(self._server, request, self._job.progress)
+    def start(self, *names: str) -> None:
+        """Begin to capture the step under some of BASELINES, unless that has begun."""
+        for name in names:
+            if name not in self._started:
+                request = self._job.request(name, observe=name == "none")
+                self._started[name] = capturing(self._server, request, self._job.progress)
 
     def baseline(self, name: str) -> Simulation:
         """The step under one of BASELINES, of "none" with its regions observed. CaptureError if the job cannot run so."""
@@ -139,16 +140,24 @@ class TitanCaptures:
         return self.baseline("none")
 
     def baselines(self) -> Mapping[str, Simulation]:
-        """The step under each of BASELINES that the job can run under; `failures` says why not under the others."""
-        for name in BASELINES:
-            self.start(name)
-        found = {"none": self.observed()}
-        for name in BASELINES[1:]:
-            try:
-                found[name] = self.baseline(name)
-            except CaptureError as e:
-                self._failures[name] = str(e)
-        return found
+        """The step under each of BASELINES that the job can run under; `failures` says why not under the others.
+
+        All are begun; one is waited for when it is asked for.
+        """
+        self.start(*BASELINES)
+        return _Baselines(self)
+
+    def working(self, name: str) -> bool:
+        """Whether the job can run under this one of BASELINES. CaptureError if it cannot run without checkpointing."""
+        if name not in BASELINES or name in self._failures:
+            return False
+        try:
+            self.baseline(name)
+        except CaptureError as e:
+            if name == "none":
+                raise
+            self._failures[name] = str(e)
+        return name not in self._failures
 
     def failures(self) -> Mapping[str, str]:
         """Why the job cannot run under a baseline, by its name."""
@@ -161,3 +170,21 @@ class TitanCaptures:
         plan.save(path)
         trace = self._server.capture(self._job.request(plan_file=str(path)))
         return simulation_of(trace, self._job.target, plan)
+
+
+class _Baselines(Mapping[str, Simulation]):
+    """The baselines that work, each captured by the time it is asked for."""
+
+    def __init__(self, captures: TitanCaptures) -> None:
+        self._captures = captures
+
+    def __getitem__(self, name: str) -> Simulation:
+        if not self._captures.working(name):
+            raise KeyError(name)
+        return self._captures.baseline(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return filter(self._captures.working, BASELINES)
+
+    def __len__(self) -> int:
+        return sum(map(self._captures.working, BASELINES))

@@ -1,4 +1,5 @@
-"""The capture process: imports PyTorch and TorchTitan once, then forks one child per capture.
+"""The capture process: imports PyTorch and TorchTitan once, then forks one child per capture, as many at once as there are
+processors for it.
 
 ``python -m autosac.capture.worker FD`` reads one JSON request per line from its standard input and writes one JSON answer per
 line to the file descriptor FD: ``{"id", "progress"}`` while it works, then ``{"id", "done"}`` or ``{"id", "error", "kind"}``.
@@ -17,6 +18,7 @@ import select
 import signal
 import sys
 import warnings
+from collections import deque
 from typing import Any
 
 from autosac.capture import imports
@@ -30,6 +32,9 @@ class Worker:
     def __init__(self, answers: int) -> None:
         self.answers = answers
         self.children: dict[int, int] = {}
+        self.pending: deque[tuple[dict[str, Any], TitanRequest]] = deque()
+        affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+        self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
 
     def serve(self) -> None:
         """Answer requests until the input ends; then end the captures that are under way."""
@@ -47,8 +52,10 @@ class Worker:
                     if not preloaded:
                         preloaded = self.attempt(message["id"], functools.partial(preload, request))
                     if preloaded:
-                        self.start(message, request)
+                        self.pending.append((message, request))
             self.reap()
+            while self.pending and len(self.children) < self.processors:
+                self.start(*self.pending.popleft())
         for child in self.children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
