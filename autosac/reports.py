@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from autosac.draws import Statistic
 from autosac.memory_sim import Category
 from autosac.plan_diff import PlanDifference
 from autosac.planning import Planned
@@ -300,6 +301,23 @@ def mode_table(simulation: Simulation, others: Mapping[str, Simulation]) -> Tabl
             format_ms(other.step_ms),
             f"{other.step_ms / simulation.step_ms - 1:+.1%}",
         )
+    return table
+
+
+def draws_table(statistics: Sequence[Statistic], load: str, draws: Sequence[Simulation]) -> Table:
+    """Figures over the draws of the experts' load."""
+    failed = sum(draw.allocation.verdict.outcome.value == "out of memory" for draw in draws)
+    title = f"Load of experts {load}: {len(draws)} draws, {failed or 'none'} out of memory"
+    table = Table(title=title)
+    table.add_column("figure")
+    for heading in ("median", "95th percentile", "least", "most"):
+        table.add_column(heading, justify="right")
+    for statistic in statistics:
+        name, _, unit = statistic.name.rpartition("_")
+        show = {"bytes": format_bytes, "ms": format_ms}.get(unit, "{:,.0f}".format)
+        label = name if unit in ("bytes", "ms") else statistic.name
+        values = (statistic.median, statistic.p95, statistic.least, statistic.most)
+        table.add_row(label.replace("_", " "), *(show(value) for value in values))
     return table
 
 

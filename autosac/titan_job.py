@@ -8,11 +8,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from autosac.capture.load import MoELoad
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import CaptureError, UsageError
 from autosac.induction import Capturing, capturing
 from autosac.integrations.titan_version import check_job
+from autosac.open_sizes import routers_layer, with_open_sizes
 from autosac.plans import Plan
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.trace import Trace
@@ -32,7 +34,7 @@ class TitanJob:
     """A TorchTitan job: its file (TorchTitan 0.2) or MODULE:CONFIG (0.3), TorchTitan's own arguments, how many GPUs and of
     which kind, and the rank to look at.
 
-    `stage_inputs`: see `autosac.capture.request.TitanRequest`.
+    `stage_inputs` and `moe_load`: see `autosac.capture.request.TitanRequest`.
     """
 
     config_file: str
@@ -41,6 +43,7 @@ class TitanJob:
     world_size: int = 1
     rank: int = 0
     stage_inputs: StageInputs | None = None
+    moe_load: MoELoad = field(default_factory=MoELoad)
     debug: bool = False
     progress: Progress = field(default=_silent)
 
@@ -54,6 +57,7 @@ class TitanJob:
         rank: int = 0,
         cluster: str | None = None,
         allocator: str | None = None,
+        moe_load: MoELoad | None = None,
         debug: bool = False,
         progress: Progress = _silent,
     ) -> TitanJob:
@@ -69,6 +73,7 @@ class TitanJob:
             overrides=tuple(overrides),
             world_size=world_size,
             rank=rank,
+            moe_load=moe_load or MoELoad(),
             debug=debug,
             progress=progress,
         )
@@ -88,7 +93,12 @@ class TitanJob:
             observe=observe,
             ranks_per_node=self.target.cluster.gpus_per_node,
             stage_inputs=self.stage_inputs,
+            moe_load=self.moe_load,
         )
+
+    def draw(self, number: int) -> TitanJob:
+        """The job with another draw of its load of experts."""
+        return replace(self, moe_load=replace(self.moe_load, draw=number))
 
     def stages(self, first: Trace) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, given a trace of the first stage's rank.
@@ -132,8 +142,26 @@ class TitanCaptures:
         """The step under one of BASELINES, of "none" with its regions observed. CaptureError if the job cannot run so."""
         if name not in self._simulations:
             self.start(name)
-            self._simulations[name] = simulation_of(self._started[name].result(), self._job.target)
+            trace = self._started[name].result()
+            if name == "none":
+                trace = self._with_open_sizes(trace)
+            self._simulations[name] = simulation_of(trace, self._job.target)
         return self._simulations[name]
+
+    def _with_open_sizes(self, trace: Trace) -> Trace:
+        """The observed step, with the sizes left open that routing changes: what a plan may not insist on.
+
+        Compared with another draw of a few layers; of all with pipeline parallelism, where every stage needs some.
+        """
+        layer = routers_layer(trace)
+        if layer is None:
+            return trace
+        load = self._job.moe_load
+        other = MoELoad(kind="uniform") if load.is_balanced else replace(load, draw=load.draw + 1)
+        request = replace(self._job, moe_load=other).request("none", observe=True)
+        if int((trace.info.get("parallelism") or {}).get("pp", 1)) == 1:
+            request = replace(request, layers=layer + 1)
+        return with_open_sizes(trace, self._server.capture(request))
 
     def observed(self) -> Simulation:
         """The step without checkpointing, its regions observed."""

@@ -9,10 +9,10 @@
 
 **Tokens.** A token takes k distinct experts by successive sampling with those weights (Plackett-Luce). As Gumbel top-k, or
 an exponential race: expert e arrives at t_e ~ Exp(w_e), the k first win (`choose`). The counts of N tokens add up to N k.
-Where a router is limited to some groups of experts (DeepSeek-V3), the groups with the largest sums of their two best scores
+Where a router is limited to some groups of experts (DeepSeek-V3), those with the largest sums of their two best scores
 exp(-t_e) take part.
 
-**Peers.** Under expert parallelism a rank receives from each peer what the peer's tokens send to the rank's own experts. Peers'
+**Peers.** Under expert parallelism a rank receives from each peer what the peer's tokens send to the rank's experts. Those
 tokens are drawn from the same popularity, independently: from a peer with N tokens expert e gets Binomial(N, pi_e), where
 pi_e = P(e is among the k first) (`inclusion`). Conditional on the others, e wins if it arrives before the k-th of them, T_e:
 
@@ -21,8 +21,8 @@ pi_e = P(e is among the k first) (`inclusion`). Conditional on the others, e win
 estimated over a sample of races; the expectation over t_e is exact, so few races suffice. With groups: how often e won.
 
 **Seeds.** Every random number follows from (seed, draw, layer's name), the rank, and how often the layer has run in this
-step: equal settings give equal captures, and what checkpointing computes again is routed as it was the first time (`Routing.route`
-counts recomputations by themselves).
+step: equal settings give equal captures, and what checkpointing computes again is routed as it was the first time
+(`Routing.route` counts recomputations by themselves).
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class MoELoad:
 
 
 class Groups(NamedTuple):
-    """The experts lie in `count` groups of equal size, of which a token may use `limit`."""
+    """The experts lie in `number` groups of equal size, of which a token may use `limit`."""
 
-    count: int
+    number: int
     limit: int
 
 
@@ -126,7 +126,7 @@ def _arrivals(weights: Floats, tokens: int, random: np.random.Generator, groups:
     with np.errstate(divide="ignore"):  # a weight may be too small for a float: never
         arrivals = random.standard_exponential((tokens, len(weights))) / weights
     if groups is not None:
-        grouped = arrivals.reshape(tokens, groups.count, -1)
+        grouped = arrivals.reshape(tokens, groups.number, -1)
         scores = np.partition(np.exp(-grouped), -2, axis=2)[:, :, -2:].sum(axis=2)
         out = np.argpartition(-scores, groups.limit - 1, axis=1)[:, groups.limit :]
         np.put_along_axis(grouped, out[:, :, None], np.inf, axis=1)
