@@ -5,8 +5,8 @@ percentile by nearest rank, the ceil(q N)-th smallest, so that each is the figur
 95th percentile is the largest.
 
 A plan is made on the draw whose un-checkpointed peak is the 95th percentile, and the step is then captured under it in
-every draw. If the 95th percentile of *those* peaks is above the budget, the plan is made again on the draw that has it (checkpointing
-may change which draw is the worst), until a plan holds or a draw comes back.
+every draw. If the 95th percentile of *those* peaks is above the budget, the plan is made again on the draw that has it
+(checkpointing may change which draw is the worst), until a plan holds or a draw comes back.
 """
 
 from __future__ import annotations
