@@ -26,7 +26,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosac.planning import Goal, full_plan, make_plan
+from autosac.confidence import confidence_of
+from autosac.errors import InfeasibleError
+from autosac.planning import Goal, full_plan, make_plan, make_plans
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, Target, simulation_of
@@ -65,6 +67,7 @@ def plan(
     gpu: str = "h100-sxm-80gb",
     budget: str = "85%",
     budget_kind: str = "reserved",
+    confidence: float | None = None,
     solver: str = "knapsack",
     allocator: str = "",
     target: str = "gpu",
@@ -73,7 +76,8 @@ def plan(
     """Decide what to keep and what to recompute so that the step fits the budget and runs as fast as it can.
 
     `budget`: "68GiB", "73GB" or "85%" of the GPU; `budget_kind`: "reserved" (what the caching allocator takes) or
-    "active" (what tensors occupy); `solver`: "greedy", "knapsack" or "ilp". The rest as in `simulate`.
+    "active" (what tensors occupy); `confidence`: the probability with which the plan has to fit (`autosac.confidence`);
+    `solver`: "greedy", "knapsack" or "ilp". The rest as in `simulate`.
 
     InfeasibleError if no plan meets the budget: it says the smallest that would do.
     """
@@ -81,7 +85,15 @@ def plan(
     goal = Goal(
         budget_bytes=parse_budget(budget, machine.hardware.usable_bytes), budget_kind=budget_kind, solver=solver
     )
-    return make_plan(EagerCaptures(make_step, machine, target=target), goal, progress).plan
+    captures = EagerCaptures(make_step, machine, target=target)
+    if confidence is None:
+        return make_plan(captures, goal, progress).plan
+    wanted = confidence_of(confidence, budget_kind, machine.allocator)
+    (result,) = make_plans(captures, goal, (wanted.inner_bytes(goal.budget_bytes),), progress)
+    planned = wanted.certain(result, goal.budget_bytes)
+    if isinstance(planned, InfeasibleError):
+        raise planned
+    return planned.plan
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:

@@ -79,6 +79,17 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         default=None,
         help="PYTORCH_CUDA_ALLOC_CONF of the job (default: expandable_segments:True, as TorchTitan's launcher sets)",
     )
+    load = command.add_argument_group("the load of experts (mixtures of experts)")
+    load.add_argument(
+        "--moe-load",
+        default="balanced",
+        metavar="LOAD",
+        help="how tokens spread over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
+    )
+    load.add_argument("--moe-seed", type=_natural, default=0, metavar="N", help="seed of the draws (default 0)")
+    load.add_argument(
+        "--moe-draws", type=_positive, default=None, metavar="N", help="how many draws to look at (default 8)"
+    )
     _add_output(command)
 
 
@@ -109,6 +120,12 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         choices=("reserved", "active"),
         default="reserved",
         help="what the budget bounds: what the caching allocator reserves (default), or what tensors occupy",
+    )
+    decision.add_argument(
+        "--confidence",
+        type=float,
+        metavar="P",
+        help="probability with which the plan has to fit, for example 0.99: keeps a margin for errors of the prediction",
     )
     decision.add_argument(
         "--maximize", choices=("tokens-per-second",), help="choose the local batch size too, that which trains fastest"
@@ -169,6 +186,12 @@ def _add_diff(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("b", type=Path, metavar="B.json")
     _add_output(command)
     command.set_defaults(run="diff")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
 
 
 def _positive(text: str) -> int:

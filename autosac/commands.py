@@ -12,8 +12,11 @@ from typing import Any
 from autosac import reports
 from autosac.bench.command import bench
 from autosac.calibrate_command import calibrate
+from autosac.capture.load import MoELoad
+from autosac.confidence import Confidence, confidence_of
+from autosac.draws import plan_over_draws, representative, statistics
 from autosac.errors import InfeasibleError, UsageError
-from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_job, simulation_of
+from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
 from autosac.plan_diff import compare_plans
 from autosac.planning import Goal, Planned
 from autosac.plans import Plan
@@ -22,6 +25,8 @@ from autosac.quantities import parse_budget
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
 from autosac.titan_batches import plan_batches
 from autosac.trace import Trace, is_capture
+
+_DRAWS = 8
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -39,9 +44,18 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         rank=arguments.rank or 0,
         cluster=arguments.cluster,
         allocator=arguments.alloc_conf,
+        moe_load=MoELoad.parse(arguments.moe_load, arguments.moe_seed),
         debug=arguments.debug,
         progress=progress,
     )
+
+
+def _draws(arguments: argparse.Namespace) -> int:
+    """How many draws of the experts' load to look at; 0: it is balanced, nothing is drawn."""
+    drawn = not MoELoad.parse(arguments.moe_load, arguments.moe_seed).is_balanced
+    if not drawn and (arguments.moe_draws is not None or arguments.moe_seed):
+        raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, power-law or zipf")
+    return (arguments.moe_draws or _DRAWS) if drawn else 0
 
 
 def _check_writable(*paths: Path | None) -> None:
@@ -60,23 +74,22 @@ def plan(arguments: argparse.Namespace) -> None:
     _check_writable(arguments.output, arguments.pareto_html, arguments.pareto_png)
     several = _several(arguments)
     sizes = _batch_sizes(arguments)
+    draws = _draws(arguments)
+    if draws and (several or arguments.maximize or arguments.confidence is not None):
+        raise UsageError("--moe-load needs one budget, without --budgets, --pareto, --maximize and --confidence")
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
-        gpu_bytes = job.target.hardware.usable_bytes
-        goal = Goal(
-            budget_bytes=parse_budget(arguments.budget, gpu_bytes),
-            budget_kind=arguments.budget_kind,
-            solver=arguments.solver,
-            milp=arguments.milp,
-            time_limit_s=arguments.time_limit,
-            gap=arguments.gap,
-        )
-        texts = [] if arguments.budgets is None else arguments.budgets.split(",")
-        budgets = [parse_budget(text, gpu_bytes) for text in texts]
-        if len(set(budgets)) < len(budgets):
-            raise UsageError("a budget is given twice")
-        batch = plan_batches(job, goal, sizes) if arguments.maximize else None
-        results = [batch.planned] if batch else plan_titan_job(job, goal, budgets, pareto=arguments.pareto or 0)
+        goal, budgets = _goals(arguments, job.target)
+        confidence = _confidence(arguments, job.target)
+        if arguments.maximize:
+            batch = plan_batches(job, goal, sizes, confidence)
+            results: Sequence[Planned | InfeasibleError] = [batch.planned]
+        elif draws:
+            batch = None
+            results = [plan_over_draws(job, goal, draws)]
+        else:
+            batch = None
+            results = plan_titan_job(job, goal, budgets, pareto=arguments.pareto or 0, confidence=confidence)
     found = [result for result in results if isinstance(result, Planned)]
     if not found:
         raise next(result for result in results if isinstance(result, InfeasibleError))
@@ -98,6 +111,33 @@ def plan(arguments: argparse.Namespace) -> None:
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
     for path in written:
         out.print(f"plan written to {path}")
+
+
+def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[int]]:
+    """What is asked for, and the budgets if there are several."""
+    gpu_bytes = target.hardware.usable_bytes
+    goal = Goal(
+        budget_bytes=parse_budget(arguments.budget, gpu_bytes),
+        budget_kind=arguments.budget_kind,
+        solver=arguments.solver,
+        milp=arguments.milp,
+        time_limit_s=arguments.time_limit,
+        gap=arguments.gap,
+    )
+    texts = [] if arguments.budgets is None else arguments.budgets.split(",")
+    budgets = [parse_budget(text, gpu_bytes) for text in texts]
+    if len(set(budgets)) < len(budgets):
+        raise UsageError("a budget is given twice")
+    return goal, budgets
+
+
+def _confidence(arguments: argparse.Namespace, target: Target) -> Confidence | None:
+    """The probability of fitting that is asked for. UsageError if it is none, or there is no budget to keep a margin of."""
+    if arguments.confidence is None:
+        return None
+    if arguments.pareto:
+        raise UsageError("--pareto has no budgets to keep a margin of: give --confidence with --budget or --budgets")
+    return confidence_of(arguments.confidence, arguments.budget_kind, target.allocator)
 
 
 def _several(arguments: argparse.Namespace) -> bool:
@@ -170,22 +210,45 @@ def simulate(arguments: argparse.Namespace) -> None:
         arguments.save_capture,
     )
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
-        simulation, others = _simulated(arguments, progress)
+        drawn = _drawn(arguments, progress)
+        simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
         _write_pictures(arguments, simulation)
         name = arguments.ac or (str(arguments.plan) if arguments.plan else "the job as it is")
+        if drawn:
+            name += f", draw {simulation.trace.info['moe_load']['draw']} of the load of experts"
         summary = reports.simulation_summary(simulation, name)
     if arguments.json:
         document = simulation_document(simulation)
         if others:
             document["beside"] = {mode: asdict(other.prediction()) for mode, other in others.items()}
+        if drawn:
+            document["draws"] = [asdict(statistic) for statistic in statistics(drawn)]
         print(json.dumps(document, indent=1))
         return
     out = reports.console()
     out.print(summary)
+    if drawn:
+        out.print(reports.draws_table(statistics(drawn), arguments.moe_load, drawn))
     if arguments.memory:
         out.print(reports.memory_tables(simulation))
         if others:
             out.print(reports.mode_table(simulation, others))
+
+
+def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:
+    """The job in several draws of its load of experts; empty if that is balanced."""
+    count = _draws(arguments)
+    if not count:
+        return []
+    if is_capture(arguments.job):
+        raise UsageError(f"{arguments.job} is a captured step: --moe-load needs the job")
+    return simulate_draws(
+        _job(arguments, progress),
+        count,
+        checkpointing=arguments.ac or "job",
+        plan_file=str(arguments.plan) if arguments.plan else None,
+        all_stages=arguments.rank is None,
+    )
 
 
 def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation, dict[str, Simulation]]:

@@ -135,11 +135,26 @@ class Reasons:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Certainty:
+    """How sure a plan is (`autosac.confidence`).
+
+    `confidence`: the probability that was asked for. `margin_bytes`: what of the budget was left to errors of the prediction.
+    `fits`: the probability that the plan fits the budget. The step time lies in the interval with probability `confidence`.
+    """
+
+    confidence: float
+    margin_bytes: int
+    fits: float
+    step_low_ms: float
+    step_high_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A checkpointing plan.
 
     `predictions` maps a policy's name (autosac, none, full, selective-op) to its prediction. `reasons`: of each rank that
-    was planned for (one, or one of every pipeline stage), if a solver decided.
+    was planned for (one, or one of every pipeline stage), if a solver decided. `certainty`: if a confidence was asked for.
     """
 
     made_for: MadeFor
@@ -147,6 +162,7 @@ class Plan:
     settings: Settings = field(default_factory=Settings)
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
     reasons: tuple[Reasons, ...] = ()
+    certainty: Certainty | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no model can obey. PlanError says what."""
@@ -212,6 +228,7 @@ def _encode(plan: Plan) -> dict[str, Any]:
         "settings": asdict(plan.settings),
         "predictions": {name: asdict(prediction) for name, prediction in plan.predictions.items()},
         "reasons": [{**asdict(r), "binding": [list(point) for point in r.binding]} for r in plan.reasons],
+        "certainty": None if plan.certainty is None else asdict(plan.certainty),
         "units": units,
         "layouts": [list(layout) for layout in layouts],
         "policies": [[asdict(decision) for decision in policy] for policy in policies],
@@ -242,6 +259,7 @@ def _decode(document: dict[str, Any]) -> Plan:
             Reasons(**{**row, "binding": tuple(Binding(*point) for point in row["binding"])})
             for row in document.get("reasons", [])
         ),
+        certainty=Certainty(**document["certainty"]) if document.get("certainty") else None,
     )
 
 
@@ -321,6 +339,11 @@ _REASONS = {
     ),
 }
 
+_PROBABILITY = {"type": "number", "minimum": 0, "maximum": 1}
+_CERTAINTY = _object(
+    {"confidence": _PROBABILITY, "margin_bytes": _COUNT, "fits": _PROBABILITY, "step_low_ms": _MS, "step_high_ms": _MS}
+)
+
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     **_object(
@@ -391,6 +414,7 @@ SCHEMA: dict[str, Any] = {
 }
 # Not required: plans of earlier versions have none.
 SCHEMA["properties"]["reasons"] = _REASONS
+SCHEMA["properties"]["certainty"] = {"anyOf": [{"type": "null"}, _CERTAINTY]}
 SCHEMA["properties"]["made_for"]["properties"]["overrides"] = {"type": "array", "items": {"type": "string"}}
 
 

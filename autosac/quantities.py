@@ -49,3 +49,8 @@ def format_bytes(nbytes: float) -> str:
 def format_ms(ms: float) -> str:
     """``"1,234.5 ms"``, or seconds from ten seconds on."""
     return f"{ms / 1000:,.2f} s" if ms >= 10_000 else f"{ms:,.1f} ms"
+
+
+def format_probability(probability: float) -> str:
+    """In percent, never rounded up: ``"99.99%"`` for 0.999987."""
+    return f"{math.floor(probability * 1e4) / 1e2:.2f}%"

@@ -16,7 +16,7 @@ from autosac.memory_sim import Category
 from autosac.plan_diff import PlanDifference
 from autosac.planning import Planned
 from autosac.plans import Decision, Plan, Prediction, Unit
-from autosac.quantities import format_bytes, format_ms
+from autosac.quantities import format_bytes, format_ms, format_probability
 from autosac.reasons import price_of, why
 from autosac.simulation import Simulation
 from autosac.titan_batches import BatchPlan
@@ -66,6 +66,14 @@ def plan_summary(plan: Plan, notes: Sequence[str] = ()) -> RenderableType:
         parts.append(unit_table(plan.units))
     if made_for.overrides:
         parts.append(Text(f"- the job needs, with this plan: {' '.join(made_for.overrides)}"))
+    if plan.certainty is not None and not notes:
+        c = plan.certainty
+        parts.append(
+            Text(
+                f"- it fits the budget with a probability of {format_probability(c.fits)}; the step takes "
+                f"{format_ms(c.step_low_ms)} to {format_ms(c.step_high_ms)} with a probability of {c.confidence:.6g}"
+            )
+        )
     parts += [Text(f"- {note}") for note in notes]
     return Group(*parts)
 

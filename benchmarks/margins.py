@@ -1,0 +1,44 @@
+"""``python -m benchmarks.margins`` rewrites memory_sim/margins.toml from the tables of docs/accuracy.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ACCURACY = ROOT / "docs" / "accuracy.md"
+MARGINS = ROOT / "memory_sim" / "margins.toml"
+
+_STUDY = re.compile(r"^(\S.+?) +\| +([\d.]+) +([\d.]+) +\S+% \| +([\d.]+) +([\d.]+) +\S+% \|", re.MULTILINE)
+_PUBLISHED = re.compile(r"^(E\d+) [^|]*\| +([\d.]+) +([\d.]+) +[-+][\d.]+% \|", re.MULTILINE)
+_HEAD = """\
+# Predicted and measured peaks of memory, of which `autosac.confidence` makes margins.
+# Written by `python -m benchmarks.margins` from docs/accuracy.md; units as there. One table per cause of error.
+"""
+
+
+def margins(accuracy: str) -> str:
+    """The text of the margins file for the text of the page."""
+    first, second = accuracy.split("\n## Published", 1)
+    study: list[tuple[str, ...]] = _STUDY.findall(first)
+    published: list[tuple[str, ...]] = _PUBLISHED.findall(second)
+    h100 = "measured on one H100, printed by benchmarks.h100_study"
+    return _HEAD + "".join(
+        (
+            _table("active", f"active_bytes.all.peak, {h100}", [row[:3] for row in study]),
+            _table("reserved", f"reserved_bytes.all.peak without expandable segments, {h100}",
+                   [(row[0], *row[3:5]) for row in study]),
+            _table("reserved-expandable",
+                   "reserved memory of published TorchTitan runs with expandable segments, printed by "
+                   "benchmarks.torchtitan_published", [row[:3] for row in published]),
+        )
+    )  # fmt: skip
+
+
+def _table(name: str, source: str, rows: list[tuple[str, ...]]) -> str:
+    lines = "".join(f'  ["{run}", {predicted}, {measured}],\n' for run, predicted, measured in rows)
+    return f'\n[{name}]\nsource = "{source}"\nruns = [  # predicted, measured\n{lines}]\n'
+
+
+if __name__ == "__main__":
+    MARGINS.write_text(margins(ACCURACY.read_text()))
