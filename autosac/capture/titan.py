@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from autosac.capture import patches, process_group, values, without_triton
+from autosac.capture import meshes, patches, process_group, values, without_triton
 from autosac.capture.failures import explain, one_line
 from autosac.capture.layers import Attributes, cut_of
 from autosac.capture.load import Routing
@@ -131,6 +131,7 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
     session = CaptureSession(request.gpu)
     logging.disable(logging.WARNING)
     process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
+    meshes.install(request.rank)
     import_torchtitan()
     patches.install_torchtitan(request.gpu)
     stages = StageMetadata()
