@@ -168,10 +168,12 @@ def infeasible(model: PeakModel, budget_bytes: int, backend: pulp.LpSolver) -> I
         peaks = model.problem.peaks_bytes(model.kept_bytes())
         needed = math.ceil(int(peaks.max()) * (1 + 2 * MARGIN))
         if needed > budget_bytes:
+            # Of equal peaks the last: discarding more would lower the earlier ones.
+            last = max(range(len(peaks)), key=lambda p: (int(peaks[p]), p))
             return InfeasibleError(
                 f"no checkpointing plan fits {budget_bytes / 2**30:.2f} GiB: the smallest budget that does is "
                 f"{needed / 2**30:.2f} GiB ({(needed - budget_bytes) / 2**20:.0f} MiB more), needed at "
-                f"{model.problem.points[int(peaks.argmax())].label}"
+                f"{model.problem.points[last].label}"
             )
     return TimeLimitError(
         "no checkpointing plan was found within the solver's time limit: allow more time or a larger gap"

@@ -8,6 +8,9 @@ curve, a part of it is left over. `_fill` spends what is left. Unit u may keep a
 and as long as any unit saves time by that, the one that saves most is solved again with so much more. The candidate
 points of the budget suffice: the others stay below them whatever is decided.
 
+Equal units then swap their policies so that the first of them keep the least, if that is within the budget: what they keep is
+held the longest, and a plan of few runs of equal layers is one that people can read.
+
 A plan that is still more than POLISH_GAP above the MILP's bound is compared with what the joint problem (`joint.py`) finds
 within `polish_s` seconds, and the better one is taken.
 
@@ -20,7 +23,8 @@ what made a plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -96,7 +100,8 @@ def solve_two_level(
             return found
     policies = _policies(problem, items, budget_bytes, solve, budgets)
     _fill(problem, items, budget_bytes, solve, policies)
-    found = replace(_solution(problem, items, policies, budgets), method=method)
+    ordered = _in_order(problem, items, budget_bytes, policies)
+    found = replace(_solution(problem, items, ordered, budgets), method=method)
     if polish_s <= 0 or relative_gap(found.recompute_ms, budgets.bound_ms) <= POLISH_GAP:
         return found
     joint = _polished(problem, items, budget_bytes, budgets, solver, polish_s)
@@ -156,7 +161,8 @@ def _polished(
     except InfeasibleError:
         return None
     policies = {u: items[u].solution(kept) for u, kept in enumerate(joint.kept) if kept is not None}
-    return replace(_solution(problem, items, policies, budgets), polished=True)
+    ordered = _in_order(problem, items, budget_bytes, policies)
+    return replace(_solution(problem, items, ordered, budgets), polished=True)
 
 
 def _greedy(
@@ -212,3 +218,18 @@ def _fill(
         if step is None:
             return
         policies[step[0]] = step[1]
+
+
+def _in_order(
+    problem: GlobalProblem, items: Sequence[LocalProblem], budget_bytes: int, policies: Mapping[int, LocalSolution]
+) -> Mapping[int, LocalSolution]:
+    """The same policies, those of equal units in the order of what they keep, unless a peak would exceed the budget."""
+    equal: dict[Hashable, list[int]] = defaultdict(list)
+    for u in sorted(policies):
+        equal[replace(problem.units[u], name=""), items[u].items].append(u)
+    ordered: dict[int, LocalSolution] = {}
+    for units in equal.values():
+        swapped = sorted((policies[u] for u in units), key=lambda policy: (policy.kept_bytes, policy.kept))
+        ordered |= zip(units, swapped, strict=True)
+    kept_bytes = [ordered[u].kept_bytes if u in ordered else None for u in range(len(items))]
+    return ordered if int(problem.peaks_bytes(kept_bytes).max()) <= budget_bytes else policies
