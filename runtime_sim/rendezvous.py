@@ -98,11 +98,9 @@ class Rendezvous:
 
     def _communicator(self, rank: int, number: int, group: Group) -> _Communicator:
         if (rank, number) not in self._communicators:
-            # Alone, a rank meets nobody: the group's ranks, which may be many, need not be known.
-            members = frozenset(group.ranks()) if len(self._position) > 1 else frozenset[int]()
             self._communicators[rank, number] = _Communicator(
-                (group.name, members),
-                tuple(i for other, i in self._position.items() if other in members),
+                (group.name, *_identity(group)),
+                tuple(i for other, i in self._position.items() if _contains(group, other)),
                 _spans_nodes(group, self._gpus_per_node),
             )
         return self._communicators[rank, number]
@@ -132,6 +130,49 @@ class Rendezvous:
             label=pending.label,
             missing=tuple(rank for rank in pending.expected if rank not in pending.members),
         )
+
+
+def _identity(group: Group) -> Key:
+    """Equal for groups of the same ranks, without a list of them where the group has a structure."""
+    structure = _structure(group)
+    if structure is None:
+        ranks = sorted(set(group.ranks()))
+        structure = _structure(Group.of(group.name, ranks))
+        return (frozenset(ranks),) if structure is None else structure
+    return structure
+
+
+def _contains(group: Group, rank: int) -> bool:
+    """Whether a rank is a member, from the structure wherever there is one."""
+    structure = _structure(group)
+    if structure is None:
+        return rank in group.ranks()
+    lowest, dims = structure
+    rest = rank - lowest
+    for size, stride in reversed(dims):
+        rest -= max(0, min(rest // stride, size - 1)) * stride
+    return rest == 0
+
+
+def _structure(group: Group) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """(lowest rank, dimensions by ascending stride), the same for all ways to write a group.
+
+    None if a dimension does not step over all that the faster ones reach: a rank could then have several coordinates.
+    """
+    if group.explicit:
+        return None
+    lowest = group.offset + sum((size - 1) * stride for size, stride in group.dims if stride < 0)
+    dims: list[tuple[int, int]] = []
+    reach = 0
+    for stride, size in sorted((abs(stride), size) for size, stride in group.dims if size > 1):
+        if stride <= reach:
+            return None
+        reach += (size - 1) * stride
+        if dims and stride == dims[-1][0] * dims[-1][1]:
+            dims[-1] = (dims[-1][0] * size, dims[-1][1])
+        else:
+            dims.append((size, stride))
+    return lowest, tuple(dims)
 
 
 def _spans_nodes(group: Group, gpus_per_node: int) -> bool:
