@@ -5,7 +5,7 @@
 Llama-3 405B in five dimensions (pipeline, context and tensor parallel, data parallel sharded and replicated), and
 DeepSeek-V3 671B with expert parallelism besides, each in a fresh process whose captures are not kept. More ranks are more
 replicas, so that what a rank does is the same. Prints wall and user time, the memory that all processes of the command hold
-together at most (proportional set size, sampled twice a second; Linux), step time and peak; exit code 1 if a row misses its
+together at most (proportional set size, sampled every two seconds; Linux), step time and peak; exit code 1 if a row misses its
 goal. Meant for an idle machine of two cores.
 """
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 GOAL_S, GOAL_GIB = 180.0, 8.0
-_PERIOD_S = 0.5
+_PERIOD_S = 2.0
 _COMMON = """
 [training]
 local_batch_size = 8

@@ -1,5 +1,5 @@
 """The capture process: imports PyTorch and TorchTitan once, then forks one child per capture, as many at once as there are
-processors for it.
+processors and memory for.
 
 ``python -m autosac.capture.worker FD`` reads one JSON request per line from its standard input and writes one JSON answer per
 line to the file descriptor FD: ``{"id", "progress"}`` while it works, then ``{"id", "done"}`` or ``{"id", "error", "kind"}``.
@@ -13,17 +13,21 @@ import contextlib
 import functools
 import gc
 import json
+import math
 import os
 import select
 import signal
 import sys
 import warnings
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from autosac.capture import imports
 from autosac.capture.failures import explain
 from autosac.capture.request import TitanRequest
+
+_SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its own; those that run still grow
 
 
 class Worker:
@@ -54,11 +58,15 @@ class Worker:
                     if preloaded:
                         self.pending.append((message, request))
             self.reap()
-            while self.pending and len(self.children) < self.processors:
+            while self.pending and self.has_room():
                 self.start(*self.pending.popleft())
         for child in self.children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+    def has_room(self) -> bool:
+        """Whether another capture may run beside those that do."""
+        return not self.children or (len(self.children) < self.processors and available_bytes() > _SPARE_BYTES)
 
     def attempt(self, identity: int, action: Any) -> bool:
         """Run `action`; answer with its error if it fails."""
@@ -109,6 +117,15 @@ class Worker:
     def answer(self, **message: Any) -> None:
         """One line, in one write: children share the descriptor."""
         os.write(self.answers, (json.dumps(message) + "\n").encode())
+
+
+def available_bytes() -> float:
+    """Memory that a new process can have without swapping; infinite where the system does not say (macOS)."""
+    with contextlib.suppress(OSError), Path("/proc/meminfo").open() as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 2**10
+    return math.inf
 
 
 def preload(request: TitanRequest) -> None:

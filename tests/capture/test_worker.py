@@ -1,0 +1,27 @@
+"""How many captures run at once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autosac.capture import worker
+from autosac.capture.worker import Worker, available_bytes
+
+
+@pytest.mark.parametrize(
+    ("running", "free_gib", "room"), [(0, 0, True), (1, 100, True), (2, 100, True), (3, 100, False), (1, 1, False)]
+)
+def test_room(monkeypatch: pytest.MonkeyPatch, running: int, free_gib: int, room: bool) -> None:
+    """One always runs; more as long as there are processors (three here) and memory."""
+    monkeypatch.setattr(worker, "available_bytes", lambda: free_gib * 2.0**30)
+    server = Worker(-1)
+    server.processors = 3
+    server.children = dict.fromkeys(range(running), 0)
+    assert server.has_room() is room
+
+
+def test_available_memory() -> None:
+    """The system says some memory is left, or does not say."""
+    assert 2**20 < available_bytes() <= math.inf
