@@ -25,9 +25,14 @@ Progress = Callable[[str], None]
 
 
 def run_suite(
-    suite: Suite, folder: Path, progress: Progress = lambda _: None, measurement: Measurement | None = None
+    suite: Suite,
+    folder: Path,
+    progress: Progress = lambda _: None,
+    measurement: Measurement | None = None,
+    found: Callable[[Row], None] = lambda _: None,
 ) -> tuple[Results, CaseResult | None]:
-    """All rows, and the case study if the suite has one. Plans are written to `folder`/plans.
+    """All rows, and the case study if the suite has one; `found` gets each row when it is there. Plans are written to
+    `folder`/plans.
 
     A policy that cannot be done (no plan meets the budget, the step cannot be captured) is a row with an error. UsageError
     for what is wrong with the suite.
@@ -48,6 +53,7 @@ def run_suite(
                         progress(f"{name}: measuring {row.policy}")
                         row = replace(row, measured=measure(suite, model, configuration, plan, measurement))
                     rows.append(row)
+                    found(row)
                 solvers += run.solvers
                 if _is_case(suite, model, configuration):
                     progress(f"{name}: the case study")

@@ -7,14 +7,15 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from autosac.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("autosac", "torch", "torchtitan", "triton", "numpy", "nvidia-cudnn-cu12", "nvidia-nccl-cu12")
+_PACKAGES = ("autosac", "torchtitan", "triton", "numpy")
 _CUDA = (
     "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps({'name': p.name, "
     "'total_bytes': p.total_memory, 'capability': [p.major, p.minor], 'sm_count': p.multi_processor_count, "
@@ -22,11 +23,12 @@ _CUDA = (
 )
 
 
+@cache
 def environment(device: str) -> dict[str, Any]:
-    """Date, device, driver, versions. No CUDA context is made in this process."""
+    """Date, device, driver, versions, as this process found them first. No CUDA context is made in it."""
     about: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": device}
     about["python"], about["system"] = platform.python_version(), platform.platform()
-    about["versions"] = {name: found for name in _PACKAGES if (found := _version(name))}
+    about["versions"] = _versions()
     about["commit"] = _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
     if device == "cuda":
         about["gpu"] = json.loads(_output([sys.executable, "-c", _CUDA]) or "{}")
@@ -40,11 +42,10 @@ def write_result(path: Path, device: str, rows: list[dict[str, Any]]) -> None:
     write_text_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+def _versions() -> dict[str, str]:
+    found = {str(d.metadata["Name"]).lower(): d.version for d in distributions() if d.metadata["Name"]}
+    named = {name: v for name, v in sorted(found.items()) if name in _PACKAGES or name.startswith("nvidia-")}
+    return {"torch": _output([sys.executable, "-c", "import torch; print(torch.__version__)"])} | named
 
 
 def _output(command: list[str]) -> str:

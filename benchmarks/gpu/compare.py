@@ -1,4 +1,4 @@
-"""Measured beside predicted, from the results of `plain` and `titan`, as Markdown.
+"""Measured beside predicted, from the results of `plain`, `titan` and `allocator`, as Markdown.
 
 python -m benchmarks.gpu.compare DIR
 """
@@ -36,8 +36,8 @@ def lines_of(document: dict[str, Any]) -> list[str]:
         f"{name}, {about['date'][:10]}, torch {about['versions'].get('torch', '?')}",
         "",
         "| model | policy | step (ms) | predicted | error | active (GiB) | predicted | error | reserved (GiB) | predicted "
-        "| error |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| error | note |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     errors: dict[str, list[float]] = {"step_ms": [], "peak_active_bytes": [], "peak_reserved_bytes": []}
     for row in document["rows"]:
@@ -45,14 +45,14 @@ def lines_of(document: dict[str, Any]) -> list[str]:
         policy = row.get("policy", "")
         if row.get("budget_bytes") and policy == "knapsack":
             policy = f"plan for {row['budget_bytes'] / _GIB:.4g} GiB"
-        failure = row.get("error") or measured.get("error")
+        failure = row.get("error") or measured.get("error") or ""
         cells = [row["model"], policy]
         for key, scale, digits in (("step_ms", 1, 1), ("peak_active_bytes", _GIB, 3), ("peak_reserved_bytes", _GIB, 3)):
             error = _error(predicted.get(key), measured.get(key))
             if error is not None:
                 errors[key].append(error)
             cells += [_cell(measured.get(key), scale, digits), _cell(predicted.get(key), scale, digits), _percent(error)]
-        lines.append("| " + " | ".join(cells) + " |" + (f" {failure}" if failure else ""))
+        lines.append("| " + " | ".join([*cells, failure.replace("|", "/")]) + " |")
     lines.append("")
     for key, found in errors.items():
         if found:
@@ -65,10 +65,10 @@ def main() -> None:
     """Print and write ``comparison.md``."""
     folder = Path(sys.argv[1])
     lines = []
-    for name in ("plain", "titan"):
+    for name in ("plain", "titan", "allocator"):
         path = folder / f"{name}.json"
-        if path.exists():
-            lines += [f"## {name}", "", *lines_of(json.loads(path.read_text())), ""]
+        found = lines_of(json.loads(path.read_text())) if path.exists() else ["There are no results."]
+        lines += [f"## {name}", "", *found, ""]
     print("\n".join(lines))
     write_text_atomically(folder / "comparison.md", "\n".join(lines) + "\n")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from benchmarks.gpu.common import ROOT, write_result
 _LLAMA = str(ROOT / "benchmarks" / "table_5_5" / "llama.py") + ":make_step"
 _FIXED = ("none", "full", "selective-op")
 _SHARES = (0.25, 0.5, 0.75)
+_FILLED = 0.95  # of the device's memory may be planned for
 _GIB = 2**30
 # Name: sizes, and the activations of a sequence of 4096 tokens without checkpointing, roughly, to choose a batch size.
 _SIZES: dict[str, tuple[dict[str, int], float, float]] = {
@@ -62,9 +63,9 @@ def _model(name: str, arguments: dict[str, int], dtype: str) -> Model:
 
 
 def run_model(
-    model: Model, profile: str, measurement: Measurement, folder: Path, until: float
-) -> Iterator[dict[str, Any]]:
-    """Rows of one model: the fixed policies, then the plans."""
+    model: Model, profile: str, measurement: Measurement, folder: Path, found: Callable[[Row], None]
+) -> None:
+    """The fixed policies of one model, then the plans; `found` gets every row as soon as there is one."""
     kind = "reserved" if measurement.device == "cuda" else "active"
     total = load_hardware(profile).usable_bytes
     suite = Suite(
@@ -75,31 +76,22 @@ def run_model(
         gpu=profile,
         budget_kind=kind,
         alloc_conf="expandable_segments:True",
+        time_limit_s=10.0,
         folder=folder,
     )
-    results, _ = run_suite(suite, folder, _say, measurement)
-    yield from map(_document, results.rows)
+    results, _ = run_suite(suite, folder, _say, measurement, found)
     peaks = {row.policy: _peak(row, kind) for row in results.rows}
-    low, high = peaks["full"], min(peaks["none"] or total, int(0.95 * total))
+    low, high = peaks["full"], min(peaks["none"] or total, int(_FILLED * total))
     if low is None or low >= high:
         return
     budgets = tuple(f"{(low + share * (high - low)) / _GIB:.6f}GiB" for share in _SHARES)
-    for budget in budgets:
-        if time.monotonic() > until:
-            yield {"model": model.name, "policy": f"knapsack at {budget}", "error": "the time was up"}
-            continue
-        planned, _ = run_suite(
-            replace(suite, budgets=(budget,), policies=(Policy("knapsack"),)), folder, _say, measurement
-        )
-        yield from map(_document, planned.rows)
+    run_suite(
+        replace(suite, budgets=budgets, policies=(Policy("knapsack"),)), folder, _say, measurement, found
+    )
 
 
 def _peak(row: Row, kind: str) -> int | None:
     return row.peak_reserved_bytes if kind == "reserved" else row.peak_active_bytes
-
-
-def _document(row: Row) -> dict[str, Any]:
-    return asdict(row)
 
 
 def _say(text: str) -> None:
@@ -117,15 +109,20 @@ def main() -> None:
     until = time.monotonic() + 60 * arguments.minutes
     measurement = Measurement(device=arguments.device, steps=5, time_limit_s=120)
     rows: list[dict[str, Any]] = []
+
+    def found(row: Row) -> None:
+        rows.append(asdict(row))
+        write_result(arguments.out / "plain.json", arguments.device, rows)
+        if time.monotonic() > until:
+            raise AutosacError("the time was up")
+
     for model in models(arguments.device, load_hardware(arguments.profile).usable_bytes):
         check_measurable(Suite(name="check", models=(model,), budgets=("85%",), policies=(Policy("none"),)), measurement)
         if time.monotonic() > until:
             rows.append({"model": model.name, "error": "the time was up"})
         else:
             try:
-                for row in run_model(model, arguments.profile, measurement, arguments.out, until):
-                    rows.append(row)
-                    write_result(arguments.out / "plain.json", arguments.device, rows)
+                run_model(model, arguments.profile, measurement, arguments.out, found)
             except AutosacError as e:
                 rows.append({"model": model.name, "error": str(e)})
         write_result(arguments.out / "plain.json", arguments.device, rows)

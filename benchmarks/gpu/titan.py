@@ -3,10 +3,11 @@
     python -m benchmarks.gpu.titan --profile PROFILE.toml --device cuda --out DIR [--minutes 8]
 
 The flavors of `titan_models`, a batch size for the device's memory, under none, full, selective-op and the plans of
-``autosac plan`` for three budgets between the predicted peaks of full and none. A run is TorchTitan's launcher, eight steps;
-measured are the median step time and the peaks that TorchTitan logs, after its first two steps. Writes ``titan.json``. With
-``--device cpu`` nothing is trained (TorchTitan needs a GPU): the debug model is predicted for an H100 and every run is
-listed as not measured.
+``autosac plan`` for three budgets between the predicted peaks of full and none (or the device's memory, where none does not
+fit). A run is TorchTitan's trainer for eight steps, as the only rank, in a process of its own: torchrun would start it in
+another session, where it outlives what ends this program and keeps the GPU. Measured are the median step time and the peaks
+that TorchTitan logs, after its first two steps. Writes ``titan.json``. With ``--device cpu`` nothing is trained (TorchTitan
+needs a GPU): the debug model is predicted for an H100 and every run is listed as not measured.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,11 +24,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autosac.estimator import load_hardware
 from benchmarks.gpu.common import ROOT, write_result
 
 _FIXED = ("none", "full", "selective-op")
 _SHARES = (0.25, 0.5, 0.75)
 _STEPS, _WARM_UP, _SEQ_LEN = 8, 2, 4096
+_FILLED = 0.95  # of the device's memory may be planned for
+_LONGEST_RUN_S = 180
 _GIB = 2**30
 # Flavor: GiB of a sequence's activations without checkpointing, and of parameters, gradients and states in float32.
 _FLAVORS = {"1B": (11.0, 24.0), "3B": (26.0, 57.0), "8B-cut": (20.0, 42.0)}
@@ -87,8 +92,12 @@ class Runs:
                 "peak_reserved_bytes": document["peak_reserved_bytes"],
             }
             yield self._row(mode, predicted, _arguments(mode), until)
-        for share in _SHARES:
-            budget = f"{(peaks['full'] + share * (peaks['none'] - peaks['full'])) / _GIB:.4f}GiB"
+        low, high = peaks["full"], min(peaks["none"], int(_FILLED * load_hardware(self.profile).usable_bytes))
+        for share in _SHARES if low < high else ():
+            if time.monotonic() > until:
+                yield {"model": self.name, "policy": "plan", "error": "the time was up"}
+                return
+            budget = f"{(low + share * (high - low)) / _GIB:.4f}GiB"
             plan = self.folder / f"{self.job.stem}-{share}.json"
             try:
                 document = _autosac(["plan", str(self.job), *machine, "--budget", budget, "-o", str(plan)])
@@ -110,18 +119,35 @@ class Runs:
     def _measure(self, arguments: list[str]) -> dict[str, Any]:
         record = self.folder / "record.jsonl"
         record.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-        command += ["-m", "torchtitan.train", "--job.config_file", str(self.job), *arguments]
-        environment = _environment(AUTOSAC_BENCHMARK_RECORD=str(record))
+        command = [sys.executable, "-m", "torchtitan.train", "--job.config_file", str(self.job), *arguments]
+        environment = _environment(AUTOSAC_BENCHMARK_RECORD=str(record), **_only_rank())
         try:
-            child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240)
+            child = subprocess.run(
+                command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=_LONGEST_RUN_S
+            )
         except subprocess.TimeoutExpired:
-            return {"error": "took longer than 240 s"}
+            return {"error": f"took longer than {_LONGEST_RUN_S} s"}
         if child.returncode or not record.exists():
-            out_of_memory = "OutOfMemoryError" in child.stderr
-            said = [line for line in child.stderr.splitlines() if "Error" in line]
-            return {"error": "out of memory" if out_of_memory else said[-1] if said else "the run ended early"}
+            return {"error": why_it_ended(child.stderr, child.returncode)}
         return measured_steps([json.loads(line) for line in record.read_text().splitlines()])
+
+
+def _only_rank() -> dict[str, str]:
+    """What torchrun would tell the only rank of a job."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
+    return ranks | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+
+
+def why_it_ended(stderr: str, code: int) -> str:
+    """Why a run failed, in one line, from what it wrote to standard error."""
+    if "OutOfMemoryError" in stderr:
+        return "out of memory"
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    said = [line for line in lines if "Error" in line] or lines
+    return said[-1][:300] if said else f"the run ended early with exit code {code}"
 
 
 def _arguments(mode: str) -> list[str]:
@@ -156,8 +182,6 @@ def main() -> None:
     if arguments.device == "cpu":
         cases = [("debugmodel", 2, 256, "h100-sxm-80gb")]
     else:
-        from autosac.estimator import load_hardware
-
         total_gib = load_hardware(arguments.profile).usable_bytes / _GIB
         cases = [
             (flavor, max(1, int((0.9 * total_gib - states) / sequence)), _SEQ_LEN, arguments.profile)
