@@ -153,6 +153,7 @@ def _measure(signatures: Sequence[Signature], journal: Journal, campaign: Campai
     """Measure what the journal lacks; how many were left when the time was up."""
     device = campaign.machine.torch_device
     denormals = torch.set_flush_denormal(True)
+    timing.spin_up(device)
     try:
         for position, signature in enumerate(signatures):
             key = signature_key(signature)

@@ -1,7 +1,7 @@
 """Times the collectives between the ranks that torchrun started, inside one node.
 
 Every rank calls `measure_collectives`; all get the same table. A transfer's time is the slowest rank's, the median over
-repetitions, each begun at a barrier (NCCL: by CUDA events, one after the other on the stream).
+repetitions, each begun at a barrier (NCCL: by CUDA events, behind a kernel that waits while the host launches the transfer).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 _REPEATS = 7
+_WAIT_CYCLES = 1_000_000  # half a millisecond
 _SIZES = tuple(2**n for n in range(10, 29, 2))
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 
@@ -72,6 +73,7 @@ def _time(run: Callable[[], Any], device: torch.device) -> float:
         dist.barrier()
         if device.type == "cuda":
             first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(_WAIT_CYCLES)
             first.record()
             run()
             last.record()

@@ -1,8 +1,8 @@
 """Times calls on a CPU or a CUDA device, and the memory of a CPU.
 
 On a CPU with one thread the clock is the thread's CPU time: other processes then disturb a measurement through caches and
-memory only. With several threads it is wall time. On CUDA, calls are queued behind a kernel that only waits, between two
-events, so that the time between the events is the device's alone, however slow the host launches.
+memory only. With several threads it is wall time. On CUDA, calls are queued behind a kernel that only waits for as long as
+the host needs to launch them, between two events, so that the time between the events is the device's alone.
 
 Each call is run in blocks; the result is the median over blocks of a block's mean, and its relative standard error. What
 only the replay costs, the call through `torch.ops`, is taken off on a CPU.
@@ -25,8 +25,10 @@ from autosac.estimator.calibration.calls import Call
 from autosac.estimator.calibration.host_memory import HostMemory
 
 _BLOCK_S, _BLOCKS, _LIMIT_S = 2.5e-3, 7, 0.4
-_WAIT_CYCLES_PER_LAUNCH = 20_000
+_WAIT_CYCLES_PER_S = 3e9  # no GPU's clock is faster: the wait is as long as it has to be, or longer
+_LAUNCH_MARGIN, _LONGEST_WAIT_S = 1.5, 0.1
 _MOST_LAUNCHES = 200
+_SPIN_UP_S = 0.5
 _LEAST_MS = 1e-4
 
 
@@ -104,13 +106,15 @@ def _time_on_cuda(call: Call) -> Timed:
     torch.cuda.synchronize()
     begin = time.perf_counter()
     call.run()
+    launch_s = time.perf_counter() - begin
     torch.cuda.synchronize()
     once = max(time.perf_counter() - begin, 5e-6)
     repeats = max(1, min(int(_BLOCK_S / once), _MOST_LAUNCHES))
+    wait_s = min(_LAUNCH_MARGIN * launch_s * repeats, _LONGEST_WAIT_S)
     times = []
     for _ in range(max(3, min(_BLOCKS, int(_LIMIT_S / (once * repeats))))):
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_WAIT_CYCLES_PER_LAUNCH * repeats)
+        torch.cuda._sleep(int(wait_s * _WAIT_CYCLES_PER_S))
         first.record()
         for _ in range(repeats):
             call.run()
@@ -118,6 +122,17 @@ def _time_on_cuda(call: Call) -> Timed:
         last.synchronize()
         times.append(first.elapsed_time(last) / repeats)
     return _summary(times)
+
+
+def spin_up(device: torch.device) -> None:
+    """Work until a GPU that was idle has its clocks up. Nothing on a CPU."""
+    if device.type != "cuda":
+        return
+    a = torch.randn(4096, 4096, device=device, dtype=torch.float16)
+    end = time.perf_counter() + _SPIN_UP_S
+    while time.perf_counter() < end:
+        torch.mm(a, a)
+        torch.cuda.synchronize()
 
 
 # ---- the memory of a CPU ---------------------------------------------------------------------------------------
