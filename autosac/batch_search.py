@@ -60,12 +60,18 @@ class BatchSizes:
     @staticmethod
     def of(info: Mapping[str, Any], wanted: Sequence[int] = ()) -> BatchSizes:
         """The sizes for a job, by the info of a trace of it: `wanted` or all that are sensible. UsageError if one of `wanted`
-        does not divide what a fixed global batch leaves to each GPU.
+        does not divide what a fixed global batch leaves to each GPU, or if nothing bounds the sizes: a pipeline holds a few
+        microbatches at a time, however many there are.
         """
         degrees = info.get("parallelism") or {}
         data_parallel = int(degrees.get("dp_replicate", 1)) * int(degrees.get("dp_shard", 1))
         fixed = int(info["job_settings"].get("training.global_batch_size", -1))
         own = int(info["local_batch_size"])
+        if fixed <= 0 and not wanted and int(degrees.get("pp", 1)) > 1:
+            raise UsageError(
+                "with pipeline parallelism more microbatches are always faster and take no more memory: give --batch-sizes, "
+                "or the job a training.global_batch_size"
+            )
         if fixed <= 0:
             grid = (factor * 2**k for k in range(_MOST.bit_length()) for factor in (1, 3))
             sizes = {size for size in grid if size <= _MOST} | {own}

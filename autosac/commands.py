@@ -23,7 +23,7 @@ from autosac.plans import Plan
 from autosac.progress import progress_line
 from autosac.quantities import parse_budget
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
-from autosac.titan_batches import plan_batches
+from autosac.titan_batches import BatchPlan, plan_batches
 from autosac.trace import Trace, is_capture
 
 _DRAWS = 8
@@ -97,7 +97,8 @@ def plan(arguments: argparse.Namespace) -> None:
     _write_pareto(arguments, found)
     if arguments.json:
         documents = [json.loads(planned.plan.to_bytes()) for planned in found]
-        print(json.dumps(documents if several else documents[0], indent=1))
+        document = {"plan": documents[0], "tried": tried_document(batch)} if batch else documents[0]
+        print(json.dumps(documents if several else document, indent=1))
         return
     out = reports.console()
     if several:
@@ -111,6 +112,22 @@ def plan(arguments: argparse.Namespace) -> None:
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
     for path in written:
         out.print(f"plan written to {path}")
+
+
+def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:
+    """The local batch sizes that were looked at as JSON."""
+    return [
+        {
+            "local_batch_size": trial.local_batch_size,
+            "gradient_accumulation_steps": batch.sizes.accumulation(trial.local_batch_size),
+            "outcome": trial.outcome,
+            "full_peak_bytes": trial.least_bytes,
+            "none": trial.unplanned._asdict() if trial.unplanned else None,
+            "tokens_per_second": trial.tokens_per_second if trial.planned else None,
+            "prediction": asdict(trial.planned.plan.predictions["autosac"]) if trial.planned else None,
+        }
+        for trial in batch.trials
+    ]
 
 
 def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[int]]:

@@ -101,13 +101,9 @@ class Confidence:
 
     def certain(self, result: Planned | InfeasibleError, budget_bytes: int) -> Planned | InfeasibleError:
         """The result of planning for `inner_bytes`, as an answer for the budget itself."""
-        kept_bytes = budget_bytes - self.inner_bytes(budget_bytes)
-        left = (
-            f"{format_bytes(budget_bytes - kept_bytes)}, which leaves {format_bytes(kept_bytes)} of "
-            f"{format_bytes(budget_bytes)} to errors of the prediction"
-        )
         if isinstance(result, InfeasibleError):
-            return InfeasibleError(f"{result} (planned for {left})")
+            return self.refused(result, budget_bytes)
+        kept_bytes = budget_bytes - self.inner_bytes(budget_bytes)
         plan = result.plan
         stated = plan.predictions["autosac"]
         reserved = plan.made_for.budget_kind == "reserved" and stated.peak_reserved_bytes is not None
@@ -115,12 +111,24 @@ class Confidence:
         assert peak_bytes is not None
         certainty, main = self._certainty(result.simulation, peak_bytes, budget_bytes, kept_bytes)
         notes = (
-            f"it fits the budget with a probability of {format_probability(certainty.fits)}; planned for {left}",
+            f"it fits the budget with a probability of {format_probability(certainty.fits)}; "
+            f"planned for {self._left(budget_bytes)}",
             f"the step takes {format_ms(certainty.step_low_ms)} to {format_ms(certainty.step_high_ms)} with a probability of "
             f"{self.level:.6g}{f'; the error of {main} counts most' if main else ''}",
         )
         plan = replace(plan, made_for=replace(plan.made_for, budget_bytes=budget_bytes), certainty=certainty)
         return replace(result, plan=plan, notes=(*notes, *result.notes))
+
+    def refused(self, error: InfeasibleError, budget_bytes: int) -> InfeasibleError:
+        """The error of planning for `inner_bytes`, for who asked for the budget."""
+        return InfeasibleError(f"{error} (planned for {self._left(budget_bytes)})")
+
+    def _left(self, budget_bytes: int) -> str:
+        inner_bytes = self.inner_bytes(budget_bytes)
+        return (
+            f"{format_bytes(inner_bytes)}, which leaves {format_bytes(budget_bytes - inner_bytes)} of "
+            f"{format_bytes(budget_bytes)} to errors of the prediction"
+        )
 
     def _certainty(
         self, simulation: Simulation, peak_bytes: int, budget_bytes: int, kept_bytes: int

@@ -46,7 +46,10 @@ def plan_batches(
         batches = TitanBatches(job, goal, server, Path(folder), confidence)
         sizes = BatchSizes.of(batches.info, wanted)
         inner_bytes = confidence.inner_bytes(goal.budget_bytes) if confidence else goal.budget_bytes
-        trials = search_batches(batches, sizes, inner_bytes, job.progress)
+        try:
+            trials = search_batches(batches, sizes, inner_bytes, job.progress)
+        except InfeasibleError as e:
+            raise (confidence.refused(e, goal.budget_bytes) if confidence else e) from e
     planned = best_of(trials).planned
     assert planned is not None
     return BatchPlan(planned=planned, trials=trials, sizes=sizes)

@@ -131,6 +131,15 @@ def test_a_free_batch_follows_a_grid() -> None:
     assert BatchSizes.of(info("-1"), (7, 5)).sizes == (5, 7)
 
 
+def test_a_pipeline_needs_a_bound() -> None:
+    """With pipeline stages a free batch has no best size; named sizes and a fixed global batch do."""
+    staged = {**info("-1"), "parallelism": {"pp": 2}}
+    with pytest.raises(UsageError, match=r"give --batch-sizes, or the job a training\.global_batch_size"):
+        BatchSizes.of(staged)
+    assert BatchSizes.of(staged, (4, 8)).sizes == (4, 8)
+    assert BatchSizes.of({**info("8"), "parallelism": {"pp": 2}}).sizes == (1, 2, 4, 8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
