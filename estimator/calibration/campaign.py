@@ -1,7 +1,8 @@
 """A calibration from beginning to end: measure, fit, write.
 
 1. The operators, the most valuable first, each into the journal (`journal`), until all are done or the time is up. What does
-   not fit into memory, or cannot be called, is skipped and listed.
+   not fit into memory, or cannot be called, is skipped and listed. Time that is left goes to measuring again, the longest
+   first: what else the machine does changes in minutes, and of all errors those of long operators average out least in a step.
 2. The host, by the steps of tiny models (`host`); on a CPU also its memory (`timing.measure_host_memory`).
 3. The fit: a Gaussian process for each group of operators (`shapes`, `gaussian`).
 4. Three files, each whole or not at all, the profile last: the measured operators (`<name>.measured.json`), the fitted models
@@ -14,9 +15,10 @@ to take most of the step first.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +50,7 @@ _PRODUCTS = ("matmul", "batched_matmul", "attention_forward", "attention_backwar
 _MEMORY_SHARE = 0.6  # of what is free may be taken by one operator
 _LOST = ("CUDA error", "device-side assert", "illegal memory access")
 _FEWEST_TO_POOL = 6
+_MOST_TIMES = 3
 Report = Callable[[int, int, str], None]
 
 
@@ -91,7 +94,10 @@ def calibrate(campaign: Campaign, report: Report = lambda done, total, text: Non
     if device.type == "cpu":  # what the host costs is what their steps take beyond them
         signatures = tuple(dict.fromkeys((*_of_probes(campaign.probes), *signatures)))
     with Journal(journal_path, campaign.machine.fingerprint, resume=campaign.resume) as journal:
-        left = _measure(signatures, journal, campaign, report)
+        with _without_denormals():
+            left = _measure(signatures, journal, campaign, report)
+            if not left:
+                _measure_again(signatures, journal, campaign, report)
         measured = {s: journal.done[signature_key(s)] for s in signatures if signature_key(s) in journal.done}
         if not measured:
             raise UsageError(f"none of the {len(signatures)} operators could be measured; {_first(journal.skipped)}")
@@ -107,7 +113,7 @@ def calibrate(campaign: Campaign, report: Report = lambda done, total, text: Non
         profile=campaign.output,
         measured=len(measured),
         skipped={s.name + " " + _sizes(s): journal.skipped[signature_key(s)]
-                 for s in signatures if signature_key(s) in journal.skipped},
+                 for s in signatures if signature_key(s) in journal.skipped and s not in measured},
         left=left,
         groups={name: process.rel_std for name, process in calibrated.groups.items()},
         host_us=host_us,
@@ -151,26 +157,45 @@ def _of_probes(probes: Mapping[str, Probe]) -> tuple[Signature, ...]:
 
 def _measure(signatures: Sequence[Signature], journal: Journal, campaign: Campaign, report: Report) -> int:
     """Measure what the journal lacks; how many were left when the time was up."""
-    device = campaign.machine.torch_device
-    denormals = torch.set_flush_denormal(True)
-    timing.spin_up(device)
-    try:
-        for position, signature in enumerate(signatures):
-            key = signature_key(signature)
-            if key in journal.done or key in journal.skipped:
-                continue
-            if time.monotonic() > campaign.deadline:
-                return sum(signature_key(s) not in journal.done and signature_key(s) not in journal.skipped
-                           for s in signatures[position:])  # fmt: skip
-            report(position, len(signatures), signature.name)
-            _measure_one(signature, key, device, journal, campaign.machine)
-    finally:
-        if denormals:
-            torch.set_flush_denormal(False)
+    timing.spin_up(campaign.machine.torch_device)
+    for position, signature in enumerate(signatures):
+        key = signature_key(signature)
+        if key in journal.done or key in journal.skipped:
+            continue
+        if time.monotonic() > campaign.deadline:
+            return sum(signature_key(s) not in journal.done and signature_key(s) not in journal.skipped
+                       for s in signatures[position:])  # fmt: skip
+        report(position, len(signatures), signature.name)
+        _measure_one(signature, key, journal, campaign.machine)
     return 0
 
 
-def _measure_one(signature: Signature, key: str, device: torch.device, journal: Journal, machine: Machine) -> None:
+def _measure_again(signatures: Sequence[Signature], journal: Journal, campaign: Campaign, report: Report) -> None:
+    """Measure what takes longest a second time, and so on, until the time is up or all were measured `_MOST_TIMES`."""
+    keys = {signature_key(s): s for s in signatures if signature_key(s) in journal.done}
+    longest = sorted(keys, key=lambda key: -journal.done[key][0])
+    for times in range(1, _MOST_TIMES):
+        for position, key in enumerate(longest):
+            if time.monotonic() > campaign.deadline:
+                return
+            if journal.times[key] == times:
+                report(position, len(longest), f"again: {keys[key].name}")
+                _measure_one(keys[key], key, journal, campaign.machine)
+
+
+@contextlib.contextmanager
+def _without_denormals() -> Iterator[None]:
+    """Denormal numbers, which training hardly has and processors are slow with, count as zero."""
+    changed = torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if changed:
+            torch.set_flush_denormal(False)
+
+
+def _measure_one(signature: Signature, key: str, journal: Journal, machine: Machine) -> None:
+    device = machine.torch_device
     needed, free = tensor_bytes_needed(signature), machine.free_bytes()
     if needed > free * _MEMORY_SHARE:
         journal.skip(key, f"it needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free")

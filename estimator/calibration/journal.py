@@ -2,7 +2,8 @@
 
 JSON lines: first ``{"format", "machine"}``, then one line an operator when it is begun (``{"begun": key}``) and one when it is
 done (``{"key", "ms", "rel_std"}`` or ``{"key", "skipped": why}``). Every line is on the disk before the work goes on. A line
-that was cut off is dropped. An operator that was begun and never done ended the process; it is not tried again.
+that was cut off is dropped. An operator that was begun and never done ended the process; it is not tried again. Of an operator
+that was measured several times the mean counts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,12 +22,15 @@ _FORMAT = "autosac-calibration-journal-1"
 
 
 class Journal:
-    """An open journal: `done` and `skipped` by the operator's key. Use it as a context manager."""
+    """An open journal: `done`, `times` (how often it was measured) and `skipped` by the operator's key. Use it as a context
+    manager.
+    """
 
     def __init__(self, path: Path, machine: dict[str, Any], *, resume: bool) -> None:
         """Open or begin it. UsageError if one is there that `resume` does not ask for, or that is of another machine."""
         self.path = path
         self.done: dict[str, tuple[float, float]] = {}
+        self.times: Counter[str] = Counter()
         self.skipped: dict[str, str] = {}
         lines = _read(path) if path.exists() else []
         if lines and not resume:
@@ -50,7 +55,7 @@ class Journal:
             elif "skipped" in line:
                 self.skipped[line["key"]] = str(line["skipped"])
             elif _is_time(line.get("ms")):
-                self.done[line["key"]] = (float(line["ms"]), float(line.get("rel_std", 0.0)))
+                self._add(line["key"], float(line["ms"]), float(line.get("rel_std", 0.0)))
         for key in begun:
             if key not in self.done and key not in self.skipped:
                 self.skipped[key] = "it ended the process when it was tried"
@@ -61,8 +66,15 @@ class Journal:
 
     def finish(self, key: str, ms: float, rel_std: float) -> None:
         """It has been."""
-        self.done[key] = (ms, rel_std)
+        self._add(key, ms, rel_std)
         self._append({"key": key, "ms": ms, "rel_std": rel_std})
+
+    def _add(self, key: str, ms: float, rel_std: float) -> None:
+        """The mean of what there is and one more; its standard error likewise."""
+        n = self.times[key]
+        mean, std = self.done.get(key, (0.0, 0.0))
+        self.times[key] += 1
+        self.done[key] = (mean * n + ms) / (n + 1), math.hypot(std * n, rel_std) / (n + 1)
 
     def skip(self, key: str, why: str) -> None:
         """It cannot be."""
