@@ -24,9 +24,24 @@ def install() -> None:
         return _backend(model, inputs, getattr(self, "config", None) or {})
 
     torch._TorchCompileInductorWrapper.__call__ = compile_graph
+    _compile_without_modes()
     import torch._dynamo.config as dynamo_config
 
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, 64)
+
+
+def _compile_without_modes() -> None:
+    """Dynamo leaves all dispatch modes while it compiles, but not where DDP splits the graph (torch 2.11 to 2.13)."""
+    from torch._dynamo.convert_frame import ConvertFrameAssert
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    original = ConvertFrameAssert.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return original(self, *args, **kwargs)
+
+    ConvertFrameAssert.__call__ = call  # type: ignore[method-assign]
 
 
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ Built for torch 2.11 to 2.13 (`torch.utils.backend_registration._setup_privateus
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import threading
 from collections.abc import Iterator
@@ -251,6 +252,33 @@ class SimulatedDeviceModule(backend_registration._DummyBackendModule):
         pass
 
 
+class _DeviceGuard(backend_registration._DummyDeviceGuard):
+    """Asked for its type, too, where autograd's stream guards end because a Python hook or operator has raised an error.
+
+    A call of Python while an error is pending ends the process. So the error is taken here; `take_lost_error` gives it back
+    when the engine has ended.
+    """
+
+    def type_(self) -> Any:
+        try:
+            _raise_pending_error()
+        except BaseException as error:
+            _lost_errors.append(error)
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+_lost_errors: list[BaseException] = []
+_raise_pending_error = ctypes.pythonapi.PyErr_Occurred  # ctypes raises an error that is set after a call
+_raise_pending_error.restype = ctypes.c_void_p
+
+
+def take_lost_error() -> BaseException | None:
+    """The first error that a stream guard has taken from the autograd engine, if any; it is forgotten with this call."""
+    first = _lost_errors[0] if _lost_errors else None
+    _lost_errors.clear()
+    return first
+
+
 def hide_cuda() -> None:
     """A GPU that is there stays untouched: in this process there is no CUDA from now on, as on a laptop."""
 
@@ -265,7 +293,9 @@ def hide_cuda() -> None:
 def install(gpu: TargetGPU) -> SimulatedDeviceModule:
     """Register the simulated accelerator with PyTorch. Once per process."""
     module = SimulatedDeviceModule(gpu)
-    backend_registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=module)
+    backend_registration._setup_privateuseone_for_python_backend(
+        DEVICE_TYPE, backend_module=module, device_guard=_DeviceGuard()
+    )
     # C++ would answer with a stream of a device that is not there; TorchTitan's DualPipeV asks it.
     torch.accelerator.current_stream = current_stream
     # torch.tensor(..., device=simulated) must be made on the CPU and copied, so that the dispatch mode sees it.

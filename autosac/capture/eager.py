@@ -39,7 +39,7 @@ MakeStep = Callable[[torch.device], "Step | tuple[torch.nn.Module, Step]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerRequest:
-    """One capture of an eager step: `steps` steps are run, the last is kept.
+    """One capture of an eager step: `steps` steps are run (of a job with DDP at least three), the last is kept.
 
     `target` is "gpu" (what CUDA would run on `gpu`) or "cpu" (what this machine's CPU would run). `plan_file` applies a
     plan to the model, `observe` records the regions of all modules that could be checkpointed.
@@ -129,17 +129,12 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
 def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder) -> None:
     if model is not None:
         recorder.add_model(model)
-    for number in range(1, request.steps + 1):
+    for number, _ in recorder.steps(request.steps):
         with _no_automatic_collection():
-            if number == request.steps:
-                recorder.begin_recording()
-            else:
-                recorder.begin_step(number)
             try:
                 step()
             except Exception as e:
                 raise explain(e, f"training step {number}") from e
-    recorder.end_recording()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
 
 from autosac.capture.sources import innermost_line
 from autosac.errors import AutosacError, CaptureError
@@ -35,14 +34,3 @@ def explain(error: BaseException, doing: str) -> AutosacError:
     return CaptureError(
         f"{doing}: {prefix}{message} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)"
     )
-
-
-# Who is told of an error that will end the process: an exception in the backward of a recomputation passes through C++ code
-# (the stream guard of a Python device backend) that calls Python again and aborts. None: nobody.
-tell_fatal: list[Callable[[str], None]] = []
-
-
-def fatal(error: BaseException, doing: str) -> None:
-    """Tell of an error before it is raised where raising it aborts the process."""
-    for tell in tell_fatal:
-        tell(str(explain(error, doing)))

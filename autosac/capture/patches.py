@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from autosac.capture import compiled, kernels, speedups, without_triton
-from autosac.capture.failures import fatal
 from autosac.capture.mode import SimulatedDeviceMode
 from autosac.capture.recorder import Recorder
 from autosac.capture.target import TargetGPU
@@ -42,12 +41,12 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
     _module_conversions()
     _autocast_exit()
     _convolution_layout(mode)
-    _recomputation_errors()
+    _storage_pointers()
     _sharding_propagation(mode)
     speedups.install(recorder)
     if dist.is_available():
         _work_wait(recorder)
-        _ddp()
+        _ddp(recorder)
     _triton_launches(recorder)
     _flex_attention_device()
     if mode.target != "cpu":
@@ -121,20 +120,17 @@ def _optimizer_foreach(target: str) -> None:
     foreach_utils._foreach_supported_types.append(FakeTensor)
 
 
-def _recomputation_errors() -> None:
-    """An error in PyTorch's own selective recomputation aborts the process (see `failures.fatal`): say it before."""
-    import torch.utils.checkpoint as checkpoint
+def _storage_pointers() -> None:
+    """Jobs compare storages by their pointers (torchao's parameters under FSDP2). Those of fake tensors have none."""
+    original = torch.UntypedStorage.data_ptr
 
-    original = checkpoint._CachedTorchDispatchMode.__torch_dispatch__
-
-    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def data_ptr(self: torch.UntypedStorage) -> int:
         try:
-            return original(self, func, types, args, kwargs)
-        except RuntimeError as e:
-            fatal(e, "recomputation under the job's own selective checkpointing")
-            raise
+            return original(self)
+        except RuntimeError:
+            return self._cdata
 
-    checkpoint._CachedTorchDispatchMode.__torch_dispatch__ = dispatch
+    torch.UntypedStorage.data_ptr = data_ptr
 
 
 def _convolution_layout(mode: SimulatedDeviceMode) -> None:
@@ -251,7 +247,7 @@ def _work_wait(recorder: Recorder) -> None:
     dist.batch_isend_irecv = batch_isend_irecv
 
 
-def _ddp() -> None:
+def _ddp(recorder: Recorder) -> None:
     """DDP compares parameter shapes by reading data in C++, and its reducer wants tensors in the all-reduce's future.
 
     The fake process group's future is empty: a communication hook in Python issues the same collective.
@@ -272,6 +268,7 @@ def _ddp() -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        recorder.uses_ddp = True
         self.register_comm_hook(self.process_group, hook)
 
     ddp.DistributedDataParallel.__init__ = init

@@ -6,7 +6,7 @@ It puts together who knows what: `phases` (where in the job an operator belongs)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from autosac.trace import (
 )
 
 _current_node = torch._C._current_autograd_node
+_DDP_STEPS = 3
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
@@ -54,6 +55,7 @@ class Recorder:
         self.regions: list[Region] = []
         self.model_parts: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.uses_ddp = False
         self._additions: EngineAdditions | None = None
         self._work = 0
         self._batch = -1
@@ -65,6 +67,23 @@ class Recorder:
         """A part of the model: its modules get names, its parameters and buffers labels."""
         self.model_parts.append(model)
         self.phases.modules.add(model)
+
+    def steps(self, count: int) -> Iterator[tuple[int, int]]:
+        """The numbers of the steps to run, one by one, each with that of the last, the only one that is recorded.
+
+        DDP sorts its buckets anew in the second step: then the third is the first that is like all that follow.
+        """
+        number = 0
+        while number < count:
+            number += 1
+            if number == count:
+                self.begin_recording()
+            else:
+                self.begin_step(number)
+            yield number, count
+            if self.uses_ddp:
+                count = max(count, _DDP_STEPS)
+        self.end_recording()
 
     def begin_step(self, step: int) -> None:
         """A step begins that only counts for the prologue."""
@@ -100,6 +119,8 @@ class Recorder:
         additions, self._additions = self._additions, EngineAdditions()
         try:
             return self.phases.run_backward(engine, *args, **kwargs)
+        except SystemError as e:
+            raise simulated.take_lost_error() or e from None
         finally:
             self._additions = additions
             self._label_gradients()

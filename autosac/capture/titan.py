@@ -124,7 +124,7 @@ def fingerprint(settings: dict[str, str], world_size: int) -> str:
 
 
 def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambda _: None) -> Trace:
-    """Run the job for `request.steps` steps on the simulated device and return the last step's Trace.
+    """Run the job for `request.steps` steps (`Recorder.steps`) on the simulated device and return the last one's Trace.
 
     Once per process. UsageError for a wrong job, CaptureError (with the operator or call) for one that cannot run.
     """
@@ -158,20 +158,14 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
         trainer.step = 1
         trainer.metrics_processor.should_log = lambda _: False
         batches = trainer.batch_generator(trainer.dataloader)
-        for step in range(1, request.steps + 1):
-            progress(f"step {step} of {request.steps}")
-            last = step == request.steps
+        for step, last in recorder.steps(request.steps):
+            progress(f"step {step} of {last}")
             if routing is not None:
                 routing.begin_step()
-            if last:
-                recorder.begin_recording()
-            else:
-                recorder.begin_step(step)
             try:
                 trainer.train_step(batches)
             except Exception as e:
                 raise explain(e, f"training step {step}") from e
-        recorder.end_recording()
         info = {**_info(request, config, settings, trainer), **adapter.describe(config)}
         if request.plan_file is not None:
             info["checkpointing"] = "plan"

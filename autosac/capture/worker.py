@@ -96,10 +96,7 @@ class Worker:
 
     def capture(self, identity: int, request: TitanRequest, path: str) -> None:
         """Capture and save."""
-        from autosac.capture.failures import tell_fatal
         from autosac.capture.titan import capture_titan
-
-        tell_fatal.append(lambda error: self.answer(id=identity, error=error, kind="CaptureError"))
 
         capture_titan(request, lambda text: self.answer(id=identity, progress=text)).save(path)
 

@@ -35,6 +35,10 @@ def resolve(path: str) -> Any:
         "torch.autograd.graph:_engine_run_backward",
         "torch.autograd:_engine_run_backward",
         "torch:UntypedStorage.resize_",
+        "torch:UntypedStorage.data_ptr",
+        "torch._C:_acc.DeviceGuard.type_",
+        "torch._dynamo.convert_frame:ConvertFrameAssert.__call__",
+        "torch.utils._python_dispatch:_disable_current_modes",
         "torch.optim.optimizer:_foreach_supported_types.append",
         "torch.utils._foreach_utils:_foreach_supported_types.append",
         "torch:clear_autocast_cache",
@@ -193,8 +197,11 @@ def make_ddp(device: torch.device) -> Any:
 
 
 def test_ddp(capture: Capture) -> None:
-    """DDP reduces both gradients in one bucket beside the backward, waits at its end, then copies them back."""
-    reading = capture(make_ddp, steps=3)
+    """DDP reduces both gradients in one bucket beside the backward, waits at its end, then copies them back.
+
+    The kept step is one in which it does not sort its buckets (two broadcasts).
+    """
+    reading = capture(make_ddp)
     (reduction,) = reading.collectives()
     assert reduction.kind == "all_reduce" and reduction.nbytes == 2 * 64 * FLOAT
     assert reduction.phase is Phase.BACKWARD and reduction.asynchronous
@@ -351,6 +358,81 @@ def test_compiled_regions_are_captured(capture: Capture) -> None:
     reading = capture(make_compiled)
     products = [(o.phase, sorted(reading.signature(o).outputs[0].shape)) for o in reading.operators("mm")]
     assert products == [(Phase.FORWARD, [2, 16]), (Phase.BACKWARD, [8, 16])]
+
+
+def make_compiled_ddp(device: torch.device) -> Any:
+    """The same under DDP, as TorchTitan does it: the layer is compiled whole, the graph split at DDP's buckets."""
+    import torch._dynamo.config as dynamo
+
+    dynamo.optimize_ddp = "ddp_optimizer"
+    process_group.initialise(WORLD, 0)
+    with device:
+        model, x = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16)), torch.zeros(2, 8)
+    model[1] = torch.compile(model[1], fullgraph=True)
+    replicated = nn.parallel.DistributedDataParallel(model)
+
+    def step() -> None:
+        replicated(x).sum().backward()
+        replicated.zero_grad()
+
+    return model, step
+
+
+def test_compiled_regions_under_ddp(capture: Capture) -> None:
+    """A compiled layer whose input needs a gradient is captured, and its gradients are reduced."""
+    reading = capture(make_compiled_ddp)
+    assert [o.phase for o in reading.operators("addmm")] == [Phase.FORWARD, Phase.FORWARD]
+    assert [c.nbytes for c in reading.collectives("all_reduce")] == [(8 * 16 + 16 + 16 * 16 + 16) * FLOAT]
+
+
+# ---- errors and pointers --------------------------------------------------------------------------------------------
+
+
+class Refusal(torch.autograd.Function):
+    """Its backward fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no gradient from here")
+
+
+@pytest.mark.parametrize("where", ["hook", "function"])
+def test_errors_in_a_backward_are_told(capture: Capture, where: str) -> None:
+    """An error raised in the autograd engine passes its stream guards, which ask a Python backend for its type."""
+
+    def make_step(device: torch.device) -> Any:
+        def refuse(_: torch.Tensor) -> None:
+            raise ValueError("no gradient from here")
+
+        def step() -> None:
+            x = torch.ones(4, device=device, requires_grad=True)
+            y = x * 2 if where == "hook" else Refusal.apply(x)
+            if where == "hook":
+                y.register_hook(refuse)
+            y.sum().backward()
+
+        return step
+
+    with pytest.raises(Exception, match=r"training step 1: ValueError: no gradient from here"):
+        capture(make_step)
+
+
+def test_storages_can_be_told_apart(capture: Capture) -> None:
+    """A view has the storage pointer of its base, another tensor has not."""
+
+    def make_step(device: torch.device) -> Any:
+        def step() -> None:
+            x, other = torch.ones(4, 4, device=device), torch.ones(4, 4, device=device)
+            pointer = x.untyped_storage().data_ptr()
+            assert pointer == x.t().untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+
+        return step
+
+    capture(make_step)
 
 
 # ---- conversions of modules -----------------------------------------------------------------------------------------
