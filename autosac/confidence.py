@@ -121,7 +121,10 @@ class Confidence:
 
     def refused(self, error: InfeasibleError, budget_bytes: int) -> InfeasibleError:
         """The error of planning for `inner_bytes`, for who asked for the budget."""
-        return InfeasibleError(f"{error} (planned for {self._left(budget_bytes)})")
+        share = budget_bytes / self.inner_bytes(budget_bytes) - 1
+        return InfeasibleError(
+            f"{error} (planned for {self._left(budget_bytes)}; add {share:.2%} to the smallest budget for them)"
+        )
 
     def _left(self, budget_bytes: int) -> str:
         inner_bytes = self.inner_bytes(budget_bytes)
