@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="autosac",
         description="Plans selective activation checkpointing for PyTorch training jobs, without a GPU.",
     )
-    parser.add_argument("--version", action="version", version=f"autosac {version('autosac')}")
+    parser.add_argument("--version", action="version", version=f"autosac {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     _add_plan(commands)
     _add_simulate(commands)
@@ -47,6 +47,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench(commands)
     add_calibrate(commands)
     return parser
+
+
+def _version() -> str:
+    try:
+        return version("autosac")
+    except PackageNotFoundError:  # run from a checkout
+        return "(not installed)"
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:
