@@ -41,7 +41,7 @@ def _compile_without_modes() -> None:
         with _disable_current_modes():
             return original(self, *args, **kwargs)
 
-    ConvertFrameAssert.__call__ = call  # type: ignore[method-assign]
+    ConvertFrameAssert.__call__ = call
 
 
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:

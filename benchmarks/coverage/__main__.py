@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from autosac.files import write_text_atomically
@@ -55,11 +55,13 @@ def main() -> int:
 
 
 def _load(file: Path, rows: tuple[Row, ...]) -> dict[str, Result]:
-    """The results of earlier runs, of rows that still exist."""
+    """The results of earlier runs, of rows and with figures that still exist."""
     if not file.exists():
         return {}
     known = {row.key for row in rows}
-    return {key: Result(**fields) for key, fields in json.loads(file.read_text()).items() if key in known}
+    names = {field.name for field in fields(Result)}
+    found = {key: values for key, values in json.loads(file.read_text()).items() if key in known}
+    return {key: Result(**{n: v for n, v in values.items() if n in names}) for key, values in found.items()}
 
 
 if __name__ == "__main__":

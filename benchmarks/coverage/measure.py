@@ -5,13 +5,16 @@ The job is simulated as `autosac simulate` does it; an error is the one that the
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from autosac.errors import AutosacError
@@ -19,6 +22,7 @@ from autosac.trace import Trace
 from benchmarks.coverage.rows import Row, load_rows
 
 JOB_FILE = Path(__file__).with_name("job.toml")
+_PACKAGES = ("autosac", "torch", "torchtitan", "torchao", "transformers", "triton")
 _GRACE_S = 10  # for a process that has been told to end
 
 
@@ -26,36 +30,30 @@ _GRACE_S = 10  # for a process that has been told to end
 class Result:
     """What became of a row. `outcome`: "fits", "out of memory", "error" or "left out"; with the last two, `reason` says why.
 
-    `ranks`: how many were captured. `capture_s`: from the start of the capture process to the last trace. `operators`: that
-    launch something, of all captured ranks. `step_ms`, `peak_bytes` (reserved): of the whole job, of its fullest rank.
+    `ranks`: how many were captured. `cpu_s`: user time of all processes of the command, from its start to its result; 0 if
+    unknown. `operators`: that launch something, of all captured ranks. `step_ms`, `peak_bytes` (reserved): of the whole job,
+    of its fullest rank. `ran`: the day, and the packages that decide what works.
     """
 
     outcome: str
     reason: str = ""
     ranks: int = 0
-    capture_s: float = 0.0
-    simulate_s: float = 0.0
+    cpu_s: float = 0.0
     operators: int = 0
     peak_bytes: int = 0
     step_ms: float = 0.0
+    ran: str = ""
 
 
 def measure(row: Row) -> Result:
     """Simulate the job in this process (its captures run in others)."""
     from autosac.jobs import TitanJob, simulate_job
 
-    moments = {"start": time.perf_counter()}
-
-    def progress(text: str) -> None:
-        moments[text] = time.perf_counter()
-
     try:
-        job = TitanJob.of(
-            str(JOB_FILE), gpu=row.gpu, world_size=row.gpus, overrides=row.arguments, progress=progress
-        )
+        job = TitanJob.of(str(JOB_FILE), gpu=row.gpu, world_size=row.gpus, overrides=row.arguments)
         simulation, _ = simulate_job(job)
     except AutosacError as e:
-        return Result(outcome="error", reason=str(e))
+        return Result(outcome="error", reason=str(e), ran=_circumstances())
     stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
     return Result(
         outcome="fits" if all(stage.prediction().fits for stage in stages) else "out of memory",
@@ -63,9 +61,18 @@ def measure(row: Row) -> Result:
         step_ms=simulation.step_ms,
         peak_bytes=max(stage.peak_reserved_bytes for stage in stages),
         operators=sum(_launched(stage.trace) for stage in stages),
-        capture_s=moments["simulating"] - moments["start"],
-        simulate_s=time.perf_counter() - moments["simulating"],
+        cpu_s=sum(resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)),
+        ran=_circumstances(),
     )
+
+
+def _circumstances() -> str:
+    """Today, and what is installed."""
+    found = [str(datetime.date.today())]
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)
 
 
 def _launched(trace: Trace) -> int:

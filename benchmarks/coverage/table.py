@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from benchmarks.coverage.measure import Result
@@ -12,32 +11,29 @@ from benchmarks.coverage.rows import Row
 
 _HEAD = """# What of TorchTitan is covered
 
-Printed by `python -m benchmarks.coverage` with {versions}:
-every row is a TorchTitan job that `autosac simulate` runs
-through TorchTitan's unmodified code, in a process of its own. *Ranks*: how many were captured, one of each pipeline stage.
-*Capture*: seconds from the start of the capture process to the last trace, on two cores shared with other work. *Operators*:
-those that launch something, of all captured ranks. *Peak*: reserved by the caching allocator, of the fullest rank. *Step*:
-simulated time of the whole job's step. GPUs are H100 SXM 80 GB unless something else is said, 8 of them in a node.
-Checkpointing is off but where the row is about it or the job says "full AC". What does not work ends with the error that is
-shown, which is also what the command prints.
+Printed by `python -m benchmarks.coverage`: every row is a TorchTitan job that `autosac simulate` runs through TorchTitan's
+unmodified code, in a process of its own. *Ranks*: how many were captured, one of each pipeline stage. *CPU*: seconds of user
+time that the command takes in all its processes, importing PyTorch and TorchTitan included. *Operators*: those that launch
+something, of all captured ranks. *Peak*: reserved by the caching allocator, of the fullest rank. *Step*: simulated time of
+the whole job's step. GPUs are H100 SXM 80 GB unless something else is said, 8 of them in a node. Checkpointing is off but
+where the row is about it or the job says "full AC". What does not work ends with the error that is shown, which is also what
+the command prints.
+
+{runs}
 """
-_PACKAGES = ("torch", "torchtitan", "torchao")
-_COLUMNS = ("setting", "job", "outcome", "ranks", "capture s", "operators", "peak GiB", "step ms")
+_COLUMNS = ("setting", "job", "outcome", "ranks", "CPU s", "operators", "peak GiB", "step ms")
 _TITLES = {"small": "Small jobs (debug models)", "real": "Real sizes"}
 
 
 def markdown(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     """The page."""
-    return "\n".join([_HEAD.format(versions=_versions()), *_sections(rows, results)])
+    return "\n".join([_HEAD.format(runs=_runs(results.values())), *_sections(rows, results)])
 
 
-def _versions() -> str:
-    """The packages of this environment that decide what works."""
-    found = []
-    for package in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    return ", ".join(found)
+def _runs(results: Iterable[Result]) -> str:
+    """When the rows were run, and with which packages."""
+    found = Counter(result.ran for result in results if result.ran)
+    return "\n".join(f"- {count} rows: {ran}" for ran, count in sorted(found.items()))
 
 
 def _sections(rows: Sequence[Row], results: Mapping[str, Result]) -> Iterator[str]:
@@ -67,7 +63,7 @@ def _line(row: Row, result: Result) -> str:
         reason = result.reason.replace("|", "\\|").replace("<", "&lt;")
         return f"| {' | '.join([*start, f'no: {reason}', '', '', '', '', ''])} |"
     figures = [
-        result.outcome, str(result.ranks), f"{result.capture_s:.1f}", f"{result.operators:,}",
+        result.outcome, str(result.ranks), f"{result.cpu_s:.0f}" if result.cpu_s else "", f"{result.operators:,}",
         f"{result.peak_bytes / 2**30:.2f}", f"{result.step_ms:,.1f}",
     ]  # fmt: skip
     return f"| {' | '.join([*start, *figures])} |"
