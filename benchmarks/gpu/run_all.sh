@@ -51,26 +51,34 @@ part() {
     return "$code"
 }
 
-calibration=$(awk "BEGIN {print $minutes * 0.2}")
-third=$(awk "BEGIN {print $minutes * 0.3}")
+# Percent of the time: calibrating, and each of the two kinds of training; each may take `slack` more. On a CPU only one of
+# them trains, and one thread is what other work on the machine disturbs least.
+share=20 training=27 slack=5
+[ "$device" = cpu ] && share=40 training=15 && export OMP_NUM_THREADS=1
+minutes_of() { awk "BEGIN {print $minutes * $1 / 100}"; }
 profile=$out/profile.toml
-calibrate=("$python" -m autosac calibrate --device "$device" -o "$profile" --minutes "$calibration" --quiet)
 rm -f "$out"/profile.* # what an earlier run has left
-# An operator that makes the device unusable ends the process; the next start leaves it out.
-part calibrate 30 "${calibrate[@]}" || for attempt in 2 3; do
-    [ -f "$out/profile.journal.jsonl" ] && [ ! -f "$profile" ] || break
-    part "calibrate_again_$attempt" 15 "${calibrate[@]}" --resume && break
+# An operator that makes the device unusable, or ends the process, is left out by the next start.
+resume=
+for attempt in 1 2 3; do
+    # shellcheck disable=SC2086
+    part "calibrate_$attempt" $((share + slack)) "$python" -m autosac calibrate --device "$device" -o "$profile" \
+        --minutes "$(minutes_of "$share")" --quiet $resume && break
+    code=$?
+    { [ "$code" -gt 137 ] || grep -q "start again with --resume" "$out/logs/calibrate_$attempt.txt"; } || break
+    resume=--resume
 done
 if [ ! -f "$profile" ]; then
     profile=$("$python" -c 'from autosac.integrations.gpu import detect_gpu; print(detect_gpu())' 2>/dev/null) || profile=h100-sxm-80gb
     echo "predictions are made with $profile" | tee -a "$out/status.txt"
 fi
-part plain 36 "$python" -m benchmarks.gpu.plain --profile "$profile" --device "$device" --out "$out" --minutes "$third"
-part titan 36 "$python" -m benchmarks.gpu.titan --profile "$profile" --device "$device" --out "$out" --minutes "$third"
+for kind in plain titan; do
+    part "$kind" $((training + slack)) "$python" -m "benchmarks.gpu.$kind" --profile "$profile" --device "$device" --out "$out" \
+        --minutes "$(minutes_of "$training")"
+done
 part allocator 10 "$python" -m benchmarks.gpu.allocator --device "$device" --out "$out"
 if [ "$device" = cpu ]; then
-    part calibration 15 "$python" -m benchmarks.calibration --profile "$profile" --repeat 1 --models "mlp;llama, tiny" \
-        --threads "$("$python" -c 'import torch; print(torch.get_num_threads())')"
+    part calibration 15 "$python" -m benchmarks.calibration --profile "$profile" --threads 1 --repeat 1 --models "mlp;llama, tiny"
 else
     part tests 6 "$python" -m pytest -q -p no:cacheprovider tests/memory_sim/test_cuda_allocator.py
 fi
