@@ -5,6 +5,7 @@ They are installed in the capture process only, never in a user's training proce
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 from collections.abc import Callable
@@ -315,3 +316,17 @@ def install_torchtitan(gpu: TargetGPU) -> None:
         return _autosac_capability >= (major, minor)  # type: ignore[name-defined] # noqa: F821
 
     utils.has_cuda_capability.__code__ = has_cuda_capability.__code__
+
+
+def install_torchao(gpu: TargetGPU) -> None:
+    """torchao declares its MXFP8 kernels where it finds a Blackwell GPU when it is imported. torchao 0.15.
+
+    Its modules import the functions that they ask by name: before they are imported these answer for the simulated GPU.
+    """
+    with contextlib.suppress(ImportError):  # the job says so itself
+        import torchao.utils as utils
+
+        for name, capability in (("89", (8, 9)), ("90", (9, 0)), ("100", (10, 0))):
+            answer = gpu.compute_capability >= capability
+            setattr(utils, f"is_sm_at_least_{name}", functools.partial(bool, answer))
+        utils.is_cuda_version_at_least = lambda *_: True

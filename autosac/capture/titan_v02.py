@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autosac.capture import patches
 from autosac.capture.failures import one_line
 from autosac.capture.layers import Attributes, module_attributes
 from autosac.capture.pipeline import overlapped_in_order
@@ -27,6 +28,7 @@ class TitanV02:
 
     def parse(self, request: TitanRequest) -> Any:
         """TorchTitan's JobConfig."""
+        self._gpu = request.gpu
         return _parse(request)
 
     def settings(self, config: Any) -> dict[str, str]:
@@ -40,6 +42,8 @@ class TitanV02:
         from autosac.integrations.torchtitan import plugin
 
         overlapped_in_order()
+        if config.model.converters:
+            patches.install_torchao(self._gpu)
         _install_synthetic_data(config)
         with plugin.transform(transform):
             return torchtitan.train.Trainer(config)

@@ -77,6 +77,13 @@ def test_titan_symbol() -> None:
     assert code.co_varnames[: code.co_argcount] == ("major", "minor") and code.co_freevars == ()
 
 
+def test_torchao_symbols() -> None:
+    """torchao's kernels ask its own functions for the GPU's capability and CUDA's version."""
+    utils = pytest.importorskip("torchao.utils")
+    asked = ("is_sm_at_least_89", "is_sm_at_least_90", "is_sm_at_least_100", "is_cuda_version_at_least")
+    assert all(callable(getattr(utils, name)) for name in asked)
+
+
 def test_triton_symbols() -> None:
     """Triton launches kernels through these two methods."""
     pytest.importorskip("triton")
