@@ -14,7 +14,7 @@ from pathlib import Path
 from autosac.capture.server import CaptureServer
 from autosac.confidence import Confidence
 from autosac.errors import InfeasibleError, UsageError
-from autosac.induction import Capturing, capturing
+from autosac.induction import Capturing, capturing, early_info
 from autosac.planning import Goal, Planned, make_plans, pareto_budgets
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
@@ -51,16 +51,14 @@ def simulate_job(
         first = {
             key: capturing(server, job.request(mode, plan_file=file), job.progress) for key, (mode, file) in modes.items()
         }
-        traces = {key: [future.result()] for key, future in first.items()}
+        under_way = {key: [future] for key, future in first.items()}
         if all_stages and job.rank == 0:
-            rest = {
-                key: [
-                    capturing(server, stage.request(modes[key][0], plan_file=modes[key][1]), job.progress)
-                    for stage in job.stages(found[0])[1:]
+            for key, (mode, file) in modes.items():
+                under_way[key] += [
+                    capturing(server, stage.request(mode, plan_file=file), job.progress, whole=stage.whole)
+                    for stage in job.stages(early_info(first[key]))[1:]
                 ]
-                for key, found in traces.items()
-            }
-            traces = {key: [*found, *(future.result() for future in rest[key])] for key, found in traces.items()}
+        traces = {key: [future.result() for future in futures] for key, futures in under_way.items()}
     job.progress("simulating")
     simulations = {
         key: _fullest([simulation_of(trace, job.target, plan if key == "" else None) for trace in found])
@@ -86,17 +84,14 @@ def simulate_draws(
 
     def started(one: TitanJob) -> Future[Trace] | Capturing:
         request = one.request(checkpointing, plan_file=plan_file, observe=observe)
-        return capturing(server, request, job.progress)
+        return capturing(server, request, job.progress, whole=one.whole)
 
     with CaptureServer(debug=job.debug, on_progress=job.progress) as server:
-        traces = [[future.result()] for future in [started(draw) for draw in draws]]
+        under_way = [[started(draw)] for draw in draws]
         if all_stages and job.rank == 0:
-            rest = [
-                [started(stage) for stage in draw.stages(found[0])[1:]]
-                for draw, found in zip(draws, traces, strict=True)
-            ]
-            for found, futures in zip(traces, rest, strict=True):
-                found += [future.result() for future in futures]
+            for draw, futures in zip(draws, under_way, strict=True):
+                futures += [started(stage) for stage in draw.stages(early_info(futures[0]))[1:]]
+        traces = [[future.result() for future in futures] for futures in under_way]
     job.progress("simulating")
     return [_fullest([simulation_of(trace, job.target, plan) for trace in found]) for found in traces]
 
@@ -151,7 +146,7 @@ def captures_of(
     captures = [TitanCaptures(job, server, folder)]
     captures[0].start(*names)
     if job.rank == 0:
-        stages = job.stages(captures[0].baseline(names[0]).trace)[1:]
+        stages = captures[0].stages(names[0])[1:]
         captures += [TitanCaptures(stage, server, folder) for stage in stages]
     for stage in captures[1:]:
         stage.start(*names)

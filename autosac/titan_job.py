@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from autosac.capture.load import MoELoad
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import CaptureError, UsageError
-from autosac.induction import Capturing, capturing
+from autosac.induction import Capturing, capturing, early_info
 from autosac.integrations.titan_version import check_job
 from autosac.open_sizes import routers_layer, with_open_sizes
 from autosac.plans import Plan
@@ -34,7 +35,8 @@ class TitanJob:
     """A TorchTitan job: its file (TorchTitan 0.2) or MODULE:CONFIG (0.3), TorchTitan's own arguments, how many GPUs and of
     which kind, and the rank to look at.
 
-    `stage_inputs` and `moe_load`: see `autosac.capture.request.TitanRequest`.
+    `stage_inputs` and `moe_load`: see `autosac.capture.request.TitanRequest`. `whole`: its layers are known not to be worth
+    capturing by a few of them (`autosac.induction`).
     """
 
     config_file: str
@@ -43,6 +45,7 @@ class TitanJob:
     world_size: int = 1
     rank: int = 0
     stage_inputs: StageInputs | None = None
+    whole: bool = False
     moe_load: MoELoad = field(default_factory=MoELoad)
     debug: bool = False
     progress: Progress = field(default=_silent)
@@ -100,16 +103,18 @@ class TitanJob:
         """The job with another draw of its load of experts."""
         return replace(self, moe_load=replace(self.moe_load, draw=number))
 
-    def stages(self, first: Trace) -> tuple[TitanJob, ...]:
-        """The job as seen from one rank of each pipeline stage, given a trace of the first stage's rank.
+    def stages(self, first: Mapping[str, Any]) -> tuple[TitanJob, ...]:
+        """The job as seen from one rank of each pipeline stage, given what the capture of the first one's rank told early
+        (`autosac.induction.early_info`).
 
         Pipeline stages are TorchTitan's outermost dimension: stage s begins at rank s * world size / stages.
         """
-        count = int((first.info.get("parallelism") or {}).get("pp", 1))
-        outputs = first.info.get("stage_outputs")
+        count = int((first.get("parallelism") or {}).get("pp", 1))
+        outputs = first.get("stage_outputs")
         inputs = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in outputs) if outputs else None
         ranks = [stage * (self.world_size // count) for stage in range(count)]
-        return tuple(replace(self, rank=rank, stage_inputs=inputs if rank else None) for rank in ranks)
+        others = replace(self, stage_inputs=inputs, whole="cut" not in first)
+        return (replace(self, rank=0), *(replace(others, rank=rank) for rank in ranks[1:]))
 
 
 def _world_size_of_environment() -> int:
@@ -136,7 +141,12 @@ class TitanCaptures:
         for name in names:
             if name not in self._started:
                 request = self._job.request(name, observe=name == "none")
-                self._started[name] = capturing(self._server, request, self._job.progress)
+                self._started[name] = capturing(self._server, request, self._job.progress, whole=self._job.whole)
+
+    def stages(self, name: str) -> tuple[TitanJob, ...]:
+        """The job as seen from one rank of each pipeline stage, this one's first, as soon as its capture tells."""
+        self.start(name)
+        return self._job.stages(early_info(self._started[name]))
 
     def baseline(self, name: str) -> Simulation:
         """The step under one of BASELINES, of "none" with its regions observed. CaptureError if the job cannot run so."""

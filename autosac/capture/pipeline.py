@@ -33,6 +33,7 @@ class StageMetadata:
     def __init__(self) -> None:
         self.received: Shapes | None = None
         self.sent: Shapes | None = None
+        self.on_sent: Callable[[Shapes], None] = lambda _: None  # told of the first
 
     def install(self) -> None:
         """Patch the pipeline stages of this process."""
@@ -95,11 +96,14 @@ class StageMetadata:
         stage.dist.send_object_list = send
 
     def _keep(self, tensors: Any) -> None:
+        first = self.sent is None
         self.sent = [
             (tuple(map(int, t.shape)), tuple(map(int, t.stride if isinstance(t.stride, tuple) else t.stride())),
              str(t.dtype).removeprefix("torch."))
             for t in tensors
         ]  # fmt: skip
+        if first:
+            self.on_sent(self.sent)
 
 
 class _InlineThread:

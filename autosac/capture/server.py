@@ -33,10 +33,42 @@ from autosac.trace import Trace
 class _Waiting(NamedTuple):
     """What is being captured: for whom, into which file, and under which key to keep it (None: do not)."""
 
-    future: Future[Trace]
+    future: CaptureFuture
     path: Path
     request: TitanRequest
     key: str | None
+
+
+class CaptureFuture(Future[Trace]):
+    """A capture that is under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._early: Future[dict[str, Any]] = Future()
+        self.set_running_or_notify_cancel()  # a capture cannot be cancelled
+
+    def early(self) -> dict[str, Any]:
+        """What of the trace's info other stages' captures need, as soon as the job tells it; else all of it, in the end.
+
+        "parallelism", "stage_outputs", and "cut" if the job has been cut.
+        """
+        return self._early.result()
+
+    def announce(self, info: dict[str, Any]) -> None:
+        """It is known now."""
+        if not self._early.done():
+            self._early.set_result(info)
+
+    def set_result(self, result: Trace) -> None:
+        """The trace is there."""
+        super().set_result(result)
+        self.announce(result.info)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """There will be none."""
+        super().set_exception(exception)
+        if not self._early.done():
+            self._early.set_exception(exception)
 
 
 class CaptureServer:
@@ -95,10 +127,9 @@ class CaptureServer:
         os.close(write_end)
         return process
 
-    def submit(self, request: TitanRequest) -> Future[Trace]:
+    def submit(self, request: TitanRequest) -> CaptureFuture:
         """Start a capture. The future's exception is an AutosacError if it fails."""
-        future: Future[Trace] = Future()
-        future.set_running_or_notify_cancel()  # a capture cannot be cancelled
+        future = CaptureFuture()
         key = None
         if self._store is not None:
             self._surroundings = self._surroundings or surroundings()
@@ -151,6 +182,12 @@ class CaptureServer:
         if "progress" in message:
             with contextlib.suppress(Exception):  # a broken display shall not lose traces
                 self._on_progress(message["progress"])
+            return
+        if "early" in message:
+            with self._lock:
+                entry = self._waiting.get(message["id"])
+            if entry is not None:
+                entry.future.announce(message["early"])
             return
         with self._lock:
             entry = self._waiting.pop(message["id"], None)

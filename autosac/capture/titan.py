@@ -123,9 +123,14 @@ def fingerprint(settings: dict[str, str], world_size: int) -> str:
     return hashlib.sha256(document.encode()).hexdigest()
 
 
-def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambda _: None) -> Trace:
+def capture_titan(
+    request: TitanRequest,
+    progress: Callable[[str], None] = lambda _: None,
+    early: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Trace:
     """Run the job for `request.steps` steps (`Recorder.steps`) on the simulated device and return the last one's Trace.
 
+    `early` is told what captures of other pipeline stages need (`CaptureFuture.early`) before the first step has run.
     Once per process. UsageError for a wrong job, CaptureError (with the operator or call) for one that cannot run.
     """
     session = CaptureSession(request.gpu)
@@ -155,6 +160,8 @@ def capture_titan(request: TitanRequest, progress: Callable[[str], None] = lambd
             raise explain(e, "building the job") from e
         for part in trainer.model_parts:
             recorder.add_model(part)
+        known = {"parallelism": _degrees(trainer), **cut}
+        stages.on_sent = lambda shapes: early({**known, "stage_outputs": shapes})
         trainer.step = 1
         trainer.metrics_processor.should_log = lambda _: False
         batches = trainer.batch_generator(trainer.dataloader)
@@ -185,9 +192,7 @@ def _routing(request: TitanRequest, recorder: Recorder) -> Routing | None:
 
 
 def _info(request: TitanRequest, config: Any, settings: dict[str, str], trainer: Any) -> dict[str, Any]:
-    dims = trainer.parallel_dims
     tokens = config.training.local_batch_size * config.training.seq_len * trainer.gradient_accumulation_steps
-    names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
     load = {} if request.moe_load.is_balanced else {"moe_load": asdict(request.moe_load)}
     return {
         **load,
@@ -202,10 +207,15 @@ def _info(request: TitanRequest, config: Any, settings: dict[str, str], trainer:
         "seq_len": config.training.seq_len,
         "tokens_per_step": tokens,
         "flops_per_token": float(trainer.metrics_processor.num_flops_per_token),
-        "parallelism": {name: int(getattr(dims, name, 1)) for name in names},
+        "parallelism": _degrees(trainer),
         "parameter_shapes": modules.shapes_by_name(trainer.model_parts),
         "fsdp_units": fsdp_units(trainer.model_parts),
     }
+
+
+def _degrees(trainer: Any) -> dict[str, int]:
+    names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
+    return {name: int(getattr(trainer.parallel_dims, name, 1)) for name in names}
 
 
 def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:

@@ -2,7 +2,8 @@
 processors and memory for.
 
 ``python -m autosac.capture.worker FD`` reads one JSON request per line from its standard input and writes one JSON answer per
-line to the file descriptor FD: ``{"id", "progress"}`` while it works, then ``{"id", "done"}`` or ``{"id", "error", "kind"}``.
+line to the file descriptor FD: ``{"id", "progress"}`` while it works, perhaps ``{"id", "early"}`` with what the captures of
+other pipeline stages need, then ``{"id", "done"}`` or ``{"id", "error", "kind"}``.
 The first line is the target GPU. A child saves its trace under the name in the request. The process and its
 children end with its input.
 """
@@ -98,7 +99,11 @@ class Worker:
         """Capture and save."""
         from autosac.capture.titan import capture_titan
 
-        capture_titan(request, lambda text: self.answer(id=identity, progress=text)).save(path)
+        capture_titan(
+            request,
+            lambda text: self.answer(id=identity, progress=text),
+            lambda info: self.answer(id=identity, early=info),
+        ).save(path)
 
     def reap(self) -> None:
         """Answer for children that died without a word."""

@@ -5,7 +5,7 @@
 """
 
 from autosac.induction.alignment import Refusal
-from autosac.induction.captures import Capturing, capturing, joined
+from autosac.induction.captures import Capturing, capturing, early_info, joined
 from autosac.induction.traces import TraceFamily, difference
 
-__all__ = ["Capturing", "Refusal", "TraceFamily", "capturing", "difference", "joined"]
+__all__ = ["Capturing", "Refusal", "TraceFamily", "capturing", "difference", "early_info", "joined"]

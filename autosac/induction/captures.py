@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureFuture
 from autosac.errors import AutosacError
 from autosac.induction.alignment import Refusal
 from autosac.induction.traces import TraceFamily, difference
@@ -50,6 +51,13 @@ class Capturing:
             self._trace = self._result()
         return self._trace
 
+    def early(self) -> dict[str, Any]:
+        """See `autosac.capture.server.CaptureFuture.early`."""
+        try:
+            return early_info(self._futures[0])
+        except AutosacError:  # as in `result`
+            return self.result().info
+
     def _result(self) -> Trace:
         reason = ""
         try:
@@ -72,12 +80,17 @@ class Capturing:
 
 
 def capturing(
-    server: Server, request: TitanRequest, refused: Callable[[str], None] = lambda _: None
+    server: Server, request: TitanRequest, refused: Callable[[str], None] = lambda _: None, *, whole: bool = False
 ) -> Capturing | Future[Trace]:
-    """Start a capture; `result()` waits for its trace. Captures under a plan are of the whole job."""
-    if request.plan_file is not None or request.layers is not None:
+    """Start a capture; `result()` waits for its trace. Captures under a plan, and if asked for, are of the whole job."""
+    if whole or request.plan_file is not None or request.layers is not None:
         return server.submit(request)
     return Capturing(server, request, refused)
+
+
+def early_info(capture: Capturing | Future[Trace]) -> dict[str, Any]:
+    """What other stages' captures need of a capture under way; of one that cannot tell, its trace's info."""
+    return capture.early() if isinstance(capture, (Capturing, CaptureFuture)) else capture.result().info
 
 
 def _pays(cuts: list[Trace]) -> bool:

@@ -1,0 +1,68 @@
+"""What a capture tells before it is done: what the captures of later pipeline stages need."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureFuture, CaptureServer
+from autosac.errors import CaptureError
+from autosac.induction import early_info
+from autosac.simulation import Target
+from autosac.titan_job import TitanJob
+from autosac.trace import Trace
+
+JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "4")
+JOB += ("--training.seq_len", "64", "--parallelism.pipeline_parallel_degree", "2")
+JOB += ("--parallelism.pipeline_parallel_schedule", "1F1B")
+
+
+def trace(**info: object) -> Trace:
+    """A trace of nothing."""
+    return Trace(
+        info=dict(info), signatures=(), storages=(), modules=("",), module_parents=(-1,), module_classes=("",),
+        sources=("",), groups=(), prologue=(), events=(),
+    )  # fmt: skip
+
+
+def test_a_pipeline_tells_early() -> None:
+    """The first stage tells its shapes before its trace is there; they are those that the trace's info has in the end."""
+    with CaptureServer() as server:
+        request = TitanRequest(config_file=None, overrides=JOB, world_size=4, checkpointing="none")
+        future = server.submit(request)
+        early = future.early()
+        assert not future.done()
+        info = future.result().info
+        assert early["stage_outputs"] == [[list(shape), list(stride), d] for shape, stride, d in info["stage_outputs"]]
+        assert early["parallelism"] == info["parallelism"] and early["parallelism"]["pp"] == 2
+        later = TitanRequest(
+            config_file=None, overrides=JOB, world_size=4, rank=2, checkpointing="none",
+            stage_inputs=tuple((tuple(shape), tuple(stride), d) for shape, stride, d in early["stage_outputs"]),
+        )  # fmt: skip
+        assert server.capture(later).info["rank"] == 2
+
+
+def test_what_is_not_told_early() -> None:
+    """A capture that tells nothing early tells when it is done; a failed one fails here too; others are waited for."""
+    done, failed = CaptureFuture(), CaptureFuture()
+    done.set_result(trace(parallelism={"pp": 1}))
+    failed.set_exception(CaptureError("no"))
+    assert early_info(done) == {"parallelism": {"pp": 1}}
+    with pytest.raises(CaptureError):
+        failed.early()
+    plain: Future[Trace] = Future()
+    plain.set_result(trace(rank=3))
+    assert early_info(plain) == {"rank": 3}
+
+
+def test_stages_of_a_job() -> None:
+    """Four stages of eight ranks begin at 0, 2, 4 and 6; the later ones know their inputs, and whether cuts are worth it."""
+    job = TitanJob(config_file="job.toml", target=Target.of("h100-sxm-80gb", 8), world_size=8)
+    told = {"parallelism": {"pp": 4}, "stage_outputs": [[[1, 2], [2, 1], "bfloat16"]]}
+    stages = job.stages(told)
+    assert [stage.rank for stage in stages] == [0, 2, 4, 6]
+    assert [stage.stage_inputs for stage in stages] == [None] + [(((1, 2), (2, 1), "bfloat16"),)] * 3
+    assert [stage.whole for stage in stages] == [False, True, True, True]
+    assert not any(stage.whole for stage in job.stages({**told, "cut": [3, 1, 10]}))
