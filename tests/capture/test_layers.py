@@ -98,14 +98,14 @@ def test_layers_that_alternate_do_not_repeat_one_by_one(server: CaptureServer) -
 
 
 def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
-    """Llama-3 8B on 8 GPUs, 32 layers from 3, 4 and 5: the same trace as from all of them."""
+    """Qwen3 14B on 8 GPUs, 40 layers from 3, 4 and 5: the same trace as from all of them."""
     request = replace(_request("llama3", 8, mode="selective-op"), overrides=(
-        "--model.name", "llama3", "--model.flavor", "8B", *SMALL
+        "--model.name", "qwen3", "--model.flavor", "14B", *SMALL
     ))  # fmt: skip
     refused: list[str] = []
     under_way = capturing(server, request, refused.append)
     full = server.submit(request)
-    assert server.capture(replace(request, cut=0)).info["cut"] == [3, 1, 32]
+    assert server.capture(replace(request, cut=0)).info["cut"] == [3, 1, 40]
     assert difference(under_way.result(), full.result()) is None
     assert refused == []
 
