@@ -175,7 +175,7 @@ class Routing:
         self._inclusion: dict[tuple[str, int, int, Groups | None], Floats] = {}
 
     def begin_step(self) -> None:
-        """A training step begins: the layers' runs are counted from zero."""
+        """A training step begins, or its first microbatch: the layers' runs are counted from zero."""
         self._runs.clear()
 
     def route(self, shape: Sequence[int], k: int) -> Integers | None:

@@ -15,6 +15,7 @@ issues the backward first, then the forward; all the same work, without the inte
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ class StageMetadata:
         self.received: Shapes | None = None
         self.sent: Shapes | None = None
         self.on_sent: Callable[[Shapes], None] = lambda _: None  # told of the first
+        self.on_inferred: Callable[[], None] = lambda: None  # the shapes have been found by running the stage
 
     def install(self) -> None:
         """Patch the pipeline stages of this process."""
@@ -43,6 +45,19 @@ class StageMetadata:
             self._install_objects(stage)
         else:
             self._install_tuples(stage)
+        for name in ("_prepare_forward_infra", "_prepare_backward_infra"):
+            self._tell_after(stage.PipelineStage, name)
+
+    def _tell_after(self, stage_class: Any, name: str) -> None:
+        original = getattr(stage_class, name)
+
+        @functools.wraps(original)
+        def prepare(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.on_inferred()
+            return result
+
+        setattr(stage_class, name, prepare)
 
     def _incoming(self) -> Shapes:
         known = self.received or self.sent

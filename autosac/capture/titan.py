@@ -153,6 +153,8 @@ def capture_titan(
     with session.active() as recorder:
         routing = _routing(request, recorder)
         values.route_by(routing)
+        if routing is not None:
+            stages.on_inferred = routing.begin_step  # those runs are none of the step
         progress("building the model")
         try:
             trainer = adapter.build(config, transform_of(request, recorder))

@@ -197,6 +197,18 @@ def test_recomputed_exchanges(capture: Callable[..., Trace]) -> None:
     assert list(again) == list(layers)[::-1]
 
 
+def test_recomputed_exchanges_of_microbatches() -> None:
+    """In a pipeline each of two microbatches has its own tokens, and its recomputation the same ones."""
+    pipeline = ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B")
+    wanted = replace(request("zipf", world_size=8, checkpointing="full"), overrides=(*JOB, *pipeline))
+    with CaptureServer() as server:
+        trace = server.capture(wanted)
+    back = exchanged(trace)[2::3]
+    half = len(back) // 2
+    assert len(back) >= 4 and back[:half] != back[half:]
+    assert sorted(exchanged(trace, Phase.RECOMPUTE)[2::3]) == sorted(back)
+
+
 def test_keys_and_cuts(tmp_path: Path) -> None:
     """Captures are kept by load, seed and draw; a job with a drawn load is not captured by a few of its layers."""
     requests = [request(), request("uniform"), request("uniform", 1), request("zipf"), request("zipf:2")]
