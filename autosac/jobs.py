@@ -15,6 +15,7 @@ from autosac.capture.server import CaptureServer
 from autosac.confidence import Confidence
 from autosac.errors import InfeasibleError, UsageError
 from autosac.induction import Capturing, capturing, early_info
+from autosac.open_sizes import has_router
 from autosac.planning import Goal, Planned, make_plans, pareto_budgets
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
@@ -92,6 +93,8 @@ def simulate_draws(
             for draw, futures in zip(draws, under_way, strict=True):
                 futures += [started(stage) for stage in draw.stages(early_info(futures[0]))[1:]]
         traces = [[future.result() for future in futures] for futures in under_way]
+    if not any(map(has_router, traces[0])):
+        raise UsageError(f"load of experts {job.moe_load}: the job has no mixture of experts")
     job.progress("simulating")
     return [_fullest([simulation_of(trace, job.target, plan) for trace in found]) for found in traces]
 

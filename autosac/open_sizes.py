@@ -27,9 +27,9 @@ def routers_layer(trace: Trace) -> int | None:
     Those are layers with a histogram of tokens over experts, in jobs that exchange tokens (all_to_all) or whose experts run
     one by one instead of in a grouped product.
     """
-    names = {signature.name for signature in trace.signatures}
-    if "aten.histc.default" not in names:
+    if not has_router(trace):
         return None
+    names = {signature.name for signature in trace.signatures}
     exchanged = any(type(event) is Collective and event.kind == "all_to_all" for event in trace.events)
     if not exchanged and any("grouped_mm" in name for name in names):
         return None
@@ -38,6 +38,11 @@ def routers_layer(trace: Trace) -> int | None:
             number = _NUMBER.search(trace.modules[event.module])
             return int(number[0]) if number else None
     return None
+
+
+def has_router(trace: Trace) -> bool:
+    """Whether tokens are counted by expert: the step is one of a mixture."""
+    return any(signature.name == "aten.histc.default" for signature in trace.signatures)
 
 
 def with_open_sizes(trace: Trace, other: Trace) -> Trace:
