@@ -135,7 +135,9 @@ def row_of(name: str, settings: str, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
         file = Path(folder) / "requests.json"
         command = [sys.executable, "-m", "benchmarks.gpu.allocator", "--child", name, "--out", str(file)]
-        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
+        environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+        if settings:
+            environment["PYTORCH_CUDA_ALLOC_CONF"] = settings
         try:
             child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
         except subprocess.TimeoutExpired:
