@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import importlib.util
 import io
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autosac.capture import patches
+from autosac.capture import patches, titan_flux
 from autosac.capture.failures import one_line
 from autosac.capture.layers import Attributes, module_attributes
 from autosac.capture.pipeline import overlapped_in_order
@@ -36,17 +37,17 @@ class TitanV02:
         return job_settings(config)
 
     def build(self, config: Any, transform: Transform | None) -> Any:
-        """The Trainer of ``torchtitan.train``; `transform` gets where ``apply_ac`` would be called."""
-        import torchtitan.train
-
+        """The model's own Trainer or that of ``torchtitan.train``; `transform` gets where ``apply_ac`` would be called."""
         from autosac.integrations.torchtitan import plugin
 
         overlapped_in_order()
         if config.model.converters:
             patches.install_torchao(self._gpu)
         _install_synthetic_data(config)
-        with plugin.transform(transform):
-            return torchtitan.train.Trainer(config)
+        spec = _train_spec(config)
+        encoders = titan_flux.without_weights() if titan_flux.is_flux(spec) else contextlib.nullcontext()
+        with plugin.transform(transform), encoders:
+            return _trainer_class(spec)(config)
 
     def layers(self, config: Any) -> list[Attributes]:
         """By the modules of the model as it is built on the meta device."""
@@ -140,6 +141,23 @@ def _train_spec(config: Any) -> Any:
     return spec
 
 
+def _trainer_class(spec: Any) -> Any:
+    """The Trainer in the ``train`` module of the innermost package around the model; TorchTitan's own, if no other."""
+    import torchtitan.train as general
+
+    package = spec.model_cls.__module__
+    while package := package.rpartition(".")[0]:
+        if importlib.util.find_spec(f"{package}.train") is not None:
+            module = importlib.import_module(f"{package}.train")
+            own = [
+                value for value in vars(module).values()
+                if isinstance(value, type) and issubclass(value, general.Trainer) and value.__module__ == module.__name__
+            ]  # fmt: skip
+            if own:
+                return own[-1]
+    return general.Trainer
+
+
 def _install_synthetic_data(config: Any) -> None:
     """Register the job's train spec with a synthetic tokenizer and loader in place of its own."""
     import torchtitan.protocols.train_spec as registry
@@ -147,8 +165,10 @@ def _install_synthetic_data(config: Any) -> None:
     spec = _train_spec(config)
     vocabulary_size = getattr(spec.model_args[config.model.flavor], "vocab_size", 2048)
 
-    def build_loader(*, job_config: Any, **_: Any) -> SyntheticLoader:
+    def build_loader(*, job_config: Any, **_: Any) -> Any:
         training = job_config.training
+        if titan_flux.is_flux(spec):
+            return titan_flux.FluxLoader(job_config)
         return SyntheticLoader(training.local_batch_size, training.seq_len, vocabulary_size)
 
     registry._extra_train_specs[config.model.name] = dataclasses.replace(

@@ -24,7 +24,7 @@ from benchmarks.coverage.table import as_expected, markdown
 
 def main() -> int:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     size = parser.add_mutually_exclusive_group()
     for name in SIZES:
         size.add_argument(f"--{name}", dest="size", action="store_const", const=name, help=f"{name} jobs only")

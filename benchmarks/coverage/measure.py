@@ -22,7 +22,7 @@ from autosac.trace import Trace
 from benchmarks.coverage.rows import Row, load_rows
 
 JOB_FILE = Path(__file__).with_name("job.toml")
-_PACKAGES = ("autosac", "torch", "torchtitan", "torchao", "transformers", "triton")
+_PACKAGES = ("autosac", "torch", "torchtitan", "torchao", "transformers", "torchvision", "triton")
 _GRACE_S = 10  # for a process that has been told to end
 
 

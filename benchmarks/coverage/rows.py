@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ def load_rows(path: Path = ROWS_FILE) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def _expanded(words: Iterable[str]) -> list[str]:
+    return [word.replace("{here}", str(ROWS_FILE.parent)) for word in " ".join(words).split()]
+
+
 def _sizes(entry: dict[str, Any], defaults: dict[str, str]) -> Iterator[Row]:
     """Of arguments that are given twice TorchTitan takes the last."""
     for size in SIZES:
@@ -66,7 +70,7 @@ def _sizes(entry: dict[str, Any], defaults: dict[str, str]) -> Iterator[Row]:
             model=job["model"],
             gpus=job["gpus"],
             gpu=job.get("gpu", defaults["gpu"]),
-            arguments=("--model.name", model, "--model.flavor", flavor, *" ".join(words).split()),
+            arguments=("--model.name", model, "--model.flavor", flavor, *_expanded(words)),
             needs=tuple(entry.get("needs", ())),
             expect=job.get("expect", entry.get("expect", "")),
             note=entry.get("note", ""),
