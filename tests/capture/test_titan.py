@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import tempfile
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,3 +347,32 @@ def test_requests_check_themselves(wrong: dict[str, int]) -> None:
     """Ranks are within the world, and there are two steps at least."""
     with pytest.raises(UsageError):
         request(**wrong)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_model_may_have_its_own_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """The Trainer in the module ``train`` beside the model is taken, else TorchTitan's."""
+    general = pytest.importorskip("torchtitan.train")
+    from autosac.capture.titan_v02 import _trainer_class
+
+    package = tmp_path / f"models_{own}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "model.py").write_text("class Model: pass\n")
+    if own:
+        (package / "train.py").write_text("from torchtitan.train import Trainer\nclass Own(Trainer): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = SimpleNamespace(model_cls=importlib.import_module(f"models_{own}.model").Model)
+    found = _trainer_class(spec)
+    assert found.__name__ == ("Own" if own else "Trainer") and issubclass(found, general.Trainer)
+
+
+def test_batches_of_flux() -> None:
+    """Images of the job's size with the tokens of two encoders, each with the axis that TorchTitan removes."""
+    from autosac.capture.titan_flux import FluxLoader
+
+    training = SimpleNamespace(local_batch_size=3, img_size=64)
+    loader = FluxLoader(SimpleNamespace(training=training, encoder=SimpleNamespace(max_t5_encoding_len=32)))
+    tokens, images = next(iter(loader))
+    assert {name: tuple(t.shape) for name, t in tokens.items()} == {"clip_tokens": (3, 1, 77), "t5_tokens": (3, 1, 32)}
+    assert tuple(images.shape) == (3, 3, 64, 64)
