@@ -30,7 +30,7 @@ def test_expert_parallelism_of_one_is_none(ranks: Ranks) -> None:
     assert (same.events, same.storages, same.groups) == (plain.events, plain.storages, plain.groups)
 
 
-EIGHT = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2, "local_batch_size": 4}
+EIGHT = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2, "local_batch_size": 2}
 
 
 def test_one_rank_a_stage_stands_for_all(ranks: Ranks) -> None:
