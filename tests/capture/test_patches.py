@@ -78,7 +78,7 @@ def test_titan_symbol() -> None:
 
 
 def test_torchao_symbols() -> None:
-    """torchao's kernels ask its own functions for the GPU's capability and CUDA's version."""
+    """Torchao's kernels ask its own functions for the GPU's capability and CUDA's version."""
     utils = pytest.importorskip("torchao.utils")
     asked = ("is_sm_at_least_89", "is_sm_at_least_90", "is_sm_at_least_100", "is_cuda_version_at_least")
     assert all(callable(getattr(utils, name)) for name in asked)
