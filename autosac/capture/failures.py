@@ -26,11 +26,17 @@ def explain(error: BaseException, doing: str) -> AutosacError:
     if isinstance(error, AutosacError):
         return error
     where = innermost_line(error.__traceback__)
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    told = _told(error, _LIMIT) if root is error else f"{_told(error, _LIMIT // 2)}, because of {_told(root, _LIMIT // 2)}"
+    return CaptureError(f"{doing}: {told} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)")
+
+
+def _told(error: BaseException, limit: int) -> str:
+    """Its type and message on one line."""
     message = one_line(error)
-    if len(message) > _LIMIT:
-        message = message[: _LIMIT - 3] + "..."
+    if len(message) > limit:
+        message = message[: limit - 3] + "..."
     kind = type(error).__name__
-    prefix = "" if message == kind else f"{kind}: "
-    return CaptureError(
-        f"{doing}: {prefix}{message} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)"
-    )
+    return message if message == kind else f"{kind}: {message}"

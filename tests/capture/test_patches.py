@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autosac.capture import autocast, kernels, process_group
+from autosac.capture.failures import explain
 from autosac.trace import Alloc, Free, HostWait, Label, Phase, WorkWait
 
 Capture = Callable[..., Any]
@@ -426,6 +427,19 @@ def test_errors_in_a_backward_are_told(capture: Capture, where: str) -> None:
 
     with pytest.raises(Exception, match=r"training step 1: ValueError: no gradient from here"):
         capture(make_step)
+
+
+def test_causes_are_told() -> None:
+    """An error that another one has caused comes with it, each on one line of limited length."""
+    try:
+        try:
+            raise ValueError("no\nsuch shape")
+        except ValueError as e:
+            raise RuntimeError("stage 3 failed " + "x" * 300) from e
+    except RuntimeError as e:
+        told = str(explain(e, "training step 1"))
+    assert told.startswith("training step 1: RuntimeError: stage 3 failed xxx")
+    assert "..., because of ValueError: no such shape (at " in told and len(told) < 400
 
 
 def test_storages_can_be_told_apart(capture: Capture) -> None:
