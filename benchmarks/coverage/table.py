@@ -32,7 +32,7 @@ def markdown(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
 
 def _runs(results: Iterable[Result]) -> str:
     """When the rows were run, and with which packages."""
-    found = Counter(result.ran for result in results if result.ran)
+    found = Counter(result.ran or "before the CPU time was kept, with an earlier commit" for result in results)
     return "\n".join(f"- {count} rows: {ran}" for ran, count in sorted(found.items()))
 
 
