@@ -109,7 +109,7 @@ class CaptureServer:
         environment = {
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "",  # a machine's own GPU stays untouched
-            "AUTOSAC_DEBUG": "1" if self._debug else "0",
+            "AUTOSAC_DEBUG": "1" if self._debug else os.environ.get("AUTOSAC_DEBUG", "0"),
             "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"),  # torch makes it, used or not
         }
         log = None if self._debug else (self._folder / "log").open("wb")
