@@ -211,7 +211,9 @@ def _fill(
         best_ms, step = 0.0, None
         for u, now in policies.items():
             unit = problem.units[u]
-            new = solve(items[u], min(now.kept_bytes + max(0, room[u]), unit.highest_kept_bytes))
+            # No more than it takes without checkpointing: then points that are no candidates stay below the budget.
+            most = min(unit.highest_kept_bytes, unit.implicit_bytes - unit.boundary_bytes)
+            new = solve(items[u], max(now.kept_bytes, min(now.kept_bytes + max(0, room[u]), most)))
             saved_ms = unit.cost_ms(now.recompute_ms) - unit.cost_ms(new.recompute_ms)
             if saved_ms > best_ms:
                 best_ms, step = saved_ms, (u, new)

@@ -31,6 +31,7 @@ from autosac.trace import (
 HOST = HostModel(
     eager_op_us=300,
     backward_op_us=200,
+    optimizer_op_us=300,
     collective_us=400,
     stream_op_us=100,
     sync_us=500,
