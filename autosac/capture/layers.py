@@ -26,7 +26,7 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 
 # The layers of the three smallest cuts, and what three processes cost besides (as layers), must be this part of all.
-_WORTHWHILE = 0.6
+_WORTHWHILE = 0.75
 _FIXED_COST_LAYERS = 8
 _NAMED_LAYER = re.compile(r"layers\.\d")
 Attributes: TypeAlias = dict[str, Any]  # path to a hashable value
