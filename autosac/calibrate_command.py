@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import UsageError
+from autosac.options import add_output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,10 +53,7 @@ def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
     command.add_argument("--resume", action="store_true", help="go on with what an interrupted calibration has measured")
     command.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: as PyTorch has it)")
     command.add_argument("--world-size", type=int, metavar="N", help="number of GPUs of the job (default: $NGPU or 1)")
-    output = command.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print JSON for machines")
-    output.add_argument("--quiet", action="store_true", help="no progress display")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output(command)
     command.set_defaults(run="calibrate")
 
 

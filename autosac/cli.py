@@ -21,6 +21,7 @@ from typing import NoReturn
 from autosac.bench.command import add_bench
 from autosac.calibrate_command import add_calibrate
 from autosac.errors import AutosacError, UsageError
+from autosac.options import add_output
 
 SOLVERS = ("greedy", "knapsack", "ilp")
 
@@ -101,10 +102,7 @@ def _add_job(command: argparse.ArgumentParser) -> None:
 
 
 def _add_output(command: argparse.ArgumentParser) -> None:
-    output = command.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print JSON for machines")
-    output.add_argument("--quiet", action="store_true", help="no progress display")
-    output.add_argument("--debug", action="store_true", help="show tracebacks and the capture process's log")
+    add_output(command, debug="show tracebacks and the capture process's log")
 
 
 def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from autosac.errors import HardwareError
 from autosac.estimator.models import Estimate
+from autosac.estimator.profiles import read_document
 from autosac.files import write_text_atomically
 from autosac.trace import Signature, TensorMeta
 
@@ -45,18 +46,7 @@ class ProfiledModel:
 
         HardwareError if it is none or holds times that are not positive numbers.
         """
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as e:
-            raise HardwareError(f"measured operators {path} cannot be read: {e.strerror}") from e
-        except ValueError as e:
-            raise HardwareError(f"{path} is not a file of measured operators: {e}") from e
-        if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            raise HardwareError(f"{path} is not a file of measured operators")
-        if document.get("schema") != _SCHEMA:
-            raise HardwareError(
-                f"{path} has schema {document.get('schema')}, this version reads {_SCHEMA}: calibrate again"
-            )
+        document = read_document(path, "measured operators", _FORMAT, _SCHEMA)
         measured: dict[str, tuple[float, float]] = {}
         for row in document.get("operators", ()):
             if not _is_valid(row):

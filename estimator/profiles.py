@@ -8,6 +8,7 @@ line that names the file and the key.
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
@@ -45,6 +46,21 @@ def read(kind: str, name_or_path: str) -> tuple[dict[str, Any], Path]:
             raise HardwareError(f"{path}: base must be the name or path of a profile")
         wanted, folder = base, path.parent
     raise HardwareError(f"{first}: more than {_MAX_BASES} profiles are based on each other")
+
+
+def read_document(path: str | Path, what: str, form: str, schema: int) -> dict[str, Any]:
+    """A JSON file of measurements or models, whose "format" and "schema" are these. HardwareError, which calls it `what`."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as e:
+        raise HardwareError(f"{what} {path} cannot be read: {e.strerror}") from e
+    except ValueError as e:
+        raise HardwareError(f"{path} is not a file of {what}: {e}") from e
+    if not isinstance(document, dict) or document.get("format") != form:
+        raise HardwareError(f"{path} is not a file of {what}")
+    if document.get("schema") != schema:
+        raise HardwareError(f"{path} has schema {document.get('schema')}, this version reads {schema}: calibrate again")
+    return document
 
 
 def _find(kind: str, wanted: str, folder: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import UsageError
+from autosac.options import add_output
 
 if TYPE_CHECKING:
     from autosac.bench.suite import Suite
@@ -34,10 +35,7 @@ def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
     real.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to measure (default cuda)")
     real.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time (default 5)")
     part.add_argument("--no-cache", action="store_true", help="capture again, also what is kept from earlier runs")
-    output = command.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print JSON for machines")
-    output.add_argument("--quiet", action="store_true", help="no progress display")
-    output.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output(command)
     command.set_defaults(run="bench")
 
 

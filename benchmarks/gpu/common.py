@@ -1,7 +1,8 @@
-"""What the programs of this folder share: result files with their date, device and versions."""
+"""What the programs of this folder share: their command line, result files with date, device and versions."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import subprocess
@@ -21,6 +22,16 @@ _CUDA = (
     "'total_bytes': p.total_memory, 'capability': [p.major, p.minor], 'sm_count': p.multi_processor_count, "
     "'cuda': torch.version.cuda, 'cudnn': torch.backends.cudnn.version()}))"
 )
+
+
+def parse_arguments(about: str) -> argparse.Namespace:
+    """The command line of a program that trains real steps; `about` is its docstring."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    return parser.parse_args()
 
 
 @cache

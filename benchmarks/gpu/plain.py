@@ -10,7 +10,6 @@ the way from the predicted peak of "full" to that of "none", or to the device's 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -24,7 +23,7 @@ from autosac.bench.run import run_suite
 from autosac.bench.suite import Configuration, Model, Suite
 from autosac.errors import AutosacError
 from autosac.estimator import load_hardware
-from benchmarks.gpu.common import ROOT, write_result
+from benchmarks.gpu.common import ROOT, parse_arguments, write_result
 
 _LLAMA = str(ROOT / "benchmarks" / "table_5_5" / "llama.py") + ":make_step"
 _FIXED = ("none", "full", "selective-op")
@@ -100,12 +99,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Run all models, write after each."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--profile", required=True)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__ or "")
     until = time.monotonic() + 60 * arguments.minutes
     measurement = Measurement(device=arguments.device, steps=5, time_limit_s=120)
     rows: list[dict[str, Any]] = []

@@ -12,7 +12,6 @@ needs a GPU): the debug model is predicted for an H100 and every run is listed a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from autosac.estimator import load_hardware
-from benchmarks.gpu.common import ROOT, write_result
+from benchmarks.gpu.common import ROOT, parse_arguments, write_result
 
 _FIXED = ("none", "full", "selective-op")
 _SHARES = (0.25, 0.5, 0.75)
@@ -171,12 +170,7 @@ def measured_steps(lines: list[dict[str, float]]) -> dict[str, Any]:
 
 def main() -> None:
     """Run all flavors, write after each."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--profile", required=True)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__ or "")
     until = time.monotonic() + 60 * arguments.minutes
     rows: list[dict[str, Any]] = []
     if arguments.device == "cpu":

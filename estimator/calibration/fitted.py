@@ -24,6 +24,7 @@ from autosac.estimator.calibration.host_memory import HostMemory
 from autosac.estimator.calibration.shapes import Shape, shape_of
 from autosac.estimator.cluster import Placement
 from autosac.estimator.models import CollectiveModel, Estimate
+from autosac.estimator.profiles import read_document
 from autosac.files import write_text_atomically
 from autosac.trace import Signature
 
@@ -73,16 +74,7 @@ class Calibrated:
 @lru_cache(maxsize=8)
 def load_calibrated(path: str) -> Calibrated:
     """Read a file of fitted models. HardwareError if it is none, is damaged, or holds numbers that are not finite."""
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as e:
-        raise HardwareError(f"calibrated models {path} cannot be read: {e.strerror}") from e
-    except ValueError as e:
-        raise HardwareError(f"{path} is not a file of calibrated models: {e}") from e
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise HardwareError(f"{path} is not a file of calibrated models")
-    if document.get("schema") != _SCHEMA:
-        raise HardwareError(f"{path} has schema {document.get('schema')}, this version reads {_SCHEMA}: calibrate again")
+    document = read_document(path, "calibrated models", _FORMAT, _SCHEMA)
     try:
         return _parsed(document)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
