@@ -7,9 +7,7 @@ with the shapes and dtypes of its outputs as a fingerprint, so that a plan can b
 model operator by operator.
 
 The file is JSON (`save`, `load`). Units with the same decisions share one entry of its ``policies``, units
-with the same parameters one entry of its ``layouts``. `load` checks, in this order: that it is JSON
-(`_parse`), format and version (`_check_version`), the JSON Schema `SCHEMA` (`_check_schema`), and what a
-schema cannot say (`_check_sense`).
+with the same parameters one entry of its ``layouts``. What is read is checked first (`autosac.plan_schema`).
 """
 
 from __future__ import annotations
@@ -19,23 +17,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from autosac.errors import PlanError
 from autosac.files import write_text_atomically
-
-SCHEMA_VERSION = 1
-# In a fingerprint: a size that depends on data (the tokens that are routed to an expert) and may be any.
-ANY_SIZE = -1
+from autosac.plan_schema import ANY_SIZE as ANY_SIZE
+from autosac.plan_schema import SCHEMA_VERSION, checked_document
 
 Fingerprint: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 Parameters: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Keep or recompute one operator of a unit's forward.
+    """Keep or recompute one operator of a unit's forward; what is kept may wait in host memory (`offload`).
 
     `op` is the overload (``"aten.mm.default"``), `occurrence` how many calls of it came before in this
     forward, `outputs` the (shape, dtype) of each output tensor, with `ANY_SIZE` for sizes that vary. The
@@ -51,12 +46,13 @@ class Decision:
     memory_bytes: int = 0
     runtime_ms: float = 0.0
     msps: float | None = None
+    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """A module to wrap: its qualified name in the bare model, its decisions, and its parameters (name, global
-    shape).
+    shape). `kept_bytes` is what the device holds of it, without what is offloaded.
     """
 
     fqn: str
@@ -65,6 +61,11 @@ class Unit:
     recompute_ms: float
     decisions: tuple[Decision, ...]
     parameters: Parameters = ()
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What waits in host memory between its forward and its backward."""
+        return sum(decision.memory_bytes for decision in self.decisions if decision.offload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +192,12 @@ class Plan:
     @staticmethod
     def from_bytes(content: bytes, name: str = "the plan") -> Plan:
         """The plan whose JSON text is `content`; errors call it `name`. PlanError as `load`."""
-        document = _parse(content, name)
-        _check_version(document, name)
-        _check_schema(document, name)
-        _check_sense(document, name)
-        return _decode(document)
+        return _decode(checked_document(content, name))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything waits in host memory."""
+        return any(decision.offload for unit in self.units for decision in unit.decisions)
 
     def hash(self) -> str:
         """The SHA-256, in hexadecimal, of the plan's canonical JSON (sorted keys, no spaces)."""
@@ -231,8 +233,15 @@ def _encode(plan: Plan) -> dict[str, Any]:
         "certainty": None if plan.certainty is None else asdict(plan.certainty),
         "units": units,
         "layouts": [list(layout) for layout in layouts],
-        "policies": [[asdict(decision) for decision in policy] for policy in policies],
+        "policies": [[_row(decision) for decision in policy] for policy in policies],
     }
+
+
+def _row(decision: Decision) -> dict[str, Any]:
+    row = asdict(decision)
+    if not decision.offload:  # as in plans of versions that did not know it
+        del row["offload"]
+    return row
 
 
 def _decode(document: dict[str, Any]) -> Plan:
@@ -286,188 +295,6 @@ def _layout(value: Any, depth: int = 0) -> str:
 # ---- checks ------------------------------------------------------------------------------------------------
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-_COUNT = {"type": "integer", "minimum": 0}
-_MS = {"type": "number", "minimum": 0}
-_NAMED_SHAPES = {
-    "type": "array",
-    "items": {
-        "type": "array",
-        "prefixItems": [{"type": "string"}, {"type": "array", "items": _COUNT}],
-        "minItems": 2,
-        "maxItems": 2,
-    },
-}
-_OUTPUTS = {
-    "type": "array",
-    "items": {
-        "type": "array",
-        "prefixItems": [
-            {"type": "array", "items": {"type": "integer", "minimum": ANY_SIZE}},
-            {"type": "string"},
-        ],
-        "minItems": 2,
-        "maxItems": 2,
-    },
-}
-
-_REASONS = {
-    "type": "array",
-    "items": _object(
-        {
-            "objective": {"enum": ["recompute", "step"]},
-            "method": {"type": "string"},
-            "ms_per_gib": _MS,
-            "binding": {
-                "type": "array",
-                "items": {
-                    "type": "array",
-                    "prefixItems": [{"type": "string"}, {"type": "number"}],
-                    "minItems": 2,
-                    "maxItems": 2,
-                },
-            },
-        }
-    ),
-}
-
-_PROBABILITY = {"type": "number", "minimum": 0, "maximum": 1}
-_CERTAINTY = _object(
-    {"confidence": _PROBABILITY, "margin_bytes": _COUNT, "fits": _PROBABILITY, "step_low_ms": _MS, "step_high_ms": _MS}
-)
-
-SCHEMA: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    **_object(
-        {
-            "format": {"const": "autosac-plan"},
-            "schema": {"const": SCHEMA_VERSION},
-            "made_for": _object(
-                {
-                    "job_fingerprint": {"type": "string"},
-                    "model": {"type": "string"},
-                    "torch_version": {"type": "string"},
-                    "torchtitan_version": {"type": "string"},
-                    "gpu": {"type": "string"},
-                    "world_size": {"type": "integer", "minimum": 1},
-                    "budget_bytes": _COUNT,
-                    "budget_kind": {"enum": ["active", "reserved"]},
-                    "pipeline_stages": {"type": "integer", "minimum": 1},
-                    "parameters": _NAMED_SHAPES,
-                    "job_settings": {"type": "object", "additionalProperties": {"type": "string"}},
-                }
-            ),
-            "settings": _object({"preserve_rng_state": {"type": "boolean"}, "early_stop": {"type": "boolean"}}),
-            "predictions": {
-                "type": "object",
-                "additionalProperties": _object(
-                    {
-                        "step_ms": _MS,
-                        "peak_active_bytes": _COUNT,
-                        "peak_reserved_bytes": {"type": ["integer", "null"], "minimum": 0},
-                        "fits": {"type": "boolean"},
-                        "recompute_ms": _MS,
-                    }
-                ),
-            },
-            "units": {
-                "type": "array",
-                "items": _object(
-                    {
-                        "fqn": {"type": "string"},
-                        "discard_fraction": {"type": "number", "minimum": 0, "maximum": 1},
-                        "kept_bytes": _COUNT,
-                        "recompute_ms": _MS,
-                        "policy": _COUNT,
-                        "layout": _COUNT,
-                    }
-                ),
-            },
-            "layouts": {"type": "array", "items": _NAMED_SHAPES},
-            "policies": {
-                "type": "array",
-                "items": {
-                    "type": "array",
-                    "items": _object(
-                        {
-                            "op": {"type": "string", "minLength": 1},
-                            "occurrence": _COUNT,
-                            "keep": {"type": "boolean"},
-                            "outputs": _OUTPUTS,
-                            "memory_bytes": {"type": "integer"},
-                            "runtime_ms": _MS,
-                            "msps": {"type": ["number", "null"]},
-                        }
-                    ),
-                },
-            },
-        }
-    ),
-}
-# Not required: plans of earlier versions have none.
-SCHEMA["properties"]["reasons"] = _REASONS
-SCHEMA["properties"]["certainty"] = {"anyOf": [{"type": "null"}, _CERTAINTY]}
-SCHEMA["properties"]["made_for"]["properties"]["overrides"] = {"type": "array", "items": {"type": "string"}}
-
-
-def _parse(content: bytes, name: str) -> dict[str, Any]:
-    def no_constant(text: str) -> NoReturn:
-        raise ValueError(f"{text} is not a number")
-
-    try:
-        document = json.loads(content, parse_constant=no_constant)
-    except ValueError as e:
-        looks_like_plan = content.lstrip().startswith(b"{") and b"autosac-plan" in content[:200]
-        what = "is truncated or damaged" if looks_like_plan else "is not an AutoSAC plan"
-        raise PlanError(f"{name} {what}: {_short(str(e))}") from e
-    if not isinstance(document, dict) or document.get("format") != "autosac-plan":
-        raise PlanError(f"{name} is not an AutoSAC plan")
-    return document
-
-
-def _check_version(document: dict[str, Any], name: str) -> None:
-    if document.get("schema") != SCHEMA_VERSION:
-        raise PlanError(
-            f"{name} has plan schema {_short(str(document.get('schema')))}; this version of AutoSAC reads "
-            f"{SCHEMA_VERSION}: make the plan again"
-        )
-
-
-def _check_schema(document: dict[str, Any], name: str) -> None:
-    from jsonschema import Draft202012Validator
-
-    error = next(iter(Draft202012Validator(SCHEMA).iter_errors(document)), None)
-    if error is not None:
-        raise PlanError(f"{name} is damaged at {error.json_path}: {_short(error.message)}")
-
-
-def _check_sense(document: dict[str, Any], name: str) -> None:
-    """What the schema cannot say of a file: references and the numbering of occurrences."""
-    for i, row in enumerate(document["units"]):
-        for reference, table in (("policy", "policies"), ("layout", "layouts")):
-            if row[reference] >= len(document[table]):
-                raise PlanError(
-                    f"{name} is damaged at $.units[{i}].{reference}: there is no {reference} {row[reference]}"
-                )
-    for i, policy in enumerate(document["policies"]):
-        seen: dict[str, int] = {}
-        for j, row in enumerate(policy):
-            if row["occurrence"] != seen.get(row["op"], 0):
-                raise PlanError(
-                    f"{name} is damaged at $.policies[{i}][{j}]: occurrence {row['occurrence']} of "
-                    f"{row['op']} where {seen.get(row['op'], 0)} is due"
-                )
-            seen[row["op"]] = row["occurrence"] + 1
-
-
 def _check_units(units: tuple[Unit, ...], name: str) -> None:
     names: set[str] = set()
     for unit in units:
@@ -476,13 +303,11 @@ def _check_units(units: tuple[Unit, ...], name: str) -> None:
         if unit.fqn in names:
             raise PlanError(f"{name} names the unit {unit.fqn} twice")
         names.add(unit.fqn)
+        for decision in unit.decisions:
+            if decision.offload and not decision.keep:
+                raise PlanError(f"{name} offloads {decision.op} of {unit.fqn}, which it does not keep")
     for fqn in names:
         parts = fqn.split(".")
         for i in range(1, len(parts)):
             if ".".join(parts[:i]) in names:
                 raise PlanError(f"{name} nests the unit {fqn} in the unit {'.'.join(parts[:i])}")
-
-
-def _short(message: str, limit: int = 160) -> str:
-    line = " ".join(message.split())
-    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from autosac.errors import PlanError
 from autosac.integrations.keys import Keyer, op_name, quiet_hooks
 from autosac.integrations.modules import Places, find_module, is_compiled, parameters_of
+from autosac.integrations.offload import Offloader
 from autosac.integrations.replay import Memo, PlanMismatchWarning, ReplayMode, SavingMode, UnitPolicy
 from autosac.plans import Plan, Unit
 
@@ -38,16 +40,25 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     the plan was made for another model; it names the first difference.
     """
     units, places = check(model, plan), Places(model)
+    offloader = Offloader() if plan.offloads else None
     for unit, module in units:
         kwargs: dict[str, Any] = {
             "preserve_rng_state": plan.settings.preserve_rng_state,
             "early_stop": plan.settings.early_stop,
         }
         if any(decision.keep for decision in unit.decisions):
-            policy = UnitPolicy(unit, preserve_rng_state=plan.settings.preserve_rng_state)
+            policy = UnitPolicy(unit, preserve_rng_state=plan.settings.preserve_rng_state, offloader=offloader)
             kwargs["context_fn"] = _context_fn(policy, module)
-        places.replace(module, checkpoint_wrapper(module, **kwargs))
+        wrapper = checkpoint_wrapper(module, **kwargs)
+        if offloader is not None and "context_fn" not in kwargs:
+            wrapper.register_forward_hook(partial(_settle, offloader))
+        places.replace(module, wrapper)
     return model
+
+
+def _settle(offloader: Offloader, *_: Any) -> None:
+    """After the forward of a unit that is checkpointed plainly: another unit's results may be let go."""
+    offloader.settle()
 
 
 def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
@@ -114,8 +125,10 @@ def _context_fn(policy: UnitPolicy, module: nn.Module) -> Callable[[], tuple[Any
 def _compiled_contexts(policy: UnitPolicy) -> tuple[Any, Any]:
     """PyTorch's modes with the plan's decisions, for the compiler.
 
-    What differs from the plan is recomputed.
+    What differs from the plan is recomputed. PlanError if it offloads: the compiler knows of no such thing.
     """
+    if policy.offloader is not None:
+        raise PlanError(f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading")
     keyers = {False: Keyer(), True: Keyer()}
 
     def decide(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -86,6 +86,11 @@ def is_view(func: Any) -> bool:
     return bool(getattr(func, "is_view", False)) and func not in SAC_IGNORED_OPS
 
 
+def is_collective(func: Any) -> bool:
+    """Whether the operator communicates: its result may not be there yet when others that were asked for later are."""
+    return "c10d" in str(getattr(func, "namespace", ""))
+
+
 def op_name(func: Any) -> str:
     """The name of an operator overload (``"aten.mm.default"``) or of a higher-order operator."""
     return str(func) if isinstance(func, torch._ops.OpOverload) else str(func.name())

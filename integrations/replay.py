@@ -12,6 +12,7 @@ wrong without a gradient being wrong:
 - the same is done for decisions that cannot be right: tensors changed in place (see `aliases`), random
   operators of which a later one is recomputed and an earlier one is not, a kept tensor that was changed after
   the forward;
+- what the plan offloads waits in host memory meanwhile (see `offload`);
 - the recomputation must run the same operators in the same order, else it is an error, as in PyTorch.
 
 A fallback warns once for each unit.
@@ -20,18 +21,20 @@ A fallback warns once for each unit.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from autosac.integrations.aliases import AliasWatch, find_operator, written_arguments
 from autosac.integrations.keys import (
     CountingMode,
     Keyer,
     fingerprint,
+    is_collective,
     is_counted,
     is_random,
     is_view,
@@ -39,6 +42,7 @@ from autosac.integrations.keys import (
     quiet,
     tensors_in,
 )
+from autosac.integrations.offload import Offloader, Parcel
 from autosac.plans import ANY_SIZE, Decision, Fingerprint, Unit
 
 _RERUN = object()
@@ -60,10 +64,11 @@ class Argument:
 class UnitPolicy:
     """A unit's decisions made ready for dispatch, shared by all executions of the module."""
 
-    def __init__(self, unit: Unit, *, preserve_rng_state: bool) -> None:
+    def __init__(self, unit: Unit, *, preserve_rng_state: bool, offloader: Offloader | None = None) -> None:
         self.fqn = unit.fqn
         self.size = len(unit.decisions)
         self.preserve_rng_state = preserve_rng_state
+        self.offloader = offloader
         self.watched = any(d.keep and _may_mutate(d.op) for d in unit.decisions)
         self._by_name: dict[str, list[Decision]] = {}
         for decision in unit.decisions:
@@ -109,6 +114,8 @@ class Memo:
         self.funcs: list[Any] = []
         self.held: list[Any] = []
         self.versions: list[int] = []
+        self.offloaded: list[int] = []  # positions in `held`
+        self.previous: weakref.ref[Memo] | None = None
         self.complete = False
         self.fallen_back = False
         self.spent = False
@@ -121,13 +128,33 @@ class Memo:
 
     def release(self) -> None:
         """Let go of all that is held."""
-        self.funcs, self.held, self.versions = [], [], []
+        self.funcs, self.held, self.versions, self.offloaded = [], [], [], []
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All tensors held, in order."""
         for value in self.held:
             if value is not _RERUN:
                 yield from tensors_in(value)
+
+    def offload(self) -> None:
+        """Begin to copy to the host what the plan offloads."""
+        offloader = self.policy.offloader
+        if offloader is not None:
+            for i in self.offloaded:
+                self.held[i] = tree_map(offloader.send, self.held[i])
+            self.versions = [tensor._version for tensor in self.tensors()]
+
+    def parcels(self) -> Iterator[Parcel]:
+        """What is offloaded and has not been given yet, in order."""
+        for i in self.offloaded:
+            for leaf in tree_leaves(self.held[i]):
+                if isinstance(leaf, Parcel):
+                    yield leaf
+
+    def is_changed(self) -> bool:
+        """Whether what is held is no more what the forward left."""
+        changed = self.versions != [tensor._version for tensor in self.tensors()]
+        return changed or any(parcel.is_changed() for parcel in self.parcels())
 
 
 class SavingMode(CountingMode):
@@ -143,9 +170,15 @@ class SavingMode(CountingMode):
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         """End the forward: the last checks that need all of it."""
         super().__exit__(kind, value, traceback)
-        memo = self._memo
-        if kind is not None or memo.fallen_back:
+        if kind is not None:
             return
+        if not self._memo.fallen_back:
+            self._complete()
+        if self._memo.policy.offloader is not None:
+            self._memo.policy.offloader.forward_ended(self._memo)
+
+    def _complete(self) -> None:
+        memo = self._memo
         memo.complete = True
         versions = [tensor._version for tensor in memo.tensors()]
         unsound = self._watch.violation() if self._watch else None
@@ -175,7 +208,8 @@ class SavingMode(CountingMode):
         if difference:
             memo.fall_back(difference)
             return
-        keep = policy.decisions(func)[occurrence].keep
+        decision = policy.decisions(func)[occurrence]
+        keep = decision.keep
         if is_random(func, args, kwargs):
             self._check_random(func, keep)
             if memo.fallen_back:
@@ -187,6 +221,8 @@ class SavingMode(CountingMode):
             memo.held.append(_RERUN)
             return
         held = _hold(func, args, kwargs, out)
+        if decision.offload and not is_collective(func):
+            memo.offloaded.append(len(memo.held))
         memo.held.append(held)
         memo.versions.extend([tensor._version for tensor in tensors_in(held)])
 
@@ -224,8 +260,10 @@ class ReplayMode(CountingMode):
         if not memo.fallen_back:
             if not memo.complete:
                 memo.fall_back("runs a backward inside its forward")
-            elif memo.versions != [tensor._version for tensor in memo.tensors()]:
+            elif memo.is_changed():
                 memo.fall_back("had kept tensors changed in place after its forward")
+        if memo.policy.offloader is not None:
+            memo.policy.offloader.backward_begins(memo)
         self._position = 0
         return super().__enter__()
 
@@ -287,9 +325,11 @@ def _give(held: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, fresh: bo
     def give(leaf: Any) -> Any:
         if isinstance(leaf, Argument):
             return args[leaf.key] if isinstance(leaf.key, int) else kwargs[leaf.key]
+        if isinstance(leaf, Parcel):
+            leaf = leaf.tensor()
         return leaf.data if fresh and isinstance(leaf, torch.Tensor) else leaf
 
-    return give(held) if isinstance(held, torch.Tensor | Argument) else tree_map(give, held)
+    return give(held) if isinstance(held, torch.Tensor | Argument | Parcel) else tree_map(give, held)
 
 
 def _detach(x: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,15 @@ def test_a_missing_file_and_an_unwritable_path(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         plan().save(tmp_path / "missing" / "plan.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_offloaded_survives_the_file_and_older_files_have_none() -> None:
+    """`offload` is written where it is true only; the unit's total is that of the decisions."""
+    first = unit("layers.0", True, True, False)
+    first = replace(first, decisions=(replace(first.decisions[0], offload=True), *first.decisions[1:]))
+    whole = plan(first, unit("layers.1", True))
+    assert Plan.from_bytes(whole.to_bytes()) == whole and whole.offloads and not plan().offloads
+    assert whole.to_bytes().count(b'"offload"') == 1 and b'"offload"' not in plan().to_bytes()
+    assert [u.offloaded_bytes for u in whole.units] == [32, 0]
+    with pytest.raises(PlanError, match=r"offloads aten\.mm\.default of layers\.0, which it does not keep"):
+        plan(replace(first, decisions=(replace(first.decisions[0], keep=False), *first.decisions[1:])))
