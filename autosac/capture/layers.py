@@ -92,10 +92,7 @@ def layering_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> Laye
     kind, _, every = str(adapter.describe(config)["checkpointing"]).partition("-")
     every_nth = int(every) if kind == "selective" and every.isdigit() else 1
     leading, period = repetition(kinds(attributes))
-    stages = _pipeline_stages(parallelism)
-    if stages > 1 and int(parallelism.tensor_parallel_degree) > 1:
-        return None  # a graph that is dropped without a backward dies in an order that was not seen to repeat
-    return Layering(len(attributes), leading, stages * lcm(period, every_nth))
+    return Layering(len(attributes), leading, _pipeline_stages(parallelism) * lcm(period, every_nth))
 
 
 def _has_buckets(parallelism: Any, world_size: int) -> bool:

@@ -1,8 +1,17 @@
-"""The events of a capture in host order: first those of the prologue, then those of the recorded step."""
+"""The events of a capture in host order: first those of the prologue, then those of the recorded step.
+
+Frees of the prologue with nothing between them are put in the order of their allocations (`in_order`). An autograd graph that
+is dropped without a backward (the shape inference of a pipeline stage) is destroyed by recursion, which CPython cuts into
+pieces of a fixed depth: which of its tensors dies first depends on how deep the graph is, and layers would not repeat. An
+allocator ends up in the same state in whatever order it is told.
+"""
 
 from __future__ import annotations
 
-from autosac.trace import Event, StepBegin
+from collections.abc import Iterable
+from itertools import groupby
+
+from autosac.trace import Event, Free, StepBegin
 
 
 class EventLog:
@@ -30,3 +39,12 @@ class EventLog:
         """Log an event that only the recorded step has; allocations and frees are appended to `events` in any case."""
         if self.recording:
             self.events.append(event)
+
+
+def in_order(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The events, each run of consecutive frees by the storages' numbers."""
+    found: list[Event] = []
+    for are_frees, run in groupby(events, lambda event: type(event) is Free):
+        together = list(run)
+        found += sorted(together) if are_frees else together
+    return tuple(found)

@@ -17,7 +17,7 @@ from autosac.capture import device as simulated
 from autosac.capture.accumulation import EngineAdditions
 from autosac.capture.cache import Entry
 from autosac.capture.collectives import CollectiveCall, describe_collective
-from autosac.capture.log import EventLog
+from autosac.capture.log import EventLog, in_order
 from autosac.capture.phases import PhaseTracker, Place, Table
 from autosac.capture.signatures import SignatureTable, operator_name
 from autosac.capture.storages import StorageTable
@@ -305,7 +305,7 @@ class Recorder:
             sources=tuple(self.phases.sources.index),
             groups=tuple(self.groups.index),
             streams=("compute", *(f"stream {i}" for i in range(1, highest + 1))),
-            prologue=tuple(self.log.prologue),
+            prologue=in_order(self.log.prologue),
             events=tuple(self.log.events),
             regions=tuple(sorted(self.regions, key=lambda region: (region.first, -region.last))),
         )
