@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from autosac.errors import AutosacError
+from autosac.memory_sim import Outcome
 from autosac.trace import Trace
 from benchmarks.coverage.rows import Row, load_rows
 
@@ -28,11 +29,12 @@ _GRACE_S = 10  # for a process that has been told to end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of a row. `outcome`: "fits", "out of memory", "error" or "left out"; with the last two, `reason` says why.
+    """What became of a row. `outcome`: an `Outcome` of the worst rank, "error" or "left out"; with the last two, `reason` says
+    why.
 
     `ranks`: how many were captured. `cpu_s`: user time of all processes of the command, from its start to its result; 0 if
-    unknown. `operators`: that launch something, of all captured ranks. `step_ms`, `peak_bytes` (reserved): of the whole job,
-    of its fullest rank. `ran`: the day, and the packages that decide what works.
+    unknown. `operators`: that launch something, of all captured ranks. `step_ms`, `peak_bytes` (what would be reserved if the
+    device never ran out): of the whole job, of its fullest rank. `ran`: the day, and the packages that decide what works.
     """
 
     outcome: str
@@ -56,7 +58,7 @@ def measure(row: Row) -> Result:
         return Result(outcome="error", reason=str(e), ran=_circumstances())
     stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
     return Result(
-        outcome="fits" if all(stage.prediction().fits for stage in stages) else "out of memory",
+        outcome=max((stage.allocation.verdict.outcome for stage in stages), key=list(Outcome).index).value,
         ranks=len(stages),
         step_ms=simulation.step_ms,
         peak_bytes=max(stage.peak_reserved_bytes for stage in stages),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from autosac.memory_sim import Outcome
 from benchmarks.coverage.measure import Result
 from benchmarks.coverage.rows import Row
 
@@ -14,10 +15,10 @@ _HEAD = """# What of TorchTitan is covered
 Printed by `python -m benchmarks.coverage`: every row is a TorchTitan job that `autosac simulate` runs through TorchTitan's
 unmodified code, in a process of its own. *Ranks*: how many were captured, one of each pipeline stage. *CPU*: seconds of user
 time that the command takes in all its processes, importing PyTorch and TorchTitan included. *Operators*: those that launch
-something, of all captured ranks. *Peak*: reserved by the caching allocator, of the fullest rank. *Step*: simulated time of
-the whole job's step. GPUs are H100 SXM 80 GB unless something else is said, 8 of them in a node. Checkpointing is off but
-where the row is about it or the job says "full AC". What does not work ends with the error that is shown, which is also what
-the command prints.
+something, of all captured ranks. *Peak*: what the caching allocator of the fullest rank would reserve if the GPU never ran
+out; with less it gives cached blocks back and tries again before it fails. *Step*: simulated time of the whole job's step.
+GPUs are H100 SXM 80 GB unless something else is said, 8 of them in a node. Checkpointing is off but where the row is about it
+or the job says "full AC". What does not work ends with the error that is shown, which is also what the command prints.
 
 {runs}
 """
@@ -53,7 +54,13 @@ def _sections(rows: Sequence[Row], results: Mapping[str, Result]) -> Iterator[st
 
 def _count(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     outcomes = [results[row.key].outcome for row in rows]
-    words = {"fits": "fit", "out of memory": "are out of memory", "error": "end with an error", "left out": "are left out"}
+    words = {
+        Outcome.FITS.value: "fit",
+        Outcome.FITS_AFTER_RETRY.value: "fit after a retry",
+        Outcome.OUT_OF_MEMORY.value: "are out of memory",
+        "error": "end with an error",
+        "left out": "are left out",
+    }
     return ", ".join(f"{outcomes.count(key)} {text}" for key, text in words.items() if key in outcomes)
 
 
