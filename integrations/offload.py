@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeAlias
 
@@ -35,38 +34,40 @@ _Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 class _Link:
     """Between one device and the host: a stream for each direction, and the buffers that nobody uses at present.
 
-    A buffer comes back with the event of its last reading, which the next copy into it waits for.
+    Copies back that were begun before may still read a buffer that is used again: the copy into it waits for them.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._streams = torch.get_device_module(device)
         self._out, self._back = self._streams.Stream(device), self._streams.Stream(device)
-        self._free: dict[_Layout, deque[tuple[torch.Tensor, Any]]] = {}
+        self._free: dict[_Layout, list[torch.Tensor]] = {}
 
     def current(self) -> Any:
         """The stream that the device's work is issued to now."""
         return self._streams.current_stream(self.device)
 
+    @torch.no_grad()
     def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Begin to copy to the host: the buffer, and the event of the end."""
         try:
-            buffer, read = self._free[_layout(tensor)].pop()
-            self._out.wait_event(read)
+            buffer = self._free[_layout(tensor)].pop()
+            self._out.wait_stream(self._back)
         except (KeyError, IndexError):
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=self.device.type != "cpu")
         return buffer, self._copy(self._out, buffer, tensor)
 
+    @torch.no_grad()
     def fetch(self, buffer: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Begin to copy to the device: the tensor, in memory of the current stream, and the event of the end."""
         tensor = torch.empty_like(buffer, device=self.device, pin_memory=False)
         arrived = self._copy(self._back, tensor, buffer)
-        self.give_back(buffer, arrived)
+        self.give_back(buffer)
         return tensor, arrived
 
-    def give_back(self, buffer: torch.Tensor, read: Any) -> None:
-        """The buffer may be used again after the event `read`."""
-        self._free.setdefault(_layout(buffer), deque()).append((buffer, read))
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """The buffer may be used again after what has been begun."""
+        self._free.setdefault(_layout(buffer), []).append(buffer)
 
     def _copy(self, stream: Any, into: torch.Tensor, tensor: torch.Tensor) -> Any:
         stream.wait_stream(self.current())
@@ -129,7 +130,7 @@ class Parcel:
             if self._stream is not None:
                 self._stream.wait_event(self._arrived)
         elif self._buffer is not None:
-            self._link.give_back(self._buffer, self._sent)
+            self._link.give_back(self._buffer)
 
 
 class Execution(Protocol):

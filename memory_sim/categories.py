@@ -7,7 +7,8 @@ communication buffers). The rest follows from its life:
 - made before or in the forward, in a recomputation, or between (loss): ACTIVATION if it is still alive when a
   backward operator runs next, else TEMPORARY. The same rule serves microbatches and recomputation: locals
   that outlive their module's forward hook are dead by then, saved tensors are not.
-- made in the backward: ACTIVATION_GRADIENT if a later operator or collective reads it, else TEMPORARY.
+- made in the backward: ACTIVATION if it is copied from the host (where it has waited since the forward), else
+  ACTIVATION_GRADIENT if a later operator or collective reads it, else TEMPORARY.
 - made in the optimizer: TEMPORARY.
 - found by the step without a label: BUFFER if it stays through the step, else TEMPORARY.
 """
@@ -70,8 +71,21 @@ def categorise(trace: Trace, lifetimes: Lifetimes) -> npt.NDArray[np.int8]:
     kept &= next_backward < lifetimes.events
     category[unlabelled & ~found & kept] = Category.ACTIVATION
     category[unlabelled & ~found & in_backward & reads[lifetimes.storage]] = Category.ACTIVATION_GRADIENT
+    category[unlabelled & ~found & in_backward & _from_host(trace, len(storages))[lifetimes.storage]] = Category.ACTIVATION
     category[lifetimes.storage >= lifetimes.first_workspace] = Category.WORKSPACE
     return category
+
+
+def _from_host(trace: Trace, storages: int) -> npt.NDArray[np.bool_]:
+    """Per storage: is it the target of a copy from the host?"""
+    copies = {
+        i
+        for i, signature in enumerate(trace.signatures)
+        if signature.name == "aten.copy_.default" and [meta.place for meta in signature.inputs] == ["device", "cpu"]
+    }
+    found = np.zeros(storages, dtype=np.bool_)
+    found[[event.inputs[0] for event in trace.events if type(event) is Op and event.signature in copies]] = True
+    return found
 
 
 def _reads_and_backward(trace: Trace, storages: int) -> tuple[npt.NDArray[np.bool_], IntArray]:
