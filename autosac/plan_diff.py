@@ -64,11 +64,12 @@ def _unit(name: str, a: Unit | None, b: Unit | None) -> tuple[str, str, str, tup
 def _does(unit: Unit | None) -> str:
     if unit is None:
         return "not checkpointed"
-    return f"keeps {unit.kept_bytes / 2**20:.1f} MiB, recomputes {unit.recompute_ms:.2f} ms"
+    host = f", {unit.offloaded_bytes / 2**20:.1f} MiB on the host" if unit.offloaded_bytes else ""
+    return f"keeps {unit.kept_bytes / 2**20:.1f} MiB{host}, recomputes {unit.recompute_ms:.2f} ms"
 
 
 def _kept(unit: Unit | None) -> set[str]:
-    return {f"{d.op}#{d.occurrence}" for d in unit.decisions if d.keep} if unit is not None else set()
+    return {f"{d.op}#{d.occurrence}{' (host)' * d.offload}" for d in unit.decisions if d.keep} if unit is not None else set()
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

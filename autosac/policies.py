@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autosac.estimator.sac_estimator import SACEstimator, SACModule
+from autosac.estimator.sac_stats import tradeoff
 from autosac.plans import Decision, Parameters, Unit
 from autosac.problem import UnitStatistics
 from autosac.simulation import Simulation
-from autosac.solvers import LocalSolution
+from autosac.solvers import LocalItem, LocalProblem, LocalSolution
 from autosac.trace import Region
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitPolicy:
-    """One module that may be checkpointed, with the statistics of (the first of) its executions."""
+    """One module that may be checkpointed, with the statistics of (the first of) its executions.
+
+    `offloaded`: the items whose results wait in host memory.
+    """
 
     name: str
     module: int
     sac: SACModule
     parameters: Parameters
+    offloaded: frozenset[int] = frozenset()
+
+    def offloading(self, items: Collection[int]) -> UnitPolicy:
+        """The unit whose results of these items wait in host memory: kept, without taking memory on the device."""
+        problem = LocalProblem(
+            items=tuple(
+                LocalItem(0, 0.0, forced=True) if i in items else item for i, item in enumerate(self.sac.problem.items)
+            )
+        )
+        sac = replace(self.sac, problem=problem, tradeoff=tradeoff(problem))
+        return replace(self, sac=sac, offloaded=frozenset(items))
 
     def recompute_all(self) -> Unit:
         """The unit that keeps nothing at all: plain checkpointing."""
@@ -42,17 +58,20 @@ class UnitPolicy:
 
     def unit(self, solution: LocalSolution) -> Unit:
         """The unit of a plan that follows a local solution."""
-        total = self.sac.tradeoff.memory_bytes
+        stats = self.sac.stats
+        total, groups = stats.memory_bytes, [stats.groups[item] for item in self.offloaded.intersection(solution.kept)]
+        offloaded = frozenset(i for group in groups for i in group.members)
+        held = solution.kept_bytes + sum(stats.operators[i].memory_bytes for i in offloaded)
         return Unit(
             fqn=self.name,
-            discard_fraction=1 - solution.kept_bytes / total if total else 1.0,
+            discard_fraction=1 - held / total if total else 1.0,
             kept_bytes=solution.kept_bytes,
             recompute_ms=solution.recompute_ms,
-            decisions=self._decisions(self.sac.stats.kept_operators(solution)),
+            decisions=self._decisions(stats.kept_operators(solution), offloaded),
             parameters=self.parameters,
         )
 
-    def _decisions(self, kept: frozenset[int]) -> tuple[Decision, ...]:
+    def _decisions(self, kept: frozenset[int], offloaded: frozenset[int]) -> tuple[Decision, ...]:
         return tuple(
             Decision(
                 op=operator.name,
@@ -62,6 +81,7 @@ class UnitPolicy:
                 memory_bytes=operator.memory_bytes,
                 runtime_ms=operator.runtime_ms,
                 msps=operator.memory_bytes / operator.runtime_ms * 1e3 if operator.runtime_ms > 0 else None,
+                offload=i in offloaded and operator.memory_bytes > 0,
             )
             for i, operator in enumerate(self.sac.stats.operators)
             if operator.occurrence >= 0
@@ -112,6 +132,13 @@ class UnitPolicies:
     def of_module(self, module: int) -> UnitPolicy:
         """The policy of a module by its index in the trace."""
         return self._by_module[module]
+
+    def offloading(self, items: Mapping[str, Collection[int]]) -> UnitPolicies:
+        """The same modules, of which these have results that wait in host memory: their items, by the module's name."""
+        found = copy(self)
+        found.units = [unit.offloading(items[unit.name]) if unit.name in items else unit for unit in self.units]
+        found.__dict__.pop("_by_module", None)
+        return found
 
     def is_inside(self, inner: UnitPolicy, outer: UnitPolicy) -> bool:
         """`inner` lies within `outer` in the module tree."""

@@ -23,6 +23,8 @@ def why(decision: Decision, unit: Unit, price_ms_per_gib: float | None, objectiv
     """The reason for one decision of a unit at a shadow price (None: not known); none if the unit keeps nothing at all."""
     if not any(other.keep for other in unit.decisions):
         return ""
+    if decision.offload:
+        return "its copies hide"
     if decision.runtime_ms <= 0:
         return "takes no time" if not decision.keep else "must be kept"
     if decision.memory_bytes <= 0:

@@ -157,7 +157,9 @@ def unit_table(units: Sequence[Unit]) -> Table:
     """Checkpointed modules, consecutive ones with the same decisions in one row."""
     table = Table(title="Checkpointed modules")
     table.add_column("modules")
-    for heading in ("number", "discarded", "kept each", "recompute each", "ops kept"):
+    offloads = any(unit.offloaded_bytes for unit in units)
+    headings = ("number", "discarded", "kept each", *["on the host"] * offloads, "recompute each", "ops kept")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for _, same in groupby(units, key=lambda unit: (unit.decisions, _family(unit.fqn))):
         members = list(same)
@@ -169,6 +171,7 @@ def unit_table(units: Sequence[Unit]) -> Table:
             str(len(members)),
             f"{first.discard_fraction:.1%}",
             format_bytes(first.kept_bytes),
+            *[format_bytes(first.offloaded_bytes)] * offloads,
             format_ms(first.recompute_ms),
             f"{kept} of {len(first.decisions)}",
         )
@@ -218,10 +221,16 @@ def decision_table(unit: Unit, plan: Plan | None = None) -> Table:
             format_bytes(decision.memory_bytes),
             f"{decision.runtime_ms:.3f} ms",
             _msps(decision),
-            Text("keep", style="green") if decision.keep else Text("recompute", style="yellow"),
+            _decided(decision),
             why(decision, unit, price, objective),
         )
     return table
+
+
+def _decided(decision: Decision) -> Text:
+    if decision.offload:
+        return Text("offload", style="cyan")
+    return Text("keep", style="green") if decision.keep else Text("recompute", style="yellow")
 
 
 def _msps(decision: Decision) -> str:

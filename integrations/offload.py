@@ -14,8 +14,8 @@ Time runs to the right, every row is a stream, and what is copied are the result
    stream waits for each where the recomputation asks for it (`Parcel.tensor`).
 
 A result whose backward comes before it has been let go is given as it is. One that is changed in place while it is copied
-makes its unit fall back, as kept ones do. Results that are no plain dense tensors are kept on the device. On the CPU, whose
-streams do nothing, the same code copies from memory to memory.
+makes its unit fall back, as kept ones do. What is no plain dense tensor, is small, or is communicated, is kept on the device.
+On the CPU, whose streams do nothing, the same code copies from memory to memory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+# To copy less costs the host more than it frees on the device.
+SMALLEST_BYTES = 2**16
 
 _Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -157,7 +160,7 @@ class Offloader:
         self._last: weakref.ref[Any] | None = None
 
     def send(self, value: Any) -> Any:
-        """Begin to copy a tensor to the host: its Parcel. What is no plain dense tensor stays as it is."""
+        """Begin to copy a tensor to the host: its Parcel. What is small or no plain dense tensor stays as it is."""
         if not isinstance(value, torch.Tensor) or not _is_plain(_local(value)):
             return value
         device = _local(value).device
@@ -209,7 +212,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         not is_traceable_wrapper_subclass(tensor)
         and tensor.layout is torch.strided
-        and tensor.numel() > 0
+        and tensor.nbytes >= max(1, SMALLEST_BYTES)
         and not tensor.is_conj()
         and not tensor.is_neg()
         and _is_dense(tensor)

@@ -221,7 +221,7 @@ class SavingMode(CountingMode):
             memo.held.append(_RERUN)
             return
         held = _hold(func, args, kwargs, out)
-        if decision.offload and not is_collective(func):
+        if decision.offload and _may_leave(func, decision):
             memo.offloaded.append(len(memo.held))
         memo.held.append(held)
         memo.versions.extend([tensor._version for tensor in tensors_in(held)])
@@ -340,6 +340,11 @@ def _detach(x: torch.Tensor) -> torch.Tensor:
     """
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return x.detach()
+
+
+def _may_leave(func: Any, decision: Decision) -> bool:
+    """Whether a result may be copied when its unit has ended, to a buffer that the next step can use again."""
+    return not is_collective(func) and not any(ANY_SIZE in shape for shape, _ in decision.outputs)
 
 
 def _alike(found: Fingerprint, planned: Fingerprint) -> bool:

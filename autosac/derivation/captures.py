@@ -46,7 +46,7 @@ class Derivation:
         """The step under a plan."""
         if plan.units in self._captured:
             return self._captured[plan.units]
-        if self._deriver is not None:
+        if self._deriver is not None and not plan.offloads:  # copies on other streams are in no template
             try:
                 self._cover(plan)
                 simulation = simulation_of(self._deriver.under(plan), self._captures.observed().target, plan)

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from autosac.errors import PlanError
+from autosac.integrations import offload
 from autosac.integrations.eager import PlanMismatchWarning, apply
 from autosac.integrations.offload import Offloader, Parcel
 from autosac.plans import Plan
@@ -38,6 +39,14 @@ def offloading(plan: Plan, choose: Any = lambda _: True) -> Plan:
             for unit in plan.units
         ),
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_small() -> Iterator[None]:
+    """The models here are tiny."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offload, "SMALLEST_BYTES", 0)
+        yield
 
 
 @pytest.fixture
@@ -283,6 +292,13 @@ def test_another_shape_falls_back(lab: Any, unit: int) -> None:
 def test_what_is_no_plain_tensor_stays(value: Any) -> None:
     """Gaps, elements that share memory, nothing at all, other layouts, lazily conjugated numbers, no tensor."""
     assert Offloader().send(value) is value
+
+
+def test_small_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 64 KiB on they leave."""
+    monkeypatch.setattr(offload, "SMALLEST_BYTES", 2**16)
+    assert isinstance(Offloader().send(torch.zeros(2**14)), Parcel)
+    assert isinstance(Offloader().send(torch.zeros(2**14 - 1)), torch.Tensor)
 
 
 def test_a_tensor_of_any_dense_strides_comes_back_alike() -> None:
