@@ -69,6 +69,7 @@ def plan(
     budget_kind: str = "reserved",
     confidence: float | None = None,
     solver: str = "knapsack",
+    offload: bool = False,
     allocator: str = "",
     target: str = "gpu",
     progress: Callable[[str], None] = lambda _: None,
@@ -77,13 +78,17 @@ def plan(
 
     `budget`: "68GiB", "73GB" or "85%" of the GPU; `budget_kind`: "reserved" (what the caching allocator takes) or
     "active" (what tensors occupy); `confidence`: the probability with which the plan has to fit (`autosac.confidence`);
-    `solver`: "greedy", "knapsack" or "ilp". The rest as in `simulate`.
+    `solver`: "greedy", "knapsack" or "ilp"; `offload`: results may wait in host memory where that makes the step shorter.
+    The rest as in `simulate`.
 
     InfeasibleError if no plan meets the budget: it says the smallest that would do.
     """
     machine = Target.of(gpu, 1, allocator=allocator)
     goal = Goal(
-        budget_bytes=parse_budget(budget, machine.hardware.usable_bytes), budget_kind=budget_kind, solver=solver
+        budget_bytes=parse_budget(budget, machine.hardware.usable_bytes),
+        budget_kind=budget_kind,
+        solver=solver,
+        offload=offload,
     )
     captures = EagerCaptures(make_step, machine, target=target)
     if confidence is None:

@@ -138,6 +138,9 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     decision.add_argument(
         "--batch-sizes", metavar="A,B,...", help="the local batch sizes to choose from (with --maximize)"
     )
+    decision.add_argument(
+        "--offload", action="store_true", help="results may wait in host memory, where that makes the step shorter"
+    )
     decision.add_argument("--solver", choices=SOLVERS, default="knapsack", help="local solver (default knapsack)")
     decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP backend (default cbc)")
     decision.add_argument(

@@ -140,6 +140,7 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
         milp=arguments.milp,
         time_limit_s=arguments.time_limit,
         gap=arguments.gap,
+        offload=arguments.offload,
     )
     texts = [] if arguments.budgets is None else arguments.budgets.split(",")
     budgets = [parse_budget(text, gpu_bytes) for text in texts]

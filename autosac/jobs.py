@@ -176,11 +176,18 @@ def plans_of(
 
 
 def plan_job(
-    *, config_file: str, overrides: Sequence[str], gpu: str, world_size: int, budget: str, solver: str = "knapsack"
+    *,
+    config_file: str,
+    overrides: Sequence[str],
+    gpu: str,
+    world_size: int,
+    budget: str,
+    solver: str = "knapsack",
+    offload: bool = False,
 ) -> Plan:
     """What the TorchTitan plugin calls on rank 0: the plan for the running job."""
     job = TitanJob.of(config_file, gpu=gpu, world_size=world_size, overrides=tuple(overrides))
-    goal = Goal(budget_bytes=parse_budget(budget, job.target.hardware.usable_bytes), solver=solver)
+    goal = Goal(budget_bytes=parse_budget(budget, job.target.hardware.usable_bytes), solver=solver, offload=offload)
     (planned,) = plan_titan_job(job, goal)
     if isinstance(planned, InfeasibleError):
         raise planned

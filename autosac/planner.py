@@ -36,7 +36,8 @@ Costs: TypeAlias = tuple[UnitCost, ...]
 class Goal:
     """What is asked for. `utilisation` is the share of the budget from which on a verified plan is good enough.
 
-    `objective`: the solver minimises the time of recomputation, or what the step pays for it.
+    `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: results may wait in
+    host memory where that makes the step shorter (`autosac.offloading`).
     """
 
     budget_bytes: int
@@ -48,6 +49,7 @@ class Goal:
     rounds: int = 8
     utilisation: float = 0.99
     objective: str = "step"
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.budget_bytes <= 0:

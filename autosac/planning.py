@@ -20,6 +20,7 @@ from typing import Protocol
 
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
+from autosac.offloading import Offloading
 from autosac.planner import Goal, Planner, full_plan, plan_of
 from autosac.plans import Plan, Prediction
 from autosac.search import Candidate, Search
@@ -74,6 +75,7 @@ def make_plans(
     base, baselines = captures.observed(), captures.baselines()
     search: Search | None = None
     derivation: Derivation | None = None
+    offloading: Offloading | None = None
     found: dict[int, tuple[Candidate, tuple[str, ...]] | InfeasibleError] = {}
     for budget_bytes in sorted(budgets_bytes):
         wanted = replace(goal, budget_bytes=budget_bytes)
@@ -86,9 +88,11 @@ def make_plans(
             planner = Planner(base, goal)
             derivation = Derivation(captures, {unit.name: unit.recompute_all() for unit in planner.policies.units})
             search = Search(derivation, planner, progress)
+            offloading = Offloading(planner, derivation, progress) if goal.offload else None
         try:
             best = _found(search, derivation, wanted, baselines.get("full"), progress)
-            found[budget_bytes] = best, (*search.notes(wanted, best), *derivation.notes())
+            best, hosted = offloading.improved(wanted, best) if offloading else (best, ())
+            found[budget_bytes] = best, (*search.notes(wanted, best), *hosted, *derivation.notes())
         except InfeasibleError as e:
             found[budget_bytes] = e
     predictions = {name: simulation.prediction() for name, simulation in baselines.items()}  # the last are waited for here

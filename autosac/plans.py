@@ -24,6 +24,9 @@ from autosac.files import write_text_atomically
 from autosac.plan_schema import ANY_SIZE as ANY_SIZE
 from autosac.plan_schema import SCHEMA_VERSION, checked_document
 
+# To copy less to the host costs more than it frees on the device.
+SMALLEST_OFFLOAD_BYTES = 2**16
+
 Fingerprint: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 Parameters: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 

@@ -28,8 +28,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-# To copy less costs the host more than it frees on the device.
-SMALLEST_BYTES = 2**16
+from autosac.plans import SMALLEST_OFFLOAD_BYTES
 
 _Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -212,7 +211,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         not is_traceable_wrapper_subclass(tensor)
         and tensor.layout is torch.strided
-        and tensor.nbytes >= max(1, SMALLEST_BYTES)
+        and tensor.nbytes >= max(1, SMALLEST_OFFLOAD_BYTES)
         and not tensor.is_conj()
         and not tensor.is_neg()
         and _is_dense(tensor)

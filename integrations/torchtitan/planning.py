@@ -46,6 +46,7 @@ class Section(Protocol):
     budget: str
     plan: str
     solver: str
+    offload: bool
     gpu: str
 
 
@@ -157,6 +158,7 @@ def _make_plan(job: RunningJob) -> Plan:
         world_size=job.world_size,
         budget=section.budget or "85%",
         solver=section.solver,
+        offload=section.offload,
     )
     folder = Path(job.dump_folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,9 @@ class AutoSAC(ModelPolicy):
         solver: str = "knapsack"
         """What decides operator by operator: "greedy", "knapsack" or "ilp"."""
 
+        offload: bool = False
+        """Results may wait in host memory between forward and backward, where that makes the step shorter."""
+
         gpu: str = ""
         """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
 

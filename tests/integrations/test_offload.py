@@ -45,7 +45,7 @@ def offloading(plan: Plan, choose: Any = lambda _: True) -> Plan:
 def nothing_is_small() -> Iterator[None]:
     """The models here are tiny."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offload, "SMALLEST_BYTES", 0)
+        patch.setattr(offload, "SMALLEST_OFFLOAD_BYTES", 0)
         yield
 
 
@@ -296,7 +296,7 @@ def test_what_is_no_plain_tensor_stays(value: Any) -> None:
 
 def test_small_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 64 KiB on they leave."""
-    monkeypatch.setattr(offload, "SMALLEST_BYTES", 2**16)
+    monkeypatch.setattr(offload, "SMALLEST_OFFLOAD_BYTES", 2**16)
     assert isinstance(Offloader().send(torch.zeros(2**14)), Parcel)
     assert isinstance(Offloader().send(torch.zeros(2**14 - 1)), torch.Tensor)
 
