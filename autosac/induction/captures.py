@@ -2,7 +2,8 @@
 
 `capturing` asks the capture process for three cuts of the job (`autosac.capture.layers`). Their traces must be a family:
 two of them predict the third exactly (`traces`). If not, the next larger cut replaces the smallest, for the first copies of
-a layer may still be special; if the cuts no longer pay, the whole job is captured. The trace is the same in every case.
+a layer may still be special (with experts in FSDP units of their own the first two are, and what the third one frees); if the
+cuts no longer pay, the whole job is captured. The trace is the same in every case.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from autosac.induction.traces import TraceFamily, difference
 from autosac.trace import Trace
 
 _CUTS = 3
-_MOST_CUTS = 4
+_MOST_CUTS = 5
 
 
 class Server(Protocol):

@@ -113,12 +113,12 @@ def test_cuts_that_are_no_family_are_followed_by_a_larger_one(step: Step) -> Non
 @pytest.mark.parametrize("broken", [True, False])
 def test_the_whole_job_is_captured_if_cuts_do_not_tell_it(step: Step, broken: bool) -> None:
     """Cuts that cannot be built, or never are a family, end in one capture of the whole job, and the reason is told."""
-    cuts = [replace(step(n, kinds=2), info={**step(n).info, "cut": [n, 1, 40]}) for n in (4, 5, 6, 7, 8)]
+    cuts = [replace(step(n, kinds=2), info={**step(n).info, "cut": [n, 1, 40]}) for n in (4, 5, 6, 7, 8, 9)]
     whole = step(40, kinds=2)
     server = _Server({None: whole, **({} if broken else dict(enumerate(cuts)))})
     reasons: list[str] = []
     assert capturing(server, TitanRequest(config_file=None), reasons.append).result() is whole
-    assert server.asked == ([0, 1, 2, None] if broken else [0, 1, 2, 3, None])
+    assert server.asked == ([0, 1, 2, None] if broken else [0, 1, 2, 3, 4, None])
     assert len(reasons) == 1 and reasons[0].startswith("capturing all layers (")
 
 
