@@ -27,6 +27,7 @@ import numpy as np
 
 from autosac.errors import InfeasibleError, UsageError
 from autosac.estimator import Hardware, Roofline
+from autosac.integrations.titan_settings import compiles_model
 from autosac.planner import Goal, Planner
 from autosac.plans import ANY_SIZE, SMALLEST_OFFLOAD_BYTES, Plan
 from autosac.policies import UnitPolicy
@@ -40,8 +41,8 @@ from autosac.spans import Span
 from autosac.trace import Signature, TensorMeta
 
 SHARES = (1.0, 0.5, 0.25)
-# Plans that are captured for one share: the first one's peak tells by how much the next has to differ.
-_ROUNDS = 3
+# Plans that are made for one share: a captured one's peak tells by how much the next one's has to differ.
+_ROUNDS = 4
 # A step that is not shorter than this share of the one without is not worth the host's memory.
 _SHORTER = 0.999
 
@@ -103,24 +104,30 @@ class Offloading:
         aim = int(goal.budget_bytes * (1 + goal.utilisation) / 2)
         peak = best.simulation.peak_bytes(goal.budget_kind)
         promised = best.simulation.peak_active_bytes if best.solution is None else best.solution.peak_bytes
-        excess_bytes = peak - promised + planner.window_bytes
+        without = aim - (peak - promised)  # what the best plan's solver was to keep within
+        low, high = 0, max(aim, planner.base.peak_active_bytes)
+        inner = without - planner.window_bytes
         for _ in range(_ROUNDS):
-            inner = aim - excess_bytes
             self._progress(f"solving for {format_bytes(inner)} of active memory, with offloading")
             try:
                 plan, solution = planner.solve(inner, best.costs)
             except InfeasibleError:
-                return
+                low = max(low, inner)
+                inner = (low + high) // 2
+                continue
             no_better = best.solution is not None and solution.recompute_ms >= best.solution.recompute_ms
-            if no_better or not plan.offloads:
+            if not plan.offloads or (no_better and inner >= without):
                 return
             candidate = self._verify(plan)
             found = candidate.simulation.peak_bytes(goal.budget_kind)
-            if candidate.fits(goal) and (
-                found >= goal.utilisation * goal.budget_bytes or candidate.simulation.recompute_ms == 0
-            ):
-                return
-            excess_bytes = found - inner
+            if candidate.fits(goal):
+                low = max(low, inner)
+                if found >= goal.utilisation * goal.budget_bytes or candidate.simulation.recompute_ms == 0:
+                    return
+            else:
+                high = min(high, inner)
+            wanted = aim - (found - inner)
+            inner = wanted if low < wanted < high else (low + high) // 2
 
     def _verify(self, plan: Plan) -> Candidate:
         for known in self._verified:
@@ -206,7 +213,5 @@ def _chosen(unit: UnitPolicy, capacity_bytes: int) -> frozenset[int]:
 
 
 def _check_eager(base: Simulation) -> None:
-    settings = base.trace.info.get("job_settings", {})
-    components = settings.get("compile.components", "model")
-    if settings.get("compile.enable") == "True" and "model" in components:
+    if compiles_model(base.trace.info.get("job_settings", {})):
         raise UsageError("offloading needs a model that is not compiled: turn off compile.enable, or offloading")

@@ -74,6 +74,11 @@ def _digest(component: Any) -> str:
     return f"{type(component).__qualname__} {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
+def compiles_model(settings: Mapping[str, str]) -> bool:
+    """Whether the job compiles its model, by the settings that decide what it computes."""
+    return settings.get("compile.enable") == "True" and "model" in settings.get("compile.components", "model")
+
+
 def check_settings(planned: Mapping[str, str], running: Mapping[str, str]) -> None:
     """PlanError that names the first setting in which the running job differs from the planned one."""
     for name, value in planned.items():

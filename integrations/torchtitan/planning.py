@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from autosac.errors import AutosacError, PlanError, UsageError
-from autosac.integrations.titan_settings import check_settings
+from autosac.integrations.titan_settings import check_settings, compiles_model
 from autosac.plans import Plan
 
 # A plan of the largest jobs takes minutes on a busy login node; a rank that waits longer has lost rank 0.
@@ -90,6 +90,8 @@ def _plan_of(job: RunningJob) -> Plan:
     if plan.made_for.world_size != job.world_size:
         raise PlanError(f"the plan was made for {plan.made_for.world_size} ranks; this job has {job.world_size}")
     check_settings(plan.made_for.job_settings, job.settings)
+    if plan.offloads and compiles_model(job.settings):
+        raise PlanError("the plan offloads to host memory, which a compiled model cannot: turn off compile.enable")
     logger.info(f"AutoSAC: plan {plan.hash()[:12]} checkpoints {len(plan.units)} modules{_predicted(plan)}")
     return plan
 

@@ -1,0 +1,147 @@
+"""Plans that offload: what they choose, and that they are only given where the step is shorter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosac.api import EagerCaptures
+from autosac.errors import UsageError
+from autosac.offloading import Offloading, link_bytes_per_ms, offloaded_items
+from autosac.planner import Goal, Planner
+from autosac.planning import Planned, make_plan
+from autosac.search import Candidate
+from autosac.simulation import Simulation, Target
+
+ROWS, WIDTH, BLOCKS = 65536, 1024, 6
+GIB = 2**30
+BUDGET = Goal(budget_bytes=int(6.6 * GIB), budget_kind="active")
+# Of an H100: 50.4 GB/s. A block's forward takes 22 ms, in which a product's result of 1 GiB leaves.
+LINK_GBPS = 63.0
+
+
+class Block(nn.Module):
+    """A product whose result of 1 GiB takes 10.5 ms to recompute, an activation that takes little, and another product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def make_step(device: torch.device) -> Any:
+    """Some blocks and a head."""
+    model = nn.Sequential(*(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, WIDTH, bias=False)).to(device)
+    x = torch.randn(ROWS, WIDTH, device=device)
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    return model, step
+
+
+class Counted(EagerCaptures):
+    """Counts the plans that are captured."""
+
+    captured = 0
+
+    def under(self, plan: Any) -> Simulation:
+        """The step under a plan."""
+        self.captured += 1
+        return super().under(plan)
+
+
+def captures(link_gbps: float) -> Counted:
+    """Of the step on an H100 with another link to its host."""
+    machine = Target.of("h100-sxm-80gb", 1)
+    return Counted(make_step, replace(machine, hardware=replace(machine.hardware, pcie_gbps=link_gbps)))
+
+
+@pytest.fixture(scope="module")
+def without() -> Planned:
+    """The plan that does not offload."""
+    return make_plan(captures(LINK_GBPS), BUDGET)
+
+
+def test_offloading_is_off_unless_it_is_asked_for(without: Planned) -> None:
+    """And then nothing of it is in the plan."""
+    assert not BUDGET.offload and not without.plan.offloads
+    assert b'"offload"' not in without.plan.to_bytes() and not any("host" in note for note in without.notes)
+
+
+def test_a_plan_that_offloads_has_a_shorter_step(without: Planned) -> None:
+    """Products are dear to recompute and their copies hide: the step is shorter by some of them, within the budget."""
+    planned = make_plan(captures(LINK_GBPS), replace(BUDGET, offload=True))
+    assert planned.plan.offloads and planned.simulation.peak_active_bytes <= BUDGET.budget_bytes
+    assert planned.simulation.step_ms < without.simulation.step_ms - 10
+    assert planned.simulation.recompute_ms < without.simulation.recompute_ms - 10
+    assert planned.simulation.breakdown.exposed_copy_ms < 1
+    offloaded = {unit.fqn: [d for d in unit.decisions if d.offload] for unit in planned.plan.units}
+    assert {d.op for rows in offloaded.values() for d in rows} == {"aten.mm.default"}
+    assert not offloaded.get(str(BLOCKS - 1)), "the last block's backward comes right after its forward"
+    assert all(unit.kept_bytes + unit.offloaded_bytes <= sum(d.memory_bytes for d in unit.decisions if d.keep)
+               for unit in planned.plan.units)  # fmt: skip
+    (note,) = [note for note in planned.notes if "host memory" in note]
+    assert "shorter than without offloading" in note and "GiB" in note
+
+
+def test_a_slow_link_gives_the_plan_without(without: Planned) -> None:
+    """In a forward of 22 ms not even a small part of a product leaves at 1 GB/s: nothing is offloaded, nor captured for it."""
+    slow = captures(1.0)
+    planned = make_plan(slow, replace(BUDGET, offload=True))
+    assert planned.plan.units == without.plan.units
+    assert "no plan that offloads to host memory has a shorter step" in planned.notes
+
+
+def test_a_longer_step_is_refused(without: Planned) -> None:
+    """A link that is slower than its data sheet: copies that were to hide are waited for, and the plan without is given."""
+    deceived = captures(LINK_GBPS)
+    base = deceived.observed()
+    planner = Planner(base, BUDGET)
+
+    class Slow:
+        """Captures as on a link of an eighth of the speed."""
+
+        def under(self, plan: Any) -> Simulation:
+            """The step under a plan."""
+            found = deceived.under(plan)
+            hardware = replace(found.target.hardware, pcie_gbps=LINK_GBPS / 8)
+            return replace(found, target=replace(found.target, hardware=hardware))
+
+    offloading = Offloading(planner, Slow(), lambda _: None)
+    best = Candidate(plan=without.plan, simulation=without.simulation)
+    found, notes = offloading.improved(BUDGET, best)
+    assert deceived.captured > 0 and found is best
+    assert notes == ("no plan that offloads to host memory has a shorter step",)
+
+
+def test_what_a_unit_may_offload_fits_its_forward() -> None:
+    """By shares: a forward's worth of bytes at the link's speed, none for the last unit, fewer for a smaller share."""
+    planner = Planner(captures(LINK_GBPS).observed(), BUDGET)
+    bytes_per_ms = link_bytes_per_ms(planner.base.target.hardware)
+    assert bytes_per_ms == pytest.approx(0.8 * LINK_GBPS * 1e6, rel=1e-6)
+    whole = offloaded_items(planner, 1.0)
+    assert set(whole) == {str(i) for i in range(BLOCKS - 1)}
+    for name, items in whole.items():
+        unit = next(unit for unit in planner.policies.units if unit.name == name)
+        nbytes = sum(unit.sac.problem.items[i].memory_bytes for i in items)
+        assert nbytes == GIB <= 23 * bytes_per_ms
+    assert offloaded_items(planner, 0.5) == {}
+    twice = offloaded_items(planner, 2.0)
+    assert all(whole[name] < twice[name] for name in whole)
+
+
+def test_a_compiled_job_is_refused_in_one_line() -> None:
+    """Before anything is planned."""
+    base = captures(LINK_GBPS).observed()
+    settings = {"compile.enable": "True", "compile.components": "['model', 'loss']"}
+    compiled = replace(base, trace=replace(base.trace, info={**base.trace.info, "job_settings": settings}))
+    with pytest.raises(UsageError, match="offloading needs a model that is not compiled"):
+        Offloading(Planner(compiled, BUDGET), captures(LINK_GBPS), lambda _: None)
