@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from autosac.errors import UsageError
+from autosac.mirror import mirrored
 from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
 from autosac.policies import UnitPolicies
 from autosac.problem import build_problem
@@ -109,10 +110,11 @@ class Planner:
         self.policies = UnitPolicies(base)
         self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
 
-    def solve(self, inner_bytes: int, costs: Costs | None = None) -> tuple[Plan, TwoLevelSolution]:
-        """The plan with the least cost of recomputation whose active peak, by the problem, is within `inner_bytes`.
-
-        InfeasibleError if there is none.
+    def solve(
+        self, inner_bytes: int, costs: Costs | None = None, *, level: bool = False
+    ) -> tuple[Plan, TwoLevelSolution]:
+        """The plan with the least cost of recomputation whose active peak, by the problem, is within `inner_bytes`; with
+        `level` one in which equal units keep nearly the same. InfeasibleError if there is none.
         """
         goal = self.goal
         problem, items = self.priced(costs)
@@ -124,6 +126,7 @@ class Planner:
             solver=goal.milp,
             time_limit_s=goal.time_limit_s,
             gap=goal.gap,
+            level=level,
         )
         return replace(self.plan(solution.kept), reasons=(self._reasons(solution, costs),)), solution
 
@@ -201,6 +204,10 @@ class Planner:
         chosen = min(self.problem.problem.levels(), key=self._peak_bytes, default=[])
         policies = (self.policies.of_module(self.problem.modules[u]) for u in chosen)
         return plan_of(self.base, self.goal, tuple(policy.recompute_all() for policy in policies))
+
+    def mirror(self, baseline: Simulation) -> Plan:
+        """The plan that does what the job does under a baseline; without units if no plan can."""
+        return plan_of(self.base, self.goal, mirrored(self.policies, baseline.trace))
 
     def _peak_bytes(self, chosen: list[int]) -> int:
         """The peak if these units keep only what they must."""

@@ -9,7 +9,7 @@
    budget and does not exceed it (`autosac.search`): a bracket of the largest inner budget that fitted and the smallest that
    did not.
 5. Of all plans that fit, the one with the shortest simulated step is captured: the plan that is given has been verified by
-   running the job under it. If that capture is not as it was derived, all plans are captured from then on (`_found`).
+   running the job under it. If that capture is not as it was derived, all plans are captured from then on (`find_verified`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from autosac.derivation import Captures as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
 from autosac.offloading import Offloading
@@ -26,7 +27,18 @@ from autosac.plans import Plan, Prediction
 from autosac.search import Candidate, Search
 from autosac.simulation import Simulation
 
-__all__ = ["Captures", "Goal", "Planned", "Planner", "full_plan", "make_plan", "make_plans", "pareto_budgets"]
+__all__ = [
+    "Captures",
+    "Goal",
+    "Planned",
+    "Planner",
+    "derivation_for",
+    "find_verified",
+    "full_plan",
+    "make_plan",
+    "make_plans",
+    "pareto_budgets",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +98,11 @@ def make_plans(
         if search is None or derivation is None:
             progress("simulating the step without checkpointing")
             planner = Planner(base, goal)
-            derivation = Derivation(captures, {unit.name: unit.recompute_all() for unit in planner.policies.units})
+            derivation = derivation_for(captures, planner)
             search = Search(derivation, planner, progress)
             offloading = Offloading(planner, derivation, progress) if goal.offload else None
         try:
-            best = _found(search, derivation, wanted, baselines.get("full"), progress)
+            best = find_verified(search, derivation, wanted, baselines, progress)
             best, hosted = offloading.improved(wanted, best) if offloading else (best, ())
             found[budget_bytes] = best, (*search.notes(wanted, best), *hosted, *derivation.notes())
         except InfeasibleError as e:
@@ -108,16 +120,24 @@ def make_plans(
     return tuple(map(planned, budgets_bytes))
 
 
-def _found(
-    search: Search, derivation: Derivation, goal: Goal, full: Simulation | None, progress: Callable[[str], None]
+def derivation_for(captures: Derivable, planner: Planner) -> Derivation:
+    """The steps under a planner's plans."""
+    return Derivation(captures, {unit.name: unit.recompute_all() for unit in planner.policies.units})
+
+
+def find_verified(
+    search: Search,
+    derivation: Derivation,
+    goal: Goal,
+    baselines: Mapping[str, Simulation],
+    progress: Callable[[str], None],
 ) -> Candidate:
     """The fastest plan that fits, as captured. InfeasibleError, of which the smallest budget is of a captured step too."""
     while True:
         failure: InfeasibleError | None = None
         try:
             search.run(goal)
-            if full is not None:
-                search.compete(goal, full)
+            search.compete(goal, baselines)
             best = search.best(goal)
         except InfeasibleError as e:
             failure = e

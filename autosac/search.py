@@ -4,11 +4,15 @@ For one objective, `_fit` looks for the inner budget of the MILP at which the ve
 is the time of recomputation itself. Where the step pays less for it, or more (`autosac.step_costs`), what the step pays is
 the next: solve, simulate, measure again at the plan that was found, as long as the step gets shorter (`run`). Whatever was
 verified on the way competes, by its simulated step.
+
+The solver knows of active memory only. Where the budget bounds what the allocator reserves, two more plans may compete: one
+for which it may reserve less, as equal units keep nearly the same (`_level`), and whatever baseline is faster than all that
+was found, as a plan (`compete`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,13 +42,14 @@ class Verifier(Protocol):
 class Candidate:
     """A plan, the step simulated under it, and the solution that it came from (None: from no solver).
 
-    `costs`: what the solution minimised, None for the time of recomputation.
+    `costs`: what the solution minimised, None for the time of recomputation. `mirrors`: the baseline that it does the same as.
     """
 
     plan: Plan
     simulation: Simulation
     solution: TwoLevelSolution | None = None
     costs: Costs | None = None
+    mirrors: str = ""
 
     def fits(self, goal: Goal) -> bool:
         """The verified peak is within the goal's budget."""
@@ -81,7 +86,9 @@ class Search:
             before, best = best, self.best(goal)
             if best.simulation.step_ms > _SHORTER * before.simulation.step_ms:
                 break
-        return best
+        if goal.budget_kind == "reserved":
+            self._level(goal, best)
+        return self.best(goal)
 
     def _fit(self, goal: Goal, costs: Costs | None) -> None:
         """Verify plans until one fits and uses the budget, or no inner budget is left to try.
@@ -90,7 +97,7 @@ class Search:
         does not always rise with what is active: if nothing below the border uses the budget, a few budgets above it are
         tried as well.
         """
-        aim = int(goal.budget_bytes * (1 + goal.utilisation) / 2)
+        aim = self._aim(goal)
         base = self._planner.base
         fitted, exceeded = 0, max(base.peak_active_bytes, goal.budget_bytes)
         inner = aim - self._excess_bytes
@@ -123,17 +130,57 @@ class Search:
                 if candidate is not None and candidate.fits(goal) and self._uses(candidate, goal):
                     return
 
+    def _level(self, goal: Goal, best: Candidate) -> None:
+        """Try plans in which equal units keep nearly the same.
+
+        At the most they save what the best plan's allocator reserves beyond its active peak and the un-checkpointed step's
+        does not. They are verified while what they recompute for that is less than what the best plan recomputes.
+        """
+        spare_bytes = _reserved_beyond_active(best.simulation) - _reserved_beyond_active(self._planner.base)
+        if best.solution is None:
+            return
+        worth_ms = best.solution.budgets.shadow_ms_per_gib * spare_bytes / 2**30
+        if worth_ms < (1 - _SHORTER) * best.simulation.step_ms:
+            return
+        excess_bytes = best.simulation.peak_bytes(goal.budget_kind) - best.solution.peak_bytes - spare_bytes
+        for _ in range(_BEYOND):
+            inner = self._aim(goal) - excess_bytes
+            self._progress(f"solving for {format_bytes(inner)} of active memory, equal units alike")
+            try:
+                plan, solution = self._planner.solve(inner, best.costs, level=True)
+            except InfeasibleError:
+                return
+            if solution.recompute_ms >= best.solution.recompute_ms:
+                return
+            candidate = self._verify(plan, solution, best.costs)
+            if candidate.fits(goal) and self._uses(candidate, goal):
+                return
+            excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
+
+    @staticmethod
+    def _aim(goal: Goal) -> int:
+        """The verified peak to aim at."""
+        return int(goal.budget_bytes * (1 + goal.utilisation) / 2)
+
     @staticmethod
     def _uses(candidate: Candidate, goal: Goal) -> bool:
         """There is nothing to gain from what the plan leaves of the budget."""
         peak = candidate.simulation.peak_bytes(goal.budget_kind)
         return peak >= goal.utilisation * goal.budget_bytes or candidate.simulation.recompute_ms == 0
 
-    def compete(self, goal: Goal, full: Simulation) -> None:
-        """Full checkpointing costs the host nothing per operator: where that counts, it may be the better plan."""
-        fastest = min((c.simulation.step_ms for c in self.verified if c.fits(goal)), default=float("inf"))
-        if full.peak_bytes(goal.budget_kind) <= goal.budget_bytes and full.step_ms < fastest:
-            self._verify(self._planner.smallest())
+    def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
+        """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host
+        nothing per operator, and the allocator may reserve less for what every layer does alike. For one that is no plan (it
+        checkpoints above FSDP units) the smallest plan stands in.
+        """
+        fastest_ms = min((c.simulation.step_ms for c in self.verified if c.fits(goal)), default=float("inf"))
+        for name, baseline in baselines.items():
+            if baseline.peak_bytes(goal.budget_kind) <= goal.budget_bytes and baseline.step_ms < fastest_ms:
+                mirror = self._planner.mirror(baseline)
+                if mirror.units:
+                    self._verify(mirror, mirrors=name)
+                else:
+                    self._verify(self._planner.smallest())
 
     def best(self, goal: Goal) -> Candidate:
         """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError."""
@@ -161,12 +208,15 @@ class Search:
             return None
         return self._verify(plan, solution, costs)
 
-    def _verify(self, plan: Plan, solution: TwoLevelSolution | None = None, costs: Costs | None = None) -> Candidate:
+    def _verify(
+        self, plan: Plan, solution: TwoLevelSolution | None = None, costs: Costs | None = None, mirrors: str = ""
+    ) -> Candidate:
         for known in self.verified:
             if known.plan.units == plan.units:
                 return known
         self._progress("simulating the step under the plan")
-        candidate = Candidate(plan=plan, simulation=self._verifier.under(plan), solution=solution, costs=costs)
+        simulation = self._verifier.under(plan)
+        candidate = Candidate(plan=plan, simulation=simulation, solution=solution, costs=costs, mirrors=mirrors)
         self.verified.append(candidate)
         return candidate
 
@@ -192,6 +242,8 @@ class Search:
             f"{count} {'plan was' if count == 1 else 'plans were'} simulated",
             f"the peak is at {report.op} in the {report.phase.name.lower()} of {report.module or 'the step'}",
         ]
+        if best.mirrors:
+            found.append(f"it does what the job does under {best.mirrors}: nothing that was found is faster")
         if best.solution is not None:
             if best.solution.method != "milp":
                 found.append(f"the MILP found nothing within its time limit; decided by: {best.solution.method}")
@@ -202,3 +254,7 @@ class Search:
             if price_ms > 0:
                 found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
         return tuple(found + list(self._planner.policies.refusals))
+
+
+def _reserved_beyond_active(simulation: Simulation) -> int:
+    return simulation.peak_bytes("reserved") - simulation.peak_active_bytes

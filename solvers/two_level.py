@@ -8,8 +8,8 @@ curve, a part of it is left over. `_fill` spends what is left. Unit u may keep a
 and as long as any unit saves time by that, the one that saves most is solved again with so much more. The candidate
 points of the budget suffice: the others stay below them whatever is decided.
 
-Equal units then swap their policies so that the first of them keep the least, if that is within the budget: what they keep is
-held the longest, and a plan of few runs of equal layers is one that people can read.
+Equal units then swap their policies, or come to have nearly the same (`arrange.py`): the caching allocator takes more than
+what is active, and how much more depends on that.
 
 A plan that is still more than POLISH_GAP above the MILP's bound is compared with what the joint problem (`joint.py`) finds
 within `polish_s` seconds, and the better one is taken.
@@ -23,13 +23,13 @@ what made a plan.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autosac.errors import InfeasibleError, TimeLimitError
+from autosac.solvers.arrange import in_order, levelled
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import check_items, recompute_ms, relative_gap, solve_joint
 from autosac.solvers.local import LocalProblem, LocalSolution, LocalSolver, local_solver
@@ -78,10 +78,12 @@ def solve_two_level(
     time_limit_s: float | None = 10.0,
     gap: float = 5e-3,
     polish_s: float = 2.0,
+    level: bool = False,
 ) -> TwoLevelSolution:
     """A plan under the budget; `items` are the operators' groups per unit. InfeasibleError, UsageError.
 
-    `polish_s`: 0 leaves the plan as the two levels made it.
+    `polish_s`: 0 leaves the plan as the two levels made it. `level`: equal units keep nearly the same, which costs some
+    recomputation.
     """
     check_items(problem, items)
     solve = local_solver(local)
@@ -99,10 +101,12 @@ def solve_two_level(
                 raise e from None
             return found
     policies = _policies(problem, items, budget_bytes, solve, budgets)
+    if level:
+        policies = levelled(problem, items, budget_bytes, solve, policies)
     _fill(problem, items, budget_bytes, solve, policies)
-    ordered = _in_order(problem, items, budget_bytes, policies)
+    ordered = in_order(problem, items, budget_bytes, policies)
     found = replace(_solution(problem, items, ordered, budgets), method=method)
-    if polish_s <= 0 or relative_gap(found.recompute_ms, budgets.bound_ms) <= POLISH_GAP:
+    if level or polish_s <= 0 or relative_gap(found.recompute_ms, budgets.bound_ms) <= POLISH_GAP:
         return found
     joint = _polished(problem, items, budget_bytes, budgets, solver, polish_s)
     return joint if joint is not None and joint.recompute_ms < found.recompute_ms else found
@@ -161,7 +165,7 @@ def _polished(
     except InfeasibleError:
         return None
     policies = {u: items[u].solution(kept) for u, kept in enumerate(joint.kept) if kept is not None}
-    ordered = _in_order(problem, items, budget_bytes, policies)
+    ordered = in_order(problem, items, budget_bytes, policies)
     return replace(_solution(problem, items, ordered, budgets), polished=True)
 
 
@@ -220,18 +224,3 @@ def _fill(
         if step is None:
             return
         policies[step[0]] = step[1]
-
-
-def _in_order(
-    problem: GlobalProblem, items: Sequence[LocalProblem], budget_bytes: int, policies: Mapping[int, LocalSolution]
-) -> Mapping[int, LocalSolution]:
-    """The same policies, those of equal units in the order of what they keep, unless a peak would exceed the budget."""
-    equal: dict[Hashable, list[int]] = defaultdict(list)
-    for u in sorted(policies):
-        equal[replace(problem.units[u], name=""), items[u].items].append(u)
-    ordered: dict[int, LocalSolution] = {}
-    for units in equal.values():
-        swapped = sorted((policies[u] for u in units), key=lambda policy: (policy.kept_bytes, policy.kept))
-        ordered |= zip(units, swapped, strict=True)
-    kept_bytes = [ordered[u].kept_bytes if u in ordered else None for u in range(len(items))]
-    return ordered if int(problem.peaks_bytes(kept_bytes).max()) <= budget_bytes else policies

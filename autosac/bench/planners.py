@@ -14,6 +14,7 @@ from typing import NamedTuple
 from autosac.bench.policies import JOINT, Policy
 from autosac.bench.subjects import Subject
 from autosac.planner import Costs, Goal, Planner, plan_of
+from autosac.planning import derivation_for, find_verified
 from autosac.plans import Plan
 from autosac.search import Candidate, Search
 from autosac.simulation import Simulation
@@ -40,23 +41,25 @@ class TimedPlanner(Planner):
         self.solve_s = 0.0
         self.solves = 0
 
-    def solve(self, inner_bytes: int, costs: Costs | None = None) -> tuple[Plan, TwoLevelSolution]:
+    def solve(
+        self, inner_bytes: int, costs: Costs | None = None, *, level: bool = False
+    ) -> tuple[Plan, TwoLevelSolution]:
         """See `Planner.solve`."""
         began = time.perf_counter()
         try:
-            return self._solve(inner_bytes, costs)
+            return self._solve(inner_bytes, costs, level)
         finally:
             self.solve_s += time.perf_counter() - began
             self.solves += 1
 
-    def _solve(self, inner_bytes: int, costs: Costs | None) -> tuple[Plan, TwoLevelSolution]:
-        return super().solve(inner_bytes, costs)
+    def _solve(self, inner_bytes: int, costs: Costs | None, level: bool) -> tuple[Plan, TwoLevelSolution]:
+        return super().solve(inner_bytes, costs, level=level)
 
 
 class JointPlanner(TimedPlanner):
-    """Decides every operator of every unit in one MILP."""
+    """Decides every operator of every unit in one MILP, of equal units nothing in common."""
 
-    def _solve(self, inner_bytes: int, costs: Costs | None) -> tuple[Plan, TwoLevelSolution]:
+    def _solve(self, inner_bytes: int, costs: Costs | None, level: bool) -> tuple[Plan, TwoLevelSolution]:
         goal = self.goal
         problem, items = self.priced(costs)
         joint = solve_joint(
@@ -95,14 +98,14 @@ class Found:
 
 def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Found:
     """The verified plan of a policy that AutoSAC finds for a budget. InfeasibleError, SimulationError, CaptureError."""
-    base, full = subject.observed(), subject.baselines()["full"]
+    base = subject.observed()
     if base.peak_bytes(goal.budget_kind) <= goal.budget_bytes:
         return Found(best=Candidate(plan=plan_of(base, goal, ()), simulation=base), effort=Effort(0.0, 0.0, 0, 0.0, 0))
     began = time.perf_counter()
     planner = (JointPlanner if policy.name == JOINT else TimedPlanner)(base, goal)
-    search = Search(subject, planner, progress)
-    search.run(goal)
-    search.compete(goal, full)
+    derivation = derivation_for(subject, planner)
+    search = Search(derivation, planner, progress)
+    best = find_verified(search, derivation, goal, subject.baselines(), progress)
     total_s = time.perf_counter() - began
     effort = Effort(
         planner.problem_s,
@@ -111,6 +114,5 @@ def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[
         total_s - planner.problem_s - planner.solve_s,
         len(search.verified),
     )
-    best = search.best(goal)
     gap = None if best.solution is None else planner.gap(best.solution, best.costs)
     return Found(best=best, effort=effort, gap=gap)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autosac.api import EagerCaptures
+from autosac.capture.log import in_order
 from autosac.capture.server import CaptureServer
 from autosac.planner import Goal, Planner, plan_of
 from autosac.plans import Plan, Unit
@@ -26,7 +27,10 @@ Rows = Callable[[Trace], list[Any]]
 
 
 def _rows(trace: Trace) -> list[Any]:
-    """Everything in a trace, by value: tables are looked up; storages, events and works are numbered as they appear."""
+    """Everything in a trace, by value: tables are looked up; storages, events and works are numbered as they appear.
+
+    Frees of the prologue with nothing between them have no order (see `autosac.capture.log`).
+    """
     numbers: dict[str, dict[int, int]] = {"storage": {}, "work": {}, "event": {}}
 
     def number(kind: str, value: int) -> int:
@@ -61,7 +65,7 @@ def _rows(trace: Trace) -> list[Any]:
             changes["module"] = trace.modules[row.module]
         return row._replace(**changes)
 
-    return [*map(row_of, trace.prologue), "the recorded step", *map(row_of, trace.events), trace.streams]
+    return [*in_order(map(row_of, trace.prologue)), "the recorded step", *map(row_of, trace.events), trace.streams]
 
 
 @pytest.fixture(scope="session")

@@ -123,3 +123,20 @@ def test_every_pipeline_stage_gets_its_own_policy(autosac: Run, job_file: str, t
     assert stated.step_ms > plan.predictions["none"].step_ms
     names = {name.partition(".")[0] for name, _ in plan.made_for.parameters}
     assert names == {"tok_embeddings", "layers", "norm", "output"}
+
+
+def test_never_slower_than_what_the_job_offers(autosac: Run, tmp_path: Path) -> None:
+    """Llama-3 8B at 76.8 GiB reserved: TorchTitan's selective checkpointing fits, for it the allocator reserves 1 GiB less
+    than for plans of the same active peak.
+    """
+    path = tmp_path / "plan.json"
+    job = Path(__file__).parents[2] / "examples" / "llama3_8b.toml"
+    ran = autosac(
+        "plan", job, "--gpu", "h100-sxm-80gb", "--world-size", "8", "--budget", "76.8GiB", "-o", path
+    )
+    assert ran.code == 0, ran.err
+    stated = Plan.load(path).predictions
+    assert stated["selective-op"].peak_reserved_bytes <= 76.8 * 2**30  # type: ignore[operator]
+    assert stated["autosac"].peak_reserved_bytes <= 76.8 * 2**30  # type: ignore[operator]
+    fitting = [p for name, p in stated.items() if name in ("full", "selective-op")]
+    assert all(stated["autosac"].step_ms <= p.step_ms * (1 + 1e-6) for p in fitting)

@@ -23,31 +23,45 @@ MADE_FOR = MadeFor(
 class Fake:
     """Planner and simulator: a plan for an inner budget x (GiB) reserves `peak(x)` and recomputes 100 - x ms.
 
-    There is no plan below `least`, and the smallest plan takes that.
+    There is no plan below `least`, and the smallest plan takes that. A level plan reserves 8 GiB less and recomputes
+    `level_ms` more; a baseline's plan is the baseline itself.
     """
+
+    level_ms = 1e9
 
     def __init__(self, peak: Callable[[float], float], kind: str, least: float = 10.0) -> None:
         self.peak, self.least, self.solved = peak, least, []  # type: ignore[var-annotated]
         self.goal = Goal(budget_bytes=1, budget_kind=kind)
         self.base = self.simulation(100.0)
 
-    def simulation(self, inner: float) -> Any:
+    def simulation(self, inner: float, level: bool = False) -> Any:
+        more_ms, spared = (self.level_ms, 8) if level else (0.0, 0)
         report = SimpleNamespace(op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")
         return SimpleNamespace(
-            inner=inner, recompute_ms=100 - inner, step_ms=1000 + 100 - inner, peak_active_bytes=int(inner * GIB),
-            peak_bytes=lambda kind: int((self.peak(inner) if kind == "reserved" else inner) * GIB),
+            inner=inner, level=level, recompute_ms=100 - inner + more_ms, step_ms=1000 + 100 - inner + more_ms,
+            peak_active_bytes=int(inner * GIB),
+            peak_bytes=lambda kind: int((self.peak(inner) - spared if kind == "reserved" else inner) * GIB),
             memory=SimpleNamespace(peak=lambda: report),
         )  # fmt: skip
 
-    def plan(self, inner: float) -> Plan:
-        unit = Unit(fqn="a", discard_fraction=0.5, kept_bytes=int(inner * GIB), recompute_ms=1.0, decisions=())
+    def plan(self, inner: float, level: bool = False) -> Plan:
+        name = "level" if level else "a"
+        unit = Unit(fqn=name, discard_fraction=0.5, kept_bytes=int(inner * GIB), recompute_ms=1.0, decisions=())
         return Plan(made_for=MADE_FOR, units=(unit,))
 
-    def solve(self, inner_bytes: int, costs: object) -> tuple[Plan, None]:
-        self.solved.append(inner_bytes / GIB)
-        if inner_bytes < self.least * GIB:
+    def solve(self, inner_bytes: int, costs: object, *, level: bool = False) -> tuple[Plan, Any]:
+        inner = inner_bytes / GIB
+        if inner < self.least:
             raise InfeasibleError("too little")
-        return self.plan(inner_bytes / GIB), None
+        if not level:
+            self.solved.append(inner)
+        found = self.simulation(inner, level)
+        budgets = SimpleNamespace(shadow_ms_per_gib=1.0)
+        solution = SimpleNamespace(peak_bytes=inner_bytes, recompute_ms=found.recompute_ms, budgets=budgets)
+        return self.plan(inner, level), solution
+
+    def mirror(self, baseline: Any) -> Plan:
+        return self.plan(baseline.inner)
 
     def smallest(self) -> Plan:
         return self.plan(self.least)
@@ -56,7 +70,8 @@ class Fake:
         return None
 
     def under(self, plan: Plan) -> Any:
-        return self.simulation(plan.units[0].kept_bytes / GIB)
+        (unit,) = plan.units
+        return self.simulation(unit.kept_bytes / GIB, unit.fqn == "level")
 
 
 def search(fake: Fake, budget: float) -> Any:
@@ -104,5 +119,37 @@ def test_nothing_fits() -> None:
 def test_full_checkpointing_is_the_last_resort() -> None:
     """Where the solver finds nothing at all, the plan with the least memory is verified, and taken if it fits."""
     fake = Fake(lambda x: x, "active", least=20.0)
-    fake.solve = lambda inner, costs: (_ for _ in ()).throw(InfeasibleError("none"))  # type: ignore[method-assign]
+    fake.solve = lambda inner, costs, level=False: (_ for _ in ()).throw(InfeasibleError("none"))  # type: ignore[method-assign]
     assert search(fake, 40.0).inner == 20.0
+
+
+def wasteful(active: float) -> float:
+    """12 GiB beyond what is active; without checkpointing (100 GiB) only 4."""
+    return active + (12 if active < 100 else 4)
+
+
+@pytest.mark.parametrize(("level_ms", "level", "inner"), [(3.0, True, 55.5), (8.5, False, 47.5)])
+def test_equal_units_alike(level_ms: float, level: bool, inner: float) -> None:
+    """A level plan has 8 GiB more of 60 for what is active, which is worth 8 ms: it is given for 3 ms, not for 8.5."""
+    fake = Fake(wasteful, "reserved")
+    fake.level_ms = level_ms
+    found = search(fake, 60.0)
+    assert (found.level, found.inner) == (level, pytest.approx(inner, abs=0.5))
+
+
+def test_no_level_plans_for_active_budgets() -> None:
+    """What the allocator reserves does not matter there, however little a level plan costs."""
+    fake = Fake(wasteful, "active")
+    fake.level_ms = -1.0
+    assert not search(fake, 60.0).level
+
+
+def test_a_faster_baseline_becomes_the_plan() -> None:
+    """Of two baselines that are faster than the search's plan (at most 48 of 60 GiB active) the one that fits is given."""
+    fake = Fake(lambda x: x + (4 if x == 55.0 else 12), "reserved")
+    found = Search(fake, fake, lambda _: None)  # type: ignore[arg-type]
+    goal = Goal(budget_bytes=60 * GIB, budget_kind="reserved")
+    assert found.run(goal).simulation.inner <= 48
+    found.compete(goal, {name: fake.simulation(x) for name, x in (("none", 100.0), ("full", 40.0), ("own", 55.0))})
+    assert found.best(goal).simulation.inner == 55.0
+    assert {c.simulation.inner for c in found.verified}.isdisjoint({40.0, 100.0})
