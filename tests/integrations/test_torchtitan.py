@@ -55,9 +55,11 @@ def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> Non
     assert [process.returncode for process in ranks] == [0, 0], output
     reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(2)]
     for report in reports:
-        for parallelism in ("fsdp", "tp"):
+        for parallelism in ("fsdp", "tp", "fsdp offloads", "tp offloads"):
             assert report[parallelism]["same"] and report[parallelism]["recomputed_as_planned"]
             assert not report[parallelism]["fallbacks"]
+        offloaded = [set(report[name]["offloaded"]) for name in ("fsdp", "tp", "fsdp offloads", "tp offloads")]
+        assert offloaded == [set(), set(), {"Tensor"}, {"DTensor", "Tensor"}]
         assert report["fsdp"]["classes"][0] == "FSDPCheckpointWrapper", "FSDP is applied around the planned module"
         assert report["nested"] == {"same": True, "fsdp_operators": [], "fallbacks": []}
     first, second = (report["exchange"] for report in reports)

@@ -11,11 +11,13 @@ import importlib.util
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torchtitan.distributed.parallel_dims as parallel_dims_module
@@ -26,6 +28,7 @@ from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
 
 from autosac.errors import AutosacError, PlanError
+from autosac.integrations import offload
 from autosac.integrations.eager import apply
 from autosac.integrations.modules import find_module, unwrapped
 from autosac.integrations.observe import observe
@@ -99,20 +102,23 @@ def bare(shape: ParallelDims) -> nn.Module:
         return build(configure("--activation_checkpoint.mode", "none"), shape)
 
 
-def compare(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str, Any]:
-    """Every 2nd group of TorchTitan's layers kept, by a plan file in the job's configuration, against no
-    checkpointing.
+def compare(lab: Any, shape: ParallelDims, folder: Path, rank: int, *, offloads: bool = False) -> dict[str, Any]:
+    """Every 2nd group of TorchTitan's layers kept, on the host if so wished, by a plan file in the job's configuration,
+    against no checkpointing.
     """
     reference_model = bare(shape)
     reference = step(reference_model)
     calls = observed(configure(), shape, lab.Log())
     groups = lab.groups_of(calls["layers.0"])
     keep = {i for group in groups[::2] for i in group}
-    rows = {fqn: lab.decisions_from(calls[fqn], keep) for fqn in LAYERS}
-    path = folder / f"plan-{rank}-{shape.tp}.json"
+    decisions = {fqn: lab.decisions_from(calls[fqn], keep) for fqn in LAYERS}
+    rows = {
+        fqn: tuple(dataclasses.replace(d, offload=offloads and d.keep) for d in ds) for fqn, ds in decisions.items()
+    }
+    path = folder / f"plan-{rank}-{shape.tp}{'-host' * offloads}.json"
     lab.plan_for(reference_model, rows, world_size=shape.world_size, early_stop=False).save(path)
     model = build(configure("--autosac.enable", "--autosac.plan", str(path)), shape)
-    with warnings.catch_warnings(record=True) as caught, lab.counting(model, LAYERS) as ran:
+    with warnings.catch_warnings(record=True) as caught, lab.counting(model, LAYERS) as ran, parcels() as kinds:
         warnings.simplefilter("always")
         result = step(model)
     planned = [call.op for i, call in enumerate(calls["layers.1"]) if i not in keep]
@@ -120,10 +126,27 @@ def compare(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str,
         "same": lab.same(result, reference),
         "gradients": len(result) - 1,
         "kept": len(keep),
+        "offloaded": kinds,
         "recomputed_as_planned": ran["layers.1"][len(calls["layers.1"]) :] == planned,
         "fallbacks": [str(w.message) for w in caught if "recomputing all" in str(w.message)],
         "classes": [type(module).__name__ for module in wrappers(model)],
     }
+
+
+@contextmanager
+def parcels() -> Iterator[list[str]]:
+    """The classes of what goes to the host; nothing is too small for it."""
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = offload.Parcel.__init__
+
+        def init(self: Any, link: Any, tensor: torch.Tensor) -> None:
+            original(self, link, tensor)
+            found.append(type(tensor).__name__)
+
+        patch.setattr(offload.Parcel, "__init__", init)
+        patch.setattr(offload, "SMALLEST_OFFLOAD_BYTES", 0)
+        yield found
 
 
 def wrappers(model: nn.Module) -> list[nn.Module]:
@@ -210,6 +233,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     report: dict[str, Any] = {}
     for name, shape in (("fsdp", dims(world_size)), ("tp", dims(world_size, tp=world_size))):
         report[name] = compare(module.Lab, shape, folder, rank)
+        report[f"{name} offloads"] = compare(module.Lab, shape, folder, rank, offloads=True)
     plan = Plan.load(folder / f"plan-{rank}-1.json")
     report["exchange"] = exchange(plan, rank, folder, world_size)
     report["nested"] = nested(module.Lab, module.make_case, world_size)
