@@ -140,3 +140,11 @@ def test_never_slower_than_what_the_job_offers(autosac: Run, tmp_path: Path) -> 
     assert stated["autosac"].peak_reserved_bytes <= 76.8 * 2**30  # type: ignore[operator]
     fitting = [p for name, p in stated.items() if name in ("full", "selective-op")]
     assert all(stated["autosac"].step_ms <= p.step_ms * (1 + 1e-6) for p in fitting)
+
+
+def test_offloading_is_asked_for_by_a_flag(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """The plan is made, and what came of offloading is told."""
+    plan = tmp_path / "plan.json"
+    ran = autosac("plan", job_file, "--gpu", "b200-sxm-180gb", "--budget", "1.2GiB", "--offload", "-o", plan)
+    assert ran.code == 0 and "host memory" in " ".join(ran.out.split())
+    assert plan.exists()

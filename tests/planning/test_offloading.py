@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from autosac.api import EagerCaptures
 from autosac.errors import UsageError
 from autosac.offloading import Offloading, link_bytes_per_ms, offloaded_items
+from autosac.plan_diff import compare_plans
 from autosac.planner import Goal, Planner
 from autosac.planning import Planned, make_plan
+from autosac.reports import decision_table, plan_summary
 from autosac.search import Candidate
 from autosac.simulation import Simulation, Target
 
@@ -70,15 +74,20 @@ def without() -> Planned:
     return make_plan(captures(LINK_GBPS), BUDGET)
 
 
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    """The plan that may offload."""
+    return make_plan(captures(LINK_GBPS), replace(BUDGET, offload=True))
+
+
 def test_offloading_is_off_unless_it_is_asked_for(without: Planned) -> None:
     """And then nothing of it is in the plan."""
     assert not BUDGET.offload and not without.plan.offloads
     assert b'"offload"' not in without.plan.to_bytes() and not any("host" in note for note in without.notes)
 
 
-def test_a_plan_that_offloads_has_a_shorter_step(without: Planned) -> None:
+def test_a_plan_that_offloads_has_a_shorter_step(without: Planned, planned: Planned) -> None:
     """Products are dear to recompute and their copies hide: the step is shorter by some of them, within the budget."""
-    planned = make_plan(captures(LINK_GBPS), replace(BUDGET, offload=True))
     assert planned.plan.offloads and planned.simulation.peak_active_bytes <= BUDGET.budget_bytes
     assert planned.simulation.step_ms < without.simulation.step_ms - 10
     assert planned.simulation.recompute_ms < without.simulation.recompute_ms - 10
@@ -90,6 +99,19 @@ def test_a_plan_that_offloads_has_a_shorter_step(without: Planned) -> None:
                for unit in planned.plan.units)  # fmt: skip
     (note,) = [note for note in planned.notes if "host memory" in note]
     assert "shorter than without offloading" in note and "GiB" in note
+
+
+def test_people_see_what_is_offloaded(without: Planned, planned: Planned) -> None:
+    """In the summary, operator by operator, and in the difference from another plan."""
+    out = Console(width=200, record=True, file=io.StringIO())
+    out.print(plan_summary(planned.plan, planned.notes), decision_table(planned.plan.units[0], planned.plan))
+    text = out.export_text()
+    assert "on the host" in text and "1.00 GiB" in text and "offload" in text and "its copies hide" in text
+    out.print(plan_summary(without.plan))
+    assert "on the host" not in out.export_text()
+    (name, left, right, _, only) = compare_plans(without.plan, planned.plan).units[0]
+    assert name == "0" and "host" not in left and "1024.0 MiB on the host" in right
+    assert only == ("aten.mm.default#0 (host)",)
 
 
 def test_a_slow_link_gives_the_plan_without(without: Planned) -> None:
