@@ -146,18 +146,26 @@ class Planner:
         chosen = (self.policies.of_module(module).keeping(items) for module, items in pairs if items is not None)
         return plan_of(self.base, self.goal, tuple(chosen))
 
-    def gap(self, solution: TwoLevelSolution, costs: Costs | None = None) -> float:
-        """By how much a solution is above the least possible at its own peak, at the most (0.01: 1 %).
+    def gap(self, recompute_ms: float, peak_bytes: int, costs: Costs | None = None) -> float:
+        """By how much a plan is above the least possible at its own peak, at the most (0.01: 1 %).
 
         Its recomputation, or with `costs` the step with what it pays for that. The reference is the relaxation of the joint
         problem over all operators of all units.
         """
         problem, items = self.priced(costs)
         # A little more than the peak, for the solver's tolerances: the bound stays one.
-        limit = solution.peak_bytes + solution.peak_bytes // 10**6 + 4096
+        limit = peak_bytes + peak_bytes // 10**6 + 4096
         fixed_ms = 0.0 if costs is None else self.base.step_ms
         bound_ms = joint_bound_ms(problem, items, limit, solver=self.goal.milp)
-        return relative_gap(fixed_ms + solution.recompute_ms, fixed_ms + bound_ms)
+        return relative_gap(fixed_ms + recompute_ms, fixed_ms + bound_ms)
+
+    def measured(self, plan: Plan) -> tuple[float, int]:
+        """The recomputation (ms) and the highest peak (bytes) of any plan, as the problem counts them."""
+        units = {unit.fqn: unit for unit in plan.units}
+        chosen = [units.get(unit.name) for unit in self.problem.problem.units]
+        peaks = self.problem.problem.peaks_bytes([None if unit is None else unit.kept_bytes for unit in chosen])
+        times = zip(chosen, self.problem.executions, strict=True)
+        return math.fsum(unit.recompute_ms * len(spans) for unit, spans in times if unit is not None), int(peaks.max())
 
     def priced(self, costs: Costs | None = None) -> tuple[GlobalProblem, list[LocalProblem]]:
         """The global problem and its units' items, whose times are what the step pays."""

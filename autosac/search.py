@@ -173,14 +173,20 @@ class Search:
         nothing per operator, and the allocator may reserve less for what every layer does alike. For one that is no plan (it
         checkpoints above FSDP units) the smallest plan stands in.
         """
-        fastest_ms = min((c.simulation.step_ms for c in self.verified if c.fits(goal)), default=float("inf"))
+        fitting = [candidate for candidate in self.verified if candidate.fits(goal)]
+        best = self.best(goal) if fitting else None
         for name, baseline in baselines.items():
-            if baseline.peak_bytes(goal.budget_kind) <= goal.budget_bytes and baseline.step_ms < fastest_ms:
-                mirror = self._planner.mirror(baseline)
-                if mirror.units:
-                    self._verify(mirror, mirrors=name)
-                else:
-                    self._verify(self._planner.smallest())
+            if baseline.peak_bytes(goal.budget_kind) > goal.budget_bytes:
+                continue
+            if best is not None and baseline.step_ms >= best.simulation.step_ms:
+                continue
+            mirror = self._planner.mirror(baseline)
+            if mirror.units:
+                prices = best.plan.reasons if best is not None else ()
+                reasons = tuple(replace(reason, method=f"as the job's {name}", binding=()) for reason in prices)
+                self._verify(replace(mirror, reasons=reasons), mirrors=name)
+            else:
+                self._verify(self._planner.smallest())
 
     def best(self, goal: Goal) -> Candidate:
         """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError."""
@@ -232,6 +238,13 @@ class Search:
             f"{report.phase.name.lower()} of {report.module or 'the step'}"
         )
 
+    def gap(self, candidate: Candidate) -> float:
+        """By how much a verified plan is above the joint problem's bound at its own peak, at the most."""
+        solution = candidate.solution
+        if solution is None:
+            return self._planner.gap(*self._planner.measured(candidate.plan))
+        return self._planner.gap(solution.recompute_ms, solution.peak_bytes, candidate.costs)
+
     def notes(self, goal: Goal, best: Candidate) -> tuple[str, ...]:
         """What is worth telling of the plan."""
         peak = best.simulation.peak_bytes(goal.budget_kind)
@@ -244,13 +257,14 @@ class Search:
         ]
         if best.mirrors:
             found.append(f"it does what the job does under {best.mirrors}: nothing that was found is faster")
-        if best.solution is not None:
-            if best.solution.method != "milp":
-                found.append(f"the MILP found nothing within its time limit; decided by: {best.solution.method}")
-            gap = self._planner.gap(best.solution, best.costs)
+        solution = best.solution
+        if solution is not None and solution.method != "milp":
+            found.append(f"the MILP found nothing within its time limit; decided by: {solution.method}")
+        if best.plan.units:
+            gap = self.gap(best)
             what = "recomputation" if best.costs is None else "the step"
             found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
-            price_ms = best.solution.budgets.shadow_ms_per_gib
+            price_ms = 0.0 if solution is None else solution.budgets.shadow_ms_per_gib
             if price_ms > 0:
                 found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
         return tuple(found + list(self._planner.policies.refusals))

@@ -114,5 +114,4 @@ def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[
         total_s - planner.problem_s - planner.solve_s,
         len(search.verified),
     )
-    gap = None if best.solution is None else planner.gap(best.solution, best.costs)
-    return Found(best=best, effort=effort, gap=gap)
+    return Found(best=best, effort=effort, gap=search.gap(best) if best.plan.units else None)
