@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from autosac.capture.server import CaptureServer
-from autosac.confidence import Confidence
+from autosac.confidence import Confidence, confidence_of
 from autosac.errors import InfeasibleError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.open_sizes import has_router
@@ -183,12 +183,14 @@ def plan_job(
     world_size: int,
     budget: str,
     solver: str = "knapsack",
+    confidence: float = 0.0,
     offload: bool = False,
 ) -> Plan:
-    """What the TorchTitan plugin calls on rank 0: the plan for the running job."""
+    """What the TorchTitan plugin calls on rank 0: the plan for the running job. `confidence`: 0 for none."""
     job = TitanJob.of(config_file, gpu=gpu, world_size=world_size, overrides=tuple(overrides))
     goal = Goal(budget_bytes=parse_budget(budget, job.target.hardware.usable_bytes), solver=solver, offload=offload)
-    (planned,) = plan_titan_job(job, goal)
+    sure = confidence_of(confidence, goal.budget_kind, job.target.allocator) if confidence else None
+    (planned,) = plan_titan_job(job, goal, confidence=sure)
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned.plan

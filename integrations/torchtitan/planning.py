@@ -46,6 +46,7 @@ class Section(Protocol):
     budget: str
     plan: str
     solver: str
+    confidence: float
     offload: bool
     gpu: str
 
@@ -160,6 +161,7 @@ def _make_plan(job: RunningJob) -> Plan:
         world_size=job.world_size,
         budget=section.budget or "85%",
         solver=section.solver,
+        confidence=section.confidence,
         offload=section.offload,
     )
     folder = Path(job.dump_folder)

@@ -65,6 +65,9 @@ class AutoSAC(ModelPolicy):
         solver: str = "knapsack"
         """What decides operator by operator: "greedy", "knapsack" or "ilp"."""
 
+        confidence: float = 0.0
+        """The probability with which the plan shall fit, such as 0.99; 0: as simulated."""
+
         offload: bool = False
         """Results may wait in host memory between forward and backward, where that makes the step shorter."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autosac.confidence import margin_of
+from autosac.jobs import plan_job
 from autosac.memory_sim import AllocatorConfig
 from autosac.plans import Plan
 
@@ -30,3 +31,13 @@ def test_a_margin_is_kept(autosac: Callable[..., Any], job_file: str, tmp_path: 
     assert stated.peak_reserved_bytes <= left < 0.96 * budget and certainty.fits >= 0.999
     assert certainty.step_low_ms < stated.step_ms < certainty.step_high_ms
     assert "it fits the budget with a probability of 99.9" in autosac("explain", path).out
+
+
+def test_what_the_plugin_asks_for(job_file: str) -> None:
+    """The [autosac] section's confidence is the command's, for the budget that it names; 0 keeps no margin."""
+    job = {"config_file": job_file, "overrides": (), "gpu": "h100-sxm-80gb", "world_size": 2, "budget": "1.1GiB"}
+    sure, plain = (plan_job(**job, confidence=level) for level in (0.999, 0.0))  # type: ignore[arg-type]
+    assert plain.certainty is None and sure.certainty is not None and sure.certainty.fits >= 0.999
+    assert sure.made_for.budget_bytes == plain.made_for.budget_bytes == int(1.1 * 2**30)
+    margin, stated = sure.certainty.margin_bytes, sure.predictions["autosac"].peak_reserved_bytes
+    assert margin > 0 and stated is not None and stated <= int(1.1 * 2**30) - margin
