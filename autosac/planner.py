@@ -135,7 +135,7 @@ class Planner:
         binding = zip(budgets.binding, budgets.binding_ms_per_gib, strict=True)
         return Reasons(
             objective="recompute" if costs is None else "step",
-            method="joint milp" if solution.polished else solution.method,
+            method="joint milp" if solution.polished else solution.method + ", levelled" * solution.level,
             ms_per_gib=max(0.0, budgets.shadow_ms_per_gib),
             binding=tuple(Binding(points[p].label, price_ms) for p, price_ms in binding),
         )

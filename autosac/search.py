@@ -260,6 +260,8 @@ class Search:
         solution = best.solution
         if solution is not None and solution.method != "milp":
             found.append(f"the MILP found nothing within its time limit; decided by: {solution.method}")
+        if solution is not None and solution.level:
+            found.append("equal modules keep nearly the same, for which the allocator reserves less")
         if best.plan.units:
             gap = self.gap(best)
             what = "recomputation" if best.costs is None else "the step"

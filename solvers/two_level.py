@@ -47,7 +47,8 @@ _NO_LIMIT = np.iinfo(np.int64).max
 class TwoLevelSolution:
     """Per unit its policy (None: not checkpointed); the highest peak; the step's recomputation; the MILP's solution.
 
-    `polished`: the policies are those of the joint problem. `method`: "milp", "milp with a relaxed gap" or "greedy".
+    `polished`: the policies are those of the joint problem. `method`: "milp", "milp with a relaxed gap" or "greedy". `level`:
+    equal units keep nearly the same.
     """
 
     policies: tuple[LocalSolution | None, ...]
@@ -56,6 +57,7 @@ class TwoLevelSolution:
     budgets: GlobalSolution
     polished: bool = False
     method: str = "milp"
+    level: bool = False
 
     @property
     def kept_bytes(self) -> tuple[int | None, ...]:
@@ -105,7 +107,7 @@ def solve_two_level(
         policies = levelled(problem, items, budget_bytes, solve, policies)
     _fill(problem, items, budget_bytes, solve, policies)
     ordered = in_order(problem, items, budget_bytes, policies)
-    found = replace(_solution(problem, items, ordered, budgets), method=method)
+    found = replace(_solution(problem, items, ordered, budgets), method=method, level=level)
     if level or polish_s <= 0 or relative_gap(found.recompute_ms, budgets.bound_ms) <= POLISH_GAP:
         return found
     joint = _polished(problem, items, budget_bytes, budgets, solver, polish_s)

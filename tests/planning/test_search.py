@@ -57,7 +57,7 @@ class Fake:
             self.solved.append(inner)
         found = self.simulation(inner, level)
         budgets = SimpleNamespace(shadow_ms_per_gib=1.0)
-        solution = SimpleNamespace(peak_bytes=inner_bytes, recompute_ms=found.recompute_ms, budgets=budgets)
+        solution = SimpleNamespace(peak_bytes=inner_bytes, recompute_ms=found.recompute_ms, budgets=budgets, level=level)
         return self.plan(inner, level), solution
 
     def mirror(self, baseline: Any) -> Plan:
