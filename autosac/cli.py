@@ -169,6 +169,13 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
     policy.add_argument(
         "--ac", metavar="MODE", help="none, full, selective-op or selective-N in place of the job's own checkpointing"
     )
+    what.add_argument(
+        "--time", action="store_true", help="show what the step time consists of: cost models, modules, critical path"
+    )
+    what.add_argument(
+        "--interference", choices=("on", "off"), default="on",
+        help="whether computation and communication slow each other down where they overlap (default on)",
+    )  # fmt: skip
     what.add_argument("--memory", action="store_true", help="show what the peak consists of")
     what.add_argument("--memory-html", type=Path, metavar="FILE", help="the memory timeline as a page")
     what.add_argument("--memory-png", type=Path, metavar="FILE", help="the memory timeline as a picture")

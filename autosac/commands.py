@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from autosac.planning import Goal, Planned
 from autosac.plans import Plan
 from autosac.progress import progress_line
 from autosac.quantities import parse_budget
+from autosac.runtime_sim import NoInterference
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
+from autosac.time_tables import time_document, time_tables
 from autosac.titan_batches import BatchPlan, plan_batches
 from autosac.trace import Trace, is_capture
 
@@ -230,6 +232,9 @@ def simulate(arguments: argparse.Namespace) -> None:
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         drawn = _drawn(arguments, progress)
         simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
+        if arguments.interference == "off":
+            drawn, others = [_undisturbed(one) for one in drawn], {m: _undisturbed(one) for m, one in others.items()}
+            simulation = _undisturbed(simulation)
         _write_pictures(arguments, simulation)
         name = arguments.ac or (str(arguments.plan) if arguments.plan else "the job as it is")
         if drawn:
@@ -237,6 +242,8 @@ def simulate(arguments: argparse.Namespace) -> None:
         summary = reports.simulation_summary(simulation, name)
     if arguments.json:
         document = simulation_document(simulation)
+        if arguments.time:
+            document["time"] = time_document(simulation)
         if others:
             document["beside"] = {mode: asdict(other.prediction()) for mode, other in others.items()}
         if drawn:
@@ -247,10 +254,17 @@ def simulate(arguments: argparse.Namespace) -> None:
     out.print(summary)
     if drawn:
         out.print(reports.draws_table(statistics(drawn), arguments.moe_load, drawn))
+    if arguments.time:
+        out.print(time_tables(simulation))
     if arguments.memory:
         out.print(reports.memory_tables(simulation))
         if others:
             out.print(reports.mode_table(simulation, others))
+
+
+def _undisturbed(simulation: Simulation) -> Simulation:
+    """The step as if computation and communication did not slow each other down."""
+    return simulation.on(replace(simulation.target, overlap=NoInterference()))
 
 
 def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:

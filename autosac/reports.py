@@ -19,6 +19,7 @@ from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.quantities import format_bytes, format_ms, format_probability
 from autosac.reasons import price_of, why
 from autosac.simulation import Simulation
+from autosac.time_tables import served_line
 from autosac.titan_batches import BatchPlan
 
 POLICY_NAMES = {"autosac": "AutoSAC", "none": "no checkpointing", "full": "full", "selective-op": "selective-op"}
@@ -250,7 +251,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
         rate = simulation.throughput
         facts.add_row("throughput", f"{rate.tokens_per_second:,.0f} tokens/s per GPU, {rate.mfu:.1%} MFU")
     for label, value in (
-        ("  compute", breakdown.compute_ms),
+        ("  computation", breakdown.compute_ms),
         ("  exposed communication", breakdown.exposed_communication_ms),
         ("  exposed copies", breakdown.exposed_copy_ms),
         ("  waiting for peers", breakdown.bubble_ms),
@@ -260,6 +261,11 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     facts.add_row(
         "recomputation", f"{format_ms(breakdown.recompute_ms)} ({format_ms(breakdown.hidden_recompute_ms)} hidden)"
     )
+    facts.add_row("optimizer", format_ms(breakdown.optimizer_ms))
+    if breakdown.communication_ms:
+        moving = f"{format_ms(breakdown.communication_ms)} (slows computation beside it by "
+        facts.add_row("communication", f"{moving}{format_ms(breakdown.interference_ms)})")
+    facts.add_row("priced by", served_line(simulation.pricing))
     facts.add_row("peak active", f"{format_bytes(report.nbytes)} at {report.op} in {report.module or 'the step'}")
     facts.add_row("peak reserved", format_bytes(simulation.peak_reserved_bytes))
     outside = simulation.target.hardware.context_bytes + simulation.nccl_bytes

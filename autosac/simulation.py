@@ -16,7 +16,17 @@ from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
 from autosac.plans import Plan, Prediction
-from autosac.runtime_sim import INSTANT_HOST, Breakdown, HostModel, Throughput, Timeline, serial_costs, simulate
+from autosac.runtime_sim import (
+    INSTANT_HOST,
+    Breakdown,
+    ConstantOverlap,
+    HostModel,
+    OverlapModel,
+    Throughput,
+    Timeline,
+    serial_costs,
+    simulate,
+)
 from autosac.trace import Collective, Phase, Trace
 
 TITAN_ALLOCATOR = "expandable_segments:True"  # what TorchTitan's launcher sets
@@ -24,12 +34,16 @@ TITAN_ALLOCATOR = "expandable_segments:True"  # what TorchTitan's launcher sets
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a step is simulated for: a GPU in a cluster, with its allocator's settings and its host."""
+    """What a step is simulated for: a GPU in a cluster, with its allocator's settings and its host.
+
+    `overlap`: how computation and communication disturb each other (`runtime_sim.NoInterference()`: not at all).
+    """
 
     hardware: Hardware
     cluster: Cluster
     allocator: AllocatorConfig = field(default_factory=AllocatorConfig)
     host: HostModel = field(default_factory=HostModel)
+    overlap: OverlapModel = field(default_factory=ConstantOverlap)
 
     @staticmethod
     def of(gpu: str, world_size: int, *, cluster: str | None = None, allocator: str = "") -> Target:
@@ -160,6 +174,13 @@ class Simulation:
         """The most that the caching allocator would hold if the device never ran out."""
         return self.unlimited_allocation.reserved_peak_bytes
 
+    def on(self, target: Target) -> Simulation:
+        """The same step on another target, all stages of its pipeline with it."""
+        if self.pipeline is None:
+            return replace(self, target=target)
+        stages = tuple(replace(stage, target=target) for stage in self.pipeline.stages)
+        return Pipeline(stages=stages).joined()[self.stage]
+
     def peak_bytes(self, kind: str) -> int:
         """The peak that a budget of this kind ("active" or "reserved") bounds."""
         return self.peak_reserved_bytes if kind == "reserved" else self.peak_active_bytes
@@ -207,6 +228,7 @@ def _execute(simulations: Sequence[Simulation]) -> Timeline:
         [s.trace for s in simulations],
         pricings,
         host=host,
+        overlap=target.overlap,
         gpus_per_node=target.cluster.gpus_per_node,
         selective_modules=sorted({name for s in simulations for name in s.selective_modules}),
     )

@@ -149,7 +149,7 @@ def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompu
         recompute_ms=recompute_ms,
         hidden_recompute_ms=min(max(0.0, recompute_ms - recompute_cost_ms), recompute_ms),
         optimizer_ms=float(device_ms[phases == Phase.OPTIMIZER].sum()),
-        interference_ms=float((device_ms - priced_ms)[compute].sum()),
+        interference_ms=max(0.0, float((device_ms - priced_ms)[compute].sum())),
         modules=_modules(rank, device_ms, phases, computing),
     )
 

@@ -1,0 +1,90 @@
+"""What `autosac simulate --time` says of a step: which models served, the modules, the critical path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import numpy as np
+import pytest
+from rich.console import Console, RenderableType
+
+from autosac.estimator import Pricing
+from autosac.reports import simulation_summary
+from autosac.runtime_sim import NoInterference
+from autosac.simulation import Simulation, Target
+from autosac.time_tables import links, served, served_line, time_document, time_tables
+from autosac.trace import Signature, TensorMeta
+
+
+@pytest.fixture
+def pricing() -> Pricing:
+    """6 ms by one model (errors 10 and 40 %), 3 by the same scaled from another GPU, 1 by the roofline."""
+    return Pricing(
+        event_ms=np.array([4.0, 2.0, 3.0, 1.0, 0.0]),
+        source=("learned:matmul", "learned:norm@h100-sxm-80gb", "roofline"),
+        event_source=np.array([0, 0, 1, 2, -1], dtype=np.int16),
+        event_rel_std=np.array([0.1, 0.4, 0.2, 0.5, 0.0], dtype=np.float32),
+    )
+
+
+def text(renderable: RenderableType) -> str:
+    """As it is printed on a wide terminal."""
+    out = StringIO()
+    Console(width=160, file=out).print(renderable)
+    return out.getvalue()
+
+
+def test_which_model_served_how_much(pricing: Pricing) -> None:
+    """Shares of the 10 ms, and errors weighted by time: (4 * 0.1 + 2 * 0.4) / 6 = 20 %."""
+    rows = served(pricing)
+    assert [(row.model, row.ms, row.share) for row in rows] == [
+        ("learned:matmul", 6.0, 0.6),
+        ("learned:norm@h100-sxm-80gb", 3.0, 0.3),
+        ("roofline", 1.0, 0.1),
+    ]
+    assert [row.rel_std for row in rows] == pytest.approx([0.2, 0.2, 0.5])
+
+
+def test_scaled_models_say_so(pricing: Pricing) -> None:
+    """The one line of the summary names the GPU whose models were scaled, and how much they serve."""
+    assert served_line(pricing) == "learned 90% (30% scaled from h100-sxm-80gb), roofline 10%"
+
+
+def test_the_critical_path_by_kind(job, run) -> None:
+    """2 ms of product, then the gather that waits for it (5), then 1 more of product: 3, 5; nothing else."""
+    step = job().op(2).collective(5, work=1).op(4).wait_work(1).op(1)
+    found = links(run(step).critical_path(), {0: step.trace})
+    assert [(link.what, link.number, link.ms) for link in found] == [("all_gather", 1, 5.0), ("mm", 2, 3.0)]
+    assert found[1].reasons == {"launch": 2.0, "dependency": 1.0}
+
+
+def test_links_add_up_to_the_step(job) -> None:
+    """A step on a real GPU's profile: the critical path and the tables account for all of its time."""
+    step = job().op(0).collective(0, work=1, module=3).op(0, module=2).wait_work(1).op(0, module=1)
+    simulation = Simulation(trace=step.trace, target=Target.of("h100-sxm-80gb", 2))
+    document = time_document(simulation)
+    assert sum(link["ms"] for link in document["critical_path"]) == pytest.approx(simulation.step_ms)
+    assert [module["name"] for module in document["modules"]] == ["", "a", "a.b", "c"]
+    shown = text(time_tables(simulation))
+    for what in (*simulation.pricing.source, "a.b", "the host"):
+        assert what in shown, what
+
+
+def test_interference_on_and_off_differ_in_the_report(job) -> None:
+    """A product beside a gather of 256 MiB: the summary says by how much it is slowed, and 0.0 ms without interference."""
+    big = TensorMeta((8192, 8192), (8192, 1), "bfloat16")
+    trace = job().collective(0, work=1).op(0).wait_work(1).trace
+    trace = replace(
+        trace,
+        signatures=(Signature("aten.mm.default", (big, big), (big,)),),
+        events=(trace.events[0]._replace(nbytes=2**28), *trace.events[1:]),
+    )
+    target = Target.of("h100-sxm-80gb", 2)
+    on = Simulation(trace=trace, target=target)
+    off = on.on(replace(target, overlap=NoInterference()))
+    assert off.breakdown.interference_ms == 0
+    assert on.breakdown.interference_ms > 0.05
+    assert on.step_ms > off.step_ms
+    assert "slows computation beside it by 0.0 ms" in text(simulation_summary(off, "off"))
+    assert "slows computation beside it by 0.0 ms" not in text(simulation_summary(on, "on"))
