@@ -1,8 +1,8 @@
 """A timeline as a Chrome trace, for https://ui.perfetto.dev, chrome://tracing and PyTorch's profiler tools.
 
 One process per rank, whose rows are the modules, the host, and each stream. Names and categories are those
-that ``torch.profiler`` writes (``cpu_op``, ``kernel``, ``gpu_memcpy``; communication kernels begin with
-``ncclDevKernel``), so that its tools recognise them. Three kinds of arrows: ``ac2g`` from launch to kernel,
+that ``torch.profiler`` writes (``cpu_op``, ``kernel``, ``gpu_memcpy``; communication operators begin with ``nccl:``, their
+kernels with ``ncclDevKernel``), so that its tools recognise them. Three kinds of arrows: ``ac2g`` from launch to kernel,
 ``synchronisation`` from a kernel to one on another stream that waited for it, ``collective`` from the member
 that came last to its peers.
 
@@ -25,6 +25,7 @@ from autosac.runtime_sim.timeline import RankTimeline, Timeline
 from autosac.trace import Collective, ModuleEnter, ModuleExit, Op, Phase, Trace
 
 _MODULES, _HOST, _FIRST_STREAM = 0, 1, 2
+_TICK_MS = 1 / 64e3
 _COPIES = {Engine.HOST_TO_DEVICE: "Memcpy HtoD", Engine.DEVICE_TO_HOST: "Memcpy DtoH"}
 
 Json = dict[str, Any]
@@ -57,7 +58,8 @@ def chrome_trace(timeline: Timeline) -> Json:
 
 
 def _us(ms: float, origin_ms: float) -> float:
-    return round((ms - origin_ms) * 1e3, 3)
+    """Microseconds in whole ticks of 1/64, which add without rounding: slices that follow each other do not overlap."""
+    return round((ms - origin_ms) / _TICK_MS) / 64
 
 
 class _Writer:
@@ -72,7 +74,7 @@ class _Writer:
 
     def _slice(self, row: int, name: str, category: str, start: float, end: float, args: Json) -> Json:
         ts = _us(start, self.origin)
-        dur = round(_us(end, self.origin) - ts, 3)
+        dur = _us(end, self.origin) - ts
         return {
             "ph": "X",
             "pid": self.rank.rank,
@@ -180,7 +182,7 @@ def _name(trace: Trace, i: int) -> str:
     event = trace.events[i]
     if type(event) is Op:
         return trace.signatures[event.signature].name
-    return f"c10d.{event.kind}" if type(event) is Collective else type(event).__name__
+    return f"nccl:{event.kind}" if type(event) is Collective else type(event).__name__
 
 
 def _arrows(timeline: Timeline, origin: float) -> Iterator[Json]:
@@ -207,7 +209,7 @@ def _pairs(timeline: Timeline, program: Program) -> Iterator[tuple[str, int, int
         for other in waits:
             if program.stream[other] != program.stream[item]:
                 # An arrow leaves from within its slice.
-                inside = min(1e-6, (run.end[other] - run.start[other]) / 2)
+                inside = min(_TICK_MS, (run.end[other] - run.start[other]) / 2)
                 yield "synchronisation", other, item, run.end[other] - inside, run.start[item]
     for number, transfer in enumerate(program.transfers):
         late = run.last_member[number]

@@ -12,7 +12,7 @@ import pytest
 
 from autosac.runtime_sim import INSTANT_HOST, chrome_trace, write_chrome_trace
 
-HOST = replace(INSTANT_HOST, eager_op_us=100.0, collective_us=100.0, sync_us=50.0, module_us=10.0)
+HOST = replace(INSTANT_HOST, eager_op_us=100.1, collective_us=100.7, sync_us=50.3, module_us=10.9)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_the_host_and_the_modules_have_rows(timeline):
     """The host's slices are its operators and waits; a is nested in the model."""
     document = chrome_trace(timeline)
     host = Counter(e["name"] for e in slices(document, "cpu_op") if e["pid"] == 0)
-    assert host == {"aten.mm.default": 3, "aten.copy_.default": 1, "c10d.all_gather": 1, "HostWait": 1}
+    assert host == {"aten.mm.default": 3, "aten.copy_.default": 1, "nccl:all_gather": 1, "HostWait": 1}
     modules = {e["name"]: e for e in slices(document, "user_annotation") if e["pid"] == 1}
     for outer, inner in ((modules["ProfilerStep#0"], modules["(model)"]), (modules["(model)"], modules["a"])):
         assert outer["ts"] <= inner["ts"]
@@ -65,7 +65,7 @@ def test_rows_are_named(timeline):
 
 
 def test_slices_of_a_row_do_not_overlap(timeline):
-    """Kernels on a stream, and operators on a host, follow each other; times are not negative."""
+    """Kernels on a stream, and operators on a host, follow each other, to the last bit; times are not negative."""
     rows = defaultdict(list)
     for event in chrome_trace(timeline)["traceEvents"]:
         if event["ph"] == "X" and event["cat"] != "user_annotation":
@@ -73,7 +73,7 @@ def test_slices_of_a_row_do_not_overlap(timeline):
     for row in rows.values():
         row.sort()
         assert row[0][0] >= 0
-        assert all(first[1] <= second[0] + 1e-6 for first, second in pairwise(row))
+        assert all(first[1] <= second[0] for first, second in pairwise(row))
 
 
 def test_arrows_connect_slices(timeline):
