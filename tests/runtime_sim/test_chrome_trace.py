@@ -76,6 +76,17 @@ def test_slices_of_a_row_do_not_overlap(timeline):
         assert all(first[1] <= second[0] for first, second in pairwise(row))
 
 
+def test_slices_that_touch_do_not_overlap(job, run):
+    """400 operators of the host, each 1.4 us right after the one before: begin plus duration is never past the next begin."""
+    step = job()
+    for _ in range(400):
+        step.op(0, kind="view")
+    timeline = run(step.op(1), host=replace(HOST, view_op_us=1.4))
+    row = [(e["ts"], e["ts"] + e["dur"]) for e in slices(chrome_trace(timeline), "cpu_op")]
+    assert len(row) == 401
+    assert all(first[1] <= second[0] for first, second in pairwise(row))
+
+
 def test_arrows_connect_slices(timeline):
     """Each arrow has one begin and one end, each within a slice of its row; there are arrows of all three
     kinds.
