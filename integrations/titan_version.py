@@ -40,6 +40,11 @@ def split_python_job(job: str) -> tuple[str, str]:
     return match["module"], match["config"]
 
 
+def job_beside(folder: Path, job: str) -> str:
+    """A job as a file in `folder` names it: a job file relative to the folder, or MODULE:CONFIG."""
+    return job if _PYTHON_JOB.fullmatch(job) else str(folder / job)
+
+
 def check_job(job: str) -> None:
     """UsageError if `job` is not named as the installed TorchTitan names one, or is a file that does not exist."""
     if has_python_jobs():

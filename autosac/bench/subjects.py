@@ -19,6 +19,8 @@ from autosac.bench.policies import Policy, block_plan, blocks_of
 from autosac.bench.suite import Configuration, Model, Suite, make_step_of
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
+from autosac.induction import capturing
+from autosac.integrations.titan_version import job_beside
 from autosac.jobs import TitanJob, simulation_of
 from autosac.plans import Plan, Unit
 from autosac.policies import UnitPolicies
@@ -148,7 +150,8 @@ class TitanSubject:
 
     def _capture(self, request: TitanRequest) -> Simulation:
         if request not in self._requests:
-            self._requests[request] = simulation_of(self._server.capture(request), self._job.target)
+            trace = capturing(self._server, request, self._job.progress).result()
+            self._requests[request] = simulation_of(trace, self._job.target)
         return self._requests[request]
 
 
@@ -175,7 +178,7 @@ def titan_job(suite: Suite, model: Model, configuration: Configuration, progress
         else:
             overrides += [f"--{key}", str(value)]
     return TitanJob.of(
-        str(suite.folder / model.job),
+        job_beside(suite.folder, model.job),
         gpu=suite.gpu,
         world_size=model.world_size,
         overrides=overrides,

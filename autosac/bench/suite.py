@@ -15,7 +15,7 @@
 
     [[models]]                                  # a TorchTitan job
     name = "llama3 8B"
-    job = "llama3_8b.toml"
+    job = "llama3_8b.toml"                      # relative to this file; with TorchTitan 0.3 "llama3:llama3_8b"
     world_size = 8
     [[models.configurations]]
     name = "8k"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autosac.bench.run import run_suite
+from autosac.bench.suite import load_suite
 from autosac.cli import main
 
 
@@ -33,3 +35,16 @@ def test_jobs_are_named_by_module_and_config(job: str, capsys: pytest.CaptureFix
     """Anything else, a job file of TorchTitan 0.2 included, is told how."""
     assert main(["simulate", job, "--gpu", "h100-sxm-80gb"]) == 2
     assert "takes a job as MODULE:CONFIG" in capsys.readouterr().err
+
+
+def test_a_job_in_a_bench_suite(jobs_on_path: None, tmp_path: Path) -> None:
+    """A suite of the harness names a job by MODULE:CONFIG; the plan fits and recomputes less than full checkpointing."""
+    path = tmp_path / "suite.toml"
+    path.write_text(
+        'name = "s"\ngpu = "h100-sxm-80gb"\nbudgets = ["0.13GiB"]\nbudget_kind = "active"\n'
+        'policies = ["none", "full", "knapsack"]\n[[models]]\nname = "tiny"\njob = "jobs:tiny"\nworld_size = 2\n'
+        'configurations = [{ name = "c", "training.local_batch_size" = 32 }]\n'
+    )
+    rows = {row.policy: row for row in run_suite(load_suite(path), tmp_path)[0].rows}
+    assert rows["knapsack"].peak_active_bytes <= 0.13 * 2**30 < rows["none"].peak_active_bytes
+    assert 0 < rows["knapsack"].recompute_ms < rows["full"].recompute_ms
