@@ -63,45 +63,62 @@ class LearnedAttention:
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the fused attentions among them."""
         answers: list[Estimate | None] = [None] * len(signatures)
+        if self._bundle is None:
+            return answers
+        fused: list[tuple[int, Attention]] = []
         for i, signature in enumerate(signatures):
-            if self._bundle is None or family(signature.name) not in ("attention_forward", "attention_backward"):
-                continue
-            shape = attention_shape(signature)
-            if shape and shape.dtype in ("float16", "bfloat16") and shape.backend != "math" and shape.flops:
-                answers[i] = self._price(self._bundle, shape)
+            if family(signature.name) in ("attention_forward", "attention_backward"):
+                shape = attention_shape(signature)
+                if shape and shape.dtype in ("float16", "bfloat16") and shape.backend != "math" and shape.flops:
+                    fused.append((i, shape))
+        capability = self._hardware.compute_capability[0]
+        legacy = capability >= 9 or self._bundle.name == _AMPERE  # FlashAttention-2 comes from the A100's trees
+        for by_ampere in (False, True):
+            mine = [(i, shape) for i, shape in fused if (legacy and shape.backend != "cudnn") == by_ampere]
+            if mine:
+                prices = self._prices(self._bundle, [shape for _, shape in mine], by_ampere)
+                for (i, _), price in zip(mine, prices, strict=True):
+                    answers[i] = price
         return answers
 
-    def _price(self, own: Bundle, shape: Attention) -> Estimate:
+    def _prices(self, own: Bundle, shapes: Sequence[Attention], by_ampere: bool) -> list[Estimate]:
+        """Shapes that are priced by the same trees, in one batch."""
         capability = self._hardware.compute_capability[0]
-        legacy = shape.backend != "cudnn" and (capability >= 9 or own.name == _AMPERE)
-        if legacy:
-            bundle = load_bundle(_AMPERE)
-            assert bundle is not None
-            ms = self._flash_two(bundle, shape, _LEGACY_SHARE.get(capability, 1.0))
+        rows = np.concatenate([_row(shape) for shape in shapes])
+        if by_ampere:
+            bundle = _bundle(_AMPERE)
+            times = self._flash_two(bundle, rows, _LEGACY_SHARE.get(capability, 1.0))
         else:
-            bundle, ms = own, _forward_ms(own, _row(shape), self._rates)
-        exact = shape.backend in ("flash", "cudnn") and shape.dropout == 0 and capability not in _LEGACY_SHARE
-        std = math.hypot(bundle.rel_std["attention"], _TRAINING_STD if exact else _CORRECTED_STD)
-        ms *= _correction(shape, capability) / sustained(self._hardware)
-        return scaled_estimate(self._hardware, bundle, ms, "attention", std)
+            bundle, times = own, _forward_ms(own, rows, self._rates)
+        estimates = []
+        for shape, ms in zip(shapes, times.tolist(), strict=True):
+            exact = shape.backend in ("flash", "cudnn") and shape.dropout == 0 and capability not in _LEGACY_SHARE
+            std = math.hypot(bundle.rel_std["attention"], _TRAINING_STD if exact else _CORRECTED_STD)
+            corrected = ms * _correction(shape, capability) / sustained(self._hardware)
+            estimates.append(scaled_estimate(self._hardware, bundle, corrected, "attention", std))
+        return estimates
 
-    def _flash_two(self, ampere: Bundle, shape: Attention, share: float) -> float:
+    def _flash_two(self, ampere: Bundle, rows: Array, share: float) -> Array:
         """FlashAttention-2 by the A100's trees; head sizes and masks that they do not know by ratios of the L40S's."""
-        known = _row(shape)
-        known[0, 5:] = (128.0, 1.0)
+        known = rows.copy()
+        known[:, 5:] = (128.0, 1.0)
         ms = _forward_ms(ampere, known, replace(self._rates, flops=self._rates.flops * share))
-        row = _row(shape)
-        if (row == known).all():
-            return ms
-        ada = load_bundle(_ADA)
-        assert ada is not None
-        rates = replace(Rates.of(load_hardware(_ADA), "bfloat16"), sm_count=self._hardware.sm_count)
-        return ms * _forward_ms(ada, row, rates) / _forward_ms(ada, known, rates)
+        other = (rows != known).any(axis=1)
+        if other.any():
+            ada, rates = _bundle(_ADA), replace(Rates.of(load_hardware(_ADA), "bfloat16"), sm_count=self._hardware.sm_count)
+            ms[other] *= _forward_ms(ada, rows[other], rates) / _forward_ms(ada, known[other], rates)
+        return ms
 
 
-def _forward_ms(bundle: Bundle, row: Array, rates: Rates) -> float:
-    efficiency = np.exp(bundle.trees["attention"].predict(attention_features(row, rates)))
-    return float((attention_baseline_ms(row, rates) * efficiency)[0])
+def _bundle(name: str) -> Bundle:
+    bundle = load_bundle(name)
+    assert bundle is not None
+    return bundle
+
+
+def _forward_ms(bundle: Bundle, rows: Array, rates: Rates) -> Array:
+    efficiency = np.exp(bundle.trees["attention"].predict(attention_features(rows, rates)))
+    return np.asarray(attention_baseline_ms(rows, rates) * efficiency)
 
 
 def _row(shape: Attention) -> Array:

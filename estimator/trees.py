@@ -13,16 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _LEAF = 255
+_ROWS = 128
 _FIELDS = ("feature", "bin", "payload", "roots", "thresholds", "offsets", "constants")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TreeEnsemble:
     """See the module's docstring.
 
@@ -43,25 +45,42 @@ class TreeEnsemble:
         """The most by which a prediction can differ from the unrounded trees'."""
         return float(len(self.roots) * self.constants[1] / 2)
 
+    @cached_property
+    def _nodes(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+        """Per node: its feature (0 in leaves), where it sends a row (left, right; a leaf to itself), whether it is a leaf."""
+        here, leaf = np.arange(len(self.feature), dtype=np.int32), self.feature == _LEAF
+        root = np.repeat(self.roots, np.diff(np.append(self.roots, len(here))))
+        right = root + self.payload.view(np.uint16)
+        children = np.stack([np.where(leaf, here, here + 1), np.where(leaf, here, right)], axis=1)
+        return np.where(leaf, 0, self.feature).astype(np.int32), children.astype(np.int32).ravel(), leaf
+
     def predict(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """The ensemble's value for every row of features."""
-        if not len(rows):
-            return np.zeros(0)
         bins = np.empty(rows.shape, dtype=np.uint8)
         for f in range(rows.shape[1]):
             edges = self.thresholds[self.offsets[f] : self.offsets[f + 1]]
             bins[:, f] = np.searchsorted(edges, rows[:, f], side="left")
-        row = np.arange(len(rows))[:, None]
-        roots = self.roots[None, :].astype(np.int64)
-        node = np.repeat(roots, len(rows), axis=0)
-        right = self.payload.view(np.uint16)
-        for _ in range(int(self.constants[2])):
-            feature = self.feature[node]
-            leaf = feature == _LEAF
-            goes_left = bins[row, np.where(leaf, 0, feature)] <= self.bin[node]
-            node = np.where(leaf, node, np.where(goes_left, node + 1, roots + right[node]))
-        leaves = self.payload[node].astype(np.float64)
-        return np.asarray(self.constants[0] + self.constants[1] * leaves.sum(axis=1))
+        parts = [self._leaves(bins[i : i + _ROWS]) for i in range(0, len(rows), _ROWS)]
+        return np.asarray(self.constants[0] + self.constants[1] * np.concatenate([np.zeros(0), *parts]))
+
+    def _leaves(self, bins: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """The sum of the leaves' values for every row of bins, few enough to stay in the cache.
+
+        All (row, tree) pairs go down together; those that have reached their leaf are left behind now and then.
+        """
+        feature, children, leaf = self._nodes
+        rows, trees = len(bins), len(self.roots)
+        found = np.tile(self.roots, rows)
+        pairs, node = np.arange(rows * trees), found
+        values, first = bins.ravel(), np.repeat(np.arange(rows) * bins.shape[1], trees)
+        for depth in range(int(self.constants[2])):
+            node = children[2 * node + (values[first + feature[node]] > self.bin[node])]
+            if depth % 2:
+                found[pairs] = node
+                going = ~leaf[node]
+                pairs, node, first = pairs[going], node[going], first[going]
+        found[pairs] = node
+        return np.asarray(self.payload[found].astype(np.float64).reshape(rows, trees).sum(axis=1))
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
         """The ensemble as named arrays, for an .npz file of several ensembles."""

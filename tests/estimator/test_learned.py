@@ -118,6 +118,25 @@ def test_kernels_differ_where_they_do_on_the_gpu(meta: Meta) -> None:
     assert dropped == pytest.approx(1.3 * flash)
 
 
+@pytest.mark.parametrize("gpu", LEARNED)
+def test_a_batch_of_attentions_equals_each_alone(gpu: str, meta: Meta) -> None:
+    """Kernels, head sizes, masks and passes that are priced by different trees keep their places in the batch."""
+    q = meta((1, 8, 1000, 80))
+    unmasked = Signature("aten._scaled_dot_product_flash_attention.default", (q, q, q), (q,), (("is_causal", False),))
+    product = Signature("aten.mm.default", (meta((64, 64)), meta((64, 64))), (meta((64, 64)),))
+    batch = [_attention(meta, kind, 2048, backward=b) for kind in ("flash", "cudnn", "efficient") for b in (False, True)]
+    batch = [batch[0], product, unmasked, *batch[1:]]
+    model = LearnedAttention(load_hardware(gpu))
+    together = model.estimate(batch)
+    assert together[1] is None
+    for signature, answer in zip(batch, together, strict=True):
+        (alone,) = model.estimate([signature])
+        assert (alone is None) == (answer is None)
+        if alone is not None and answer is not None:
+            assert answer.ms == pytest.approx(alone.ms, rel=1e-12)
+            assert answer[1:] == alone[1:]
+
+
 def test_flash_on_hopper_is_near_published_rates(meta: Meta) -> None:
     """FlashAttention-2 forward on an H100, causal, head size 128, 8192 tokens: published 300 to 420 TFLOP/s."""
     (answer,) = LearnedAttention(H100).estimate([_attention(meta, "flash", 8192)])

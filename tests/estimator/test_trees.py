@@ -38,6 +38,13 @@ def test_equals_scikit_learn_up_to_its_rounding(fitted: tuple, seed: int, rows: 
     assert trees.rounding_error < 1e-3
 
 
+def test_a_batch_equals_its_rows(fitted: tuple) -> None:
+    """300 rows, more than go down together, get to the bit what each of them gets alone."""
+    _, trees = fitted
+    x, _ = _data(3, 300)
+    assert trees.predict(x).tolist() == [float(trees.predict(x[i : i + 1])[0]) for i in range(len(x))]
+
+
 def test_survives_a_file(fitted: tuple, tmp_path: object) -> None:
     """Written to .npz and read without pickles, it predicts the same."""
     _, trees = fitted
