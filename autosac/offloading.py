@@ -95,7 +95,7 @@ class Offloading:
             return best, ("no plan that offloads to host memory has a shorter step",)
         found = min(fitting, key=lambda c: c.simulation.step_ms)
         return found, (
-            f"up to {format_bytes(self._host_bytes(found.plan))} wait in host memory; the step is "
+            f"up to {format_bytes(self._host_bytes(found.plan))} of each GPU wait in host memory; the step is "
             f"{format_ms(best.simulation.step_ms - found.simulation.step_ms)} shorter than without offloading",
         )
 
