@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from fit_memory import read as read_memory
 from fit_models import consensus
 from measurements import GPUS, Array, attention, gemm
 
-from autosac.estimator import AlphaBeta, ChunkModel, Cluster, LogSigmoid, load_hardware
+from autosac.estimator import AlphaBeta, ChunkModel, Cluster, LogSigmoid, load_hardware, price
 from autosac.estimator.features import (
     Rates,
     attention_baseline_ms,
@@ -30,7 +32,9 @@ from autosac.estimator.features import (
 from autosac.estimator.learned import MODELS, load_bundle
 from autosac.estimator.models import CollectiveModel
 from autosac.files import write_text_atomically
+from autosac.trace import Op, Phase, Signature, TensorMeta, Trace
 
+_OPERATORS = 50_000
 _ROOFLINE_EFFICIENCY = {"matmul": 0.72, "attention": 0.60}
 
 
@@ -91,6 +95,7 @@ def _noise_line(data: Path, gpu: str) -> str | None:
 
 def _collective_lines(data: Path) -> list[str]:
     lines = []
+    everything: list[list[float]] = [[], [], []]
     for link, (system, gpu) in LINKS.items():
         hardware = load_hardware(gpu)
         node = Cluster(
@@ -106,10 +111,48 @@ def _collective_lines(data: Path) -> list[str]:
         for kind in KINDS:
             rows = [row for row in read(data, system, kind) if is_held_out(row[1])]
             cells = []
-            for model in models:
+            for model, found in zip(models, everything, strict=True):
                 errors = [abs(model.estimate(kind, s, node.place(range(n))).ms * 1e3 / t - 1) for n, s, t in rows]
+                found += errors
                 cells.append(f"{np.median(errors):.1%}")
             lines.append(f"| {link} ({gpu}) | {kind} | {len(rows)} | " + " | ".join(cells) + " |")
+    medians = " | ".join(f"{np.median(found):.1%}" for found in everything)
+    return [*lines, f"| all | all | {len(everything[0])} | {medians} |"]
+
+
+def _made_up(distinct: int) -> Trace:
+    """A trace of 50,000 operators with so many distinct signatures: products, additions and attentions of random sizes."""
+    generator = np.random.default_rng(0)
+
+    def tensor(*shape: int) -> TensorMeta:
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return TensorMeta(shape, tuple(strides), "bfloat16")
+
+    def signature(number: int) -> Signature:
+        m, n, k = (int(size) for size in generator.integers(64, 16384, 3))
+        if number % 10 < 4:
+            return Signature("aten.mm.default", (tensor(m, k), tensor(k, n)), (tensor(m, n),))
+        if number % 10 < 9:
+            return Signature("aten.add.Tensor", (tensor(m, n), tensor(m, n)), (tensor(m, n),))
+        q = tensor(4, 32, k, 128)
+        return Signature("aten._scaled_dot_product_flash_attention.default", (q, q, q), (q,), (("is_causal", True),))
+
+    return Trace(
+        info={}, signatures=tuple(signature(i) for i in range(distinct)), storages=(), modules=("",), module_parents=(-1,),
+        module_classes=("Model",), sources=("",), groups=(), prologue=(),
+        events=tuple(Op(i % distinct, 0, 0, Phase.FORWARD, 0, (), ()) for i in range(_OPERATORS)),
+    )  # fmt: skip
+
+
+def _speed_lines() -> list[str]:
+    lines = ["| operators | distinct signatures | seconds of one processor |", "|---|---|---|"]
+    for distinct in (500, 5000, _OPERATORS):
+        trace, seconds = _made_up(distinct), []
+        for _ in range(3):
+            begin = time.process_time()
+            price(trace, load_hardware("h100-sxm-80gb"))
+            seconds.append(time.process_time() - begin)
+        lines.append(f"| {_OPERATORS:,} | {distinct:,} | {min(seconds):.2f} |")
     return lines
 
 
@@ -148,6 +191,14 @@ def report(data: Path) -> str:
         "## Memory-bound operators",
         "",
         _memory_summary(data),
+        "",
+        "## Pricing a trace",
+        "",
+        "Every distinct signature is priced once, all in one batch. The step of a model of any size has some hundreds of them.",
+        "",
+        *_speed_lines(),
+        "",
+        f"The fitted models take {sum(f.stat().st_size for f in MODELS.iterdir()) / 1e6:.1f} MB on the disk.",
         "",
     ]
     return "\n".join(lines)
