@@ -121,11 +121,14 @@ def _wanted(arguments: argparse.Namespace, gpu: TargetGPU | None) -> tuple[tuple
     from autosac.capture.eager import EagerRequest, capture_eager
     from autosac.capture.target import TargetGPU
     from autosac.estimator.calibration.campaign import by_value
-    from autosac.estimator.calibration.host import Probe, probes
+    from autosac.estimator.calibration.host import Probe, checkpoint_probes, probes
     from autosac.estimator.calibration.sweep import Scale, sweep_step
 
     request = EagerRequest(gpu=gpu or TargetGPU(), target="cpu" if gpu is None else "gpu")
     probed = {name: Probe(make, capture_eager(make, request)) for name, make in probes().items()}
+    if gpu is None:
+        for name, (make, selective) in checkpoint_probes().items():
+            probed[name] = Probe(make, capture_eager(make, request), selective)
     if arguments.job is not None:
         return by_value(_job_trace(arguments, gpu), _REFERENCE_GPU), False, probed
     rounds = min(max(1, int(arguments.minutes * _ROUNDS_A_MINUTE)), _MOST_ROUNDS)

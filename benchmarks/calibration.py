@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
 
 import autosac
@@ -109,9 +110,13 @@ class Residual(nn.Module):
         return torch.relu(x + self.body(x))
 
 
-def _language(device: torch.device, *, batch: int, length: int, optimizer: Any, **shape: Any) -> Any:
+def _language(
+    device: torch.device, *, batch: int, length: int, optimizer: Any, checkpointed: bool = False, **shape: Any
+) -> Any:
     with device:
         model = Transformer(length=length, **shape)
+    if checkpointed:
+        model.blocks = nn.Sequential(*(checkpoint_wrapper(block, early_stop=False) for block in model.blocks))
     stepper = optimizer(model.parameters())
     tokens = torch.randint(0, shape["words"], (batch, length), device=device)
 
@@ -169,6 +174,10 @@ MODELS: dict[str, MakeStep] = {
     ),
     "llama, tiny": partial(
         _language, batch=2, length=32, words=256, width=64, heads=2, layers=6, llama=True, optimizer=adamw
+    ),
+    "llama, tiny, checkpointed": partial(
+        _language, batch=2, length=32, words=256, width=64, heads=2, layers=6, llama=True, optimizer=adamw,
+        checkpointed=True,
     ),
     "mlp": partial(_classifier, parts=partial(_dense, 768, 4, nn.ReLU), inputs=(256, 768)),
     "mlp, wide": partial(_classifier, parts=partial(_dense, 1536, 3, nn.GELU), inputs=(512, 1536)),

@@ -30,7 +30,17 @@ _EFFICIENCIES = (
     "sustained",
 )
 
-_HOST_COSTS = ("eager_op_us", "backward_op_us", "optimizer_op_us", "view_op_us", "module_us")
+_HOST_COSTS = (
+    "eager_op_us",
+    "backward_op_us",
+    "optimizer_op_us",
+    "view_op_us",
+    "module_us",
+    "recompute_op_us",
+    "checkpoint_us",
+    "selective_op_us",
+    "saved_op_us",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

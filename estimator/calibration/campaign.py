@@ -278,7 +278,7 @@ def _host(campaign: Campaign, calibrated: Calibrated, measured: Mapping[Signatur
         answers = zip(*(model.estimate(asked) for model in models), strict=True)
         operators.append(sum(next((e.ms for e in both if e is not None), 0.0) for both in answers))
     probes = campaign.probes.values()
-    return fit_host([p.trace for p in probes], measure_probes([p.make_step for p in probes], device), operators)
+    return fit_host(list(probes), measure_probes([p.make_step for p in probes], device), operators)
 
 
 class _Known:

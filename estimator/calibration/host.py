@@ -6,8 +6,15 @@ step's events of each kind e, the costs h_e solve
     min over h >= 0 of  sum over steps of ((sum_e n_e h_e + d - t) / t)^2
 
 where t is the measured step and d what its operators take by themselves: on a CPU their calibrated times, which have the
-dispatch in them; nothing on a GPU, which works beside its host. Kinds: operators of the forward, of the backward and of the
-optimizer, views, entries and exits of modules.
+dispatch in them; nothing on a GPU, which works beside its host. n_e is what a host model charges for that costs 1 for e and
+nothing for all others, since the step's host time is linear in the costs. They are fitted in three groups (`GROUPS`), each
+from the steps that have nothing of a later group, with the earlier groups' costs given:
+
+    1  operators of the forward, of the backward and of the optimizer, views, entries and exits of modules
+    2  checkpointing: what begins a recomputation, and what its hooks cost every operator that is recomputed
+    3  selective checkpointing: its dispatch mode, for every operator, and for every one that is saved
+
+The last two are measured on a CPU only; on a GPU they are stated relative to an operator's cost (`HostModel.scaled`).
 """
 
 from __future__ import annotations
@@ -15,26 +22,38 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from autosac.estimator.calibration.timing import cpu_clock
-from autosac.trace import ModuleEnter, ModuleExit, Op, Phase, Trace
+from autosac.runtime_sim.host import INSTANT_HOST, HostModel, host_costs
+from autosac.trace import Trace
 
-FIELDS = ("eager_op_us", "backward_op_us", "optimizer_op_us", "view_op_us", "module_us")
+GROUPS = (
+    ("eager_op_us", "backward_op_us", "optimizer_op_us", "view_op_us", "module_us"),
+    ("recompute_op_us", "checkpoint_us"),
+    ("selective_op_us", "saved_op_us"),
+)
+FIELDS = tuple(itertools.chain.from_iterable(GROUPS))
 _STEPS, _WARM_UP = 15, 4
+_UNITS = 4
+_SAVED = ("addmm", "mm", "gelu", "silu", "sigmoid", "_softmax", "relu", "tanh", "mul", "native_layer_norm")
 MakeStep = Callable[[torch.device], Any]
 
 
 class Probe(NamedTuple):
-    """A tiny step: how to make it, and what it asks of the device."""
+    """A tiny step: how to make it, what it asks of the device, which of its modules are checkpointed selectively."""
 
     make_step: MakeStep
     trace: Trace
+    selective: tuple[str, ...] = ()
 
 
 class _Views(nn.Module):
@@ -85,6 +104,37 @@ def _mixture() -> list[nn.Module]:
     ]  # fmt: skip
 
 
+def _checkpointed(part: nn.Module, saved: tuple[str, ...] | None = None) -> nn.Module:
+    """Recomputes `part` as plans do; selectively, keeping the operators that are named, if any are given (or none: `()`)."""
+    settings: dict[str, Any] = {"preserve_rng_state": True, "early_stop": False}
+    if saved is not None:
+
+        def decide(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            name = operator.overloadpacket.__name__
+            return CheckpointPolicy.MUST_SAVE if name in saved else CheckpointPolicy.MUST_RECOMPUTE
+
+        settings["context_fn"] = lambda: create_selective_checkpoint_contexts(decide)
+    return checkpoint_wrapper(part, **settings)
+
+
+def checkpoint_probes() -> dict[str, tuple[MakeStep, tuple[str, ...]]]:
+    """Tiny steps under checkpointing, by name, with the modules that have selective modes: large and small units."""
+
+    def make(parts: Callable[[], list[nn.Module]]) -> MakeStep:
+        return lambda device: _step_of(parts, None, device)
+
+    def mixtures(saved: tuple[str, ...] | None = None) -> list[nn.Module]:
+        return [_checkpointed(nn.Sequential(*_mixture()), saved) for _ in range(_UNITS)]
+
+    units = tuple(map(str, range(_UNITS)))
+    return {
+        "units": (make(mixtures), ()),
+        "small units": (make(lambda: [*_mixture(), *(_checkpointed(nn.Linear(16, 16)) for _ in range(24))]), ()),
+        "selective, nothing saved": (make(lambda: mixtures(())), units),
+        "selective, half saved": (make(lambda: mixtures(_SAVED)), units),
+    }
+
+
 def probes() -> dict[str, MakeStep]:
     """The tiny steps, by name: the same mixture, with more of one kind of event in each."""
 
@@ -120,26 +170,37 @@ def measure_probes(made: Sequence[MakeStep], device: torch.device) -> list[float
     return [statistics.quantiles(found, n=4)[0] for found in times]
 
 
-def event_counts(trace: Trace) -> NDArray[np.float64]:
-    """How many events of each of FIELDS the step has."""
-    counts = dict.fromkeys(FIELDS, 0.0)
-    for event in trace.events:
-        if type(event) is Op:
-            signature = trace.signatures[event.signature]
-            by_phase = {Phase.BACKWARD: "backward_op_us", Phase.OPTIMIZER: "optimizer_op_us"}
-            counts["view_op_us" if signature.is_view else by_phase.get(event.phase, "eager_op_us")] += 1
-        elif isinstance(event, ModuleEnter | ModuleExit) and event.phase != Phase.BACKWARD:
-            counts["module_us"] += 1
-    return np.array([counts[name] for name in FIELDS])
+def event_counts(probe: Probe) -> NDArray[np.float64]:
+    """How often the step pays each of FIELDS."""
+    return np.array([_host_ms(probe, INSTANT_HOST, **{name: 1e3}) for name in FIELDS])  # a millisecond for each
 
 
-def fit_host(traces: Sequence[Trace], step_ms: Sequence[float], operators_ms: Sequence[float]) -> dict[str, float]:
-    """The host's costs in microseconds, by field."""
+def _host_ms(probe: Probe, host: HostModel, **costs_us: Any) -> float:
+    """What the step costs a host with these costs in place of its own."""
+    return float(host_costs(probe.trace, replace(host, **costs_us), probe.selective).sum())
+
+
+def fit_host(probed: Sequence[Probe], step_ms: Sequence[float], operators_ms: Sequence[float]) -> dict[str, float]:
+    """The host's costs in microseconds, by field; fields that no step pays are left out.
+
+    What else the default host model charges (long lists of tensors) is taken off first, since predictions charge it too.
+    """
     measured = np.array(step_ms)
-    counts = np.array([event_counts(trace) for trace in traces]) / 1e3
-    wanted = np.maximum(measured - np.array(operators_ms), 0.0) / measured
-    solution = nonnegative_least_squares(counts / measured[:, None], wanted)
-    return {name: round(float(value), 4) for name, value in zip(FIELDS, solution, strict=True)}
+    counts = np.array([event_counts(probe) for probe in probed]) / 1e3
+    others = np.array([_host_ms(probe, HostModel(), **dict.fromkeys(FIELDS, 0.0)) for probe in probed])
+    left = np.maximum(measured - np.array(operators_ms) - others, 0.0)
+    group_of = np.repeat(np.arange(len(GROUPS)), [len(group) for group in GROUPS])
+    last = np.where(counts > 0, group_of, -1).max(axis=1)
+    found: dict[str, float] = {}
+    for number, group in enumerate(GROUPS):
+        rows, columns = np.flatnonzero(last == number), np.flatnonzero(group_of == number)
+        if not rows.size:
+            continue
+        weighted = counts[np.ix_(rows, columns)] / measured[rows, None]
+        costs = nonnegative_least_squares(weighted, left[rows] / measured[rows])
+        left -= counts[:, columns] @ costs
+        found |= {name: round(float(value), 4) for name, value in zip(group, costs, strict=True)}
+    return found
 
 
 def nonnegative_least_squares(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:

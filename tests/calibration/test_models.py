@@ -17,9 +17,11 @@ from autosac.errors import HardwareError
 from autosac.estimator import AlphaBeta, Placement, load_hardware
 from autosac.estimator.calibration import Calibrated, CalibratedCollectives, CalibratedOperators, load_calibrated
 from autosac.estimator.calibration.gaussian import GaussianProcess, fit_gaussian
-from autosac.estimator.calibration.host import nonnegative_least_squares
+from autosac.estimator.calibration.host import FIELDS, Probe, fit_host, nonnegative_least_squares
 from autosac.estimator.calibration.host_memory import HostMemory
 from autosac.estimator.calibration.shapes import shape_of
+from autosac.runtime_sim.host import HostModel, host_costs
+from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Signature, TensorMeta, Trace
 
 PLACE = Placement(
     ranks=2, nodes=1, ranks_per_node=2, racks=1, intra_gbps=100.0, intra_latency_us=1.0, inter_gbps=1.0, inter_latency_us=1.0
@@ -137,3 +139,42 @@ def test_damaged_files_are_refused(tmp_path: Path, change: dict[str, Any], text:
     with pytest.raises(HardwareError, match=text) as error:
         load_calibrated(str(path))
     assert "\n" not in str(error.value)
+
+
+def _probe(forward: int, backward: int, optimizer: int, views: int, modules: int, units: tuple[int, ...] = (),
+           selective: bool = False) -> Probe:  # fmt: skip
+    """A step with so many events of each kind; `units`: operators that each checkpointed module recomputes."""
+    tensor = TensorMeta((4,), (1,), "float32")
+    operator = Signature("aten.add.Tensor", (tensor,), (tensor,))
+    view = Signature("aten.t.default", (tensor,), (tensor,), is_view=True)
+
+    def issue(kind: int, count: int, phase: Phase, module: int = 0) -> list[Event]:
+        return [Op(kind, 0, module, phase, 0, (), ())] * count
+
+    events = [*issue(0, forward, Phase.FORWARD, 1), *issue(1, views, Phase.FORWARD)]
+    events += [ModuleEnter(1, Phase.FORWARD), ModuleExit(1, Phase.FORWARD)] * modules
+    for again in units:
+        events += issue(0, 1, Phase.BACKWARD)
+        events += [ModuleEnter(1, Phase.RECOMPUTE), *issue(0, again, Phase.RECOMPUTE, 1), ModuleExit(1, Phase.RECOMPUTE)]
+    events += [*issue(0, backward, Phase.BACKWARD), *issue(0, optimizer, Phase.OPTIMIZER)]
+    trace = Trace(
+        info={}, signatures=(operator, view), storages=(), modules=("", "a"), module_parents=(-1, 0),
+        module_classes=("M", "M"), sources=("",), groups=(), prologue=(), events=tuple(events),
+    )  # fmt: skip
+    return Probe(lambda device: None, trace, ("a",) if selective else ())
+
+
+def test_the_hosts_costs_are_found_again() -> None:
+    """Steps that a host of known costs issues give these costs, plain, checkpointed and selective ones."""
+    truth = dict(zip(FIELDS, (7.0, 5.0, 3.0, 2.0, 1.5, 40.0, 170.0, 20.0, 90.0), strict=True))
+    probed = [
+        _probe(10, 8, 0, 5, 2), _probe(30, 8, 0, 5, 2), _probe(10, 28, 0, 5, 2), _probe(10, 8, 20, 5, 2),
+        _probe(10, 8, 0, 40, 2), _probe(10, 8, 0, 5, 60),
+        _probe(10, 8, 0, 5, 2, (10,)), _probe(10, 8, 0, 5, 2, (1, 2, 3, 4)),
+        _probe(12, 8, 0, 5, 2, (12,), selective=True), _probe(12, 8, 0, 5, 2, (4,), selective=True),
+    ]  # fmt: skip
+    operators = [0.25] * len(probed)
+    host = HostModel(**truth)
+    steps = [0.25 + float(host_costs(p.trace, host, p.selective).sum()) for p in probed]
+    assert fit_host(probed, steps, operators) == pytest.approx(truth, abs=1e-3)
+    assert set(fit_host(probed[:6], steps[:6], operators[:6])) == set(FIELDS[:5])
