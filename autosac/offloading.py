@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from autosac.errors import InfeasibleError, UsageError
+from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.estimator import Hardware, Roofline
 from autosac.integrations.titan_settings import compiles_model
 from autosac.planner import Goal, Planner
@@ -72,6 +72,7 @@ class Offloading:
         self._verifier = verifier
         self._progress = progress
         self._verified: list[Candidate] = []
+        self._failures: dict[str, None] = {}
         self._planners = self._make_planners()
 
     def _make_planners(self) -> list[OffloadPlanner]:
@@ -88,19 +89,23 @@ class Offloading:
         if best.simulation.recompute_ms == 0:
             return best, ("nothing is recomputed that offloading could save",)
         for planner in self._planners:
-            self._try(planner, goal, best)
+            try:
+                self._try(planner, goal, best)
+            except CaptureError as e:  # the plan without offloading is there
+                self._failures[f"a plan that offloads could not be captured: {e}"] = None
         limit_ms = _SHORTER * best.simulation.step_ms
         fitting = [c for c in self._verified if c.fits(goal) and c.simulation.step_ms < limit_ms]
         if not fitting:
-            return best, ("no plan that offloads to host memory has a shorter step",)
+            return best, ("no plan that offloads to host memory has a shorter step", *self._failures)
         found = min(fitting, key=lambda c: c.simulation.step_ms)
         return found, (
             f"up to {format_bytes(self._host_bytes(found.plan))} of each GPU wait in host memory; the step is "
             f"{format_ms(best.simulation.step_ms - found.simulation.step_ms)} shorter than without offloading",
+            *self._failures,
         )
 
     def _try(self, planner: OffloadPlanner, goal: Goal, best: Candidate) -> None:
-        """Capture plans until one fits and uses the budget, or cannot save anything."""
+        """Capture plans until one fits and uses the budget, or cannot save anything. CaptureError."""
         aim = int(goal.budget_bytes * (1 + goal.utilisation) / 2)
         peak = best.simulation.peak_bytes(goal.budget_kind)
         promised = best.simulation.peak_active_bytes if best.solution is None else best.solution.peak_bytes

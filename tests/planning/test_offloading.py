@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from autosac.api import EagerCaptures
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.offloading import Offloading, link_bytes_per_ms, offloaded_items
 from autosac.plan_diff import compare_plans
 from autosac.planner import Goal, Planner
@@ -142,6 +142,22 @@ def test_a_longer_step_is_refused(without: Planned) -> None:
     found, notes = offloading.improved(BUDGET, best)
     assert deceived.captured > 0 and found is best
     assert notes == ("no plan that offloads to host memory has a shorter step",)
+
+
+def test_a_capture_that_fails_is_told(without: Planned) -> None:
+    """The plan without offloading is given, and why there is no other."""
+
+    class Failing:
+        """Captures nothing."""
+
+        def under(self, plan: Any) -> Simulation:
+            """The step under a plan."""
+            raise CaptureError("training step 1: no")
+
+    offloading = Offloading(Planner(captures(LINK_GBPS).observed(), BUDGET), Failing(), lambda _: None)
+    best = Candidate(plan=without.plan, simulation=without.simulation)
+    found, notes = offloading.improved(BUDGET, best)
+    assert found is best and notes[1:] == ("a plan that offloads could not be captured: training step 1: no",)
 
 
 def test_what_a_unit_may_offload_fits_its_forward() -> None:
