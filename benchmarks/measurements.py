@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,22 +59,33 @@ def rows(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
+def measured_ms(row: dict[str, str], column: str, path: Path) -> float:
+    """A measured time. ValueError, which names the file and the row, if it is not a positive number."""
+    try:
+        ms = float(row[column])
+    except ValueError:
+        ms = math.nan
+    if not math.isfinite(ms) or ms <= 0:
+        where = ", ".join(f"{name}={value}" for name, value in row.items() if name != column)
+        raise ValueError(f"{path}: {column} must be a positive number, not {row[column]!r} ({where[:200]})")
+    return ms
+
+
 def _collect(found: dict[tuple[float, ...], dict[str, float]], frameworks: tuple[str, ...]) -> Measured:
     present = tuple(name for name in frameworks if any(name in times for times in found.values()))
     shapes = sorted(found)
     ms = np.array([[found[shape].get(name, np.nan) for name in present] for shape in shapes])
-    if not np.isfinite(ms).any(axis=1).all() or (ms <= 0).any():
-        raise ValueError("measured times must be positive numbers")
     return Measured(shapes=np.array(shapes, dtype=np.float64), ms=ms, frameworks=present)
 
 
 def gemm(data: Path, gpu: str, dtype: str) -> Measured:
     """y[m, n] = x[m, k] W[n, k]^T: columns m, n, k. The frameworks call the same cuBLAS kernels (fp8: their own)."""
     found: dict[tuple[float, ...], dict[str, float]] = {}
-    for row in rows(data / "ops" / f"gemm_{GPUS[gpu]}.csv.gz"):
+    path = data / "ops" / f"gemm_{GPUS[gpu]}.csv.gz"
+    for row in rows(path):
         if row["gemm_dtype"] == dtype:
             shape = (float(row["m"]), float(row["n"]), float(row["k"]))
-            found.setdefault(shape, {})[row["framework"]] = float(row["latency_ms"])
+            found.setdefault(shape, {})[row["framework"]] = measured_ms(row, "latency_ms", path)
     return _collect(found, ("TRTLLM", "VLLM", "SGLang"))
 
 
@@ -88,21 +100,23 @@ def attention(data: Path, gpu: str) -> Measured:
             length, heads = float(row["seq_len"]), float(row["num_heads"])
             kv_heads = float(row.get("num_key_value_heads") or heads)
             shape = (float(row["batch_size"]), heads, kv_heads, length, length, float(row["head_dim"]), causal)
-            found.setdefault(shape, {})[row["framework"]] = float(row["latency_ms"])
+            found.setdefault(shape, {})[row["framework"]] = measured_ms(row, "latency_ms", path)
     return _collect(found, ("VLLM", "SGLang"))
 
 
 def attention_training(data: Path) -> list[dict[str, str]]:
     """Attention forward and backward in training: the rows of two cuDNN-frontend benchmarks, not deterministic."""
     path = data / "ops" / "sdpa_train_llama31_bf16_a100pcie_h200.csv"
-    return [row for row in rows(path) if row["deterministic_bwd"] == "False"]
+    chosen = [row for row in rows(path) if row["deterministic_bwd"] == "False"]
+    return [row for row in chosen if measured_ms(row, "time_ms", path)]
 
 
 def eager(data: Path) -> list[dict[str, str]]:
     """Eager PyTorch in Liger-Kernel's benchmarks: times of single modules."""
     path = data / "ops" / "liger_fused_vs_eager.csv.gz"
     providers = ("huggingface", "torch")
-    return [r for r in rows(path) if r["metric_name"] == "speed" and r["kernel_provider"] in providers]
+    chosen = [r for r in rows(path) if r["metric_name"] == "speed" and r["kernel_provider"] in providers]
+    return [row for row in chosen if measured_ms(row, "y_value_50", path)]
 
 
 def norms(data: Path) -> list[dict[str, str]]:
@@ -118,4 +132,5 @@ def collectives(data: Path) -> list[dict[str, str]]:
         row
         for row in rows(path)
         if row["nccl_dtype"] == "half" and not (row["system"] == "l40s" and float(row["bytes"]) > 2**25)
-    ]
+        and measured_ms(row, "latency_ms", path)
+    ]  # fmt: skip
