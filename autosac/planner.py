@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from autosac.errors import UsageError
+from autosac.integrations.titan_settings import compiles_model
 from autosac.mirror import mirrored
 from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
 from autosac.policies import UnitPolicies
@@ -190,7 +191,11 @@ class Planner:
         return StepCosts(self.base, self.problem, recompute_ms)
 
     def costs(self) -> Costs | None:
-        """What the step pays for recomputation; None if that is its time everywhere."""
+        """What the step pays for recomputation; None if that is its time everywhere, or cannot be told (the job is compiled,
+        the captured step is not).
+        """
+        if compiles_model(self.base.trace.info.get("job_settings", {})):
+            return None
         return self._step_costs.initial()
 
     def refined(self, costs: Costs, plan: Plan) -> Costs:

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from autosac.derivation import Captures as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
+from autosac.integrations.titan_settings import compiles_model
 from autosac.offloading import Offloading
 from autosac.planner import Goal, Planner, full_plan, plan_of
 from autosac.plans import Plan, Prediction
+from autosac.quantities import format_ms
 from autosac.search import Candidate, Search
 from autosac.simulation import Simulation
 
@@ -91,8 +94,8 @@ def make_plans(
     found: dict[int, tuple[Candidate, tuple[str, ...]] | InfeasibleError] = {}
     for budget_bytes in sorted(budgets_bytes):
         wanted = replace(goal, budget_bytes=budget_bytes)
-        if base.peak_bytes(goal.budget_kind) <= budget_bytes:
-            best = Candidate(plan=plan_of(base, wanted, ()), simulation=base)
+        if baselines["none"].peak_bytes(goal.budget_kind) <= budget_bytes:
+            best = Candidate(plan=plan_of(base, wanted, ()), simulation=baselines["none"])
             found[budget_bytes] = best, ("the step fits the budget without any checkpointing",)
             continue
         if search is None or derivation is None:
@@ -107,7 +110,8 @@ def make_plans(
             found[budget_bytes] = best, (*search.notes(wanted, best), *hosted, *derivation.notes())
         except InfeasibleError as e:
             found[budget_bytes] = e
-    predictions = {name: simulation.prediction() for name, simulation in baselines.items()}  # the last are waited for here
+    predict = partial(_prediction, baselines["none"])
+    predictions = {name: predict(simulation) for name, simulation in baselines.items()}  # the last are waited for here
     failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
 
     def planned(budget_bytes: int) -> Planned | InfeasibleError:
@@ -115,7 +119,18 @@ def make_plans(
         if isinstance(answer, InfeasibleError):
             return answer
         best, notes = answer
-        return _planned(best, replace(goal, budget_bytes=budget_bytes), predictions, (*notes, *failures))
+        own = predict(best.simulation)
+        faster = tuple(
+            f"the job's own {name} fits as well and is faster, by {format_ms(own.step_ms - other.step_ms)}"
+            for name, other in predictions.items()
+            if baselines[name].peak_bytes(goal.budget_kind) <= budget_bytes and other.step_ms < 0.999 * own.step_ms
+        )
+        plan = replace(
+            best.plan,
+            made_for=replace(best.plan.made_for, budget_bytes=budget_bytes),
+            predictions={"autosac": own, **predictions},
+        )
+        return Planned(plan=plan, simulation=best.simulation, notes=(*notes, *faster, *failures))
 
     return tuple(map(planned, budgets_bytes))
 
@@ -157,16 +172,14 @@ def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]
     if count < 2:
         raise UsageError("a Pareto curve needs at least two budgets")
     baselines = captures.baselines()
-    high = captures.observed().peak_bytes(kind)
+    high = baselines["none"].peak_bytes(kind)
     low = min(simulation.peak_bytes(kind) for simulation in baselines.values())
     return tuple(low + (high - low) * i // (count - 1) for i in range(count))
 
 
-def _planned(best: Candidate, goal: Goal, baselines: Mapping[str, Prediction], notes: tuple[str, ...]) -> Planned:
-    """The candidate as the answer to a goal: it states its own budget and the predictions beside its own."""
-    plan = replace(
-        best.plan,
-        made_for=replace(best.plan.made_for, budget_bytes=goal.budget_bytes),
-        predictions={"autosac": best.simulation.prediction(), **baselines},
-    )
-    return Planned(plan=plan, simulation=best.simulation, notes=notes)
+def _prediction(none: Simulation, simulation: Simulation) -> Prediction:
+    """A step's prediction. Recomputation is a part of a compiled backward: there, it is what the step takes longer for it."""
+    prediction = simulation.prediction()
+    if not compiles_model(simulation.trace.info.get("job_settings", {})):
+        return prediction
+    return replace(prediction, recompute_ms=max(0.0, prediction.step_ms - none.step_ms))

@@ -166,7 +166,7 @@ class Search:
     def _uses(candidate: Candidate, goal: Goal) -> bool:
         """There is nothing to gain from what the plan leaves of the budget."""
         peak = candidate.simulation.peak_bytes(goal.budget_kind)
-        return peak >= goal.utilisation * goal.budget_bytes or candidate.simulation.recompute_ms == 0
+        return peak >= goal.utilisation * goal.budget_bytes or not any(unit.recompute_ms for unit in candidate.plan.units)
 
     def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
         """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host

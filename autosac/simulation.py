@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from autosac.capture.target import TargetGPU
 from autosac.estimator import Cluster, Hardware, Pricing, default_cluster, load_cluster, load_hardware, price
+from autosac.integrations.titan_settings import compiles_model
 from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
@@ -239,15 +240,20 @@ def _serial(simulation: Simulation, event_ms: NDArray[np.float64]) -> NDArray[np
 
 
 def selective_modules_of(info: dict[str, Any], modules: Sequence[str]) -> tuple[str, ...]:
-    """The modules that run under selective checkpointing modes when TorchTitan's own "selective-op" is on."""
-    if info.get("checkpointing") != "selective-op":
+    """The modules that run under selective checkpointing modes when TorchTitan's own "selective-op" is on.
+
+    None of a compiled model: its modes run once, while it is compiled.
+    """
+    if info.get("checkpointing") != "selective-op" or compiles_model(info.get("job_settings", {})):
         return ()
     return tuple(name for name in modules if name.rpartition(".")[0] == "layers" and name != "layers")
 
 
 def simulation_of(trace: Trace, target: Target, plan: Plan | None = None) -> Simulation:
     """The simulation of a captured step, which pays for selective checkpointing on the host where it is used."""
-    if plan is not None:
+    if plan is not None and compiles_model(trace.info.get("job_settings", {})):
+        selective: tuple[str, ...] = ()
+    elif plan is not None:
         selective = tuple(
             unit.fqn for unit in plan.units if unit.fqn in trace.modules and any(d.keep for d in unit.decisions)
         )

@@ -76,7 +76,7 @@ class TitanBatches:
 
     def unplanned(self, size: int) -> Unplanned:
         """All stages together."""
-        stages = [stage.observed() for stage in self._captures(size)]
+        stages = [stage.baseline("none") for stage in self._captures(size)]
         together: Sequence[Simulation] = Pipeline(stages=tuple(stages)).joined() if len(stages) > 1 else stages
         return Unplanned(
             tokens_per_second=together[0].throughput.tokens_per_second,

@@ -14,6 +14,7 @@ from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import CaptureError, UsageError
 from autosac.induction import Capturing, capturing, early_info
+from autosac.integrations.titan_settings import compiles_model
 from autosac.integrations.titan_version import check_job
 from autosac.open_sizes import routers_layer, with_open_sizes
 from autosac.plans import Plan
@@ -139,9 +140,11 @@ class TitanCaptures:
     def start(self, *names: str) -> None:
         """Begin to capture the step under some of BASELINES, unless that has begun."""
         for name in names:
-            if name not in self._started:
-                request = self._job.request(name, observe=name == "none")
-                self._started[name] = capturing(self._server, request, self._job.progress, whole=self._job.whole)
+            self._begin(name, self._job.request(name, observe=name == "none"))
+
+    def _begin(self, key: str, request: TitanRequest) -> None:
+        if key not in self._started:
+            self._started[key] = capturing(self._server, request, self._job.progress, whole=self._job.whole)
 
     def stages(self, name: str) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, this one's first, as soon as its capture tells."""
@@ -149,14 +152,21 @@ class TitanCaptures:
         return self._job.stages(early_info(self._started[name]))
 
     def baseline(self, name: str) -> Simulation:
-        """The step under one of BASELINES, of "none" with its regions observed. CaptureError if the job cannot run so."""
-        if name not in self._simulations:
-            self.start(name)
-            trace = self._started[name].result()
+        """The step under one of BASELINES. CaptureError if the job cannot run so."""
+        if name == "none" and not self.compiled:
+            return self.observed()
+        key = "none, compiled" if name == "none" else name
+        if key not in self._simulations:
             if name == "none":
-                trace = self._with_open_sizes(trace)
-            self._simulations[name] = simulation_of(trace, self._job.target)
-        return self._simulations[name]
+                self._begin(key, self._job.request("none"))
+            self.start(name)
+            self._simulations[key] = simulation_of(self._started[key].result(), self._job.target)
+        return self._simulations[key]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the job compiles its model. The observed step is of one that is not compiled."""
+        return compiles_model(self.observed().trace.info.get("job_settings", {}))
 
     def _with_open_sizes(self, trace: Trace) -> Trace:
         """The observed step, with the sizes left open that routing changes: what a plan may not insist on.
@@ -174,8 +184,12 @@ class TitanCaptures:
         return with_open_sizes(trace, self._server.capture(request))
 
     def observed(self) -> Simulation:
-        """The step without checkpointing, its regions observed."""
-        return self.baseline("none")
+        """The step without checkpointing, its regions observed; as it is without compilation."""
+        if "none" not in self._simulations:
+            self.start("none")
+            trace = self._with_open_sizes(self._started["none"].result())
+            self._simulations["none"] = simulation_of(trace, self._job.target)
+        return self._simulations["none"]
 
     def baselines(self) -> Mapping[str, Simulation]:
         """The step under each of BASELINES that the job can run under; `failures` says why not under the others.

@@ -16,13 +16,13 @@ class TitanRequest:
     """One capture of a TorchTitan job.
 
     `config_file` is the job's TOML, or MODULE:CONFIG for TorchTitan 0.3 (`autosac.integrations.titan_version`), `overrides`
-    TorchTitan's own command-line arguments. `checkpointing` replaces the job's
-    activation checkpointing: "job" (leave it), "none", "full", "selective-op", "selective-<N>", or "plan" with the file
-    `plan_file`. `observe` records the regions of all modules that could be checkpointed (implies "none"). `stage_inputs`:
-    with pipeline parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank
-    gives it in its trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` is
-    the index of a cut that is made where the layers are alike (`autosac.capture.layers`). `moe_load`: how tokens spread over
-    the experts of a mixture.
+    TorchTitan's own command-line arguments. `checkpointing` replaces the job's activation checkpointing: "job" (leave it),
+    "none", "full", "selective-op", "selective-<N>", or "plan" with the file `plan_file`. `observe` records the regions of all
+    modules that could be checkpointed (implies "none", and a model that is not compiled). `stage_inputs`: with pipeline
+    parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank gives it in its
+    trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` is the index of a cut
+    that is made where the layers are alike (`autosac.capture.layers`). `moe_load`: how tokens spread over the experts of a
+    mixture.
     """
 
     config_file: str | None

@@ -27,7 +27,7 @@ from autosac.capture.request import TitanRequest
 from autosac.capture.session import CaptureSession
 from autosac.errors import CaptureError
 from autosac.integrations import modules
-from autosac.integrations.titan_settings import check_settings
+from autosac.integrations.titan_settings import check_settings, compiles_model
 from autosac.integrations.titan_version import has_python_jobs, installed_version
 from autosac.plans import Plan
 from autosac.trace import Phase, Trace
@@ -147,6 +147,9 @@ def capture_titan(
     settings = adapter.settings(config)
     if request.plan_file is not None:
         check_settings(Plan.load(request.plan_file).made_for.job_settings, settings)
+    if request.observe and compiles_model(settings):
+        # A policy decides on the operators that the model calls, which compiled code does not.
+        config.compile.components = [component for component in config.compile.components if component != "model"]
     config, cut = cut_of(adapter, config, request)
     from autosac.capture.transforms import transform_of
 

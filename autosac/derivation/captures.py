@@ -8,6 +8,7 @@ from typing import Protocol
 from autosac.derivation.deriver import Deriver
 from autosac.derivation.steps import NotDerivableError
 from autosac.errors import CaptureError
+from autosac.integrations.titan_settings import compiles_model
 from autosac.plans import Plan, Unit
 from autosac.simulation import Simulation, simulation_of
 
@@ -34,8 +35,11 @@ class Derivation:
         self._derived: dict[int, Simulation] = {}
         self._captured: dict[tuple[Unit, ...], Simulation] = {}
         self._wrong = False
+        observed = captures.observed().trace
+        if compiles_model(observed.info.get("job_settings", {})):
+            return  # compiled steps run other operators than the observed one
         try:
-            self._deriver = Deriver(captures.observed().trace)
+            self._deriver = Deriver(observed)
             full = captures.baselines().get("full")
             if full is not None:
                 self._deriver.add(full.trace)

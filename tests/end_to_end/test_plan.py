@@ -148,3 +148,26 @@ def test_offloading_is_asked_for_by_a_flag(autosac: Run, job_file: str, tmp_path
     ran = autosac("plan", job_file, "--gpu", "b200-sxm-180gb", "--budget", "1.2GiB", "--offload", "-o", plan)
     assert ran.code == 0 and "host memory" in " ".join(ran.out.split())
     assert plan.exists()
+
+
+def test_a_compiled_job(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """The observed step is not compiled, those that the plan is verified by and shown beside are: they take what
+    `autosac simulate` says of the compiled job, and no host pays for selective checkpointing.
+    """
+    path, machine = tmp_path / "plan.json", (*GPU, "--budget", "1GiB", "--budget-kind", "active")
+    ran = autosac("plan", job_file, *machine, "-o", path, "--", "--compile.enable")
+    assert ran.code == 0, ran.err
+    plan = Plan.load(path)
+    stated, none = plan.predictions["autosac"], plan.predictions["none"]
+    assert plan.units and plan.made_for.job_settings["compile.enable"] == "True"
+    assert stated.peak_active_bytes <= 2**30 < none.peak_active_bytes
+    assert none.step_ms < stated.step_ms < plan.predictions["full"].step_ms
+    assert stated.recompute_ms == stated.step_ms - none.step_ms
+
+    def simulated(*arguments: object) -> Any:
+        return autosac("simulate", job_file, *GPU, *arguments, "--json", "--", "--compile.enable").document
+
+    assert simulated("--plan", path)["peak_active_bytes"] == stated.peak_active_bytes
+    assert simulated("--ac", "none")["step"]["step_ms"] == none.step_ms
+    compiled, eager = simulated("--ac", "selective-op"), autosac("simulate", job_file, *GPU, "--ac", "selective-op", "--json")
+    assert compiled["step"]["step_ms"] < eager.document["step"]["step_ms"]
