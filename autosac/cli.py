@@ -176,6 +176,10 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--interference", choices=("on", "off"), default="on",
         help="whether computation and communication slow each other down where they overlap (default on)",
     )  # fmt: skip
+    what.add_argument(
+        "--collectives", choices=("fitted", "alpha-beta", "chunks"), default="fitted",
+        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or NCCL's chunks",
+    )  # fmt: skip
     what.add_argument("--memory", action="store_true", help="show what the peak consists of")
     what.add_argument("--memory-html", type=Path, metavar="FILE", help="the memory timeline as a page")
     what.add_argument("--memory-png", type=Path, metavar="FILE", help="the memory timeline as a picture")

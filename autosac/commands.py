@@ -16,6 +16,7 @@ from autosac.capture.load import MoELoad
 from autosac.confidence import Confidence, confidence_of
 from autosac.draws import plan_over_draws, representative, statistics
 from autosac.errors import InfeasibleError, UsageError
+from autosac.estimator import AlphaBeta, ChunkModel
 from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
 from autosac.plan_diff import compare_plans
 from autosac.planning import Goal, Planned
@@ -232,9 +233,9 @@ def simulate(arguments: argparse.Namespace) -> None:
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         drawn = _drawn(arguments, progress)
         simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
-        if arguments.interference == "off":
-            drawn, others = [_undisturbed(one) for one in drawn], {m: _undisturbed(one) for m, one in others.items()}
-            simulation = _undisturbed(simulation)
+        target = _with_models(simulation.target, arguments)
+        drawn, others = [one.on(target) for one in drawn], {mode: one.on(target) for mode, one in others.items()}
+        simulation = simulation.on(target)
         _write_pictures(arguments, simulation)
         name = arguments.ac or (str(arguments.plan) if arguments.plan else "the job as it is")
         if drawn:
@@ -262,9 +263,14 @@ def simulate(arguments: argparse.Namespace) -> None:
             out.print(reports.mode_table(simulation, others))
 
 
-def _undisturbed(simulation: Simulation) -> Simulation:
-    """The step as if computation and communication did not slow each other down."""
-    return simulation.on(replace(simulation.target, overlap=NoInterference()))
+def _with_models(target: Target, arguments: argparse.Namespace) -> Target:
+    """The target with the models of overlap and of collectives that were asked for."""
+    if arguments.interference == "off":
+        target = replace(target, overlap=NoInterference())
+    if arguments.collectives != "fitted":
+        model = {"alpha-beta": AlphaBeta, "chunks": ChunkModel}[arguments.collectives]
+        target = replace(target, collectives=model(target.hardware))
+    return target
 
 
 def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:

@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.capture.target import TargetGPU
-from autosac.estimator import Cluster, Hardware, Pricing, default_cluster, load_cluster, load_hardware, price
+from autosac.estimator import (
+    Cluster,
+    CollectiveModel,
+    Hardware,
+    Pricing,
+    default_cluster,
+    load_cluster,
+    load_hardware,
+    price,
+)
 from autosac.integrations.titan_settings import compiles_model
 from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
@@ -38,6 +47,7 @@ class Target:
     """What a step is simulated for: a GPU in a cluster, with its allocator's settings and its host.
 
     `overlap`: how computation and communication disturb each other (`runtime_sim.NoInterference()`: not at all).
+    `collectives`: the model of collectives in place of the fitted one (`estimator.ChunkModel`, `estimator.Corrected`, ...).
     """
 
     hardware: Hardware
@@ -45,6 +55,7 @@ class Target:
     allocator: AllocatorConfig = field(default_factory=AllocatorConfig)
     host: HostModel = field(default_factory=HostModel)
     overlap: OverlapModel = field(default_factory=ConstantOverlap)
+    collectives: CollectiveModel | None = None
 
     @staticmethod
     def of(gpu: str, world_size: int, *, cluster: str | None = None, allocator: str = "") -> Target:
@@ -132,7 +143,8 @@ class Simulation:
     @cached_property
     def pricing(self) -> Pricing:
         """Device time of every event."""
-        return price(self.trace, self.target.hardware, self.target.cluster)
+        target = self.target
+        return price(self.trace, target.hardware, target.cluster, collectives=target.collectives)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -177,6 +189,8 @@ class Simulation:
 
     def on(self, target: Target) -> Simulation:
         """The same step on another target, all stages of its pipeline with it."""
+        if target is self.target:
+            return self
         if self.pipeline is None:
             return replace(self, target=target)
         stages = tuple(replace(stage, target=target) for stage in self.pipeline.stages)

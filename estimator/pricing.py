@@ -77,9 +77,14 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     return Models(operators=tuple(operators), collectives=collectives)
 
 
-def price(trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, models: Models | None = None) -> Pricing:
+def price(
+    trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, models: Models | None = None,
+    collectives: CollectiveModel | None = None,
+) -> Pricing:  # fmt: skip
     """Price every event of `trace` on `hardware` in `cluster` (default: the machines that this GPU usually
     comes in).
+
+    `models` or `collectives` (`AlphaBeta`, `ChunkModel`, `Corrected`, one of your own) serve in place of the default ones.
 
     float32 matrix products run at the plain float32 rate unless ``trace.info["float32_matmul_precision"]`` is
     "high" or "medium"; float32 convolutions use TF32, as cuDNN does in PyTorch, unless
@@ -92,10 +97,11 @@ def price(trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, m
         models = default_models(hardware, tf32=tf32, conv_tf32=trace.info.get("cudnn_allow_tf32", True) is not False)
     used = sorted({event.signature for event in trace.events if type(event) is Op})
     priced = [i for i in used if not trace.signatures[i].is_view and _on_device(trace.signatures[i])]
+    transfers = _transfers(trace, cluster, collectives or models.collectives)
     estimates: dict[int, Estimate] = dict(
         zip(priced, first_estimates(models.operators, [trace.signatures[i] for i in priced]), strict=True)
     )
-    pricing = _assemble(trace, estimates, _transfers(trace, cluster, models.collectives))
+    pricing = _assemble(trace, estimates, transfers)
     if hardware.device == "cpu" and hardware.calibrated:
         memory = load_calibrated(hardware.calibrated).memory
         if memory is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from autosac.estimator import Pricing
+from autosac.cli import main
+from autosac.estimator import Corrected, LogSigmoid, Pricing
 from autosac.reports import simulation_summary
 from autosac.runtime_sim import NoInterference
 from autosac.simulation import Simulation, Target
@@ -88,3 +91,58 @@ def test_interference_on_and_off_differ_in_the_report(job) -> None:
     assert on.step_ms > off.step_ms
     assert "slows computation beside it by 0.0 ms" in text(simulation_summary(off, "off"))
     assert "slows computation beside it by 0.0 ms" not in text(simulation_summary(on, "on"))
+
+
+@pytest.fixture
+def saved(job, tmp_path: Path) -> str:
+    """A captured step in a file: a gather of 64 MiB beside a product."""
+    trace = job().collective(0, work=1).op(0).wait_work(1).trace
+    gather = trace.events[0]._replace(nbytes=2**26)
+    trace = replace(trace, info=trace.info | {"world_size": 2}, events=(gather, *trace.events[1:]))
+    trace.save(tmp_path / "step.trace")
+    return str(tmp_path / "step.trace")
+
+
+def simulated(saved: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """What the command prints."""
+    assert main(["simulate", saved, "--gpu", "h100-sxm-80gb", "--quiet", *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_shows_what_time_consists_of(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables with --time, the same for machines with --json, neither without."""
+    title = "What the device time is priced by"
+    assert title in simulated(saved, capsys, "--time")
+    assert title not in simulated(saved, capsys)
+    document = json.loads(simulated(saved, capsys, "--time", "--json"))
+    assert {row["model"] for row in document["time"]["priced_by"]} == set(document["priced_ms_by_model"])
+    assert sum(row["ms"] for row in document["time"]["critical_path"]) == pytest.approx(document["step"]["step_ms"])
+    assert "time" not in json.loads(simulated(saved, capsys, "--json"))
+
+
+@pytest.mark.parametrize(("name", "source"), [("fitted", "log-sigmoid"), ("alpha-beta", "alpha-beta"), ("chunks", "chunks")])
+def test_models_of_collectives_can_be_chosen(
+    saved: str, capsys: pytest.CaptureFixture[str], name: str, source: str
+) -> None:
+    """The model that is asked for prices the gather."""
+    document = json.loads(simulated(saved, capsys, "--json", "--collectives", name))
+    assert source in document["priced_ms_by_model"]
+
+
+def test_interference_is_switched_off_by_the_command(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same step is as long or longer with interference, and says so."""
+    on, off = (json.loads(simulated(saved, capsys, "--json", "--interference", how))["step"] for how in ("on", "off"))
+    assert off["interference_ms"] == pytest.approx(0, abs=1e-9)
+    assert on["interference_ms"] > 1e-5
+    assert off["step_ms"] <= on["step_ms"]
+
+
+def test_observed_collectives_correct_a_prediction(job) -> None:
+    """Eq. 14 from end to end: after a gather was seen to take 5 ms, the step with it is predicted with 5 ms of transfer."""
+    trace = job().collective(0, work=1).wait_work(1).op(0).trace
+    simulation = Simulation(trace=trace, target=Target.of("h100-sxm-80gb", 2))
+    corrected = Corrected(LogSigmoid(simulation.target.hardware), learning_rate=1.0)
+    corrected.observe("all_gather", trace.events[0].nbytes, simulation.target.cluster.place((0, 1)), 5.0)
+    seen = simulation.on(replace(simulation.target, collectives=corrected))
+    assert simulation.breakdown.communication_ms < 0.1
+    assert seen.breakdown.communication_ms == pytest.approx(5.0)
