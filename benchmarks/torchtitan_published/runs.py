@@ -96,7 +96,7 @@ class Run:
             arguments += ["--parallelism.pipeline_parallel_schedule", self.schedule]
         if self.compiled:
             components = ("model", "loss") if self.era.compiles_loss else ("model",)
-            arguments += ["--compile.enable", "--compile.components", *components]
+            arguments += ["--compile.enable", "--compile.components", ",".join(components)]
         for policy in ("always", "never"):
             if f"reshard_after_forward={policy}" in self.notes:
                 arguments += ["--parallelism.fsdp_reshard_after_forward", policy]

@@ -52,6 +52,15 @@ def test_a_row_becomes_a_job(tmp_path: Path) -> None:
     assert "--compile.enable" in arguments
 
 
+@pytest.mark.parametrize(("date", "components"), [("2024-12", "model,loss"), ("2025-02", "model"), ("2025-06", "model,loss")])
+def test_compiled_parts_are_those_of_the_date(tmp_path: Path, date: str, components: str) -> None:
+    """The loss is compiled where TorchTitan did so then; the list is one argument, as TorchTitan reads lists."""
+    arguments = run(tmp_path, compile="yes", date=date).overrides()
+    assert arguments[arguments.index("--compile.components") + 1] == components
+    following = arguments[arguments.index("--compile.components") + 2 :]
+    assert not following or following[0].startswith("--")
+
+
 def test_out_of_memory_is_no_figure(tmp_path: Path) -> None:
     """The outcome is kept, and there is no memory to compare with."""
     one = run(tmp_path, mem_gib="OOM", tokens_per_s_per_gpu="", step_time_s="")
