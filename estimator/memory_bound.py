@@ -103,10 +103,12 @@ class Slowdown:
         return math.exp(sum(c * f for c, f in zip(coefficients, row_features(row_bytes), strict=True)))
 
 
-# Not measured: drawing random numbers, or walking a broadcast operand, takes a part of the bandwidth away.
+# Not measured: drawing random numbers, walking a broadcast operand, or finding which input an element comes from, takes a
+# part of the bandwidth away.
 _ESTIMATED = {
     "random_elementwise": Slowdown(constant=0.18, rel_std=0.2),
     "broadcast": Slowdown(constant=0.2, rel_std=0.2),
+    "assembled": Slowdown(constant=0.2, rel_std=0.2),
 }
 
 
@@ -143,9 +145,10 @@ def row_bytes(signature: Signature) -> float:
 
 
 def access(signature: Signature) -> str:
-    """How an elementwise kernel walks its memory: "elementwise" (vectorised), "strided" or "broadcast".
+    """How an elementwise kernel walks its memory: "elementwise" (vectorised), "strided", "broadcast" or "assembled".
 
-    Strided: an input of the output's size has another layout, or the table of a complex product is broadcast.
+    Strided: an input of the output's size has another layout, or the table of a complex product is broadcast. Assembled: an
+    input is a part of the output (concatenation, padding).
     """
     if not signature.outputs or signature.name.startswith("aten._foreach"):
         return "elementwise"  # each tensor of a list is walked on its own
@@ -157,10 +160,16 @@ def access(signature: Signature) -> str:
             continue
         smaller = math.prod(meta.shape) < size or any(s == 0 < n - 1 for n, s in zip(*meta[:2], strict=True))
         if smaller and not meta.dtype.startswith("complex"):
-            found = "broadcast"
+            found = "broadcast" if _spreads(meta, signature.outputs[0]) else "assembled"
         elif smaller or (math.prod(meta.shape) == size and _layout(meta) != out):
             return "strided"
     return found
+
+
+def _spreads(meta: TensorMeta, out: TensorMeta) -> bool:
+    """Whether the input's shape broadcasts to the output's."""
+    pairs = zip(reversed(meta.shape), reversed(out.shape), strict=False)
+    return len(meta.shape) <= len(out.shape) and all(n in (1, size) for n, size in pairs)
 
 
 def _layout(meta: TensorMeta) -> tuple[tuple[int, int], ...]:

@@ -189,7 +189,7 @@ def test_slowdown_by_hand() -> None:
 
 
 def test_how_a_kernel_walks_its_memory(meta: Meta) -> None:
-    """Vectorised if layouts agree, strided if one is transposed or sliced, broadcast if one is smaller."""
+    """Vectorised if layouts agree, strided if one is transposed or sliced, broadcast or assembled if smaller."""
     x = meta((64, 32), "float32")
     across = TensorMeta((64, 32), (1, 64), "float32")
     sliced = TensorMeta((64, 32), (64, 1), "float32")
@@ -200,6 +200,8 @@ def test_how_a_kernel_walks_its_memory(meta: Meta) -> None:
     cases = [(x, "elementwise"), (across, "strided"), (sliced, "strided"), (row, "broadcast"), (expanded, "broadcast")]
     for other, expected in [*cases, (table, "strided"), (scalar, "elementwise")]:
         assert access(Signature("aten.mul.Tensor", (x, other), (x,))) == expected
+    assert access(Signature("aten.cat.default", (x, x), (meta((128, 32), "float32"),))) == "assembled"
+    assert access(Signature("aten.constant_pad_nd.default", (x,), (meta((64, 40), "float32"),))) == "assembled"
 
 
 def test_rows_of_norms_and_softmax(meta: Meta) -> None:
