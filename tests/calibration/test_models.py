@@ -141,6 +141,23 @@ def test_damaged_files_are_refused(tmp_path: Path, change: dict[str, Any], text:
     assert "\n" not in str(error.value)
 
 
+def test_every_way_to_walk_memory_has_a_shape(op: Callable[..., Any], meta: Callable[..., Any]) -> None:
+    """Vectorised, broadcast, strided and assembled (concatenated, padded) operands are told apart from vectorised ones."""
+    x = meta((8, 16))
+    vectorised = op("add.Tensor", [x, x], [x])
+    others = [
+        op("add.Tensor", [x, meta((16,))], [x]),
+        op("add.Tensor", [x, meta((8, 16), stride=(1, 8))], [x]),
+        op("cat.default", [x, x], [meta((16, 16))]),
+        op("constant_pad_nd.default", [x], [meta((8, 20))]),
+    ]
+    plain = shape_of(vectorised)
+    assert plain is not None
+    for signature in others:
+        shape = shape_of(signature)
+        assert shape is not None and shape.features[2] > plain.features[2] == 0
+
+
 def _probe(forward: int, backward: int, optimizer: int, views: int, modules: int, units: tuple[int, ...] = (),
            selective: bool = False) -> Probe:  # fmt: skip
     """A step with so many events of each kind; `units`: operators that each checkpointed module recomputes."""
