@@ -10,6 +10,9 @@ from autosac.planning import Planned
 from autosac.plans import Prediction
 from autosac.simulation import Pipeline, Simulation
 
+# Notes of one stage's plan that its line among all stages' says as well.
+_OF_THE_BUDGET = ("the verified peak uses", "the peak is at")
+
 
 def join_plans(
     stages: Sequence[Planned | InfeasibleError], baselines: Sequence[Mapping[str, Simulation]]
@@ -66,4 +69,13 @@ def _notes(planned: Sequence[Planned], together: Sequence[Simulation]) -> tuple[
             f"stage {position}: {len(stage.plan.units)} modules checkpointed, {peak / budget:.1%} of the budget, "
             f"{simulation.recompute_ms:.1f} ms recomputed, {simulation.breakdown.bubble_ms:.1f} ms waiting for other stages"
         )
+    own: dict[str, list[str]] = {}
+    for position, stage in enumerate(planned):
+        for note in stage.notes:
+            if not note.startswith(_OF_THE_BUDGET):
+                own.setdefault(note, []).append(str(position))
+    for note, positions in own.items():
+        every = len(planned) > 1 and len(positions) == len(planned)
+        where = "every stage" if every else f"stage{'s' * (len(positions) > 1)} {', '.join(positions)}"
+        notes.append(f"{where}: {note}")
     return tuple(notes)

@@ -41,7 +41,10 @@ def mixed(observed: Steps, templates: Sequence[Steps], sources: Mapping[int, int
 
     NotDerivableError if the captures differ in more than checkpointing accounts for.
     """
-    return _Mixture([observed, *templates], {module: position + 1 for module, position in sources.items()}).trace()
+    used = sorted(set(sources.values()))  # of the others nothing is taken, the ends of storages neither
+    numbers = {position: k for k, position in enumerate(used, start=1)}
+    captures = [observed, *(templates[position] for position in used)]
+    return _Mixture(captures, {module: numbers[position] for module, position in sources.items()}).trace()
 
 
 class _Mixture:

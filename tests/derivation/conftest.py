@@ -209,6 +209,7 @@ def eager() -> Subject:
 # ---- TorchTitan jobs ------------------------------------------------------------------------------------------------
 
 JOBS = {
+    "llama3, alone": ("llama3", 1, ""),
     "llama3, FSDP of 8": ("llama3", 8, ""),
     "llama3, TP of 2": ("llama3", 2, "[parallelism]\ntensor_parallel_degree = 2\n"),
     "deepseek_v3, EP of 8": ("deepseek_v3", 8, "[parallelism]\nexpert_parallel_degree = 8\n"),
