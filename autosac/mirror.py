@@ -7,8 +7,6 @@ it recomputes, so that it competes as a plan.
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
-
 from autosac.derivation.steps import NotDerivableError, Recomputation, Steps, executions
 from autosac.plans import Unit
 from autosac.policies import UnitPolicies, UnitPolicy
@@ -37,13 +35,18 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
 def _kept(observed: Trace, unit: UnitPolicy, steps: Steps, block: Recomputation) -> tuple[int, ...]:
     """The items that a unit keeps: those of which no operator ran again, none if all did.
 
-    The forward's operators are matched with the recomputation's, by all that tells them apart, in order.
+    The recomputation's operators are the forward's in their order, less what was kept: each is the next that looks like it.
     """
     calls = executions(observed, unit.module)[0].calls
     ran = [(c, s) for c, call in enumerate(calls) for s in _operators(observed, observed.events[call.first : call.last])]
     again = _operators(steps.trace, steps.rows[block.first : block.last])
-    matched = SequenceMatcher(None, [s for _, s in ran], again, autojunk=False).get_matching_blocks()
-    rerun = {ran[i][0] for start, _, size in matched for i in range(start, start + size)}
+    rerun: set[int] = set()
+    at = 0
+    for signature in again:
+        found = next((i for i in range(at, len(ran)) if ran[i][1] == signature), None)
+        if found is not None:  # else a hook's, of which policies see nothing
+            rerun.add(ran[found][0])
+            at = found + 1
     items, groups = unit.sac.problem.items, unit.sac.stats.groups
     # What costs no time is not kept either: that is also what recomputation does not come to because it stops early.
     kept = {
