@@ -165,14 +165,32 @@ def plans_of(
 ) -> tuple[Planned | InfeasibleError, ...]:
     """A plan of the whole job for each budget; an InfeasibleError where there is none."""
     inner = budgets if confidence is None else [confidence.inner_bytes(budget) for budget in budgets]
-    plans = [make_plans(stage, goal, inner, progress) for stage in captures]
-    whole = plans[0]
-    if len(captures) > 1:
-        baselines = [stage.baselines() for stage in captures]
-        whole = tuple(join_plans(stages, baselines) for stages in zip(*plans, strict=True))
+    if len(captures) == 1:
+        whole = make_plans(captures[0], goal, inner, progress)
+    else:
+        whole = _of_stages(captures, goal, inner, progress)
     if confidence is None:
         return whole
     return tuple(confidence.certain(result, budget) for result, budget in zip(whole, budgets, strict=True))
+
+
+def _of_stages(
+    captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], progress: Progress
+) -> tuple[Planned | InfeasibleError, ...]:
+    """Every stage's plans, joined. The stage that needs most is planned first: what it has no plan for, no other need try."""
+
+    def needs(position: int) -> float:
+        stage = captures[position]
+        return stage.baseline("full").peak_bytes(goal.budget_kind) if stage.working("full") else float("inf")
+
+    plans: dict[int, tuple[Planned | InfeasibleError, ...]] = {}
+    for position in sorted(range(len(captures)), key=needs, reverse=True):
+        plans[position] = make_plans(captures[position], goal, budgets, progress)
+        if all(isinstance(result, InfeasibleError) for result in plans[position]):
+            return tuple(InfeasibleError(f"pipeline stage {position}: {result}") for result in plans[position])
+    baselines = [stage.baselines() for stage in captures]
+    columns = zip(*(plans[position] for position in range(len(captures))), strict=True)
+    return tuple(join_plans(stages, baselines) for stages in columns)
 
 
 def plan_job(

@@ -124,6 +124,9 @@ def test_every_pipeline_stage_gets_its_own_policy(autosac: Run, job_file: str, t
     names = {name.partition(".")[0] for name, _ in plan.made_for.parameters}
     assert names == {"tok_embeddings", "layers", "norm", "output"}
 
+    ran = autosac(*job, "--budget", "150MiB", "-o", tmp_path / "none.json", "--", *stages)
+    assert ran.code == 1 and "pipeline stage 1: no plan meets 150.0 MiB reserved" in ran.err
+
 
 def test_never_slower_than_what_the_job_offers(autosac: Run, tmp_path: Path) -> None:
     """Llama-3 8B at 76.8 GiB reserved: TorchTitan's selective checkpointing fits, for it the allocator reserves 1 GiB less
