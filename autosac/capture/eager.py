@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,10 @@ class EagerRequest:
             raise errors.UsageError("at least two steps: the first makes the optimizer's states and caches")
 
 
+# How often to look whether the child has ended.
+_POLL_S = 0.005
+
+
 def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
     """Capture in a child process. The errors of `capture_eager_here`, raised in the caller's process."""
     patches.import_patched()
@@ -89,7 +94,11 @@ def _run_in_child(action: Callable[[], None]) -> int:
         finally:
             os._exit(code)
     try:
-        _, status = os.waitpid(child, 0)
+        ended, status = 0, 0
+        while not ended:  # a signal that arrives just before a call that blocks would wait for its end
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if not ended:
+                time.sleep(_POLL_S)
     except BaseException:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
