@@ -194,7 +194,8 @@ def report(data: Path) -> str:
         "",
         "## Pricing a trace",
         "",
-        "Every distinct signature is priced once, all in one batch. The step of a model of any size has some hundreds of them.",
+        "Every distinct signature is priced once, all in one batch. The step of a model of any size has some hundreds of "
+        "them.",
         "",
         *_speed_lines(),
         "",
