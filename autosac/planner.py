@@ -163,10 +163,12 @@ class Planner:
     def measured(self, plan: Plan) -> tuple[float, int]:
         """The recomputation (ms) and the highest peak (bytes) of any plan, as the problem counts them."""
         units = {unit.fqn: unit for unit in plan.units}
-        chosen = [units.get(unit.name) for unit in self.problem.problem.units]
-        peaks = self.problem.problem.peaks_bytes([None if unit is None else unit.kept_bytes for unit in chosen])
+        chosen = [(units.get(unit.name), unit.stored_bytes) for unit in self.problem.problem.units]
+        # Plain checkpointing holds less than any policy can: it is counted as the policy that keeps only what must be.
+        kept = [None if unit is None else max(unit.kept_bytes, stored_bytes) for unit, stored_bytes in chosen]
         times = zip(chosen, self.problem.executions, strict=True)
-        return math.fsum(unit.recompute_ms * len(spans) for unit, spans in times if unit is not None), int(peaks.max())
+        recompute_ms = math.fsum(unit.recompute_ms * len(spans) for (unit, _), spans in times if unit is not None)
+        return recompute_ms, int(self.problem.problem.peaks_bytes(kept).max())
 
     def priced(self, costs: Costs | None = None) -> tuple[GlobalProblem, list[LocalProblem]]:
         """The global problem and its units' items, whose times are what the step pays."""

@@ -238,9 +238,13 @@ class Search:
             f"{report.phase.name.lower()} of {report.module or 'the step'}"
         )
 
-    def gap(self, candidate: Candidate) -> float:
-        """By how much a verified plan is above the joint problem's bound at its own peak, at the most."""
+    def gap(self, candidate: Candidate) -> float | None:
+        """By how much a verified plan is above the joint problem's bound at its own peak, at the most; None if it offloads,
+        which that problem does not know.
+        """
         solution = candidate.solution
+        if candidate.plan.offloads:
+            return None
         if solution is None:
             return self._planner.gap(*self._planner.measured(candidate.plan))
         return self._planner.gap(solution.recompute_ms, solution.peak_bytes, candidate.costs)
@@ -265,7 +269,8 @@ class Search:
         if best.plan.units:
             gap = self.gap(best)
             what = "recomputation" if best.costs is None else "the step"
-            found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
+            known = f"at most {gap:.1%} above the least possible at this peak (linear bound)" if gap is not None else ""
+            found.append(f"{what} is {known}" if known else "how far it is from the best plan that offloads is not known")
             price_ms = 0.0 if solution is None else solution.budgets.shadow_ms_per_gib
             if price_ms > 0:
                 found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
