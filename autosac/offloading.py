@@ -5,7 +5,7 @@ What is offloaded is neither held nor recomputed, so it is free as long as its c
 that unit's recomputation and backward, which take longer. Hence, with a link of beta bytes per ms and a unit's forward of
 T_u ms, unit u may offload
 
-    B_u = share * beta * T_u                                                                 (`_capacity_bytes`)
+    B_u = share * beta * T_u                                                                 (`offloaded_items`)
 
 of its operators' results, chosen so that the most recomputation is saved,
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.estimator import Hardware, Roofline
-from autosac.integrations.titan_settings import compiles_model
+from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.planner import Goal, Planner
 from autosac.plans import ANY_SIZE, SMALLEST_OFFLOAD_BYTES, Plan
 from autosac.policies import UnitPolicy
@@ -106,7 +106,7 @@ class Offloading:
 
     def _try(self, planner: OffloadPlanner, goal: Goal, best: Candidate) -> None:
         """Capture plans until one fits and uses the budget, or cannot save anything. CaptureError."""
-        aim = int(goal.budget_bytes * (1 + goal.utilisation) / 2)
+        aim = goal.aim_bytes
         peak = best.simulation.peak_bytes(goal.budget_kind)
         promised = best.simulation.peak_active_bytes if best.solution is None else best.solution.peak_bytes
         without = aim - (peak - promised)  # what the best plan's solver was to keep within
@@ -218,5 +218,5 @@ def _chosen(unit: UnitPolicy, capacity_bytes: int) -> frozenset[int]:
 
 
 def _check_eager(base: Simulation) -> None:
-    if compiles_model(base.trace.info.get("job_settings", {})):
+    if is_of_compiled_model(base.trace):
         raise UsageError("offloading needs a model that is not compiled: turn off compile.enable, or offloading")

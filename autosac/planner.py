@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from autosac.errors import UsageError
-from autosac.integrations.titan_settings import compiles_model
+from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.mirror import mirrored
 from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
 from autosac.policies import UnitPolicies
@@ -52,6 +52,11 @@ class Goal:
     utilisation: float = 0.99
     objective: str = "step"
     offload: bool = False
+
+    @property
+    def aim_bytes(self) -> int:
+        """The verified peak to aim at: between what is good enough and the budget."""
+        return int(self.budget_bytes * (1 + self.utilisation) / 2)
 
     def __post_init__(self) -> None:
         if self.budget_bytes <= 0:
@@ -196,7 +201,7 @@ class Planner:
         """What the step pays for recomputation; None if that is its time everywhere, or cannot be told (the job is compiled,
         the captured step is not).
         """
-        if compiles_model(self.base.trace.info.get("job_settings", {})):
+        if is_of_compiled_model(self.base.trace):
             return None
         return self._step_costs.initial()
 

@@ -22,7 +22,7 @@ from typing import Protocol
 from autosac.derivation import Captures as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
-from autosac.integrations.titan_settings import compiles_model
+from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.offloading import Offloading
 from autosac.planner import Goal, Planner, full_plan, plan_of
 from autosac.plans import Plan, Prediction
@@ -180,6 +180,6 @@ def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]
 def _prediction(none: Simulation, simulation: Simulation) -> Prediction:
     """A step's prediction. Recomputation is a part of a compiled backward: there, it is what the step takes longer for it."""
     prediction = simulation.prediction()
-    if not compiles_model(simulation.trace.info.get("job_settings", {})):
+    if not is_of_compiled_model(simulation.trace):
         return prediction
     return replace(prediction, recompute_ms=max(0.0, prediction.step_ms - none.step_ms))

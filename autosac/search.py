@@ -97,7 +97,7 @@ class Search:
         does not always rise with what is active: if nothing below the border uses the budget, a few budgets above it are
         tried as well.
         """
-        aim = self._aim(goal)
+        aim = goal.aim_bytes
         base = self._planner.base
         fitted, exceeded = 0, max(base.peak_active_bytes, goal.budget_bytes)
         inner = aim - self._excess_bytes
@@ -144,7 +144,7 @@ class Search:
             return
         excess_bytes = best.simulation.peak_bytes(goal.budget_kind) - best.solution.peak_bytes - spare_bytes
         for _ in range(_BEYOND):
-            inner = self._aim(goal) - excess_bytes
+            inner = goal.aim_bytes - excess_bytes
             self._progress(f"solving for {format_bytes(inner)} of active memory, equal units alike")
             try:
                 plan, solution = self._planner.solve(inner, best.costs, level=True)
@@ -156,11 +156,6 @@ class Search:
             if candidate.fits(goal) and self._uses(candidate, goal):
                 return
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
-
-    @staticmethod
-    def _aim(goal: Goal) -> int:
-        """The verified peak to aim at."""
-        return int(goal.budget_bytes * (1 + goal.utilisation) / 2)
 
     @staticmethod
     def _uses(candidate: Candidate, goal: Goal) -> bool:

@@ -21,7 +21,7 @@ from autosac.estimator import (
     load_hardware,
     price,
 )
-from autosac.integrations.titan_settings import compiles_model
+from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
@@ -253,24 +253,21 @@ def _serial(simulation: Simulation, event_ms: NDArray[np.float64]) -> NDArray[np
     return serial_costs(simulation.trace, event_ms, simulation.target.host, simulation.selective_modules)
 
 
-def selective_modules_of(info: dict[str, Any], modules: Sequence[str]) -> tuple[str, ...]:
-    """The modules that run under selective checkpointing modes when TorchTitan's own "selective-op" is on.
+def _selective_modules(trace: Trace, plan: Plan | None) -> tuple[str, ...]:
+    """The modules that run under selective checkpointing modes: the plan's, or those of TorchTitan's own "selective-op".
 
     None of a compiled model: its modes run once, while it is compiled.
     """
-    if info.get("checkpointing") != "selective-op" or compiles_model(info.get("job_settings", {})):
+    if is_of_compiled_model(trace):
         return ()
-    return tuple(name for name in modules if name.rpartition(".")[0] == "layers" and name != "layers")
+    if plan is not None:
+        keeping = (unit.fqn for unit in plan.units if any(decision.keep for decision in unit.decisions))
+        return tuple(name for name in keeping if name in trace.modules)
+    if trace.info.get("checkpointing") != "selective-op":
+        return ()
+    return tuple(name for name in trace.modules if name.rpartition(".")[0] == "layers" and name != "layers")
 
 
 def simulation_of(trace: Trace, target: Target, plan: Plan | None = None) -> Simulation:
     """The simulation of a captured step, which pays for selective checkpointing on the host where it is used."""
-    if plan is not None and compiles_model(trace.info.get("job_settings", {})):
-        selective: tuple[str, ...] = ()
-    elif plan is not None:
-        selective = tuple(
-            unit.fqn for unit in plan.units if unit.fqn in trace.modules and any(d.keep for d in unit.decisions)
-        )
-    else:
-        selective = selective_modules_of(trace.info, trace.modules)
-    return Simulation(trace=trace, target=target, selective_modules=selective)
+    return Simulation(trace=trace, target=target, selective_modules=_selective_modules(trace, plan))

@@ -14,7 +14,7 @@ from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.errors import CaptureError, UsageError
 from autosac.induction import Capturing, capturing, early_info
-from autosac.integrations.titan_settings import compiles_model
+from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.integrations.titan_version import check_job
 from autosac.open_sizes import routers_layer, with_open_sizes
 from autosac.plans import Plan
@@ -166,7 +166,7 @@ class TitanCaptures:
     @property
     def compiled(self) -> bool:
         """Whether the job compiles its model. The observed step is of one that is not compiled."""
-        return compiles_model(self.observed().trace.info.get("job_settings", {}))
+        return is_of_compiled_model(self.observed().trace)
 
     def _with_open_sizes(self, trace: Trace) -> Trace:
         """The observed step, with the sizes left open that routing changes: what a plan may not insist on.

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autosac.errors import InfeasibleError, TimeLimitError
-from autosac.solvers.arrange import in_order, levelled
+from autosac.solvers.arrange import in_order, kept_bytes, levelled
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import check_items, recompute_ms, relative_gap, solve_joint
 from autosac.solvers.local import LocalProblem, LocalSolution, LocalSolver, local_solver
@@ -131,8 +131,7 @@ def _policies(
             for u, kept in enumerate(budgets.kept_bytes)
             if kept is not None
         }
-        kept_bytes = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
-        if int(problem.peaks_bytes(kept_bytes).max()) <= budget_bytes:
+        if int(problem.peaks_bytes(kept_bytes(problem, policies)).max()) <= budget_bytes:
             break
     return policies
 
@@ -143,11 +142,10 @@ def _solution(
     policies: Mapping[int, LocalSolution],
     budgets: GlobalSolution,
 ) -> TwoLevelSolution:
-    kept_bytes = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
     kept = [policies[u].kept if u in policies else None for u in range(len(items))]
     return TwoLevelSolution(
         policies=tuple(policies.get(u) for u in range(len(items))),
-        peak_bytes=int(problem.peaks_bytes(kept_bytes).max()),
+        peak_bytes=int(problem.peaks_bytes(kept_bytes(problem, policies)).max()),
         recompute_ms=recompute_ms(problem, items, kept),
         budgets=budgets,
     )
@@ -179,11 +177,11 @@ def _greedy(
     candidates = problem.candidates()
     for level in problem.levels():
         policies = {u: solve(items[u], problem.units[u].stored_bytes) for u in level if candidates[u]}
-        kept = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
+        kept = kept_bytes(problem, policies)
         if int(problem.peaks_bytes(kept).max()) > budget_bytes:
             continue
         _fill(problem, items, budget_bytes, solve, policies)
-        kept = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
+        kept = kept_bytes(problem, policies)
         budgets = GlobalSolution(
             discard_fraction=tuple(
                 None if k is None else 1 - (k - unit.stored_bytes) / max(1, unit.discardable_bytes)
@@ -211,7 +209,7 @@ def _fill(
     points = list(candidate_points(problem, budget_bytes))
     counts = np.array([problem.counts(p) for p in points]).reshape(len(points), len(items))
     while points and policies:
-        kept = [policies[u].kept_bytes if u in policies else None for u in range(len(items))]
+        kept = kept_bytes(problem, policies)
         slack = (budget_bytes - problem.peaks_bytes(kept)[points])[:, None]
         room = np.where(counts > 0, slack // np.maximum(counts, 1), _NO_LIMIT).min(axis=0).tolist()
         best_ms, step = 0.0, None

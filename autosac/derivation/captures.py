@@ -8,7 +8,7 @@ from typing import Protocol
 from autosac.derivation.deriver import Deriver
 from autosac.derivation.steps import NotDerivableError
 from autosac.errors import CaptureError
-from autosac.integrations.titan_settings import compiles_model
+from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.plans import Plan, Unit
 from autosac.simulation import Simulation, simulation_of
 
@@ -36,7 +36,7 @@ class Derivation:
         self._captured: dict[tuple[Unit, ...], Simulation] = {}
         self._wrong = False
         observed = captures.observed().trace
-        if compiles_model(observed.info.get("job_settings", {})):
+        if is_of_compiled_model(observed):
             return  # compiled steps run other operators than the observed one
         try:
             self._deriver = Deriver(observed)
