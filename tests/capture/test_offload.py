@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from autosac.api import EagerCaptures
 from autosac.memory_sim import Category
@@ -20,29 +18,6 @@ ROWS, WIDTH, BLOCKS = 65536, 1024, 4
 HIDDEN_BYTES = ROWS * 4 * WIDTH * 4
 
 
-class Block(nn.Module):
-    """Two products with a ReLU between them, and a residual."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The output."""
-        return x + self.down(torch.relu(self.up(x)))
-
-
-def make_step(device: torch.device) -> Any:
-    """Four blocks and a head."""
-    model = nn.Sequential(*(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, WIDTH, bias=False)).to(device)
-    x = torch.randn(ROWS, WIDTH, device=device)
-
-    def step() -> None:
-        model(x).sum().backward()
-
-    return model, step
-
-
 def keeping_the_first_product(plan: Plan, *, offload: bool) -> Plan:
     """The plan that keeps the result of every block's first product."""
     units = []
@@ -53,24 +28,24 @@ def keeping_the_first_product(plan: Plan, *, offload: bool) -> Plan:
     return replace(plan, units=tuple(units))
 
 
-def under(offload: bool, pcie_gbps: float = 63.0) -> Simulation:
+def under(products: Any, offload: bool, pcie_gbps: float = 63.0) -> Simulation:
     """The step with the products kept, on the device or on the host."""
     machine = Target.of("h100-sxm-80gb", 1)
     machine = replace(machine, hardware=replace(machine.hardware, pcie_gbps=pcie_gbps))
-    captures = EagerCaptures(make_step, machine)
+    captures = EagerCaptures(products(rows=ROWS, width=WIDTH, blocks=BLOCKS), machine)
     return captures.under(keeping_the_first_product(full_plan(captures.observed()), offload=offload))
 
 
 @pytest.fixture(scope="module")
-def kept() -> Simulation:
+def kept(products: Any) -> Simulation:
     """The products stay on the device."""
-    return under(False)
+    return under(products, False)
 
 
 @pytest.fixture(scope="module")
-def offloaded() -> Simulation:
+def offloaded(products: Any) -> Simulation:
     """They wait on the host."""
-    return under(True)
+    return under(products, True)
 
 
 def copies(simulation: Simulation, places: tuple[str, str]) -> list[tuple[int, Op]]:
@@ -130,8 +105,8 @@ def test_what_has_come_back_is_an_activation(offloaded: Simulation) -> None:
     assert categories[Category.ACTIVATION] - before[Category.ACTIVATION] == HIDDEN_BYTES
 
 
-def test_slow_copies_show_in_the_step(kept: Simulation, offloaded: Simulation) -> None:
+def test_slow_copies_show_in_the_step(products: Any, kept: Simulation, offloaded: Simulation) -> None:
     """Over a link at an eighth of the speed a copy takes longer than a forward of a block: the step waits."""
-    slow = under(True, 8.0)
+    slow = under(products, True, 8.0)
     assert slow.breakdown.exposed_copy_ms > 100 and slow.step_ms > kept.step_ms + 100
     assert slow.peak_active_bytes == offloaded.peak_active_bytes

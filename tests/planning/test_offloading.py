@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
-from torch import nn
 
 from autosac.api import EagerCaptures
 from autosac.errors import CaptureError, UsageError
@@ -28,29 +27,6 @@ BUDGET = Goal(budget_bytes=int(6.6 * GIB), budget_kind="active")
 LINK_GBPS = 63.0
 
 
-class Block(nn.Module):
-    """A product whose result of 1 GiB takes 10.5 ms to recompute, an activation that takes little, and another product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The output."""
-        return x + self.down(torch.relu(self.up(x)))
-
-
-def make_step(device: torch.device) -> Any:
-    """Some blocks and a head."""
-    model = nn.Sequential(*(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, WIDTH, bias=False)).to(device)
-    x = torch.randn(ROWS, WIDTH, device=device)
-
-    def step() -> None:
-        model(x).sum().backward()
-
-    return model, step
-
-
 class Counted(EagerCaptures):
     """Counts the plans that are captured."""
 
@@ -62,20 +38,23 @@ class Counted(EagerCaptures):
         return super().under(plan)
 
 
-def captures(link_gbps: float) -> Counted:
+@pytest.fixture(scope="module")
+def captures(products: Any) -> Callable[[float], Counted]:
     """Of the step on an H100 with another link to its host."""
-    machine = Target.of("h100-sxm-80gb", 1)
-    return Counted(make_step, replace(machine, hardware=replace(machine.hardware, pcie_gbps=link_gbps)))
+    machine, make_step = Target.of("h100-sxm-80gb", 1), products(rows=ROWS, width=WIDTH, blocks=BLOCKS)
+    return lambda link_gbps: Counted(
+        make_step, replace(machine, hardware=replace(machine.hardware, pcie_gbps=link_gbps))
+    )
 
 
 @pytest.fixture(scope="module")
-def without() -> Planned:
+def without(captures: Any) -> Planned:
     """The plan that does not offload."""
     return make_plan(captures(LINK_GBPS), BUDGET)
 
 
 @pytest.fixture(scope="module")
-def planned() -> Planned:
+def planned(captures: Any) -> Planned:
     """The plan that may offload."""
     return make_plan(captures(LINK_GBPS), replace(BUDGET, offload=True))
 
@@ -114,7 +93,7 @@ def test_people_see_what_is_offloaded(without: Planned, planned: Planned) -> Non
     assert only == ("aten.mm.default#0 (host)",)
 
 
-def test_a_slow_link_gives_the_plan_without(without: Planned) -> None:
+def test_a_slow_link_gives_the_plan_without(captures: Any, without: Planned) -> None:
     """In a forward of 22 ms not even a small part of a product leaves at 1 GB/s: nothing is offloaded, nor captured for it."""
     slow = captures(1.0)
     planned = make_plan(slow, replace(BUDGET, offload=True))
@@ -122,7 +101,7 @@ def test_a_slow_link_gives_the_plan_without(without: Planned) -> None:
     assert "no plan that offloads to host memory has a shorter step" in planned.notes
 
 
-def test_a_longer_step_is_refused(without: Planned) -> None:
+def test_a_longer_step_is_refused(captures: Any, without: Planned) -> None:
     """A link that is slower than its data sheet: copies that were to hide are waited for, and the plan without is given."""
     deceived = captures(LINK_GBPS)
     base = deceived.observed()
@@ -144,7 +123,7 @@ def test_a_longer_step_is_refused(without: Planned) -> None:
     assert notes == ("no plan that offloads to host memory has a shorter step",)
 
 
-def test_a_capture_that_fails_is_told(without: Planned) -> None:
+def test_a_capture_that_fails_is_told(captures: Any, without: Planned) -> None:
     """The plan without offloading is given, and why there is no other."""
 
     class Failing:
@@ -160,7 +139,7 @@ def test_a_capture_that_fails_is_told(without: Planned) -> None:
     assert found is best and notes[1:] == ("a plan that offloads could not be captured: training step 1: no",)
 
 
-def test_what_a_unit_may_offload_fits_its_forward() -> None:
+def test_what_a_unit_may_offload_fits_its_forward(captures: Any) -> None:
     """By shares: a forward's worth of bytes at the link's speed, none for the last unit, fewer for a smaller share."""
     planner = Planner(captures(LINK_GBPS).observed(), BUDGET)
     bytes_per_ms = link_bytes_per_ms(planner.base.target.hardware)
@@ -176,7 +155,7 @@ def test_what_a_unit_may_offload_fits_its_forward() -> None:
     assert all(whole[name] < twice[name] for name in whole)
 
 
-def test_a_compiled_job_is_refused_in_one_line() -> None:
+def test_a_compiled_job_is_refused_in_one_line(captures: Any) -> None:
     """Before anything is planned."""
     base = captures(LINK_GBPS).observed()
     settings = {"compile.enable": "True", "compile.components": "['model', 'loss']"}
