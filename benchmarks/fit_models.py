@@ -31,6 +31,7 @@ from measurements import GPUS, Array, Measured, attention, attention_training, g
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from autosac.estimator import load_hardware
+from autosac.estimator.attention import accumulation_ms
 from autosac.estimator.features import (
     Rates,
     attention_baseline_ms,
@@ -130,8 +131,8 @@ def fit_attention_training(data: Path, gpu: str, backend: str, machine: str) -> 
     """How a training library's forward compares with the fitted forward, and its backward with its own
     forward.
 
-    ``log(forward / fitted) = forward``; ``log(backward / forward) = c0 + c1 log2(length / 8192)``, with and
-    without a causal mask. `gpu` has the trees, `machine` is where the library was measured.
+    ``log(forward / fitted) = forward``; ``log((backward - accumulation) / forward) = c``, with and without a causal
+    mask. `gpu` has the trees, `machine` is where the library was measured.
     """
     bundle = load_bundle(gpu)
     assert bundle is not None
@@ -152,9 +153,10 @@ def fit_attention_training(data: Path, gpu: str, backend: str, machine: str) -> 
     }
     for causal, name in ((1.0, "causal"), (0.0, "full")):
         chosen = [s for s in map(tuple, shapes) if s[-1] == causal and s in found["bwd"]]
-        ratio = np.log([found["bwd"][s] / found["fwd"][s] for s in chosen])
-        slope, constant = np.polyfit(np.log2([s[3] / 8192 for s in chosen]), ratio, 1)
-        result[name] = [round(float(constant), 4), round(float(slope), 4)]
+        backward = np.array([found["bwd"][s] for s in chosen]) - accumulation_ms(np.array(chosen), rates)
+        ratio = np.log(backward / [found["fwd"][s] for s in chosen])
+        result[name] = round(float(ratio.mean()), 4)
+        result[f"{name}_rel_std"] = round(float(ratio.std()), 4)
     return result
 
 

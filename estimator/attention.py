@@ -12,7 +12,11 @@ on Blackwell. What PyTorch runs is derived from them:
     efficient, flex   ratios to FlashAttention-2 (`_BACKEND`, estimates)
 
     forward  = trees * exp(offset of the training library from the serving one)
-    backward = forward * exp(c0 + c1 log2(length / 8192))       both measured (`data/models/attention.json`)
+    backward = forward * exp(c) + accumulation                  both measured (`data/models/attention.json`)
+
+The backward adds up the queries' gradient in float32: one kernel before it reads the output and its gradient and clears
+the sum, one after it converts the sum. Their traffic grows with the length where the rest grows with its square; with
+it, what remains of backward / forward is the same number from 2k to 32k.
 
 Dropout inside the kernel costs a constant factor (`_DROPOUT`, an estimate).
 """
@@ -42,6 +46,9 @@ _LEGACY_SHARE = {9: 0.50, 10: 0.25}
 _BACKEND = {"flash": (1.0, 1.0), "efficient": (1.8, 2.2), "flex": (1.15, 1.25)}
 _DROPOUT = (1.3, 1.2)
 _QUERY_TILE, _KEY_TILE = 128, 64
+_SIZE_TILE = 32  # of a head, as the accumulated gradient is laid out
+_ACCUMULATION = 2 + 2 + 4 + 4 + 2  # bytes an element: output and its gradient, float32 written and read, the result
+_STREAMED = 0.88  # of the bandwidth
 _CORRECTED_STD, _TRAINING_STD = 0.10, 0.03
 
 
@@ -90,11 +97,13 @@ class LearnedAttention:
             times = self._flash_two(bundle, rows, _LEGACY_SHARE.get(capability, 1.0))
         else:
             bundle, times = own, _forward_ms(own, rows, self._rates)
+        added = accumulation_ms(rows, self._rates)
         estimates = []
-        for shape, ms in zip(shapes, times.tolist(), strict=True):
+        for shape, ms, accumulation in zip(shapes, times.tolist(), added.tolist(), strict=True):
             exact = shape.backend in ("flash", "cudnn") and shape.dropout == 0 and capability not in _LEGACY_SHARE
             std = math.hypot(bundle.rel_std["attention"], _TRAINING_STD if exact else _CORRECTED_STD)
             corrected = ms * _correction(shape, capability) / sustained(self._hardware)
+            corrected += accumulation if shape.backward else 0.0
             estimates.append(scaled_estimate(self._hardware, bundle, corrected, "attention", std))
         return estimates
 
@@ -140,6 +149,12 @@ def _correction(shape: Attention, capability: int) -> float:
     factor = math.exp(ratios["forward"])
     if not shape.backward:
         return factor * forward * (_DROPOUT[0] if shape.dropout > 0 else 1.0)
-    constant, slope = ratios["causal" if shape.causal else "full"]
-    octaves = min(max(math.log2(max(shape.key_length, 1) / 8192), -4.0), 2.0)
-    return factor * math.exp(constant + slope * octaves) * backward * (_DROPOUT[1] if shape.dropout > 0 else 1.0)
+    ratio = math.exp(ratios["causal" if shape.causal else "full"])
+    return factor * ratio * backward * (_DROPOUT[1] if shape.dropout > 0 else 1.0)
+
+
+def accumulation_ms(rows: Array, rates: Rates) -> Array:
+    """Time of the kernels before and after a backward, in milliseconds; columns of `rows` as in `attention_features`."""
+    batch, heads, _, query, _, size, _ = rows.T
+    elements = batch * heads * np.ceil(query / _QUERY_TILE) * _QUERY_TILE * np.ceil(size / _SIZE_TILE) * _SIZE_TILE
+    return np.asarray(_ACCUMULATION * elements / (_STREAMED * rates.bandwidth) * 1e3)

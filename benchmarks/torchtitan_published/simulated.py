@@ -45,7 +45,7 @@ class Result:
     @property
     def throughput_error(self) -> float | None:
         """Relative error of the throughput (of the inverse step time); None if there is nothing to compare."""
-        if not self.run.time_comparable:
+        if self.run.not_compared:
             return None
         if self.run.tokens_per_second is not None:
             return self.tokens_per_second / self.run.tokens_per_second - 1

@@ -39,7 +39,7 @@ def line(result: Result) -> str:
     return (
         f"{_names(run)} | {simulated:>6} {published:>9} {_percent(result.memory_error):>7} |"
         f" {result.tokens_per_second:8.0f} {_figure(speed, 0):>9} {_percent(result.throughput_error):>7} |"
-        + ("" if run.time_comparable else " deterministic kernels are not priced")
+        + (f" {run.not_compared}" if run.not_compared else "")
     )
 
 

@@ -26,7 +26,7 @@ from autosac.estimator.work import (
 )
 from autosac.trace import Scalar, Signature
 
-_ACCESS = {"elementwise": 0.0, "broadcast": 2.0, "assembled": 2.0, "strided": 4.0}
+_ACCESS = {"elementwise": 0.0, "converted": 1.0, "broadcast": 2.0, "assembled": 2.0, "strided": 4.0}
 
 
 class Shape(NamedTuple):
