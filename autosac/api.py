@@ -141,6 +141,9 @@ class EagerCaptures:
         """None: both baselines are of the model's own making."""
         return {}
 
+    def begin(self, plan: Plan) -> None:
+        """Nothing: the step is captured in this process."""
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
         with tempfile.TemporaryDirectory(prefix="autosac-") as folder:

@@ -65,6 +65,9 @@ class Captures(Protocol):
     def failures(self) -> Mapping[str, str]:
         """Why the step cannot be run under a policy that is no baseline for that reason."""
 
+    def begin(self, plan: Plan) -> None:
+        """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
@@ -151,8 +154,10 @@ def find_verified(
     while True:
         failure: InfeasibleError | None = None
         try:
-            search.run(goal)
-            search.compete(goal, baselines)
+            derivation.expect(search.run(goal).plan)
+            search.compete(goal, baselines)  # waits for the baselines, which hardly ever change the answer
+            for baseline in baselines.values():
+                baseline.prediction()  # worked out while that capture goes on
             best = search.best(goal)
         except InfeasibleError as e:
             failure = e

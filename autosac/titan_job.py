@@ -17,7 +17,7 @@ from autosac.induction import Capturing, capturing, early_info
 from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.integrations.titan_version import check_job
 from autosac.open_sizes import routers_layer, with_open_sizes
-from autosac.plans import Plan
+from autosac.plans import Plan, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.trace import Trace
 
@@ -132,7 +132,7 @@ class TitanCaptures:
         self._job = job
         self._server = server
         self._folder = folder
-        self._plans = 0
+        self._under_plans: dict[tuple[Unit, ...], Future[Trace]] = {}
         self._started: dict[str, Future[Trace] | Capturing] = {}
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
@@ -215,13 +215,17 @@ class TitanCaptures:
         """Why the job cannot run under a baseline, by its name."""
         return self._failures
 
+    def begin(self, plan: Plan) -> None:
+        """Begin to capture the step under a plan, unless that has begun."""
+        if plan.units not in self._under_plans:
+            path = self._folder / f"plan{len(self._under_plans) + 1}.json"
+            plan.save(path)
+            self._under_plans[plan.units] = self._server.submit(self._job.request(plan_file=str(path)))
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
-        self._plans += 1
-        path = self._folder / f"plan{self._plans}.json"
-        plan.save(path)
-        trace = self._server.capture(self._job.request(plan_file=str(path)))
-        return simulation_of(trace, self._job.target, plan)
+        self.begin(plan)
+        return simulation_of(self._under_plans[plan.units].result(), self._job.target, plan)
 
 
 class _Baselines(Mapping[str, Simulation]):

@@ -38,6 +38,9 @@ class Subject(Protocol):
     def baselines(self) -> Mapping[str, Simulation]:
         """The step without checkpointing, and with full checkpointing of its blocks."""
 
+    def begin(self, plan: Plan) -> None:
+        """See `autosac.planning.Captures`."""
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
@@ -115,6 +118,9 @@ class TitanSubject:
     def baselines(self) -> Mapping[str, Simulation]:
         """See `Subject`."""
         return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
+
+    def begin(self, plan: Plan) -> None:
+        """Nothing: the baselines are there by now, so that there is nothing to be captured beside."""
 
     def under(self, plan: Plan) -> Simulation:
         """See `Subject`."""

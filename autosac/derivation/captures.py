@@ -18,6 +18,7 @@ class Captures(Protocol):
 
     def observed(self) -> Simulation: ...
     def baselines(self) -> Mapping[str, Simulation]: ...
+    def begin(self, plan: Plan) -> None: ...
     def under(self, plan: Plan) -> Simulation: ...
 
 
@@ -61,6 +62,11 @@ class Derivation:
                 return simulation
         captured = self._captured[plan.units] = self._captures.under(plan)
         return captured
+
+    def expect(self, plan: Plan) -> None:
+        """`confirm` will most likely be asked for this plan."""
+        if self._deriver is not None and plan.units not in self._captured:
+            self._captures.begin(plan)
 
     def is_derived(self, simulation: Simulation) -> bool:
         """Whether this simulation is of a derived trace."""

@@ -152,6 +152,7 @@ class Counted:
     def __init__(self, captures: Any) -> None:
         self._captures = captures
         self.plans: list[Plan] = []
+        self.begun: list[Plan] = []
         self.change: Any = None
 
     def observed(self) -> Any:
@@ -161,6 +162,10 @@ class Counted:
     def baselines(self) -> Any:
         """Without full checkpointing, so that templates have to be asked for."""
         return {"none": self._captures.observed()}
+
+    def begin(self, plan: Plan) -> None:
+        """Note it."""
+        self.begun.append(plan)
 
     def under(self, plan: Plan) -> Any:
         """The step under a plan."""
@@ -187,6 +192,17 @@ def test_what_cannot_be_derived_is_captured(eager: Any) -> None:
     first = derivation.under(plan)
     assert derivation.under(plan) is first and not derivation.is_derived(first)
     assert captures.plans.count(plan) == 1
+
+
+def test_only_a_capture_that_will_be_needed_is_begun(eager: Any) -> None:
+    """A plan whose step was derived has its capture begun when it is expected; one that was captured has not."""
+    captures = Counted(eager.captures)
+    derivation = Derivation(captures, {policy.name: policy.recompute_all() for policy in eager.policies})
+    derived, captured = eager.random(4), keeping(eager, "attention", ("aten._unsafe_view.default",))
+    for plan in (derived, captured):
+        derivation.under(plan)
+        derivation.expect(plan)
+    assert captures.begun == [derived]
 
 
 def test_a_wrong_derivation_is_noticed(eager: Any) -> None:

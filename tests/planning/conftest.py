@@ -164,6 +164,9 @@ class Job:
         """None."""
         return {}
 
+    def begin(self, plan: Plan) -> None:
+        """Nothing goes on beside the planning."""
+
     def under(self, plan: Plan) -> Simulation:
         """Under a plan."""
         self.captured += 1
