@@ -18,6 +18,10 @@ Any other family takes as long as an elementwise kernel of the same bytes times 
 with the bytes of one row that is reduced: long rows need several blocks or passes, short ones leave threads
 idle. Inputs that are not laid out like the output (transposed, sliced, broadcast) defeat vectorised loads and
 have a slowdown of their own.
+
+Some slowdowns are those of processors that issue too few bytes a cycle (`_ISSUED`). Where the memory has less to offer each
+processor than on the GPU that they were fitted for, they shrink in that proportion, to nothing at the most: a GeForce's
+memory feeds a processor with a quarter to a half of what an H100's does.
 """
 
 from __future__ import annotations
@@ -115,6 +119,7 @@ _ESTIMATED = {
 }
 
 
+_ISSUED = ("norm", "norm_backward", "random_elementwise", "broadcast", "converted")
 _SIXTEEN_BITS = ("float16", "bfloat16")
 
 
@@ -206,7 +211,12 @@ class LearnedMemory:
         plain = Slowdown(constant=0.0, rel_std=fitted["rel_std"])
         measured = {name: Slowdown(**values) for name, values in fitted["slowdowns"].items()}
         self._slowdowns = {"elementwise": plain, "fill": plain, "optimizer": plain} | _ESTIMATED | measured
+        self._fed = min(1.0, _bytes_per_cycle(hardware) / _bytes_per_cycle(reference))
         self._suffix = "" if hardware.name == reference.name else f"@{reference.name}"
+
+    def _factor(self, name: str, row_bytes: float) -> float:
+        factor = self._slowdowns[name].factor(row_bytes)
+        return min(factor, max(1.0, factor * self._fed)) if name in _ISSUED else factor
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the operators whose family was fitted."""
@@ -219,9 +229,14 @@ class LearnedMemory:
             name = access(signature) if kind == "elementwise" else kind
             if name in self._slowdowns and not crosses_to_host(signature):
                 rows = row_bytes(signature) if kind in ("norm", "norm_backward", "softmax") else 0.0
-                chosen.append((i, name, moved_bytes(signature, kind), self._slowdowns[name].factor(rows)))
+                chosen.append((i, name, moved_bytes(signature, kind), self._factor(name, rows)))
         times = self._segments.milliseconds(np.array([nbytes for _, _, nbytes, _ in chosen]))
         for (i, name, _, factor), ms in zip(chosen, times, strict=True):
             std = self._slowdowns[name].rel_std
             answers[i] = Estimate(max(float(ms) * factor, self._floor_ms), f"learned:{name}{self._suffix}", std)
         return answers
+
+
+def _bytes_per_cycle(hardware: Hardware) -> float:
+    """What the memory has to offer one processor in one of its cycles."""
+    return hardware.mem_bandwidth_gbps * 1e3 / (hardware.sm_count * hardware.boost_mhz)

@@ -9,7 +9,7 @@ with 1,000 classes and without dropout or stochastic depth, as timm builds them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -180,13 +180,13 @@ class ConvNeXtBlock(nn.Module):
 class ConvNeXtStage(nn.Module):
     """A downsampling by two (but in the first stage) and a row of blocks."""
 
-    def __init__(self, in_dim: int, dim: int, depth: int) -> None:
+    def __init__(self, in_dim: int, dim: int, depth: int, block: Callable[[int], nn.Module] = ConvNeXtBlock) -> None:
         super().__init__()
         if in_dim == dim:
             self.downsample: nn.Module = nn.Identity()
         else:
             self.downsample = nn.Sequential(LayerNorm2d(in_dim), nn.Conv2d(in_dim, dim, kernel_size=2, stride=2))
-        self.blocks = nn.Sequential(*(ConvNeXtBlock(dim) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(block(dim) for _ in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Downsample and run the blocks."""
@@ -213,13 +213,20 @@ class ConvNeXtHead(nn.Module):
 
 
 class ConvNeXt(nn.Module):
-    """ConvNeXt V2 with a 4x4 patch stem."""
+    """ConvNeXt V2 with a 4x4 patch stem, or another version's `block`, made of its number of channels."""
 
-    def __init__(self, *, depths: Sequence[int], dims: Sequence[int], num_classes: int) -> None:
+    def __init__(
+        self,
+        *,
+        depths: Sequence[int],
+        dims: Sequence[int],
+        num_classes: int,
+        block: Callable[[int], nn.Module] = ConvNeXtBlock,
+    ) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, dims[0], kernel_size=4, stride=4), LayerNorm2d(dims[0]))
         stages = zip([dims[0], *dims[:-1]], dims, depths, strict=True)
-        self.stages = nn.Sequential(*(ConvNeXtStage(*stage) for stage in stages))
+        self.stages = nn.Sequential(*(ConvNeXtStage(*stage, block) for stage in stages))
         self.head = ConvNeXtHead(dims[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

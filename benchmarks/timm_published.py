@@ -1,0 +1,148 @@
+"""Vision models on GeForce cards, beside what PyTorch Image Models published: ``python -m benchmarks.timm_published --truth
+DIR`` from the repository's root.
+
+DIR is the folder `results` of github.com/huggingface/pytorch-image-models. Its benchmarks ran each model under autocast to
+float16: training steps with SGD on an RTX 3090 (PyTorch 1.12, whose attention was not fused), and forwards on an RTX 3090 and
+an RTX 4090 (PyTorch 2.4). ViT and ConvNeXt are written out in `h100_study.vision`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import autosac
+from autosac.errors import AutosacError, UsageError
+from benchmarks.h100_study.vision import ConvNeXt, VisionTransformer, convnextv2_huge
+
+
+class ConvNeXtV1Block(nn.Module):
+    """The block of ConvNeXt's first version: no response norm, a scale for each channel."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv_dw = nn.Conv2d(dim, dim, kernel_size=7, padding=3, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.gamma = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix space, then channels."""
+        y = self.mlp(self.norm(self.conv_dw(x).permute(0, 2, 3, 1)))
+        return y.permute(0, 3, 1, 2) * self.gamma.reshape(1, -1, 1, 1) + x
+
+
+def _vit(patch: int, dim: int, depth: int, heads: int) -> nn.Module:
+    return VisionTransformer(
+        image_size=224, patch_size=patch, dim=dim, depth=depth, num_heads=heads, num_classes=1000
+    )
+
+
+def _convnext(*dims: int) -> nn.Module:
+    return ConvNeXt(depths=(3, 3, 27, 3), dims=dims, num_classes=1000, block=ConvNeXtV1Block)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "vit_base_patch16_224": functools.partial(_vit, 16, 768, 12, 12),
+    "vit_large_patch16_224": functools.partial(_vit, 16, 1024, 24, 16),
+    "vit_huge_patch14_224": functools.partial(_vit, 14, 1280, 32, 16),
+    "convnext_base": functools.partial(_convnext, 128, 256, 512, 1024),
+    "convnext_large": functools.partial(_convnext, 192, 384, 768, 1536),
+    "convnextv2_huge": convnextv2_huge,
+}
+
+
+class Published(NamedTuple):
+    """One published figure: milliseconds of a step, or of a forward."""
+
+    gpu: str
+    model: str
+    trains: bool
+    fused: bool
+    batch: int
+    ms: float
+
+
+_FILES = {  # GPU, whether it trains, whether attention was fused
+    "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv": ("rtx-3090", True, False),
+    "benchmark-infer-amp-nchw-pt240-cu124-rtx3090.csv": ("rtx-3090", False, True),
+    "benchmark-infer-amp-nchw-pt240-cu124-rtx4090.csv": ("rtx-4090", False, True),
+}
+
+
+def published(folder: Path) -> Iterator[Published]:
+    """The figures of MODELS at 224 pixels. UsageError if a file is not there."""
+    for name, (gpu, trains, fused) in _FILES.items():
+        path = folder / name
+        if not path.is_file():
+            raise UsageError(f"{path} is not there: --truth is the folder `results` of pytorch-image-models")
+        kind = "train" if trains else "infer"
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if row["model"] in MODELS and row[f"{kind}_img_size"] == "224":
+                    batch, ms = int(row[f"{kind}_batch_size"]), float(row[f"{kind}_step_time"])
+                    yield Published(gpu, row["model"], trains, fused, batch, ms)
+
+
+def make_step(run: Published, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A step of the published run."""
+    with torch.device(device):
+        model = MODELS[run.model]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION] if run.fused else [SDPBackend.MATH]
+
+    def step() -> Tensor:
+        images = torch.randn(run.batch, 3, 224, 224, device=device)
+        with sdpa_kernel(kernels), torch.set_grad_enabled(run.trains):
+            with torch.autocast(device.type, dtype=torch.float16):
+                logits = model(images)
+                labels = torch.zeros(run.batch, dtype=torch.long, device=device)
+                loss = F.cross_entropy(logits, labels)
+            if run.trains:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return loss.detach()
+
+    return model, step
+
+
+def main() -> int:
+    """Simulate every figure and print them side by side."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.timm_published", description=__doc__)
+    parser.add_argument("--truth", type=Path, required=True, help="folder of the published CSV files")
+    table = Table("GPU", "model", "what", "batch", "simulated (ms)", "published (ms)", "error")
+    errors = []
+    try:
+        for run in published(parser.parse_args().truth):
+            ms = autosac.simulate(functools.partial(make_step, run), gpu=run.gpu).step_ms
+            errors.append(ms / run.ms - 1)
+            what = "step" if run.trains else "forward"
+            table.add_row(
+                run.gpu, run.model, what, str(run.batch), f"{ms:.1f}", f"{run.ms:.1f}", f"{errors[-1]:+.1%}"
+            )
+    except AutosacError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return e.exit_code
+    console = Console()
+    console.print(table)
+    size = statistics.fmean(map(abs, errors))
+    console.print(f"mean error {size:.1%}, worst {max(errors, key=abs):+.1%} ({len(errors)} figures)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
