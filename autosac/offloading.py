@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from autosac.candidates import Bracket, Candidate, Candidates, Verifier
 from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.estimator import Hardware, Roofline
 from autosac.integrations.titan_settings import is_of_compiled_model
@@ -34,7 +35,6 @@ from autosac.policies import UnitPolicy
 from autosac.problem import build_problem
 from autosac.quantities import format_bytes, format_ms
 from autosac.runtime_sim.program import Engine
-from autosac.search import Candidate, Verifier
 from autosac.simulation import Simulation
 from autosac.solvers import LocalItem, LocalProblem, knapsack
 from autosac.spans import Span
@@ -69,9 +69,8 @@ class Offloading:
     def __init__(self, planner: Planner, verifier: Verifier, progress: Callable[[str], None]) -> None:
         _check_eager(planner.base)
         self._planner = planner
-        self._verifier = verifier
         self._progress = progress
-        self._verified: list[Candidate] = []
+        self._candidates = Candidates(verifier, progress, "capturing the step under a plan that offloads")
         self._failures: dict[str, None] = {}
         self._planners = self._make_planners()
 
@@ -94,7 +93,7 @@ class Offloading:
             except CaptureError as e:  # the plan without offloading is there
                 self._failures[f"a plan that offloads could not be captured: {e}"] = None
         limit_ms = _SHORTER * best.simulation.step_ms
-        fitting = [c for c in self._verified if c.fits(goal) and c.simulation.step_ms < limit_ms]
+        fitting = [c for c in self._candidates.verified if c.fits(goal) and c.simulation.step_ms < limit_ms]
         if not fitting:
             return best, ("no plan that offloads to host memory has a shorter step", *self._failures)
         found = min(fitting, key=lambda c: c.simulation.step_ms)
@@ -110,38 +109,21 @@ class Offloading:
         peak = best.simulation.peak_bytes(goal.budget_kind)
         promised = best.simulation.peak_active_bytes if best.solution is None else best.solution.peak_bytes
         without = aim - (peak - promised)  # what the best plan's solver was to keep within
-        low, high = 0, max(aim, planner.base.peak_active_bytes)
-        inner = without - planner.window_bytes
+        bracket = Bracket(without - planner.window_bytes, max(aim, planner.base.peak_active_bytes), aim)
         for _ in range(_ROUNDS):
-            self._progress(f"solving for {format_bytes(inner)} of active memory, with offloading")
+            self._progress(f"solving for {format_bytes(bracket.inner)} of active memory, with offloading")
             try:
-                plan, solution = planner.solve(inner, best.costs)
+                plan, solution = planner.solve(bracket.inner, best.costs)
             except InfeasibleError:
-                low = max(low, inner)
-                inner = (low + high) // 2
+                bracket.unsolved()
                 continue
             no_better = best.solution is not None and solution.recompute_ms >= best.solution.recompute_ms
-            if not plan.offloads or (no_better and inner >= without):
+            if not plan.offloads or (no_better and bracket.inner >= without):
                 return
-            candidate = self._verify(plan)
-            found = candidate.simulation.peak_bytes(goal.budget_kind)
-            if candidate.fits(goal):
-                low = max(low, inner)
-                if found >= goal.utilisation * goal.budget_bytes or candidate.simulation.recompute_ms == 0:
-                    return
-            else:
-                high = min(high, inner)
-            wanted = aim - (found - inner)
-            inner = wanted if low < wanted < high else (low + high) // 2
-
-    def _verify(self, plan: Plan) -> Candidate:
-        for known in self._verified:
-            if known.plan.units == plan.units:
-                return known
-        self._progress("capturing the step under a plan that offloads")
-        candidate = Candidate(plan=plan, simulation=self._verifier.under(plan))
-        self._verified.append(candidate)
-        return candidate
+            candidate = self._candidates.verify(plan)
+            if candidate.fits(goal) and (candidate.uses(goal) or candidate.simulation.recompute_ms == 0):
+                return
+            bracket.verified(candidate, goal)
 
     def _host_bytes(self, plan: Plan) -> int:
         """The most that waits on the host at one time."""

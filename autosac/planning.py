@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from autosac.candidates import Candidate
 from autosac.derivation import Captures as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
@@ -27,7 +28,7 @@ from autosac.offloading import Offloading
 from autosac.planner import Goal, Planner, full_plan, plan_of
 from autosac.plans import Plan, Prediction
 from autosac.quantities import format_ms
-from autosac.search import Candidate, Search
+from autosac.search import Search
 from autosac.simulation import Simulation
 
 __all__ = [

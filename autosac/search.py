@@ -13,15 +13,13 @@ was found, as a plan (`compete`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
+from autosac.candidates import Bracket, Candidate, Candidates, Verifier
 from autosac.errors import InfeasibleError
 from autosac.planner import Costs, Goal, Planner
-from autosac.plans import Plan
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
-from autosac.solvers import TwoLevelSolution
 
 # A bracket of inner budgets narrower than this is not worth another capture.
 _NARROW_BYTES = 2**20
@@ -31,42 +29,21 @@ _BEYOND = 3
 _SHORTER = 0.999
 
 
-class Verifier(Protocol):
-    """Simulates the step under a plan."""
-
-    def under(self, plan: Plan) -> Simulation:
-        """The step under a plan."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A plan, the step simulated under it, and the solution that it came from (None: from no solver).
-
-    `costs`: what the solution minimised, None for the time of recomputation. `mirrors`: the baseline that it does the same as.
-    """
-
-    plan: Plan
-    simulation: Simulation
-    solution: TwoLevelSolution | None = None
-    costs: Costs | None = None
-    mirrors: str = ""
-
-    def fits(self, goal: Goal) -> bool:
-        """The verified peak is within the goal's budget."""
-        return self.simulation.peak_bytes(goal.budget_kind) <= goal.budget_bytes
-
-
 class Search:
     """Verifies plans of one planner for one budget after the other; what was verified counts for every budget."""
 
     def __init__(self, verifier: Verifier, planner: Planner, progress: Callable[[str], None]) -> None:
-        self._verifier = verifier
+        self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
         self._planner = planner
         self._progress = progress
         base, kind = planner.base, planner.goal.budget_kind
         # By how much the verified peak lies above what the problem promises; corrected by each verification.
         self._excess_bytes = max(0, base.peak_bytes(kind) - base.peak_active_bytes)
-        self.verified: list[Candidate] = []
+
+    @property
+    def verified(self) -> list[Candidate]:
+        """Every plan that was verified."""
+        return self._candidates.verified
 
     def run(self, goal: Goal) -> Candidate:
         """The fastest verified plan that fits. InfeasibleError says the smallest budget that would do."""
@@ -97,37 +74,30 @@ class Search:
         does not always rise with what is active: if nothing below the border uses the budget, a few budgets above it are
         tried as well.
         """
-        aim = goal.aim_bytes
-        base = self._planner.base
-        fitted, exceeded = 0, max(base.peak_active_bytes, goal.budget_bytes)
-        inner = aim - self._excess_bytes
+        exceeds = max(self._planner.base.peak_active_bytes, goal.budget_bytes)
+        bracket = Bracket(goal.aim_bytes - self._excess_bytes, exceeds, goal.aim_bytes)
         for _ in range(goal.rounds):
+            inner = bracket.inner
             self._progress(f"solving for {format_bytes(inner)} of active memory")
             candidate = self._candidate(inner, costs)
-            if candidate is None:  # the solver has nothing for so little: what does not exceed lies above
-                fitted = max(fitted, inner)
-                inner = (fitted + exceeded) // 2
+            if candidate is None:
+                bracket.unsolved()
                 if not self.verified:
-                    self._verify(self._planner.smallest())
+                    self._candidates.verify(self._planner.smallest())
                 continue
-            peak = candidate.simulation.peak_bytes(goal.budget_kind)
-            self._excess_bytes = peak - inner
-            if candidate.fits(goal):
-                fitted = max(fitted, inner)
-                if self._uses(candidate, goal):
-                    return
-            else:
-                exceeded = min(exceeded, inner)
-            wanted = aim - self._excess_bytes
-            inner = wanted if fitted < wanted < exceeded else (fitted + exceeded) // 2
-            if exceeded - fitted < _NARROW_BYTES:
+            self._excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
+            if candidate.fits(goal) and candidate.uses(goal):
+                return
+            bracket.verified(candidate, goal)
+            if bracket.high - bracket.low < _NARROW_BYTES:
                 break
+        exceeded = bracket.high
         if goal.budget_kind == "reserved" and exceeded < goal.budget_bytes:
             for step in range(1, _BEYOND + 1):
                 inner = exceeded + (goal.budget_bytes - exceeded) * step // (_BEYOND + 1)
                 self._progress(f"solving for {format_bytes(inner)} of active memory")
                 candidate = self._candidate(inner, costs)
-                if candidate is not None and candidate.fits(goal) and self._uses(candidate, goal):
+                if candidate is not None and candidate.fits(goal) and candidate.uses(goal):
                     return
 
     def _level(self, goal: Goal, best: Candidate) -> None:
@@ -152,16 +122,10 @@ class Search:
                 return
             if solution.recompute_ms >= best.solution.recompute_ms:
                 return
-            candidate = self._verify(plan, solution, best.costs)
-            if candidate.fits(goal) and self._uses(candidate, goal):
+            candidate = self._candidates.verify(plan, solution, best.costs)
+            if candidate.fits(goal) and candidate.uses(goal):
                 return
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
-
-    @staticmethod
-    def _uses(candidate: Candidate, goal: Goal) -> bool:
-        """There is nothing to gain from what the plan leaves of the budget."""
-        peak = candidate.simulation.peak_bytes(goal.budget_kind)
-        return peak >= goal.utilisation * goal.budget_bytes or not any(unit.recompute_ms for unit in candidate.plan.units)
 
     def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
         """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host
@@ -179,9 +143,9 @@ class Search:
             if mirror.units:
                 prices = best.plan.reasons if best is not None else ()
                 reasons = tuple(replace(reason, method=f"as the job's {name}", binding=()) for reason in prices)
-                self._verify(replace(mirror, reasons=reasons), mirrors=name)
+                self._candidates.verify(replace(mirror, reasons=reasons), mirrors=name)
             else:
-                self._verify(self._planner.smallest())
+                self._candidates.verify(self._planner.smallest())
 
     def best(self, goal: Goal) -> Candidate:
         """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError."""
@@ -200,31 +164,19 @@ class Search:
 
     def forget(self, is_wrong: Callable[[Simulation], bool]) -> None:
         """Do as if the plans with these simulations had never been verified."""
-        self.verified = [candidate for candidate in self.verified if not is_wrong(candidate.simulation)]
+        self.verified[:] = [candidate for candidate in self.verified if not is_wrong(candidate.simulation)]
 
     def _candidate(self, inner: int, costs: Costs | None) -> Candidate | None:
         try:
             plan, solution = self._planner.solve(inner, costs)
         except InfeasibleError:
             return None
-        return self._verify(plan, solution, costs)
-
-    def _verify(
-        self, plan: Plan, solution: TwoLevelSolution | None = None, costs: Costs | None = None, mirrors: str = ""
-    ) -> Candidate:
-        for known in self.verified:
-            if known.plan.units == plan.units:
-                return known
-        self._progress("simulating the step under the plan")
-        simulation = self._verifier.under(plan)
-        candidate = Candidate(plan=plan, simulation=simulation, solution=solution, costs=costs, mirrors=mirrors)
-        self.verified.append(candidate)
-        return candidate
+        return self._candidates.verify(plan, solution, costs)
 
     def _infeasible(self, goal: Goal) -> InfeasibleError:
         """What the smallest budget would be: the verified peak of the plan with the least memory."""
         kind = goal.budget_kind
-        smallest = self._verify(self._planner.smallest()).simulation
+        smallest = self._candidates.verify(self._planner.smallest()).simulation
         least = min(c.simulation.peak_bytes(kind) for c in self.verified)
         report = smallest.memory.peak()
         return InfeasibleError(

@@ -1,0 +1,60 @@
+"""The bracket of inner budgets, and candidates that are verified once; on stand-ins for simulations."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from autosac.candidates import Bracket, Candidate, Candidates
+from autosac.planner import Goal
+
+GOAL = Goal(budget_bytes=100, budget_kind="active", utilisation=0.9)
+
+
+def candidate(peak: int, recompute_ms: float = 1.0) -> Any:
+    """A plan of one unit with this peak."""
+    plan: Any = SimpleNamespace(units=(SimpleNamespace(recompute_ms=recompute_ms),))
+    simulation: Any = SimpleNamespace(peak_bytes=lambda _: peak)
+    return Candidate(plan=plan, simulation=simulation)
+
+
+def test_what_the_peak_differs_by_corrects_the_next_budget() -> None:
+    """60 gave a peak of 70: for 95, 85 is next. 85 gave 104, which exceeds: 95 - 19 = 76, which lies between 60 and 85."""
+    bracket = Bracket(60, 120, 95)
+    bracket.verified(candidate(70), GOAL)
+    assert (bracket.low, bracket.inner, bracket.high) == (60, 85, 120)
+    bracket.verified(candidate(104), GOAL)
+    assert (bracket.low, bracket.inner, bracket.high) == (60, 76, 85)
+
+
+def test_a_correction_that_leaves_the_bracket_is_not_followed() -> None:
+    """80 exceeded, and 40 gives a peak of 45, which asks for 90: the middle, 60, is next."""
+    bracket = Bracket(80, 120, 95)
+    bracket.verified(candidate(130), GOAL)
+    bracket.inner = 40
+    bracket.verified(candidate(45), GOAL)
+    assert (bracket.low, bracket.inner, bracket.high) == (40, 60, 80)
+
+
+def test_without_a_solution_the_border_lies_above() -> None:
+    """Nothing keeps within 60: the middle of 60 and 120 is next."""
+    bracket = Bracket(60, 120, 95)
+    bracket.unsolved()
+    assert (bracket.low, bracket.inner, bracket.high) == (60, 90, 120)
+
+
+def test_using_the_budget() -> None:
+    """From 90 % of the budget, or with nothing recomputed, there is nothing to gain."""
+    assert candidate(90).uses(GOAL) and not candidate(89).uses(GOAL) and candidate(10, recompute_ms=0.0).uses(GOAL)
+    assert candidate(100).fits(GOAL) and not candidate(101).fits(GOAL)
+
+
+def test_a_plan_is_simulated_once() -> None:
+    """Plans with the same units are one candidate, and progress is told of one simulation."""
+    told: list[str] = []
+    verifier: Any = SimpleNamespace(under=lambda plan: object())
+    candidates = Candidates(verifier, told.append, "simulating")
+    first, again, other = (SimpleNamespace(units=units) for units in (("a",), ("a",), ("b",)))
+    found: list[Any] = [candidates.verify(plan) for plan in (first, again, other)]  # type: ignore[arg-type]
+    assert found[0] is found[1] and found[2] is not found[0]
+    assert candidates.verified == [found[0], found[2]] and told == ["simulating", "simulating"]
