@@ -69,9 +69,11 @@ class Places:
 def parameter_shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Clean name and global shape of every parameter, in the model's order (a DTensor's shape is the global
     one).
+
+    One that is shared has all of its names: tensor parallelism unties what initialisation ties again.
     """
     bare = unwrapped(module)
-    for name, parameter in bare.named_parameters():
+    for name, parameter in bare.named_parameters(remove_duplicate=False):
         yield clean_name(name), tuple(parameter.shape)
 
 

@@ -26,6 +26,21 @@ def test_plan_under_tensor_parallelism(job: Job) -> None:
     assert planned.plan.units and planned.simulation.peak_reserved_bytes == stated["autosac"][0]
 
 
+def test_plan_of_a_model_whose_embeddings_tensor_parallelism_unties(job: Job) -> None:
+    """Qwen3 ties its output to its embedding; tensor parallelism gives each a DTensor of its own, and they are tied again when
+    they are initialised. The plan, made of what ran, is obeyed by the model as it is before that.
+    """
+    degrees = {"parallelism__tensor_parallel_degree": 2, "parallelism__data_parallel_replicate_degree": 2}
+    tied = job("qwen3", 8, **degrees, **LONG)
+    none, _ = simulate_job(tied)
+    budget = int(0.8 * none.peak_reserved_bytes)
+    (planned,) = plan_titan_job(tied, Goal(budget_bytes=budget))
+    assert isinstance(planned, Planned), planned
+    assert planned.plan.units and planned.simulation.peak_reserved_bytes <= budget
+    names = {name for name, _ in planned.plan.made_for.parameters}
+    assert {"output.weight", "tok_embeddings.weight"} <= names
+
+
 def test_simulation_of_context_parallelism(job: Job) -> None:
     """What is recomputed is not held: full checkpointing holds less than keeping attention and half of the products, which
     holds less than no checkpointing; their recomputation is in the reverse order.
