@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,15 @@ def test_wrong_requests() -> None:
     assert "make_step(device) has to return (model, step)" in message
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that a shell starts in the background ignore interrupts, and so would their children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt() -> None:
     """An interrupt ends the child, wherever it is, and reaches the caller."""
     read, write = os.pipe()
