@@ -135,13 +135,12 @@ class LearnedMatmul:
         fallback, fallback_std = self._unaligned()
         slower = np.where([row.aligned for row in rows], 1.0, fallback)
         ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout * slower / sustained(self._hardware)
-        std = bundle.rel_std[model]
-        return [
-            scaled_estimate(
-                self._hardware, bundle, float(t), "matmul", math.hypot(std, f - 1, 0.0 if row.aligned else fallback_std)
-            )
-            for row, t, f in zip(rows, np.maximum(ms, moved_ms), layout, strict=True)
-        ]
+        estimates = []
+        for row, t, f in zip(rows, np.maximum(ms, moved_ms), layout, strict=True):
+            what, known = ("matmul", 0.0) if row.aligned else ("unaligned-matmul", fallback_std)
+            std = math.hypot(bundle.rel_std[model], f - 1, known)
+            estimates.append(scaled_estimate(self._hardware, bundle, float(t), what, std))
+        return estimates
 
     def _unaligned(self) -> tuple[float, float]:
         """How much slower unaligned rows are on this GPU, and the relative error of that."""

@@ -72,6 +72,7 @@ def test_rows_that_are_not_aligned_cost_the_fast_kernels(meta: Meta, gpu: str, s
     assert aligned is not None and unaligned is not None
     assert unaligned.ms == pytest.approx(slower * aligned.ms)
     assert unaligned.rel_std > aligned.rel_std
+    assert (aligned.source, unaligned.source) == ("learned:matmul", "learned:unaligned-matmul")
 
 
 def test_tf32_is_bf16_with_twice_the_depth(meta: Meta, mm: Callable[..., Signature]) -> None:
