@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -217,3 +218,11 @@ def capture() -> Callable[..., Reading]:
         return Reading(capture_eager(make_step, EagerRequest(**request)))
 
     return run
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that a shell starts in the background ignore interrupts, and so would their children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

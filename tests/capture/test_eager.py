@@ -7,7 +7,6 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +136,6 @@ def test_wrong_requests() -> None:
             EagerRequest(**wrong)  # type: ignore[arg-type]
     message = complaint(lambda device: lambda: None, UsageError, observe=True)
     assert "make_step(device) has to return (model, step)" in message
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Processes that a shell starts in the background ignore interrupts, and so would their children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -97,6 +97,7 @@ def plan(folder: Path) -> Command:
     return command
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("started", "number", "code"), [(simulate, signal.SIGINT, 130), (plan, signal.SIGTERM, 143)]
 )
