@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -76,6 +74,7 @@ class Published(NamedTuple):
     ms: float
 
 
+_LINE = "{:<10} {:<23} {:<9} {:>5} {:>16} {:>16} {:>8}"
 _FILES = {  # GPU, whether it trains, whether attention was fused
     "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv": ("rtx-3090", True, False),
     "benchmark-infer-amp-nchw-pt240-cu124-rtx3090.csv": ("rtx-3090", False, True),
@@ -124,23 +123,21 @@ def main() -> int:
     """Simulate every figure and print them side by side."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timm_published", description=__doc__)
     parser.add_argument("--truth", type=Path, required=True, help="folder of the published CSV files")
-    table = Table("GPU", "model", "what", "batch", "simulated (ms)", "published (ms)", "error")
     errors = []
     try:
-        for run in published(parser.parse_args().truth):
+        runs = list(published(parser.parse_args().truth))
+        print(_LINE.format("GPU", "model", "what", "batch", "simulated (ms)", "published (ms)", "error"), flush=True)
+        for run in runs:
             ms = autosac.simulate(functools.partial(make_step, run), gpu=run.gpu).step_ms
             errors.append(ms / run.ms - 1)
             what = "step" if run.trains else "forward"
-            table.add_row(
-                run.gpu, run.model, what, str(run.batch), f"{ms:.1f}", f"{run.ms:.1f}", f"{errors[-1]:+.1%}"
-            )
+            figures = (f"{ms:.1f}", f"{run.ms:.1f}", f"{errors[-1]:+.1%}")
+            print(_LINE.format(run.gpu, run.model, what, run.batch, *figures), flush=True)
     except AutosacError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code
-    console = Console()
-    console.print(table)
     size = statistics.fmean(map(abs, errors))
-    console.print(f"mean error {size:.1%}, worst {max(errors, key=abs):+.1%} ({len(errors)} figures)")
+    print(f"mean error {size:.1%}, worst {max(errors, key=abs):+.1%} ({len(errors)} figures)")
     return 0
 
 

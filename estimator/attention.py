@@ -36,7 +36,7 @@ from autosac.estimator.features import Array, Rates, attention_baseline_ms, atte
 from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.learned import MODELS, Bundle, load_bundle, scaled_estimate, sustained
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import Attention, attention_shape, family
+from autosac.estimator.work import STREAMED, Attention, attention_shape, family
 from autosac.trace import Signature
 
 _AMPERE, _ADA = "a100-sxm-80gb", "l40s"
@@ -48,7 +48,6 @@ _DROPOUT = (1.3, 1.2)
 _QUERY_TILE, _KEY_TILE = 128, 64
 _SIZE_TILE = 32  # of a head, as the accumulated gradient is laid out
 _ACCUMULATION = 2 + 2 + 4 + 4 + 2  # bytes an element: output and its gradient, float32 written and read, the result
-_STREAMED = 0.88  # of the bandwidth
 _CORRECTED_STD, _TRAINING_STD = 0.10, 0.03
 
 
@@ -157,4 +156,4 @@ def accumulation_ms(rows: Array, rates: Rates) -> Array:
     """Time of the kernels before and after a backward, in milliseconds; columns of `rows` as in `attention_features`."""
     batch, heads, _, query, _, size, _ = rows.T
     elements = batch * heads * np.ceil(query / _QUERY_TILE) * _QUERY_TILE * np.ceil(size / _SIZE_TILE) * _SIZE_TILE
-    return np.asarray(_ACCUMULATION * elements / (_STREAMED * rates.bandwidth) * 1e3)
+    return np.asarray(_ACCUMULATION * elements / (STREAMED * rates.bandwidth) * 1e3)

@@ -10,8 +10,9 @@ processor count; the source then says whose trees they are ("learned:matmul@h100
 
 The trees know y = x W^T (both operands contiguous along k). The gradients' products read one or both operands across,
 which costs a few percent (`_LAYOUT`; an estimate, not fitted). TF32 on [m, n, k] runs as bf16 on [m, n, 2k]: same
-bytes, half the rate. A batch of products fills tiles like one product with as many rows. `sustained` is the share of
-the measured rates that a GPU under a power cap keeps up (its profile's `efficiency.sustained`).
+bytes, half the rate. A batch of products fills tiles like one product with as many rows. `sustained` (a profile's
+`efficiency.sustained`) is the share of the measured rates that a GPU under a power cap keeps up; above one where a GPU
+reaches more of its own peak than the one whose trees it borrows.
 
 Rows of an operand or of the result that do not begin at multiples of 16 bytes (a vocabulary of 50,257) cannot be loaded
 as the fast kernels do. Hopper's then serve no tile at all and the library falls back to Ampere's (`_UNALIGNED`).
@@ -81,7 +82,7 @@ def scaled_estimate(hardware: Hardware, bundle: Bundle, ms: float, what: str, re
 
 
 def sustained(hardware: Hardware) -> float:
-    """The share of the measured rates that this GPU keeps up."""
+    """What this GPU keeps up, relative to the rates that the trees know."""
     return dict(hardware.efficiency).get("sustained", 1.0)
 
 

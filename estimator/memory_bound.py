@@ -159,7 +159,8 @@ def access(signature: Signature) -> str:
     """How a kernel walks its memory: "elementwise" (vectorised), "strided", "broadcast", "assembled" or "converted".
 
     Strided: an input of the output's size has another layout, or the table of a complex product is broadcast. Assembled: an
-    input is a part of the output (concatenation, padding). Converted: an input has a narrower type than the output.
+    input is a part of the output (concatenation, padding). Converted: an input has 16 bits, the
+    output is float32.
     """
     if not signature.outputs or signature.name.startswith("aten._foreach"):
         return "elementwise"  # each tensor of a list is walked on its own

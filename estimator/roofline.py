@@ -15,7 +15,16 @@ from collections.abc import Sequence
 
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import Work, attention_shape, crosses_to_host, family, reduces_outer, tensor_bytes, work_of
+from autosac.estimator.work import (
+    STREAMED,
+    Work,
+    attention_shape,
+    crosses_to_host,
+    family,
+    reduces_outer,
+    tensor_bytes,
+    work_of,
+)
 from autosac.trace import Signature
 
 # Share of the peak rate (first group) or of the memory bandwidth (second) that large operators reach.
@@ -27,7 +36,7 @@ _EFFICIENCY = {
     "attention_forward": 0.60,
     "attention_backward": 0.45,
     "attention_math": 0.30,
-    "memory": 0.88,
+    "memory": STREAMED,
     "reduction": 0.80,
     "outer_reduction": 0.42,
     "gather": 0.70,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import Matmul, arithmetic, family, matmul_shape
+from autosac.estimator.work import STREAMED, Matmul, arithmetic, family, matmul_shape
 from autosac.trace import Signature
 
 _TILES = (
@@ -64,7 +64,7 @@ class TiledMatmul:
         hardware = self._hardware
         item = 8 if unit == "float64" else 4
         rate = hardware.peak_flops(unit) * self._efficiency / hardware.sm_count
-        bandwidth = hardware.mem_bandwidth_gbps * 1e9 * 0.88
+        bandwidth = hardware.mem_bandwidth_gbps * 1e9 * STREAMED
         best = math.inf
         for (rows, columns), share in _TILES:
             tiles = p.batch * math.ceil(p.m / rows) * math.ceil(p.n / columns)

@@ -300,6 +300,7 @@ def convolution_flops(signature: Signature) -> tuple[float, bool]:
 
 # ---- bytes -------------------------------------------------------------------------------------------------
 
+STREAMED = 0.88  # share of the memory bandwidth that kernels reach which do nothing but read and write
 _OVERWRITES = ("copy", "split_with_sizes_copy", "chunk_cat", "_chunk_cat")
 
 

@@ -25,6 +25,7 @@ from autosac.jobs import TitanJob, simulation_of
 from autosac.plans import Plan, Unit
 from autosac.policies import UnitPolicies
 from autosac.simulation import Simulation, Target
+from autosac.titan_job import TitanCaptures
 
 Progress = Callable[[str], None]
 
@@ -107,7 +108,7 @@ class TitanSubject:
     def __init__(self, job: TitanJob, server: CaptureServer, folder: Path) -> None:
         self._job = job
         self._server = server
-        self._folder = folder
+        self._captures = TitanCaptures(job, server, folder)
         self._requests: dict[TitanRequest, Simulation] = {}
         self._known: dict[tuple[Unit, ...], Simulation] = {}
 
@@ -120,15 +121,13 @@ class TitanSubject:
         return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
 
     def begin(self, plan: Plan) -> None:
-        """Nothing: the baselines are there by now, so that there is nothing to be captured beside."""
+        """See `Subject`."""
+        self._captures.begin(plan)
 
     def under(self, plan: Plan) -> Simulation:
         """See `Subject`."""
         if plan.units not in self._known:
-            path = self._folder / f"plan{len(self._known)}.json"
-            plan.save(path)
-            trace = self._server.capture(self._job.request(plan_file=str(path)))
-            self._known[plan.units] = simulation_of(trace, self._job.target, plan)
+            self._known[plan.units] = self._captures.under(plan)
         return self._known[plan.units]
 
     def simulate(self, policy: Policy) -> Simulation:
