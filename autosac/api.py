@@ -21,9 +21,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.confidence import confidence_of
@@ -32,6 +30,7 @@ from autosac.planning import Goal, full_plan, make_plan, make_plans
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, Target, simulation_of
+from autosac.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,8 +145,8 @@ class EagerCaptures:
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
-        with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
-            path = Path(folder, "plan.json")
+        with temporary_folder() as folder:
+            path = folder / "plan.json"
             plan.save(path)
             return self._capture(plan=plan, plan_file=str(path))
 

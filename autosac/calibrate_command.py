@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import UsageError
-from autosac.options import add_output
+from autosac.files import check_outputs
+from autosac.options import (
+    MOST_GPUS,
+    add_output,
+    decimal,
+    filled,
+    filled_path,
+    whole,
+    whole_from_environment,
+    world_size_of_environment,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,15 +54,20 @@ def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
     command = commands.add_parser("calibrate", help="measure this machine and write a hardware profile for it")
     command.epilog = "TorchTitan's own arguments may follow after --. Under torchrun the collectives are measured too."
     command.add_argument(
-        "job", nargs="?", metavar="JOB.toml", help="measure the operators of this TorchTitan job, or of a saved capture"
-    )
+        "job", type=filled, nargs="?", metavar="JOB.toml",
+        help="measure the operators of this TorchTitan job, or of a saved capture",
+    )  # fmt: skip
     command.add_argument("--sweep", action="store_true", help="measure the default sweep of operators (the default)")
     command.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what to measure (default cuda)")
-    command.add_argument("-o", "--output", type=Path, required=True, metavar="PROFILE.toml", help="write the profile here")
-    command.add_argument("--minutes", type=float, default=15.0, metavar="M", help="at most so long (default 15)")
+    command.add_argument(
+        "-o", "--output", type=filled_path, required=True, metavar="PROFILE.toml", help="write the profile here"
+    )
+    command.add_argument("--minutes", type=decimal, default=15.0, metavar="M", help="at most so long (default 15)")
     command.add_argument("--resume", action="store_true", help="go on with what an interrupted calibration has measured")
-    command.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: as PyTorch has it)")
-    command.add_argument("--world-size", type=int, metavar="N", help="number of GPUs of the job (default: $NGPU or 1)")
+    command.add_argument("--threads", type=whole(1, 4096), metavar="N", help="of the CPU (default: as PyTorch has it)")
+    command.add_argument(
+        "--world-size", type=whole(1, MOST_GPUS), metavar="N", help="number of GPUs of the job (default: $NGPU or 1)"
+    )
     add_output(command)
     command.set_defaults(run="calibrate")
 
@@ -61,7 +76,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     """Run it; see the module's docstring."""
     begin = time.monotonic()
     _check(arguments)
-    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    ranks, rank = _torchrun()
     gpu = _gpu_facts() if arguments.device == "cuda" else None
     with _bar(enabled=not arguments.quiet and not arguments.debug and rank == 0) as report:
         report(0, 1, "capturing what is to be measured")
@@ -88,16 +103,22 @@ def calibrate(arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     if not 0 < arguments.minutes <= 24 * 60:
         raise UsageError(f"--minutes must be above 0 and at most a day, not {arguments.minutes:g}")
-    if arguments.threads is not None and arguments.threads < 1:
-        raise UsageError(f"--threads must be at least 1, not {arguments.threads}")
     if arguments.job is not None and arguments.sweep:
         raise UsageError("give a job or --sweep, not both")
     if arguments.overrides and arguments.job is None:
         raise UsageError("TorchTitan's arguments need a job")
     if arguments.output.suffix != ".toml":
         raise UsageError(f"{arguments.output}: a profile's name ends in .toml")
-    if not arguments.output.parent.is_dir():
-        raise UsageError(f"{arguments.output}: there is no folder {arguments.output.parent}")
+    check_outputs([("-o", arguments.output)], [Path(arguments.job)] if arguments.job is not None else [])
+    world_size_of_environment()
+
+
+def _torchrun() -> tuple[int, int]:
+    """The number of processes and this one's rank, as torchrun's environment says; one process without it."""
+    ranks = whole_from_environment("WORLD_SIZE", 1, 1, MOST_GPUS, "torchrun sets it; unset it otherwise")
+    rank = whole_from_environment("RANK", 0, 0, ranks - 1, "torchrun sets it; unset it otherwise")
+    whole_from_environment("LOCAL_RANK", 0, 0, 4096, "torchrun sets it; unset it otherwise")
+    return ranks, rank
 
 
 def _gpu_facts() -> TargetGPU:
@@ -156,10 +177,13 @@ def _job_trace(arguments: argparse.Namespace, gpu: TargetGPU | None) -> Trace:
         raise UsageError(f"{arguments.job} is a TorchTitan job, which runs a GPU's operators: --device cpu takes a capture")
     from autosac.capture.request import TitanRequest
     from autosac.capture.server import CaptureServer
+    from autosac.integrations.titan_version import check_job, has_python_jobs
+    from autosac.job_checks import check_job_file
 
-    if not Path(arguments.job).is_file():
-        raise UsageError(f"job file {arguments.job}: there is no such file")
-    world_size = arguments.world_size or int(os.environ.get("NGPU", "1"))
+    world_size = arguments.world_size or world_size_of_environment()
+    check_job(arguments.job)
+    if not has_python_jobs():
+        check_job_file(arguments.job, arguments.overrides, world_size)
     request = TitanRequest(
         config_file=arguments.job, overrides=arguments.overrides, world_size=world_size, gpu=gpu
     )
@@ -225,14 +249,16 @@ def _run(
 @contextlib.contextmanager
 def _bar(*, enabled: bool) -> Iterator[Report]:
     """A bar on standard error; nothing where nobody watches."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    stderr = Console(stderr=True)
+    from autosac.terminal import PlainConsole
+
+    stderr = PlainConsole(stderr=True)
     if not enabled or not stderr.is_terminal:
         yield lambda done, total, text: None
         return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    text = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), TaskProgressColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
     with Progress(*columns, console=stderr, transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
@@ -251,7 +277,8 @@ def _document(result: Result) -> dict[str, Any]:
 
 def _summary(result: Result) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
+
+    from autosac.tables import Table
 
     lines: list[Any] = [f"profile written to {result.profile}: {result.measured} operators measured"]
     if result.left:

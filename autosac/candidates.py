@@ -58,7 +58,7 @@ class Candidates:
         for known in self.verified:
             if known.plan.units == plan.units:
                 return known
-        self._progress(self._doing)
+        self._progress(f"{self._doing} (plan {len(self.verified) + 1})")
         simulation = self._verifier.under(plan)
         candidate = Candidate(plan=plan, simulation=simulation, solution=solution, costs=costs, mirrors=mirrors)
         self.verified.append(candidate)

@@ -1,4 +1,4 @@
-"""The command line: ``autosac plan | simulate | explain | diff | bench | calibrate``.
+"""The command line: ``autosac plan | simulate | explain | diff | bench | calibrate | gpus | clusters | cache | completion``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
@@ -10,18 +10,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import NoReturn
 
 from autosac.bench.command import add_bench
 from autosac.calibrate_command import add_calibrate
 from autosac.errors import AutosacError, UsageError
-from autosac.options import add_output
+from autosac.options import (
+    MOST_BUDGETS,
+    MOST_DRAWS,
+    MOST_GPUS,
+    add_output,
+    decimal,
+    filled,
+    filled_path,
+    whole,
+)
+from autosac.printable import printable
+from autosac.tool_options import add_cache, add_clusters, add_completion, add_gpus
 
 SOLVERS = ("greedy", "knapsack", "ilp")
 
@@ -47,6 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     add_bench(commands)
     add_calibrate(commands)
+    add_gpus(commands)
+    add_clusters(commands)
+    add_cache(commands)
+    add_completion(commands)
     return parser
 
 
@@ -62,24 +77,25 @@ def _add_job(command: argparse.ArgumentParser) -> None:
     job = command.add_argument_group("the job")
     job.add_argument(
         "job",
+        type=filled,
         metavar="JOB",
         help="a TorchTitan job: its file (0.2), or MODULE:CONFIG (0.3); simulate: or a saved capture",
     )
     job.add_argument(
-        "--world-size", type=_positive, default=None, metavar="N", help="number of GPUs (default: $NGPU or 1)"
+        "--world-size", type=whole(1, MOST_GPUS), default=None, metavar="N", help="number of GPUs (default: $NGPU or 1)"
     )
     job.add_argument(
         "--rank",
-        type=int,
+        type=whole(0, MOST_GPUS - 1),
         default=None,
         metavar="R",
         help="look at this rank only (default: one of every pipeline stage)",
     )
     job.add_argument("--no-cache", action="store_true", help="capture again, also what is kept from earlier runs")
     machine = command.add_argument_group("the machine")
-    machine.add_argument("--gpu", required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file")
+    machine.add_argument("--gpu", type=filled, required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file")
     machine.add_argument(
-        "--cluster", help="a cluster by name (hgx-h100, ...) or file; default: as the GPU usually comes"
+        "--cluster", type=filled, help="a cluster by name (hgx-h100, ...) or file; default: as the GPU usually comes"
     )
     machine.add_argument(
         "--alloc-conf",
@@ -94,9 +110,9 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         metavar="LOAD",
         help="how tokens spread over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
     )
-    load.add_argument("--moe-seed", type=_natural, default=0, metavar="N", help="seed of the draws (default 0)")
+    load.add_argument("--moe-seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="seed of the draws (default 0)")
     load.add_argument(
-        "--moe-draws", type=_positive, default=None, metavar="N", help="how many draws to look at (default 8)"
+        "--moe-draws", type=whole(1, MOST_DRAWS), default=None, metavar="N", help="how many draws to look at (default 8)"
     )
     _add_output(command)
 
@@ -114,12 +130,12 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--budgets", metavar="A,B,...", help="several budgets in one go: 40GiB,45GiB,50GiB (instead of --budget)"
     )
     decision.add_argument(
-        "--pareto", type=_positive, metavar="N", help="N budgets from the least that will do to no checkpointing"
+        "--pareto", type=whole(2, MOST_BUDGETS), metavar="N", help="N budgets from the least that will do to no checkpointing"
     )
     decision.add_argument(
-        "--pareto-html", type=Path, metavar="FILE", help="the curve as a page (with --budgets or --pareto)"
+        "--pareto-html", type=filled_path, metavar="FILE", help="the curve as a page (with --budgets or --pareto)"
     )
-    decision.add_argument("--pareto-png", type=Path, metavar="FILE", help="the curve as a picture")
+    decision.add_argument("--pareto-png", type=filled_path, metavar="FILE", help="the curve as a picture")
     decision.add_argument(
         "--budget-kind",
         choices=("reserved", "active"),
@@ -128,7 +144,7 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     decision.add_argument(
         "--confidence",
-        type=float,
+        type=decimal,
         metavar="P",
         help="probability with which the plan has to fit, for example 0.99: keeps a margin for errors of the prediction",
     )
@@ -144,15 +160,15 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     decision.add_argument("--solver", choices=SOLVERS, default="knapsack", help="local solver (default knapsack)")
     decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP backend (default cbc)")
     decision.add_argument(
-        "--time-limit", type=float, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)"
+        "--time-limit", type=decimal, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)"
     )
     decision.add_argument(
-        "--gap", type=float, default=5e-3, help="relative gap at which the MILP stops (default 0.005)"
+        "--gap", type=decimal, default=5e-3, help="relative gap at which the MILP stops (default 0.005)"
     )
     decision.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=filled_path,
         default=None,
         metavar="PLAN.json",
         help="write the plan here (several: plan-40GiB.json, ...)",
@@ -165,10 +181,11 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_job(command)
     what = command.add_argument_group("what to simulate")
     policy = what.add_mutually_exclusive_group()
-    policy.add_argument("--plan", type=Path, metavar="PLAN.json", help="the job under this plan")
+    policy.add_argument("--plan", type=filled_path, metavar="PLAN.json", help="the job under this plan")
     policy.add_argument(
-        "--ac", metavar="MODE", help="none, full, selective-op or selective-N in place of the job's own checkpointing"
-    )
+        "--ac", type=filled, metavar="MODE",
+        help="none, full, selective-op or selective-N in place of the job's own checkpointing",
+    )  # fmt: skip
     what.add_argument(
         "--time", action="store_true", help="show what the step time consists of: cost models, modules, critical path"
     )
@@ -181,19 +198,19 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or NCCL's chunks",
     )  # fmt: skip
     what.add_argument("--memory", action="store_true", help="show what the peak consists of")
-    what.add_argument("--memory-html", type=Path, metavar="FILE", help="the memory timeline as a page")
-    what.add_argument("--memory-png", type=Path, metavar="FILE", help="the memory timeline as a picture")
+    what.add_argument("--memory-html", type=filled_path, metavar="FILE", help="the memory timeline as a page")
+    what.add_argument("--memory-png", type=filled_path, metavar="FILE", help="the memory timeline as a picture")
     what.add_argument(
-        "--memory-snapshot", type=Path, metavar="FILE", help="a snapshot for PyTorch's own memory viewer (memory_viz)"
+        "--memory-snapshot", type=filled_path, metavar="FILE", help="a snapshot for PyTorch's own memory viewer (memory_viz)"
     )
-    what.add_argument("--trace", type=Path, metavar="FILE", help="the timeline for Perfetto (Chrome trace format)")
-    what.add_argument("--save-capture", type=Path, metavar="FILE", help="keep the captured step (a trace file)")
+    what.add_argument("--trace", type=filled_path, metavar="FILE", help="the timeline for Perfetto (Chrome trace format)")
+    what.add_argument("--save-capture", type=filled_path, metavar="FILE", help="keep the captured step (a trace file)")
     command.set_defaults(run="simulate")
 
 
 def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("explain", help="show what a plan decides, and why")
-    command.add_argument("plan", type=Path, metavar="PLAN.json")
+    command.add_argument("plan", type=filled_path, metavar="PLAN.json")
     command.add_argument("--module", metavar="NAME", help="one module, operator by operator")
     _add_output(command)
     command.set_defaults(run="explain")
@@ -201,26 +218,10 @@ def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_diff(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("diff", help="show in what two plans differ")
-    command.add_argument("a", type=Path, metavar="A.json")
-    command.add_argument("b", type=Path, metavar="B.json")
+    command.add_argument("a", type=filled_path, metavar="A.json")
+    command.add_argument("b", type=filled_path, metavar="B.json")
     _add_output(command)
     command.set_defaults(run="diff")
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
 
 
 class _Stopped(KeyboardInterrupt):
@@ -258,6 +259,31 @@ def _stopped_by_signals() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
+def _check_values(arguments: Sequence[str]) -> None:
+    """UsageError for ``--option=--``, which argparse (before Python 3.13) takes for an option without a value and fails."""
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if option.startswith("-") and equals and value == "--":
+            raise UsageError(f"{option}: -- is not a value")
+        if argument.startswith("-") and not argument.startswith("--") and argument.endswith("--"):
+            raise UsageError(f"{argument[:-2]}: -- is not a value")
+
+
+def _complain(message: str) -> None:
+    """One line of standard error, whatever names and files put into the message."""
+    short = re.sub(r"\S{200,}", lambda word: f"{word[0][:80]}...{word[0][-20:]}", printable(message))
+    print(f"autosac: {short}", file=sys.stderr)
+
+
+def _forget_output() -> None:
+    """What could not be printed is not tried again when the interpreter ends."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -267,23 +293,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, overrides = arguments[:split], arguments[split + 1 :]
     debug = "--debug" in arguments
     try:
-        parsed = build_parser().parse_args(arguments)
-        parsed.overrides = tuple(overrides)
-        if getattr(parsed, "no_cache", False):
-            os.environ["AUTOSAC_CACHE"] = "off"
+        _check_values(arguments)
         with _stopped_by_signals():
+            parsed = build_parser().parse_args(arguments)
+            parsed.overrides = tuple(overrides)
+            if getattr(parsed, "no_cache", False):
+                os.environ["AUTOSAC_CACHE"] = "off"
             from autosac import commands
 
             commands.run(parsed)
+            sys.stdout.flush()
     except AutosacError as e:
         if debug:
             raise
-        print(f"autosac: {e}", file=sys.stderr)
+        _complain(str(e))
         return e.exit_code
+    except BrokenPipeError:  # who reads has seen enough, as with "| head"
+        _forget_output()
+        return 128 + 13
     except OSError as e:
         if debug:
             raise
-        print(f"autosac: {e.filename or ''}: {e.strerror or e}".replace(": :", ":"), file=sys.stderr)
+        _forget_output()
+        _complain(f"{e.filename or 'standard output'}: {e.strerror or e}")
         return 2
     except KeyboardInterrupt as e:
         print("autosac: interrupted", file=sys.stderr)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from autosac import reports
 from autosac.bench.command import bench
+from autosac.cache_command import cache
 from autosac.calibrate_command import calibrate
 from autosac.capture.load import MoELoad
+from autosac.catalogue import clusters, gpus
+from autosac.completion import completion
 from autosac.confidence import Confidence, confidence_of
 from autosac.draws import plan_over_draws, representative, statistics
-from autosac.errors import InfeasibleError, UsageError
+from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
 from autosac.estimator import AlphaBeta, ChunkModel
+from autosac.files import check_outputs, is_special
 from autosac.jobs import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
+from autosac.options import MOST_BATCH, MOST_BUDGETS, parse_whole
+from autosac.picture_needs import check_drawable
 from autosac.plan_diff import compare_plans
 from autosac.planning import Goal, Planned
 from autosac.plans import Plan
@@ -34,7 +41,8 @@ _DRAWS = 8
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
-    known = (plan, simulate, explain, diff, bench, calibrate)
+    check_drawable(arguments)
+    known = (plan, simulate, explain, diff, bench, calibrate, gpus, clusters, cache, completion)
     {function.__name__: function for function in known}[arguments.run](arguments)
 
 
@@ -61,21 +69,17 @@ def _draws(arguments: argparse.Namespace) -> int:
     return (arguments.moe_draws or _DRAWS) if drawn else 0
 
 
-def _check_writable(*paths: Path | None) -> None:
-    """Refuse before the work, not after it."""
-    for path in paths:
-        if path is None:
-            continue
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder")
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.parent}")
-
-
 def plan(arguments: argparse.Namespace) -> None:
     """``autosac plan``: one budget, or several, or one and the best local batch size."""
-    _check_writable(arguments.output, arguments.pareto_html, arguments.pareto_png)
     several = _several(arguments)
+    check_outputs(
+        (
+            ("-o", arguments.output),
+            ("--pareto-html", arguments.pareto_html),
+            ("--pareto-png", arguments.pareto_png),
+        ),
+        (Path(arguments.job),),
+    )
     sizes = _batch_sizes(arguments)
     draws = _draws(arguments)
     if draws and (several or arguments.maximize or arguments.confidence is not None):
@@ -92,7 +96,14 @@ def plan(arguments: argparse.Namespace) -> None:
             results = [plan_over_draws(job, goal, draws)]
         else:
             batch = None
-            results = plan_titan_job(job, goal, budgets, pareto=arguments.pareto or 0, confidence=confidence)
+            results = plan_titan_job(
+                job,
+                goal,
+                budgets,
+                pareto=arguments.pareto or 0,
+                confidence=confidence,
+                all_stages=arguments.rank is None,
+            )
     found = [result for result in results if isinstance(result, Planned)]
     if not found:
         raise next(result for result in results if isinstance(result, InfeasibleError))
@@ -114,7 +125,7 @@ def plan(arguments: argparse.Namespace) -> None:
             out.print(reports.batch_table(batch))
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
     for path in written:
-        out.print(f"plan written to {path}")
+        out.print(f"plan written to {path}", soft_wrap=True)
 
 
 def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:
@@ -146,6 +157,8 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
         offload=arguments.offload,
     )
     texts = [] if arguments.budgets is None else arguments.budgets.split(",")
+    if len(texts) > MOST_BUDGETS:
+        raise UsageError(f"{len(texts)} budgets: at most {MOST_BUDGETS} are planned for in one go")
     budgets = [parse_budget(text, gpu_bytes) for text in texts]
     if len(set(budgets)) < len(budgets):
         raise UsageError("a budget is given twice")
@@ -179,10 +192,13 @@ def _batch_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
         return ()
     if not arguments.maximize:
         raise UsageError("--batch-sizes needs --maximize tokens-per-second")
-    texts = arguments.batch_sizes.split(",")
-    if not all(text.strip().isdecimal() and int(text) > 0 for text in texts):
-        raise UsageError(f"batch sizes {arguments.batch_sizes!r}: expected whole numbers of at least 1, such as 4,8,12")
-    sizes = tuple(int(text) for text in texts)
+    found = [parse_whole(text.strip(), 1, MOST_BATCH) for text in arguments.batch_sizes.split(",")]
+    sizes = tuple(size for size in found if size is not None)
+    if len(sizes) < len(found):
+        raise UsageError(
+            f"batch sizes {arguments.batch_sizes!r}: expected whole numbers of at least 1 and at most {MOST_BATCH}, "
+            "such as 4,8,12"
+        )
     if len(set(sizes)) < len(sizes):
         raise UsageError("a batch size is given twice")
     return sizes
@@ -195,7 +211,11 @@ def _write_plans(output: Path | None, found: Sequence[Planned], several: bool) -
     written = []
     for planned in found:
         gib = planned.plan.made_for.budget_bytes / 2**30
-        path = output.with_name(f"{output.stem}-{gib:.4g}GiB{output.suffix}") if several else output
+        path = output
+        if several and not is_special(output):
+            path = output.with_name(f"{output.stem}-{gib:.4g}GiB{output.suffix}")
+            if path in written:
+                path = output.with_name(f"{output.stem}-{planned.plan.made_for.budget_bytes}B{output.suffix}")
         planned.plan.save(path)
         written.append(path)
     return written
@@ -223,21 +243,24 @@ def diff(arguments: argparse.Namespace) -> None:
 
 def simulate(arguments: argparse.Namespace) -> None:
     """``autosac simulate``."""
-    _check_writable(
-        arguments.trace,
-        arguments.memory_html,
-        arguments.memory_png,
-        arguments.memory_snapshot,
-        arguments.save_capture,
+    check_outputs(
+        (
+            ("--trace", arguments.trace),
+            ("--memory-html", arguments.memory_html),
+            ("--memory-png", arguments.memory_png),
+            ("--memory-snapshot", arguments.memory_snapshot),
+            ("--save-capture", arguments.save_capture),
+        ),
+        (Path(arguments.job), *([arguments.plan] if arguments.plan is not None else [])),
     )
-    with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
+    with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress, _naming_capture(arguments.job):
         drawn = _drawn(arguments, progress)
         simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
         target = _with_models(simulation.target, arguments)
         drawn, others = [one.on(target) for one in drawn], {mode: one.on(target) for mode, one in others.items()}
         simulation = simulation.on(target)
         _write_pictures(arguments, simulation)
-        name = arguments.ac or (str(arguments.plan) if arguments.plan else "the job as it is")
+        name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
             name += f", draw {simulation.trace.info['moe_load']['draw']} of the load of experts"
         summary = reports.simulation_summary(simulation, name)
@@ -261,6 +284,19 @@ def simulate(arguments: argparse.Namespace) -> None:
         out.print(reports.memory_tables(simulation))
         if others:
             out.print(reports.mode_table(simulation, others))
+
+
+@contextlib.contextmanager
+def _naming_capture(job: str) -> Iterator[None]:
+    """A saved capture that cannot be executed is a damaged file."""
+    try:
+        yield
+    except SimulationError as e:
+        if not is_capture(job):
+            raise
+        raise TraceError(f"{job} is damaged: {e}") from e
+def _what_is_simulated(job: str) -> str:
+    return f"the step captured in {Path(job).name}" if is_capture(job) else "the job as it is"
 
 
 def _with_models(target: Target, arguments: argparse.Namespace) -> Target:
@@ -292,12 +328,17 @@ def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:
 def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation, dict[str, Simulation]]:
     """The simulation that is asked for: of a job, or of a step that was captured before."""
     if is_capture(arguments.job):
-        if arguments.plan or arguments.ac or arguments.overrides:
+        if arguments.plan or arguments.ac or arguments.overrides or arguments.rank is not None:
             raise UsageError(
-                f"{arguments.job} is a captured step: --plan, --ac and TorchTitan's arguments need the job"
+                f"{arguments.job} is a captured step: --plan, --ac, --rank and TorchTitan's arguments need the job"
             )
         trace = Trace.load(arguments.job)
-        world_size = arguments.world_size or int(trace.info.get("world_size", 1))
+        world_size = int(trace.info.get("world_size", 1))
+        if arguments.world_size is not None and arguments.world_size != world_size:
+            raise UsageError(
+                f"{arguments.job} was captured in a world of {world_size} GPUs: --world-size {arguments.world_size} "
+                "needs the job"
+            )
         allocator = TITAN_ALLOCATOR if arguments.alloc_conf is None else arguments.alloc_conf
         target = Target.of(arguments.gpu, world_size, cluster=arguments.cluster, allocator=allocator)
         return simulation_of(trace, target), {}
@@ -324,12 +365,10 @@ def _write_pictures(arguments: argparse.Namespace, simulation: Simulation) -> No
         snapshot = memory_snapshot(simulation.trace, config=target.allocator, workspaces=target.workspaces)
         write_memory_snapshot(arguments.memory_snapshot, snapshot)
     if arguments.memory_html is not None or arguments.memory_png is not None:
-        from autosac.memory_sim.pictures import timeline_html, timeline_png
+        from autosac.memory_pictures import draw_memory
 
-        for path, draw in ((arguments.memory_html, timeline_html), (arguments.memory_png, timeline_png)):
-            if path is not None:
-                title = f"{simulation.trace.info.get('model', 'The job')}: memory over one training step"
-                draw(path, simulation.memory, title=title, report=simulation.unlimited_allocation)
+        made_for = Plan.load(arguments.plan).made_for if arguments.plan else None
+        draw_memory(simulation, html=arguments.memory_html, png=arguments.memory_png, made_for=made_for)
 
 
 def simulation_document(simulation: Simulation) -> dict[str, Any]:

@@ -41,6 +41,9 @@ from autosac.plans import Certainty
 from autosac.quantities import format_bytes, format_ms, format_probability
 from autosac.simulation import Pipeline, Simulation
 
+HIGHEST = 0.9999
+"""More cannot be told from the few dozen measured runs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
@@ -92,8 +95,10 @@ class Confidence:
     margin: Margin
 
     def __post_init__(self) -> None:
-        if not 0 < self.level < 1:
-            raise UsageError(f"confidence {self.level:g}: expected a probability between 0 and 1, such as 0.99")
+        if not 0 < self.level <= HIGHEST:
+            raise UsageError(
+                f"confidence {self.level:.16g}: expected a probability above 0 and at most {HIGHEST}, such as 0.99"
+            )
 
     def inner_bytes(self, budget_bytes: int) -> int:
         """What to plan for: the budget less the margin."""

@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from autosac.errors import InfeasibleError, UsageError
@@ -23,6 +21,7 @@ from autosac.jobs import plan_titan_job, simulate_draws
 from autosac.planning import Goal, Planned
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
+from autosac.temporary import temporary_folder
 from autosac.titan_job import TitanJob
 
 HIGH = 0.95
@@ -98,14 +97,14 @@ def plan_over_draws(job: TitanJob, goal: Goal, count: int) -> Planned:
     plain = simulate_draws(job, count, checkpointing="none", observe=True)
     number = at_quantile(list(enumerate(plain)), HIGH, peak)[0]
     tried: list[int] = []
-    with TemporaryDirectory(prefix="autosac-") as folder:
+    with temporary_folder() as folder:
         while True:
             tried.append(number)
             job.progress(f"planning for draw {number} of {count}")
             (planned,) = plan_titan_job(job.draw(number), goal)
             if isinstance(planned, InfeasibleError):
                 raise planned
-            path = Path(folder) / f"plan{number}.json"
+            path = folder / f"plan{number}.json"
             planned.plan.save(path)
             under = list(enumerate(simulate_draws(job, count, plan_file=str(path))))
             worst, simulation = at_quantile(under, HIGH, peak)

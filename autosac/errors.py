@@ -35,6 +35,10 @@ class CaptureError(AutosacError):
     """The job could not be captured: names the operator or call, and what to do."""
 
 
+class FirstStageError(CaptureError):
+    """A later pipeline stage cannot be captured before it is known what the first one sends."""
+
+
 class SimulationError(AutosacError):
     """A trace cannot be executed (a deadlock, an event that never comes)."""
 

@@ -6,23 +6,22 @@ microbatches than late ones; the stages are then executed together, and the plan
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from autosac.capture.server import CaptureServer
 from autosac.confidence import Confidence, confidence_of
+from autosac.counting import Parts
 from autosac.errors import InfeasibleError, UsageError
-from autosac.induction import Capturing, capturing, early_info
+from autosac.induction import capturing, early_info
 from autosac.open_sizes import has_router
 from autosac.planning import Goal, Planned, make_plans, pareto_budgets
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import Pipeline, Simulation, simulation_of
 from autosac.stages import join_plans
-from autosac.titan_job import BASELINES, Progress, TitanCaptures, TitanJob
-from autosac.trace import Trace
+from autosac.temporary import temporary_folder
+from autosac.titan_job import BASELINES, Capture, Progress, TitanCaptures, TitanJob, own_stage
 
 __all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_draws", "simulate_job", "simulation_of"]
 
@@ -48,22 +47,25 @@ def simulate_job(
         "": (checkpointing, plan_file),
         **{name: (name, None) for name in beside},
     }
-    with CaptureServer(debug=job.debug, on_progress=job.progress) as server:
-        first = {
-            key: capturing(server, job.request(mode, plan_file=file), job.progress) for key, (mode, file) in modes.items()
-        }
+
+    def started(one: TitanJob, mode: str, file: str | None) -> Capture:
+        return capturing(server, one.request(mode, plan_file=file), job.progress, whole=one.whole)
+
+    captures = Parts(job.progress, "capture")
+    with CaptureServer(debug=job.debug, on_progress=captures) as server:
+        own, capture = own_stage(job, server, lambda one: started(one, checkpointing, plan_file))
+        first = {key: capture if key == "" else started(own, mode, file) for key, (mode, file) in modes.items()}
         under_way = {key: [future] for key, future in first.items()}
         if all_stages and job.rank == 0:
             for key, (mode, file) in modes.items():
-                under_way[key] += [
-                    capturing(server, stage.request(mode, plan_file=file), job.progress, whole=stage.whole)
-                    for stage in job.stages(early_info(first[key]))[1:]
-                ]
-        traces = {key: [future.result() for future in futures] for key, futures in under_way.items()}
+                under_way[key] += [started(stage, mode, file) for stage in job.stages(early_info(first[key]))[1:]]
+        captures.total = sum(map(len, under_way.values()))
+        found = captures.each(future for futures in under_way.values() for future in futures)
+        traces = {key: [next(found).result() for _ in futures] for key, futures in under_way.items()}
     job.progress("simulating")
     simulations = {
-        key: _fullest([simulation_of(trace, job.target, plan if key == "" else None) for trace in found])
-        for key, found in traces.items()
+        key: _fullest([simulation_of(trace, job.target, plan if key == "" else None) for trace in stages])
+        for key, stages in traces.items()
     }
     return simulations.pop(""), simulations
 
@@ -81,18 +83,20 @@ def simulate_draws(
     plan = Plan.load(plan_file) if plan_file is not None else None
     if plan is not None:
         _check_made_for(plan, job)
-    draws = [job.draw(number) for number in range(count)]
 
-    def started(one: TitanJob) -> Future[Trace] | Capturing:
+    def started(one: TitanJob) -> Capture:
         request = one.request(checkpointing, plan_file=plan_file, observe=observe)
         return capturing(server, request, job.progress, whole=one.whole)
 
-    with CaptureServer(debug=job.debug, on_progress=job.progress) as server:
-        under_way = [[started(draw)] for draw in draws]
+    progress = Parts(job.progress, "draw", count)
+    with CaptureServer(debug=job.debug, on_progress=progress) as server:
+        own, capture = own_stage(job.draw(0), server, started)
+        draws = [own.draw(number) for number in range(count)]
+        under_way = [[capture], *([started(draw)] for draw in draws[1:])]
         if all_stages and job.rank == 0:
             for draw, futures in zip(draws, under_way, strict=True):
                 futures += [started(stage) for stage in draw.stages(early_info(futures[0]))[1:]]
-        traces = [[future.result() for future in futures] for futures in under_way]
+        traces = [[future.result() for future in futures] for futures in progress.each(under_way)]
     if not any(map(has_router, traces[0])):
         raise UsageError(f"load of experts {job.moe_load}: the job has no mixture of experts")
     job.progress("simulating")
@@ -121,34 +125,53 @@ def plan_titan_job(
     *,
     pareto: int = 0,
     confidence: Confidence | None = None,
+    all_stages: bool = True,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """Plan the job for the goal's budget, for several budgets, or for `pareto` budgets evenly spaced over all that matter.
 
-    With `confidence` the plans fit with that probability.
+    The latter include the peak of each baseline, so that no baseline can look better than the plans at its own memory. With
+    `confidence` the plans fit with that probability. Without `all_stages` only the job's own rank is planned for.
 
     An InfeasibleError stands where no plan meets a budget. CaptureError if the job cannot be captured.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="autosac-") as folder,
+        temporary_folder() as folder,
         CaptureServer(debug=job.debug, on_progress=job.progress) as server,
     ):
-        captures = captures_of(job, server, Path(folder))
+        captures = captures_of(job, server, folder, all_stages=all_stages)
         budgets = tuple(budgets_bytes) or (goal.budget_bytes,)
         if pareto:
             per_stage = [pareto_budgets(stage, goal.budget_kind, pareto) for stage in captures]
             budgets = tuple(max(column) for column in zip(*per_stage, strict=True))
+            budgets = tuple(sorted(budgets + between(baseline_peaks(captures, goal.budget_kind), budgets)))
         return plans_of(captures, goal, budgets, job.progress, confidence)
 
 
+def baseline_peaks(captures: Sequence[TitanCaptures], kind: str) -> list[int]:
+    """The peak of every baseline that all stages can run under, each that of the stage that needs most."""
+    names = [name for name in BASELINES if all(stage.working(name) for stage in captures)]
+    return [max(stage.baseline(name).peak_bytes(kind) for stage in captures) for name in names]
+
+
+def between(peaks: Iterable[int], budgets: Sequence[int]) -> tuple[int, ...]:
+    """The peaks that lie between the least and the most of some budgets and are none of them, ascending."""
+    return tuple(sorted({peak for peak in peaks if min(budgets) < peak < max(budgets)} - set(budgets)))
+
+
 def captures_of(
-    job: TitanJob, server: CaptureServer, folder: Path, names: Sequence[str] = BASELINES
+    job: TitanJob, server: CaptureServer, folder: Path, names: Sequence[str] = BASELINES, *, all_stages: bool = True
 ) -> list[TitanCaptures]:
     """The captures of one rank of each pipeline stage, those under the baselines `names` begun; of the job's own rank if
-    that is not 0.
+    that is not 0, or without `all_stages`.
     """
-    captures = [TitanCaptures(job, server, folder)]
+
+    def started(one: TitanJob) -> Capture:
+        return capturing(server, one.request(names[0], observe=names[0] == "none"), one.progress, whole=one.whole)
+
+    job, capture = own_stage(job, server, started)
+    captures = [TitanCaptures(job, server, folder, {names[0]: capture})]
     captures[0].start(*names)
-    if job.rank == 0:
+    if job.rank == 0 and all_stages:
         stages = captures[0].stages(names[0])[1:]
         captures += [TitanCaptures(stage, server, folder) for stage in stages]
     for stage in captures[1:]:

@@ -23,7 +23,10 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
         blocks = {baseline.modules[block.module]: block for block in reversed(steps.recomputations)}
     except NotDerivableError:
         return ()
-    if not blocks.keys() <= {unit.name for unit in policies.units}:
+    units = {unit.name: unit for unit in policies.units}
+    if not blocks.keys() <= units.keys():
+        return ()
+    if baseline.info.get("checkpointing") != "full" and any(units[name].plain for name in blocks):
         return ()
     return tuple(
         unit.keeping(_kept(policies.base.trace, unit, steps, blocks[unit.name]))

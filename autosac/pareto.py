@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from autosac.drawing import literal_text
 from autosac.errors import UsageError
 from autosac.files import write_bytes_atomically, write_text_atomically
 from autosac.plans import Plan, Prediction
+from autosac.printable import printable
 from autosac.quantities import format_bytes, format_ms
 
 GIB = 2**30
+_TOO_LARGE = "out of memory on this GPU"
 _COLOURS = {"none": "#7f7f7f", "full": "#d62728", "selective-op": "#ff7f0e"}
 
 
 class Point(NamedTuple):
-    """One policy: peak in GiB (of the kind that the plans bound), step time, and what hovering tells."""
+    """One policy: peak in GiB (of the kind that the plans bound), step time, what hovering tells, and whether the GPU has so
+    much memory: if not, its marker is hollow.
+    """
 
     name: str
     peak_gib: float
     step_ms: float
     text: str
+    fits: bool = True
 
 
 def points(plans: Sequence[Plan]) -> tuple[list[Point], list[Point]]:
@@ -47,12 +54,14 @@ def _point(name: str, prediction: Prediction, kind: str, units: int | None = Non
     lines.append(f"recomputation {format_ms(prediction.recompute_ms)}")
     if units is not None:
         lines.append(f"{units} modules checkpointed")
-    return Point(name, peak / GIB, prediction.step_ms, "<br>".join(lines))
+    if not prediction.fits:
+        lines.append(_TOO_LARGE)
+    return Point(printable(name), peak / GIB, prediction.step_ms, "<br>".join(lines), prediction.fits)
 
 
 def _texts(plans: Sequence[Plan]) -> tuple[str, str, str]:
     made_for = plans[0].made_for
-    title = f"{made_for.model} on {made_for.world_size} x {made_for.gpu}: step time against peak memory"
+    title = f"{printable(made_for.model)} on {made_for.world_size} x {printable(made_for.gpu)}: step time against peak memory"
     return title, f"peak {made_for.budget_kind} memory (GiB)", "step time (ms)"
 
 
@@ -71,8 +80,9 @@ def pareto_html(path: str | Path, plans: Sequence[Plan]) -> None:
         text=[p.text for p in curve],
         hoverinfo="text",
         mode="lines+markers",
-        name="AutoSAC",
+        name="AutoSAC" if all(p.fits for p in curve) else f"AutoSAC (hollow: {_TOO_LARGE})",
         line={"color": "#1f77b4", "shape": "hv"},
+        marker={"symbol": ["circle" if p.fits else "circle-open" for p in curve], "size": 8},
     )
     for p in others:
         figure.add_scatter(
@@ -81,8 +91,8 @@ def pareto_html(path: str | Path, plans: Sequence[Plan]) -> None:
             text=[p.text],
             hoverinfo="text",
             mode="markers",
-            name=p.name,
-            marker={"size": 12, "symbol": "diamond", "color": _COLOURS.get(p.name, "#9467bd")},
+            name=p.name if p.fits else f"{p.name}, {_TOO_LARGE}",
+            marker={"size": 12, "symbol": "diamond" if p.fits else "diamond-open", "color": _COLOURS.get(p.name, "#9467bd")},
         )
     for plan in plans:
         figure.add_vline(x=plan.made_for.budget_bytes / GIB, line={"width": 1, "dash": "dot", "color": "#bbbbbb"})
@@ -92,15 +102,19 @@ def pareto_html(path: str | Path, plans: Sequence[Plan]) -> None:
 
 def pareto_png(path: str | Path, plans: Sequence[Plan]) -> None:
     """Write the curve as a picture. UsageError without matplotlib, OSError if it cannot be written."""
-    import io
-
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("PNG pictures need matplotlib: pip install 'autosac[pictures]'") from None
+    with literal_text():
+        content = _drawn(Figure(figsize=(9, 5.5), dpi=110, layout="constrained"), plans)
+    write_bytes_atomically(Path(path), content)
+
+
+def _drawn(figure: Any, plans: Sequence[Plan]) -> bytes:
+    """The picture, as PNG."""
     curve, others = points(plans)
     title, x_title, y_title = _texts(plans)
-    figure = Figure(figsize=(9, 5.5), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     for plan in plans:
         axes.axvline(plan.made_for.budget_bytes / GIB, color="#cccccc", linewidth=0.8, linestyle=":", zorder=0)
@@ -108,10 +122,16 @@ def pareto_png(path: str | Path, plans: Sequence[Plan]) -> None:
         [p.peak_gib for p in curve],
         [p.step_ms for p in curve],
         where="post",
-        marker="o",
         color="#1f77b4",
-        label="AutoSAC",
+        zorder=2,
     )
+    for fits in (True, False):
+        chosen = [p for p in curve if p.fits is fits]
+        if chosen:
+            axes.plot(
+                [p.peak_gib for p in chosen], [p.step_ms for p in chosen], "o", color="#1f77b4", zorder=3,
+                markerfacecolor="#1f77b4" if fits else "white", label="AutoSAC" if fits else f"AutoSAC, {_TOO_LARGE}",
+            )  # fmt: skip
     for p in others:
         axes.plot(
             p.peak_gib,
@@ -119,7 +139,8 @@ def pareto_png(path: str | Path, plans: Sequence[Plan]) -> None:
             "D",
             markersize=9,
             color=_COLOURS.get(p.name, "#9467bd"),
-            label=p.name,
+            markerfacecolor=_COLOURS.get(p.name, "#9467bd") if p.fits else "white",
+            label=p.name if p.fits else f"{p.name}, {_TOO_LARGE}",
             linestyle="none",
         )
     axes.set(title=title, xlabel=x_title, ylabel=y_title)
@@ -127,4 +148,4 @@ def pareto_png(path: str | Path, plans: Sequence[Plan]) -> None:
     axes.legend()
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    write_bytes_atomically(Path(path), content.getvalue())
+    return content.getvalue()

@@ -4,18 +4,44 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from autosac.module_names import alike, natural, occurrences, span
 from autosac.plans import Plan, Unit
+from autosac.quantities import format_bytes, format_ms
+
+UnitRow = tuple[str, str, str, tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDifference:
     """`made_for` and `predictions`: name, value in A, value in B. `units`: module, what A does, what B does, and the
-    operators (with their occurrence) that A keeps and B recomputes, and the other way round.
+    operators (with their occurrence) that A keeps and B recomputes, and the other way round; `groups`: the same, for modules
+    that follow each other and differ alike.
     """
 
     made_for: tuple[tuple[str, str, str], ...]
     predictions: tuple[tuple[str, float, float], ...]
-    units: tuple[tuple[str, str, str, tuple[str, ...], tuple[str, ...]], ...]
+    units: tuple[UnitRow, ...]
+
+    def groups(self) -> list[tuple[str, str, str, str, str]]:
+        """Modules (``layers.0-11``), what A does, what B does, what only A keeps, what only B keeps."""
+        found = alike(self.units, lambda row: row[0], lambda row: row[1:])
+        rows = []
+        for members in found:
+            _, a, b, only_a, only_b = members[0]
+            names = span([name for name, *_ in members])
+            rows.append((names, a.replace(", ", "\n"), b.replace(", ", "\n"), _short(only_a), _short(only_b)))
+        return rows
+
+    def settings(self) -> list[tuple[str, str, str]]:
+        """`made_for` for people."""
+        return [(_label(name), _amount(name, a), _amount(name, b)) for name, a, b in self.made_for]
+
+    def figures(self) -> list[tuple[str, str, str, str]]:
+        """`predictions` for people: name, A, B, change."""
+        return [
+            (name.rpartition(" ")[0], _figure(name, a), _figure(name, b), _figure(name, b - a, sign=True))
+            for name, a, b in self.predictions
+        ]
 
 
 def compare_plans(a: Plan, b: Plan) -> PlanDifference:
@@ -28,7 +54,7 @@ def compare_plans(a: Plan, b: Plan) -> PlanDifference:
         if name != "parameters" and settings[0].get(name) != settings[1].get(name)
     )
     units_a, units_b = ({unit.fqn: unit for unit in plan.units} for plan in (a, b))
-    names = sorted({*units_a, *units_b}, key=_natural)
+    names = sorted({*units_a, *units_b}, key=natural)
     return PlanDifference(
         made_for=made_for,
         predictions=_predictions(a, b),
@@ -54,7 +80,7 @@ def _predictions(a: Plan, b: Plan) -> tuple[tuple[str, float, float], ...]:
     return tuple(row for row in rows if row[1] != row[2])
 
 
-def _unit(name: str, a: Unit | None, b: Unit | None) -> tuple[str, str, str, tuple[str, ...], tuple[str, ...]]:
+def _unit(name: str, a: Unit | None, b: Unit | None) -> UnitRow:
     kept_a, kept_b = _kept(a), _kept(b)
     if a is None or b is None:
         return name, _does(a), _does(b), (), ()
@@ -64,14 +90,26 @@ def _unit(name: str, a: Unit | None, b: Unit | None) -> tuple[str, str, str, tup
 def _does(unit: Unit | None) -> str:
     if unit is None:
         return "not checkpointed"
-    host = f", {unit.offloaded_bytes / 2**20:.1f} MiB on the host" if unit.offloaded_bytes else ""
-    return f"keeps {unit.kept_bytes / 2**20:.1f} MiB{host}, recomputes {unit.recompute_ms:.2f} ms"
+    host = f", {format_bytes(unit.offloaded_bytes)} on the host" if unit.offloaded_bytes else ""
+    return f"keeps {format_bytes(unit.kept_bytes)}{host}, recomputes {unit.recompute_ms:.2f} ms"
 
 
 def _kept(unit: Unit | None) -> set[str]:
     return {f"{d.op}#{d.occurrence}{' (host)' * d.offload}" for d in unit.decisions if d.keep} if unit is not None else set()
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """layers.2 before layers.10."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
+def _short(operators: tuple[str, ...]) -> str:
+    return occurrences(operator.removeprefix("aten.").replace(".default", "") for operator in operators)
+
+
+def _label(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ")
+
+
+def _amount(name: str, value: str) -> str:
+    return format_bytes(int(value)) if name.endswith("_bytes") and value.isdecimal() else value
+
+
+def _figure(name: str, value: float, *, sign: bool = False) -> str:
+    text = format_ms(value) if name.endswith(" ms") else f"{value:.2f} GiB"
+    return f"+{text}" if sign and value >= 0 else text

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, NoReturn
+from typing import Any
 
+from autosac.documents import DocumentError, parse_json
 from autosac.errors import PlanError
+from autosac.printable import printable
 
 SCHEMA_VERSION = 1
 # In a fingerprint: a size that depends on data (the tokens that are routed to an expert) and may be any.
@@ -30,8 +31,10 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_COUNT = {"type": "integer", "minimum": 0}
-_MS = {"type": "number", "minimum": 0}
+_MOST = 2**62
+_COUNT = {"type": "integer", "minimum": 0, "maximum": _MOST}
+_RANKS = {"type": "integer", "minimum": 1, "maximum": 2**17}
+_MS = {"type": "number", "minimum": 0, "maximum": 1e15}
 _NAMED_SHAPES = {
     "type": "array",
     "items": {
@@ -46,7 +49,7 @@ _OUTPUTS = {
     "items": {
         "type": "array",
         "prefixItems": [
-            {"type": "array", "items": {"type": "integer", "minimum": ANY_SIZE}},
+            {"type": "array", "items": {"type": "integer", "minimum": ANY_SIZE, "maximum": _MOST}},
             {"type": "string"},
         ],
         "minItems": 2,
@@ -65,7 +68,7 @@ _REASONS = {
                 "type": "array",
                 "items": {
                     "type": "array",
-                    "prefixItems": [{"type": "string"}, {"type": "number"}],
+                    "prefixItems": [{"type": "string"}, {"type": "number", "minimum": -1e15, "maximum": 1e15}],
                     "minItems": 2,
                     "maxItems": 2,
                 },
@@ -92,10 +95,10 @@ SCHEMA: dict[str, Any] = {
                     "torch_version": {"type": "string"},
                     "torchtitan_version": {"type": "string"},
                     "gpu": {"type": "string"},
-                    "world_size": {"type": "integer", "minimum": 1},
+                    "world_size": _RANKS,
                     "budget_bytes": _COUNT,
                     "budget_kind": {"enum": ["active", "reserved"]},
-                    "pipeline_stages": {"type": "integer", "minimum": 1},
+                    "pipeline_stages": _RANKS,
                     "parameters": _NAMED_SHAPES,
                     "job_settings": {"type": "object", "additionalProperties": {"type": "string"}},
                 }
@@ -107,7 +110,7 @@ SCHEMA: dict[str, Any] = {
                     {
                         "step_ms": _MS,
                         "peak_active_bytes": _COUNT,
-                        "peak_reserved_bytes": {"type": ["integer", "null"], "minimum": 0},
+                        "peak_reserved_bytes": {"type": ["integer", "null"], "minimum": 0, "maximum": _MOST},
                         "fits": {"type": "boolean"},
                         "recompute_ms": _MS,
                     }
@@ -137,9 +140,9 @@ SCHEMA: dict[str, Any] = {
                             "occurrence": _COUNT,
                             "keep": {"type": "boolean"},
                             "outputs": _OUTPUTS,
-                            "memory_bytes": {"type": "integer"},
+                            "memory_bytes": {"type": "integer", "minimum": -_MOST, "maximum": _MOST},
                             "runtime_ms": _MS,
-                            "msps": {"type": ["number", "null"]},
+                            "msps": {"type": ["number", "null"], "minimum": -1e30, "maximum": 1e30},
                         }
                     ),
                 },
@@ -155,12 +158,9 @@ SCHEMA["properties"]["policies"]["items"]["items"]["properties"]["offload"] = {"
 
 
 def _parse(content: bytes, name: str) -> dict[str, Any]:
-    def no_constant(text: str) -> NoReturn:
-        raise ValueError(f"{text} is not a number")
-
     try:
-        document = json.loads(content, parse_constant=no_constant)
-    except ValueError as e:
+        document = parse_json(content)
+    except DocumentError as e:
         looks_like_plan = content.lstrip().startswith(b"{") and b"autosac-plan" in content[:200]
         what = "is truncated or damaged" if looks_like_plan else "is not an AutoSAC plan"
         raise PlanError(f"{name} {what}: {_short(str(e))}") from e
@@ -170,7 +170,7 @@ def _parse(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _check_version(document: dict[str, Any], name: str) -> None:
-    if document.get("schema") != SCHEMA_VERSION:
+    if document.get("schema") != SCHEMA_VERSION or isinstance(document.get("schema"), bool):
         raise PlanError(
             f"{name} has plan schema {_short(str(document.get('schema')))}; this version of AutoSAC reads "
             f"{SCHEMA_VERSION}: make the plan again"
@@ -178,11 +178,16 @@ def _check_version(document: dict[str, Any], name: str) -> None:
 
 
 def _check_schema(document: dict[str, Any], name: str) -> None:
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, validators
 
-    error = next(iter(Draft202012Validator(SCHEMA).iter_errors(document)), None)
+    def whole(_: Any, value: Any) -> bool:  # in a JSON Schema 1.0 is an integer, too
+        return type(value) is int
+
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", whole)
+    strict = validators.extend(Draft202012Validator, type_checker=types)
+    error = next(iter(strict(SCHEMA).iter_errors(document)), None)
     if error is not None:
-        raise PlanError(f"{name} is damaged at {error.json_path}: {_short(error.message)}")
+        raise PlanError(f"{name} is damaged at {printable(error.json_path)}: {_short(error.message)}")
 
 
 def _check_sense(document: dict[str, Any], name: str) -> None:
@@ -205,5 +210,5 @@ def _check_sense(document: dict[str, Any], name: str) -> None:
 
 
 def _short(message: str, limit: int = 160) -> str:
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -30,6 +30,7 @@ from autosac.step_costs import StepCosts, UnitCost
 
 SOLVERS = ("greedy", "knapsack", "ilp")
 OBJECTIVES = ("recompute", "step")
+_MOST_SECONDS = 86_400.0
 
 Costs: TypeAlias = tuple[UnitCost, ...]
 
@@ -67,8 +68,10 @@ class Goal:
             raise UsageError(f"solver {self.solver!r}: expected one of {', '.join(SOLVERS)}")
         if self.objective not in OBJECTIVES:
             raise UsageError(f"objective {self.objective!r}: expected one of {', '.join(OBJECTIVES)}")
-        if not (self.time_limit_s > 0 and math.isfinite(self.time_limit_s)):
-            raise UsageError("the time limit must be more than zero seconds")
+        if not 0 < self.time_limit_s <= _MOST_SECONDS:
+            raise UsageError(
+                f"the time limit must be more than zero seconds and at most {_MOST_SECONDS:.0f}, not {self.time_limit_s:g}"
+            )
         if not 0 <= self.gap < 1:
             raise UsageError(f"the gap must be at least 0 and less than 1, not {self.gap}")
         check_backend(self.milp)

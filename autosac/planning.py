@@ -20,6 +20,7 @@ from functools import partial
 from typing import Protocol
 
 from autosac.candidates import Candidate
+from autosac.counting import Parts
 from autosac.derivation import Captures as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
@@ -92,11 +93,12 @@ def make_plans(
     if len(set(budgets_bytes)) < len(budgets_bytes):
         raise UsageError("a budget is given twice")
     base, baselines = captures.observed(), captures.baselines()
+    progress = parts = Parts(progress, "budget", len(budgets_bytes))
     search: Search | None = None
     derivation: Derivation | None = None
     offloading: Offloading | None = None
     found: dict[int, tuple[Candidate, tuple[str, ...]] | InfeasibleError] = {}
-    for budget_bytes in sorted(budgets_bytes):
+    for budget_bytes in parts.each(sorted(budgets_bytes)):
         wanted = replace(goal, budget_bytes=budget_bytes)
         if baselines["none"].peak_bytes(goal.budget_kind) <= budget_bytes:
             best = Candidate(plan=plan_of(base, wanted, ()), simulation=baselines["none"])
@@ -155,11 +157,13 @@ def find_verified(
     while True:
         failure: InfeasibleError | None = None
         try:
-            derivation.expect(search.run(goal).plan)
+            found = search.run(goal)
+            if found is not None:
+                derivation.expect(found.plan)
             search.compete(goal, baselines)  # waits for the baselines, which hardly ever change the answer
             for baseline in baselines.values():
                 baseline.prediction()  # worked out while that capture goes on
-            best = search.best(goal)
+            best = search.best(goal, baselines)
         except InfeasibleError as e:
             failure = e
             best = min(search.verified, key=lambda c: c.simulation.peak_bytes(goal.budget_kind))

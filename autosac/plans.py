@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from autosac.documents import DATA_BYTES, read_bounded
 from autosac.errors import PlanError
 from autosac.files import write_text_atomically
 from autosac.plan_schema import ANY_SIZE as ANY_SIZE
@@ -187,7 +188,7 @@ class Plan:
         PlanError if it is none, or is truncated, damaged, or of another schema version.
         """
         try:
-            content = Path(path).read_bytes()
+            content = read_bounded(path, DATA_BYTES)
         except OSError as e:
             raise PlanError(f"cannot read the plan {path}: {e.strerror}") from e
         return Plan.from_bytes(content, name=str(path))

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from autosac.estimator.sac_estimator import SACEstimator, SACModule
 from autosac.estimator.sac_stats import tradeoff
+from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.plans import Decision, Parameters, Unit
 from autosac.problem import UnitStatistics
 from autosac.simulation import Simulation
@@ -21,7 +22,7 @@ from autosac.trace import Region
 class UnitPolicy:
     """One module that may be checkpointed, with the statistics of (the first of) its executions.
 
-    `offloaded`: the items whose results wait in host memory.
+    `offloaded`: the items whose results wait in host memory. `plain`: it is recomputed as a whole, or not at all.
     """
 
     name: str
@@ -29,6 +30,13 @@ class UnitPolicy:
     sac: SACModule
     parameters: Parameters
     offloaded: frozenset[int] = frozenset()
+    plain: bool = False
+
+    def whole(self) -> UnitPolicy:
+        """The unit of which nothing can be kept."""
+        items = tuple(item._replace(forced=False) for item in self.sac.problem.items)
+        problem = LocalProblem(items=items)
+        return replace(self, sac=replace(self.sac, problem=problem, tradeoff=tradeoff(problem)), plain=True)
 
     def offloading(self, items: Collection[int]) -> UnitPolicy:
         """The unit whose results of these items wait in host memory: kept, without taking memory on the device."""
@@ -45,9 +53,9 @@ class UnitPolicy:
         return self.keeping(())
 
     def keeping(self, kept: Sequence[int]) -> Unit:
-        """The unit that keeps these items."""
+        """The unit that keeps these items; nothing, if it is `plain`."""
         items = self.sac.problem.items
-        keep = {i for i in kept if i < len(items)}
+        keep = set() if self.plain else {i for i in kept if i < len(items)}
         return self.unit(
             LocalSolution(
                 kept=tuple(sorted(keep)),
@@ -94,9 +102,8 @@ class UnitPolicies:
     def __init__(self, base: Simulation) -> None:
         self.base = base
         trace = base.trace
-        estimator = SACEstimator(
-            trace, base.pricing.event_ms.tolist(), early_stop=bool(trace.info.get("early_stop", True))
-        )
+        compiled = is_of_compiled_model(trace)  # what is compiled obeys PyTorch's own modes
+        estimator = SACEstimator(trace, base.pricing.event_ms.tolist(), skip_dead=not compiled)
         self.modules = estimator.modules()
         fsdp = set(trace.info.get("fsdp_units", ()))
         self.units: list[UnitPolicy] = []
@@ -111,8 +118,6 @@ class UnitPolicies:
                     refused[name] = "its executions differ in their operators"
                 continue
             self._regions[region.module] = index
-            if any(unit.startswith(f"{name}.") for unit in fsdp):
-                continue  # no checkpointing above FSDP units
             if sac.stats.refusal is not None:
                 refused[name] = sac.stats.refusal
                 continue
@@ -121,7 +126,10 @@ class UnitPolicies:
                 for parameter, shape in trace.info.get("parameter_shapes", {}).items()
                 if parameter.startswith(f"{name}.")
             )
-            self.units.append(UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters))
+            unit = UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters)
+            # FSDP gathers an inner unit's parameters again where all is recomputed; what it runs for that is no policy's.
+            above = any(inner.startswith(f"{name}.") for inner in fsdp)
+            self.units.append(unit.whole() if above else unit)
         self.units = [unit for unit in self.units if unit.name not in refused]
         self.refusals = tuple(f"{name} is not checkpointed: {reason}" for name, reason in refused.items())
 

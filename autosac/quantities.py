@@ -11,19 +11,22 @@ _UNITS = {
     "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_AMOUNT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+|%)?\s*$")
+_AMOUNT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]{1,4})?)\s*([A-Za-z]+|%)?\s*")
 
 
 def parse_budget(text: str, gpu_bytes: int) -> int:
-    """Bytes of a budget: ``"68GiB"``, ``"73 GB"``, ``"85%"`` of `gpu_bytes`, or ``"0.85"`` of it. UsageError otherwise."""
-    match = _AMOUNT.match(text)
+    """Bytes of a budget: ``"68GiB"``, ``"73 GB"``, ``"85%"`` of `gpu_bytes`, or ``"0.85"`` of it.
+
+    UsageError for anything else, and for more than the GPU has.
+    """
+    match = _AMOUNT.fullmatch(text)
     if match is None:
         raise UsageError(f"budget {text!r}: expected an amount such as 68GiB, 73GB or 85%")
     value, unit = float(match[1]), match[2]
-    if not math.isfinite(value) or value <= 0:
+    if value <= 0:
         raise UsageError(f"budget {text!r}: it must be more than zero")
     if unit is None and value <= 1:
-        return int(value * gpu_bytes)
+        return _within(text, value * gpu_bytes, gpu_bytes)
     if unit is None:
         raise UsageError(
             f"budget {text!r}: say the unit, for example {match[1]}GiB (or a fraction of the GPU such as 0.85)"
@@ -31,11 +34,20 @@ def parse_budget(text: str, gpu_bytes: int) -> int:
     if unit == "%":
         if value > 100:
             raise UsageError(f"budget {text!r}: more than the whole GPU")
-        return int(value / 100 * gpu_bytes)
+        return _within(text, value / 100 * gpu_bytes, gpu_bytes)
     factor = _UNITS.get(unit.lower())
     if factor is None:
         raise UsageError(f"budget {text!r}: unknown unit {unit!r}; known are GiB, MiB, GB, MB and %")
-    return int(value * factor)
+    return _within(text, value * factor, gpu_bytes)
+
+
+def _within(text: str, nbytes: float, gpu_bytes: int) -> int:
+    """Whole bytes, at least one and no more than the GPU has."""
+    if nbytes < 1:
+        raise UsageError(f"budget {text!r}: it must be at least one byte")
+    if nbytes > gpu_bytes:
+        raise UsageError(f"budget {text!r}: more than the whole GPU, which has {format_bytes(gpu_bytes)} for programs")
+    return int(nbytes)
 
 
 def format_bytes(nbytes: float) -> str:

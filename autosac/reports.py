@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from autosac.draws import Statistic
 from autosac.memory_sim import Category
+from autosac.module_names import alike, family, natural, span
 from autosac.plan_diff import PlanDifference
 from autosac.planning import Planned
 from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.quantities import format_bytes, format_ms, format_probability
 from autosac.reasons import price_of, why
 from autosac.simulation import Simulation
+from autosac.tables import Table, fact_grid, output_width
+from autosac.terminal import PlainConsole
 from autosac.time_tables import served_line
 from autosac.titan_batches import BatchPlan
 
@@ -26,9 +27,9 @@ POLICY_NAMES = {"autosac": "AutoSAC", "none": "no checkpointing", "full": "full"
 
 
 def console() -> Console:
-    """Standard output; a fixed width where it is no terminal, so that tables are not squeezed."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=110)
+    """Standard output; where it is no terminal, as wide as $COLUMNS says, or 80 columns."""
+    out = PlainConsole()
+    return out if out.is_terminal else PlainConsole(width=output_width())
 
 
 def policy_table(predictions: Mapping[str, Prediction], budget_bytes: int | None, kind: str) -> Table:
@@ -81,19 +82,23 @@ def plan_summary(plan: Plan, notes: Sequence[str] = ()) -> RenderableType:
 
 def batch_table(result: BatchPlan) -> Table:
     """The local batch sizes that were looked at, the best one marked."""
+
+    def gib(nbytes: float) -> str:
+        return f"{nbytes / 2**30:.2f}"
+
     sizes, kind = result.sizes, result.planned.plan.made_for.budget_kind
     fixed = f", global batch {sizes.global_batch_size}" if sizes.global_batch_size else ""
-    table = Table(title=f"Local batch sizes{fixed} (tokens/s per GPU, {kind} memory)")
+    table = Table(title=f"Local batch sizes{fixed} (tokens/s per GPU, {kind} memory in GiB)")
     for heading in ("batch", "accum.", "full", "none", "tokens/s", "AutoSAC", "tokens/s", "recompute"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     table.add_column("outcome")
     for trial in result.trials:
         planned, plain, size = trial.planned, trial.unplanned, trial.local_batch_size
         best = planned is result.planned
         table.add_row(
-            str(size), str(sizes.accumulation(size)), format_bytes(trial.least_bytes) if trial.least_bytes else "",
-            format_bytes(plain.peak_bytes) if plain else "", f"{plain.tokens_per_second:,.0f}" if plain else "",
-            format_bytes(planned.simulation.peak_bytes(kind)) if planned else "",
+            str(size), str(sizes.accumulation(size)), gib(trial.least_bytes) if trial.least_bytes else "",
+            gib(plain.peak_bytes) if plain else "", f"{plain.tokens_per_second:,.0f}" if plain else "",
+            gib(planned.simulation.peak_bytes(kind)) if planned else "",
             f"{trial.tokens_per_second:,.0f}" if planned else "",
             format_ms(planned.plan.predictions["autosac"].recompute_ms) if planned else "",
             "best" if best else trial.outcome, style="bold" if best else "",
@@ -104,7 +109,7 @@ def batch_table(result: BatchPlan) -> Table:
 def budgets_table(found: Sequence[Planned]) -> Table:
     """One row per budget, and the usual policies below."""
     kind = found[0].plan.made_for.budget_kind
-    table = Table(title=f"{found[0].plan.made_for.model}: plans by budget ({kind})")
+    table = Table(title=f"{found[0].plan.made_for.model}: plans by budget ({kind})", caption=_own_peaks(found))
     for heading in ("budget", "step time", "recompute", "peak active", "peak reserved", "of budget", "modules"):
         table.add_column(heading, justify="right")
     for planned in found:
@@ -125,33 +130,44 @@ def budgets_table(found: Sequence[Planned]) -> Table:
     return table
 
 
+def _own_peaks(found: Sequence[Planned]) -> str | None:
+    """Which budgets are the peaks of the usual policies."""
+    made_for, predictions = found[0].plan.made_for, found[0].plan.predictions
+    policies = {
+        p.peak_reserved_bytes if made_for.budget_kind == "reserved" else p.peak_active_bytes: POLICY_NAMES.get(name, name)
+        for name, p in predictions.items()
+        if name != "autosac"
+    }
+    budgets = [planned.plan.made_for.budget_bytes for planned in found]
+    own = [f"{format_bytes(budget)} is the peak of {policies[budget]}" for budget in budgets if budget in policies]
+    return "; ".join(own) or None
+
+
 def difference_tables(difference: PlanDifference, a: str, b: str) -> RenderableType:
     """What `autosac diff` shows."""
     if not (difference.made_for or difference.predictions or difference.units):
         return Text("the plans are the same")
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(f"A: {a}", overflow="fold"), Text(f"B: {b}", overflow="fold")]
     if difference.made_for:
-        table = Table("made for", a, b, title="Made for")
-        for name, left, right in difference.made_for:
-            table.add_row(name, left, right)
+        table = Table("setting", "A", "B", title="Made for")
+        for row in difference.settings():
+            table.add_row(*row)
         parts.append(table)
     if difference.predictions:
-        table = Table("prediction", a, b, "change", title="Predictions")
-        for name, before, after in difference.predictions:
-            table.add_row(name, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
+        table = Table("prediction", title="Predictions")
+        for heading in ("A", "B", "change"):
+            table.add_column(heading, justify="right")
+        for figures in difference.figures():
+            table.add_row(*figures)
         parts.append(table)
     if difference.units:
-        table = Table("module", a, b, "only A keeps", "only B keeps", title="Modules")
-        for name, left, right, only_a, only_b in difference.units:
-            table.add_row(name, left, right, _short(only_a), _short(only_b))
+        table = Table("modules", "A", "B", "only A keeps", "only B keeps", title="Modules")
+        for group in difference.groups():
+            table.add_row(*group)
         parts.append(table)
     else:
         parts.append(Text("all modules are treated alike"))
     return Group(*parts)
-
-
-def _short(operators: Sequence[str]) -> str:
-    return ", ".join(op.removeprefix("aten.").replace(".default", "") for op in operators)
 
 
 def unit_table(units: Sequence[Unit]) -> Table:
@@ -162,25 +178,20 @@ def unit_table(units: Sequence[Unit]) -> Table:
     headings = ("number", "discarded", "kept each", *["on the host"] * offloads, "recompute each", "ops kept")
     for heading in headings:
         table.add_column(heading, justify="right")
-    for _, same in groupby(units, key=lambda unit: (unit.decisions, _family(unit.fqn))):
-        members = list(same)
+    for members in alike(units, lambda unit: unit.fqn, lambda unit: unit.decisions):
         first = members[0]
-        names = first.fqn if len(members) == 1 else f"{first.fqn} ... {members[-1].fqn}"
-        kept = sum(decision.keep for decision in first.decisions)
+        shown = listed(first)
+        kept = sum(decision.keep for decision in shown)
         table.add_row(
-            names,
+            span([unit.fqn for unit in members]),
             str(len(members)),
             f"{first.discard_fraction:.1%}",
             format_bytes(first.kept_bytes),
             *[format_bytes(first.offloaded_bytes)] * offloads,
             format_ms(first.recompute_ms),
-            f"{kept} of {len(first.decisions)}",
+            f"{kept} of {len(shown)}",
         )
     return table
-
-
-def _family(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def reasons_table(plan: Plan) -> Table:
@@ -200,24 +211,23 @@ def reasons_table(plan: Plan) -> Table:
 
 
 def decision_table(unit: Unit, plan: Plan | None = None) -> Table:
-    """One module, operator by operator, in the order in which they run (AUTO-SAC Figure 5.3), with why each is decided so."""
+    """One module, operator by operator, in the order in which they run (AUTO-SAC Figure 5.3), with why each is decided so.
+
+    Its caption says what is not listed.
+    """
     price = price_of(plan) if plan else None
     objective = plan.reasons[0].objective if plan and plan.reasons else "recompute"
     how = "" if any(decision.keep for decision in unit.decisions) else ", plain checkpointing"
     discarded = f"{unit.discard_fraction:.1%} discarded, {format_ms(unit.recompute_ms)} recomputed"
     table = Table(title=f"{unit.fqn}: {discarded}{how}")
     table.add_column("operator")
-    table.add_column("#", justify="right")
-    for heading in ("output", "memory", "runtime", "MSPS"):
+    for heading in ("output", "memory", "runtime", "MSPS (GiB/s)"):
         table.add_column(heading, justify="right")
     table.add_column("decision")
     table.add_column("why")
-    for decision in unit.decisions:
-        if decision.memory_bytes == 0 and decision.runtime_ms == 0:
-            continue
+    for decision in listed(unit):
         table.add_row(
-            decision.op.removeprefix("aten.").removesuffix(".default"),
-            str(decision.occurrence),
+            f"{decision.op.removeprefix('aten.').removesuffix('.default')} #{decision.occurrence}",
             " ".join("x".join(map(str, shape)) or "scalar" for shape, _ in decision.outputs[:1]),
             format_bytes(decision.memory_bytes),
             f"{decision.runtime_ms:.3f} ms",
@@ -225,7 +235,15 @@ def decision_table(unit: Unit, plan: Plan | None = None) -> Table:
             _decided(decision),
             why(decision, unit, price, objective),
         )
+    hidden = len(unit.decisions) - table.row_count
+    views = f"{hidden} operators that only make views" if hidden > 1 else "1 operator that only makes views"
+    table.caption = f"not listed: {views if hidden else 'views'}; they take no memory and no time"
     return table
+
+
+def listed(unit: Unit) -> list[Decision]:
+    """The operators that take memory or time. The others make views."""
+    return [decision for decision in unit.decisions if decision.memory_bytes or decision.runtime_ms]
 
 
 def _decided(decision: Decision) -> Text:
@@ -237,7 +255,7 @@ def _decided(decision: Decision) -> Text:
 def _msps(decision: Decision) -> str:
     if decision.msps is None or not math.isfinite(decision.msps):
         return "-"
-    return f"{format_bytes(decision.msps)}/s"
+    return f"{decision.msps / 2**30:,.1f}"
 
 
 def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
@@ -245,7 +263,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     breakdown = simulation.breakdown
     report = simulation.memory.peak()
     verdict = simulation.allocation.verdict
-    facts = Table.grid(padding=(0, 2))
+    facts = fact_grid()
     facts.add_row("step time", format_ms(simulation.step_ms))
     if simulation.trace.info.get("tokens_per_step"):
         rate = simulation.throughput
@@ -271,7 +289,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     outside = simulation.target.hardware.context_bytes + simulation.nccl_bytes
     facts.add_row("outside of PyTorch", f"{format_bytes(outside)} (CUDA context, NCCL)")
     facts.add_row("verdict", Text(str(verdict), style="red" if verdict.outcome.value == "out of memory" else "green"))
-    parts: list[RenderableType] = [Panel(facts, title=name, expand=False)]
+    parts: list[RenderableType] = [Panel(facts, title=Text(name), expand=False)]
     unknown = simulation.pricing.unknown
     if unknown:
         listed = ", ".join(list(unknown)[:5])
@@ -290,9 +308,14 @@ def memory_tables(simulation: Simulation) -> RenderableType:
         categories.add_row(_category_name(category), format_bytes(nbytes), f"{nbytes / report.nbytes:.1%}")
     modules = Table(title="by module (with all below it)")
     modules.add_column("module")
-    modules.add_column("bytes", justify="right")
-    for share in report.by_module[:12]:
-        modules.add_row(share.module or "(whole step)", format_bytes(share.subtree_bytes))
+    modules.add_column("bytes each", justify="right")
+    modules.add_column("number", justify="right")
+    shares = sorted(report.by_module, key=lambda share: (family(share.module), natural(share.module)))
+    alike_ones = alike(shares, lambda share: share.module, lambda share: format_bytes(share.subtree_bytes))
+    alike_ones.sort(key=lambda members: -len(members) * members[0].subtree_bytes)
+    for members in alike_ones[:12]:
+        name = span([share.module for share in members])
+        modules.add_row(name or "(whole step)", format_bytes(members[0].subtree_bytes), str(len(members)))
     tensors = Table(title="Ten largest allocations at the peak")
     for heading in ("bytes", "category", "operator", "module", "source"):
         tensors.add_column(heading, justify="right" if heading == "bytes" else "left")
@@ -300,7 +323,7 @@ def memory_tables(simulation: Simulation) -> RenderableType:
         tensors.add_row(
             format_bytes(live.nbytes),
             _category_name(live.category),
-            live.op.removeprefix("aten."),
+            live.op.removeprefix("aten.").removesuffix(".default"),
             live.module,
             live.source,
         )

@@ -25,6 +25,11 @@ from autosac.simulation import Simulation
 _NARROW_BYTES = 2**20
 # Inner budgets that are tried beyond one that exceeded, where the verified peak need not rise with them.
 _BEYOND = 3
+# How a job asks for the baselines that checkpoint.
+_SETTINGS = {
+    "full": 'activation_checkpoint.mode = "full"',
+    "selective-op": 'activation_checkpoint.mode = "selective" with selective_ac_option = "op"',
+}
 # A step that is not shorter than this share of the one before is no reason to go on.
 _SHORTER = 0.999
 
@@ -45,10 +50,12 @@ class Search:
         """Every plan that was verified."""
         return self._candidates.verified
 
-    def run(self, goal: Goal) -> Candidate:
-        """The fastest verified plan that fits. InfeasibleError says the smallest budget that would do."""
+    def run(self, goal: Goal) -> Candidate | None:
+        """The fastest verified plan that fits; None if there is none."""
         self._fit(goal, None)
-        best = self.best(goal)
+        best = self._fastest(goal)
+        if best is None:
+            return None
         planner = self._planner
         costs: Costs | None = None
         for _ in range(goal.rounds):
@@ -60,12 +67,12 @@ class Search:
                 break
             self._progress("measuring what the step pays for recomputation")
             self._fit(goal, costs)
-            before, best = best, self.best(goal)
+            before, best = best, self._fastest(goal) or best
             if best.simulation.step_ms > _SHORTER * before.simulation.step_ms:
                 break
         if goal.budget_kind == "reserved":
             self._level(goal, best)
-        return self.best(goal)
+        return self._fastest(goal)
 
     def _fit(self, goal: Goal, costs: Costs | None) -> None:
         """Verify plans until one fits and uses the budget, or no inner budget is left to try.
@@ -129,13 +136,13 @@ class Search:
 
     def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
         """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host
-        nothing per operator, and the allocator may reserve less for what every layer does alike. For one that is no plan (it
-        checkpoints above FSDP units) the smallest plan stands in.
+        nothing per operator, and the allocator may reserve less for what every layer does alike. If nothing fits, that which
+        needs least competes as well: what a job can do by itself is never refused.
         """
-        fitting = [candidate for candidate in self.verified if candidate.fits(goal)]
-        best = self.best(goal) if fitting else None
+        best = self._fastest(goal)
+        least = None if best is not None else _least(baselines, goal.budget_kind)
         for name, baseline in baselines.items():
-            if baseline.peak_bytes(goal.budget_kind) > goal.budget_bytes:
+            if baseline.peak_bytes(goal.budget_kind) > goal.budget_bytes and name != least:
                 continue
             if best is not None and baseline.step_ms >= best.simulation.step_ms:
                 continue
@@ -147,11 +154,19 @@ class Search:
             else:
                 self._candidates.verify(self._planner.smallest())
 
-    def best(self, goal: Goal) -> Candidate:
-        """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError."""
+    def best(self, goal: Goal, baselines: Mapping[str, Simulation]) -> Candidate:
+        """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError says the
+        smallest budget that would do, and names a baseline that needs less.
+        """
+        best = self._fastest(goal)
+        if best is None:
+            raise self._infeasible(goal, baselines)
+        return best
+
+    def _fastest(self, goal: Goal) -> Candidate | None:
         fitting = [c for c in self.verified if c.fits(goal)]
         if not fitting:
-            raise self._infeasible(goal)
+            return None
         limit_ms = min(c.simulation.step_ms for c in fitting) * (1 + 1e-6)
         fastest = [c for c in fitting if c.simulation.step_ms <= limit_ms]
         return min(fastest, key=lambda c: (c.simulation.recompute_ms, c.simulation.peak_bytes(goal.budget_kind)))
@@ -173,16 +188,26 @@ class Search:
             return None
         return self._candidates.verify(plan, solution, costs)
 
-    def _infeasible(self, goal: Goal) -> InfeasibleError:
-        """What the smallest budget would be: the verified peak of the plan with the least memory."""
+    def _infeasible(self, goal: Goal, baselines: Mapping[str, Simulation]) -> InfeasibleError:
+        """What the smallest budget would be: the verified peak of the plan with the least memory, or of a baseline that no
+        plan can express.
+        """
         kind = goal.budget_kind
         smallest = self._candidates.verify(self._planner.smallest()).simulation
         least = min(c.simulation.peak_bytes(kind) for c in self.verified)
         report = smallest.memory.peak()
+        name = _least(baselines, kind)
+        own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
+        told = f"the smallest budget that would do is {format_bytes(least)}"
+        if name is not None and own_bytes < least:
+            fits = "fits" if own_bytes <= goal.budget_bytes else "needs less"
+            told = (
+                f"the smallest that a plan needs is {format_bytes(least)}, but {_SETTINGS[name]} of the job itself {fits} "
+                f"with {format_bytes(own_bytes)}, which no plan can express"
+            )
         return InfeasibleError(
-            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: the smallest budget that would do is "
-            f"{format_bytes(least)}; with all recomputed the peak is at {report.op or 'the start'} in the "
-            f"{report.phase.name.lower()} of {report.module or 'the step'}"
+            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {told}; with all recomputed the peak is at "
+            f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}"
         )
 
     def gap(self, candidate: Candidate) -> float | None:
@@ -217,11 +242,21 @@ class Search:
             gap = self.gap(best)
             what = "recomputation" if best.costs is None else "the step"
             known = f"at most {gap:.1%} above the least possible at this peak (linear bound)" if gap is not None else ""
-            found.append(f"{what} is {known}" if known else "how far it is from the best plan that offloads is not known")
+            found.append(
+                f"priced operator by operator, {what} is {known}"
+                if known
+                else "how far it is from the best plan that offloads is not known"
+            )
             price_ms = 0.0 if solution is None else solution.budgets.shadow_ms_per_gib
             if price_ms > 0:
                 found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
         return tuple(found + list(self._planner.policies.refusals))
+
+
+def _least(baselines: Mapping[str, Simulation], kind: str) -> str | None:
+    """The baseline with the least memory, if there is one that checkpoints."""
+    names = [name for name in baselines if name in _SETTINGS]
+    return min(names, key=lambda name: baselines[name].peak_bytes(kind), default=None)
 
 
 def _reserved_beyond_active(simulation: Simulation) -> int:

@@ -64,7 +64,7 @@ class Target:
         UsageError (HardwareError) for what is unknown or wrong.
         """
         hardware = load_hardware(gpu)
-        machines = load_cluster(cluster).sized(world_size) if cluster else default_cluster(hardware, world_size)
+        machines = load_cluster(cluster).sized(world_size) if cluster is not None else default_cluster(hardware, world_size)
         host = HostModel()
         if hardware.launch_us:
             host = host.scaled(hardware.launch_us)
@@ -187,6 +187,11 @@ class Simulation:
         """The most that the caching allocator would hold if the device never ran out."""
         return self.unlimited_allocation.reserved_peak_bytes
 
+    @property
+    def event_ms(self) -> NDArray[np.float64]:
+        """When the step has come to each event of the trace (`RankTimeline.reached_ms`): the axis of pictures."""
+        return self.timeline.ranks[self.stage].reached_ms(self.step_ms)
+
     def on(self, target: Target) -> Simulation:
         """The same step on another target, all stages of its pipeline with it."""
         if target is self.target:
@@ -254,15 +259,14 @@ def _serial(simulation: Simulation, event_ms: NDArray[np.float64]) -> NDArray[np
 
 
 def _selective_modules(trace: Trace, plan: Plan | None) -> tuple[str, ...]:
-    """The modules that run under selective checkpointing modes: the plan's, or those of TorchTitan's own "selective-op".
+    """The modules that run under dispatch modes: the units of the plan, or those of TorchTitan's own "selective-op".
 
     None of a compiled model: its modes run once, while it is compiled.
     """
     if is_of_compiled_model(trace):
         return ()
     if plan is not None:
-        keeping = (unit.fqn for unit in plan.units if any(decision.keep for decision in unit.decisions))
-        return tuple(name for name in keeping if name in trace.modules)
+        return tuple(unit.fqn for unit in plan.units if unit.fqn in trace.modules)
     if trace.info.get("checkpointing") != "selective-op":
         return ()
     return tuple(name for name in trace.modules if name.rpartition(".")[0] == "layers" and name != "layers")

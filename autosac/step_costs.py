@@ -32,6 +32,7 @@ import numpy as np
 
 from autosac.problem import PlanningProblem
 from autosac.runtime_sim import Timeline
+from autosac.runtime_sim.host import PLANNED_MODES
 from autosac.runtime_sim.program import Engine
 from autosac.runtime_sim.simulate import execute
 from autosac.simulation import Simulation
@@ -111,10 +112,7 @@ class StepCosts:
         kernels, views, again_ms = self._operators[unit]
         share = max(0.0, 1 - kept / kernels) if kernels else 1.0
         backward_us = host.checkpoint_us + share * (kernels * host.recompute_op_us)
-        forward_us = 0.0
-        if kept:
-            forward_us = (kernels + views) * host.selective_op_us
-            backward_us += kept * host.saved_op_us + (share * kernels + views) * host.selective_op_us
+        forward_us = PLANNED_MODES * (kernels + views) * host.selective_op_us
         return Lump(recompute_ms, share * again_ms + backward_us / 1e3, forward_us / 1e3)
 
     def step(self, lumps: Mapping[int, Lump]) -> Timeline:

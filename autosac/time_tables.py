@@ -1,9 +1,10 @@
 """Where the step time goes, as tables: by what serves as its price, by module, along the critical path.
 
     prices          every cost model that served, how much of the priced device time is its, and the relative standard error
-                    that it states (weighted by time). "learned:matmul@l40s": the L40S's model, scaled to this GPU
-    modules         device time of a module and all below it; modules that differ only in a number and agree in two digits
-                    are one row
+                    that it states (weighted by time). "learned:matmul@l40s": the L40S's model, scaled to this GPU. Prices
+                    are those of operators alone; the line below says what they take in the step, beside each other
+    modules         device time of a module and all below it, as in the step; modules that differ only in a number and agree
+                    in two digits are one row. The row of the model has the step's computation and communication
     critical path   what the step consists of without a gap (`runtime_sim.critical_path`), by kind of operator, collective, or
                     the host
 
@@ -12,19 +13,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autosac.estimator import Pricing
+from autosac.module_names import family, span
 from autosac.quantities import format_ms
 from autosac.runtime_sim import ModuleTimes, Segment
+from autosac.runtime_sim.program import Engine
 from autosac.simulation import Simulation
+from autosac.tables import Table
 from autosac.trace import Collective, Op, Trace
 
 _ROWS = 12
@@ -103,13 +105,14 @@ def _what(segment: Segment, trace: Trace) -> str:
 
 def time_tables(simulation: Simulation) -> RenderableType:
     """What the step time consists of: see the module's docstring."""
-    return Group(_prices(simulation.pricing), _modules(simulation.breakdown.modules), _path(simulation))
+    return Group(_prices(simulation), _modules(simulation.breakdown.modules), _path(simulation))
 
 
 def time_document(simulation: Simulation) -> dict[str, Any]:
     """The same for machines: every module, and the critical path by kind."""
     return {
         "priced_by": [row._asdict() for row in served(simulation.pricing)],
+        "shared": shared(simulation)._asdict(),
         "modules": [
             {name: getattr(module, name) for name in ModuleTimes.__dataclass_fields__}
             for module in simulation.breakdown.modules
@@ -118,8 +121,38 @@ def time_document(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def _prices(pricing: Pricing) -> Table:
-    table = Table("cost model", title="What the device time is priced by")
+class Shared(NamedTuple):
+    """Computation and communication (ms): `alone`, as priced, and `together` in the step, where they slow each other down, and
+    collectives that move bytes at the same time count once.
+    """
+
+    alone_compute_ms: float
+    alone_communication_ms: float
+    together_compute_ms: float
+    together_communication_ms: float
+
+    def __str__(self) -> str:
+        alone = f"computation {format_ms(self.alone_compute_ms)}, communication {format_ms(self.alone_communication_ms)}"
+        together = f"{format_ms(self.together_compute_ms)} and {format_ms(self.together_communication_ms)}"
+        return f"priced alone: {alone}; in the step, beside each other: {together}"
+
+
+def shared(simulation: Simulation) -> Shared:
+    """What the prices add up to, and what the step's summary says."""
+    timeline, breakdown = simulation.timeline, simulation.breakdown
+    engine = timeline.ranks[simulation.stage].engine
+    priced = timeline.problem.event_ms[simulation.stage]
+    return Shared(
+        float(priced[engine == Engine.COMPUTE].sum()),
+        float(priced[engine == Engine.COMMUNICATION].sum()),
+        breakdown.compute_ms,
+        breakdown.communication_ms,
+    )
+
+
+def _prices(simulation: Simulation) -> Table:
+    pricing = simulation.pricing
+    table = Table("cost model", title="What the device time is priced by", caption=str(shared(simulation)))
     for heading in ("time", "share", "standard error"):
         table.add_column(heading, justify="right")
     for row in served(pricing):
@@ -133,14 +166,13 @@ def _modules(modules: Sequence[ModuleTimes]) -> Table:
     for heading in ("number", "compute", "communication", "exposed", "recomputed"):
         table.add_column(heading, justify="right")
     shown = [m for m in modules if m.name.count(".") <= 1 and (m.compute_ms or m.communication_ms)]
-    alike: dict[tuple[str, ...], list[ModuleTimes]] = defaultdict(list)
+    equal: dict[tuple[str, ...], list[ModuleTimes]] = defaultdict(list)
     for module in shown:
-        alike[re.sub(r"\d+", "*", module.name), *_rounded(module)].append(module)
-    for members in alike.values():
+        equal[family(module.name), *_rounded(module)].append(module)
+    for members in equal.values():
         first = members[0]
-        name = first.name or "(model)"
         table.add_row(
-            name if len(members) == 1 else f"{name} ... {members[-1].name}",
+            span([member.name for member in members]) or "(model)",
             str(len(members)),
             *(format_ms(value) for value in _times(first)),
         )

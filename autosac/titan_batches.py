@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from autosac.errors import InfeasibleError
 from autosac.jobs import captures_of, plans_of
 from autosac.planning import Goal, Planned
 from autosac.simulation import Pipeline, Simulation
+from autosac.temporary import temporary_folder
 from autosac.titan_job import TitanCaptures, TitanJob
 
 _OPTION = "--training.local_batch_size"
@@ -40,10 +40,10 @@ def plan_batches(
     InfeasibleError if no size fits, CaptureError if the job cannot be captured as it is.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="autosac-") as folder,
+        temporary_folder() as folder,
         CaptureServer(debug=job.debug, on_progress=job.progress) as server,
     ):
-        batches = TitanBatches(job, goal, server, Path(folder), confidence)
+        batches = TitanBatches(job, goal, server, folder, confidence)
         sizes = BatchSizes.of(batches.info, wanted)
         inner_bytes = confidence.inner_bytes(goal.budget_bytes) if confidence else goal.budget_bytes
         try:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from autosac.capture.load import MoELoad
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
-from autosac.errors import CaptureError, UsageError
+from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.integrations.titan_settings import is_of_compiled_model
-from autosac.integrations.titan_version import check_job
+from autosac.integrations.titan_version import check_job, has_python_jobs
+from autosac.job_checks import check_job_file
 from autosac.open_sizes import routers_layer, with_open_sizes
+from autosac.options import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.trace import Trace
@@ -68,7 +69,11 @@ class TitanJob:
         """The job, checked as far as it can be without capturing it. UsageError for what is unknown or wrong."""
         check_job(config_file)
         if world_size is None:
-            world_size = _world_size_of_environment()
+            world_size = world_size_of_environment()
+        if not 1 <= world_size <= MOST_GPUS:
+            raise UsageError(f"world size {world_size}: expected a whole number from 1 to {MOST_GPUS}")
+        if not has_python_jobs():
+            check_job_file(config_file, overrides, world_size)
         return TitanJob(
             config_file=config_file,
             target=Target.of(
@@ -118,22 +123,45 @@ class TitanJob:
         return (replace(self, rank=0), *(replace(others, rank=rank) for rank in ranks[1:]))
 
 
-def _world_size_of_environment() -> int:
-    text = os.environ.get("NGPU", "1")
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"NGPU={text!r} is no number of GPUs; give --world-size")
-    return int(text)
+Capture: TypeAlias = "Future[Trace] | Capturing"
+
+
+def own_stage(
+    job: TitanJob, server: CaptureServer, start: Callable[[TitanJob], Capture]
+) -> tuple[TitanJob, Capture]:
+    """The job as its own rank sees it, and its capture, which `start` starts.
+
+    A rank of a later pipeline stage needs to know what the first stage sends. Its capture tells that it does, and then that of
+    the first rank tells the rest.
+    """
+    capture = start(job)
+    if job.rank == 0:
+        return job, capture
+    try:
+        capture.result()
+    except FirstStageError:
+        job.progress("capturing the first pipeline stage")
+        first = replace(job, rank=0)
+        later = first.stages(early_info(capturing(server, first.request("none"), job.progress)))[-1]
+        job = replace(later, rank=job.rank)
+        capture = start(job)
+    return job, capture
 
 
 class TitanCaptures:
-    """The captures that planning needs, from one capture process; see `autosac.planning.Captures`."""
+    """The captures that planning needs, from one capture process; see `autosac.planning.Captures`.
 
-    def __init__(self, job: TitanJob, server: CaptureServer, folder: Path) -> None:
+    `started`: captures of the job under some of BASELINES that have begun, by name.
+    """
+
+    def __init__(
+        self, job: TitanJob, server: CaptureServer, folder: Path, started: Mapping[str, Capture] | None = None
+    ) -> None:
         self._job = job
         self._server = server
         self._folder = folder
         self._under_plans: dict[tuple[Unit, ...], Future[Trace]] = {}
-        self._started: dict[str, Future[Trace] | Capturing] = {}
+        self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
 

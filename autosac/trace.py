@@ -23,7 +23,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,8 +30,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
+from autosac.documents import DocumentError, is_gzipped, read_packed_json
 from autosac.errors import TraceError
 from autosac.files import write_bytes_atomically
+from autosac.trace_checks import check_document
 
 SCHEMA_VERSION = 1
 
@@ -382,12 +383,15 @@ class Trace:
         write_bytes_atomically(Path(path), gzip.compress(payload, compresslevel=3, mtime=0))
 
     @staticmethod
-    def load(path: str | Path) -> Trace:
-        """Read a saved trace. TraceError if the file is none, is truncated, or has another schema version."""
+    def load(path: str | Path, *, trusted: bool = False) -> Trace:
+        """Read a saved trace. TraceError if the file is none, is truncated or damaged, or has another schema version.
+
+        What this process's own capture has just written is `trusted`: its content is not checked.
+        """
         try:
-            document = json.loads(gzip.decompress(Path(path).read_bytes()))
-        except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as e:
-            raise TraceError(f"{path} is not an AutoSAC trace, or it is truncated") from e
+            document = read_packed_json(path)
+        except DocumentError as e:
+            raise TraceError(f"{path} is not an AutoSAC trace, or it is truncated: {e}") from e
         if not isinstance(document, dict) or document.get("format") != "autosac-trace":
             raise TraceError(f"{path} is not an AutoSAC trace")
         if document.get("schema") != SCHEMA_VERSION:
@@ -396,18 +400,23 @@ class Trace:
                 "capture the job again"
             )
         try:
+            if not trusted:
+                check_document(document, _FIELDS, len(Phase), len(Label))
             return _decode(document)
-        except (KeyError, TypeError, IndexError, ValueError) as e:
+        except KeyError as e:
+            raise TraceError(f"{path} is damaged: {e} is missing") from e
+        except (TypeError, IndexError, ValueError, RecursionError) as e:
             raise TraceError(f"{path} is damaged: {e}") from e
+
+
+_FIELDS: dict[str, tuple[str, ...]] = {
+    kind.__name__: cast(Any, kind)._fields for kind in (Signature, Storage, Group, Call, Region, *_EVENT_TYPES)
+}
 
 
 def is_capture(path: str | Path) -> bool:
     """Whether a file looks like a saved trace (it is gzipped); False if it cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(2) == b"\x1f\x8b"
-    except OSError:
-        return False
+    return is_gzipped(path)
 
 
 def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:

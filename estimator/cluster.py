@@ -55,6 +55,7 @@ class Cluster:
 
     name: str
     description: str = ""
+    source: str = ""
     nodes: int
     gpus_per_node: int
     intra_gbps: float
@@ -107,15 +108,16 @@ def load_cluster(name_or_path: str) -> Cluster:
     cluster = Cluster(
         name=reader.text("name"),
         description=reader.text("description", ""),
-        nodes=reader.integer("nodes", 1),
-        gpus_per_node=reader.integer("gpus_per_node"),
+        nodes=reader.integer("nodes", 1, most=2**17),
+        gpus_per_node=reader.integer("gpus_per_node", most=2**12),
         intra_gbps=reader.number("intra_gbps"),
         intra_latency_us=reader.number("intra_latency_us", zero=True),
         inter_gbps=reader.number("inter_gbps"),
         inter_latency_us=reader.number("inter_latency_us", zero=True),
-        nodes_per_rack=reader.integer("nodes_per_rack", 0, zero=True),
+        nodes_per_rack=reader.integer("nodes_per_rack", 0, most=2**17, zero=True),
         oversubscription=reader.number("oversubscription", 1.0),
         nccl_buffer_bytes=reader.integer("nccl_buffer_bytes", _NCCL_BUFFER_BYTES, zero=True),
+        source=reader.text("source", ""),
     )
     reader.done()
     if cluster.oversubscription < 1:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from autosac.estimator import profiles
 
@@ -45,7 +44,7 @@ _HOST_COSTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One GPU type.
+    """One GPU type. `source`: where its peak rates, memory and links are from.
 
     `memory_bytes` is the nominal size; `usable_bytes` is what CUDA reports as total: budgets and
     out-of-memory verdicts are about the latter. `context_bytes` is what the CUDA context and loaded kernels
@@ -61,6 +60,7 @@ class Hardware:
 
     name: str
     description: str
+    source: str = ""
     vendor: str
     compute_capability: tuple[int, int]
     sm_count: int
@@ -115,14 +115,20 @@ def load_hardware(name_or_path: str) -> Hardware:
     """
     table, path = profiles.read("hardware", name_or_path)
     reader = profiles.Reader(table, path)
-    capability = reader.integers("compute_capability", 2)
+    capability = reader.integers("compute_capability", 2, 99)
     measured, calibrated = reader.text("measured", ""), reader.text("calibrated", "")
+    cluster, models_of = reader.text("cluster", ""), reader.text("models_of", "")
+    if "/" in models_of:
+        reader.fail("models_of", f"must be the name of a profile, not {models_of!r}")
+    if "/" in cluster or cluster.endswith(".toml"):
+        cluster = str(profiles.beside(path, "cluster", cluster))
     hardware = Hardware(
         name=reader.text("name"),
         description=reader.text("description", ""),
+        source=reader.text("source", ""),
         vendor=reader.text("vendor"),
         compute_capability=(capability[0], capability[1]),
-        sm_count=reader.integer("sm_count"),
+        sm_count=reader.integer("sm_count", most=2**16),
         boost_mhz=reader.number("boost_mhz"),
         tdp_w=reader.number("tdp_w"),
         memory_bytes=reader.integer("memory_bytes"),
@@ -138,11 +144,11 @@ def load_hardware(name_or_path: str) -> Hardware:
         cublas_workspace_bytes=reader.integer("cublas_workspace_bytes", zero=True),
         cublaslt_workspace_bytes=reader.integer("cublaslt_workspace_bytes", zero=True),
         peak_tflops=tuple(reader.table("peak_tflops", _RATES, needed=("float32",)).items()),
-        efficiency=tuple(reader.table("efficiency", _EFFICIENCIES).items()),
-        cluster=reader.text("cluster", ""),
-        models_of=reader.text("models_of", ""),
-        measured=str(_beside(path, measured)) if measured else "",
-        calibrated=str(_beside(path, calibrated)) if calibrated else "",
+        efficiency=tuple(reader.table("efficiency", _EFFICIENCIES, most=4.0).items()),
+        cluster=cluster,
+        models_of=models_of,
+        measured=str(profiles.beside(path, "measured", measured)) if measured else "",
+        calibrated=str(profiles.beside(path, "calibrated", calibrated)) if calibrated else "",
         device=reader.text("device", "cuda"),
         host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
     )
@@ -155,7 +161,3 @@ def load_hardware(name_or_path: str) -> Hardware:
         if value > 1 and name != "sustained":  # which is relative to what another GPU reaches of its peak
             reader.fail(f"efficiency.{name}", f"must be at most 1, not {value!r}")
     return hardware
-
-
-def _beside(profile: Path, file: str) -> Path:
-    return (profile.parent / file).resolve()

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from autosac.estimator.cluster import Placement
 from autosac.trace import Signature
+from autosac.trace_checks import IMPOSSIBLE_CALL, impossible_call
 
 
 class Estimate(NamedTuple):
@@ -52,8 +53,21 @@ def first_estimates(models: Sequence[OperatorModel], signatures: Sequence[Signat
     answers: list[Estimate | None] = [None] * len(signatures)
     open_ = list(range(len(signatures)))
     for model in models:
-        for i, answer in zip(open_, model.estimate([signatures[i] for i in open_]), strict=True):
+        for i, answer in zip(open_, _answers(model, [signatures[i] for i in open_]), strict=True):
             answers[i] = answer
         open_ = [i for i in open_ if answers[i] is None]
     assert not open_, f"no model knows {signatures[open_[0]].name}"
     return [answer for answer in answers if answer is not None]
+
+
+def _answers(model: OperatorModel, signatures: Sequence[Signature]) -> Sequence[Estimate | None]:
+    """The model's answers. SimulationError, which names the operator, if there is a call that cannot be."""
+    try:
+        return model.estimate(signatures)
+    except IMPOSSIBLE_CALL as e:
+        for signature in signatures:
+            try:
+                model.estimate([signature])
+            except IMPOSSIBLE_CALL:
+                raise impossible_call(signature) from e
+        raise

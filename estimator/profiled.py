@@ -8,7 +8,6 @@ where the key (`signature_key`) says everything that a signature's cost depends 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,9 +15,11 @@ from autosac.errors import HardwareError
 from autosac.estimator.models import Estimate
 from autosac.estimator.profiles import read_document
 from autosac.files import write_text_atomically
+from autosac.printable import printable
 from autosac.trace import Signature, TensorMeta
 
 _FORMAT, _SCHEMA = "autosac-measured", 1
+_MOST_MS, _MOST_REL_STD = 1e9, 1e3
 
 
 def _meta_key(meta: TensorMeta) -> str:
@@ -48,9 +49,12 @@ class ProfiledModel:
         """
         document = read_document(path, "measured operators", _FORMAT, _SCHEMA)
         measured: dict[str, tuple[float, float]] = {}
-        for row in document.get("operators", ()):
+        rows = document.get("operators")
+        if not isinstance(rows, list):
+            raise HardwareError(f"{path}: operators must be a list of [key, milliseconds, relative error]")
+        for row in rows:
             if not _is_valid(row):
-                raise HardwareError(f"{path}: {str(row)[:120]} is not [key, milliseconds > 0, relative error >= 0]")
+                raise HardwareError(f"{path}: {printable(str(row)[:120])} is not [key, milliseconds > 0, relative error >= 0]")
             measured[row[0]] = (float(row[1]), float(row[2]))
         return ProfiledModel(measured)
 
@@ -65,7 +69,7 @@ def _is_valid(row: object) -> bool:
         return False
     ms, rel_std = row[1:]
     numbers = type(ms) in (int, float) and type(rel_std) in (int, float)
-    return numbers and math.isfinite(ms) and math.isfinite(rel_std) and ms > 0 and rel_std >= 0
+    return numbers and 0 < ms <= _MOST_MS and 0 <= rel_std <= _MOST_REL_STD
 
 
 def save_measured(path: str | Path, measured: Mapping[Signature, tuple[float, float]]) -> None:

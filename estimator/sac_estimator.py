@@ -9,8 +9,8 @@ launches every
 backward
   whatever the policy does (its inputs, and outputs that others hold).
 
-With `early_stop`, torch.utils.checkpoint ends a recomputation as soon as the last tensor that the backward
-needs has been saved again; operators after that are never run again and cost nothing (`_first_skipped`).
+With `skip_dead`, operators that no tensor of the backward depends on cost nothing: a plan's recomputation does not run them
+again (`_ever_needed`). Operators that are not needed only because of what else is kept are priced all the same.
 """
 
 from __future__ import annotations
@@ -31,33 +31,6 @@ from autosac.estimator.sac_stats import (
 from autosac.solvers import LocalProblem, Segment
 from autosac.spans import Lifetimes, Span, region_spans
 from autosac.trace import Call, Collective, Label, Op, Phase, Region, Trace
-
-_SAVES_NOTHING = frozenset(
-    {
-        "aten._to_copy.default",
-        "aten.add.Scalar",
-        "aten.add.Tensor",
-        "aten.add_.Tensor",
-        "aten.cat.default",
-        "aten.clone.default",
-        "aten.constant_pad_nd.default",
-        "aten.copy_.default",
-        "aten.div.Scalar",
-        "aten.fill_.Scalar",
-        "aten.mean.default",
-        "aten.mean.dim",
-        "aten.mul.Scalar",
-        "aten.neg.default",
-        "aten.repeat.default",
-        "aten.stack.default",
-        "aten.sub.Scalar",
-        "aten.sub.Tensor",
-        "aten.sum.default",
-        "aten.sum.dim_IntList",
-        "aten.zero_.default",
-    }
-)
-"""Operators whose backward needs none of their tensors (torch's derivatives.yaml)."""
 
 _HELD_ELSEWHERE = (Label.PARAMETER, Label.UNSHARDED_PARAMETER, Label.COMMUNICATION)
 
@@ -96,7 +69,7 @@ class SACEstimator:
         *,
         host_us_per_operator: float = 0.0,
         store_random: bool = True,
-        early_stop: bool = False,
+        skip_dead: bool = False,
     ) -> None:
         if len(event_ms) != len(trace.events):
             raise UsageError(f"{len(event_ms)} times were given for the {len(trace.events)} events of the trace")
@@ -106,7 +79,7 @@ class SACEstimator:
         self._event_ms = [float(ms) for ms in event_ms]
         self._host_ms = host_us_per_operator * 1e-3
         self._store_random = store_random
-        self._early_stop = early_stop
+        self._skip_dead = skip_dead
         self._lifetimes = Lifetimes(trace)
         self._spans = region_spans(trace, self._lifetimes)
         self._writes = _forward_writes(trace)
@@ -132,13 +105,12 @@ class SACEstimator:
         grouping = operator_groups(
             region.calls, written_later=self._written_later(region, span), store_random=self._store_random
         )
-        skipped = self._first_skipped(region, span) if self._early_stop else len(region.calls)
+        needed = self._ever_needed(region, span) if self._skip_dead else range(len(region.calls))
         operators = self._operators(region, span, grouping)
         return SACModStats(
             module=name,
             region=region_index,
-            operators=operators[:skipped]
-            + tuple(operator._replace(runtime_ms=0.0) for operator in operators[skipped:]),
+            operators=tuple(o if i in needed else o._replace(runtime_ms=0.0) for i, o in enumerate(operators)),
             groups=grouping.groups,
             implicit_bytes=self._lifetimes.bytes_of(span.implicit),
             boundary_bytes=self._lifetimes.bytes_of(span.boundary),
@@ -177,26 +149,29 @@ class SACEstimator:
             and self._trace.storages[s].label not in _HELD_ELSEWHERE
         }
 
-    def _first_skipped(self, region: Region, span: Span) -> int:
-        """The first of the trailing calls that come after the last save.
+    def _ever_needed(self, region: Region, span: Span) -> set[int]:
+        """The calls that run again if nothing is kept: those that lead to what the backward reads.
 
-        The last call that may save something the region's backward reads: its inputs are saved before it
-        runs, its results after.
+        What autograd holds is asked for; whatever wrote it is needed, and all that this read: the rule of
+        `autosac.integrations.recomputation`.
         """
-
-        def needed(storages: Sequence[int]) -> bool:
-            reads = self._lifetimes.backward_reads
-            return any(span.active_first <= i < span.active_last for s in storages for i in reads.get(s, ()))
-
-        for position in range(len(region.calls) - 1, -1, -1):
-            call = region.calls[position]
-            if call.is_view or call.op in _SAVES_NOTHING:
-                continue
-            if needed(call.created):
-                return position + 1
-            if needed(call.reads):
-                return position
-        return 0
+        makers: dict[int, list[int]] = {}
+        for c, call in enumerate(region.calls):
+            for s in (*call.created, *(s for s in call.writes if s in makers)):
+                makers.setdefault(s, []).append(c)
+            if "wait_tensor" in call.op:
+                for s in call.reads:
+                    if s in makers:
+                        makers[s].append(c)
+        waiting = [(s, len(region.calls)) for s in span.implicit]
+        needed: set[int] = set()
+        while waiting:
+            storage, before = waiting.pop()
+            for c in makers.get(storage, ()):
+                if c < before and c not in needed:
+                    needed.add(c)
+                    waiting += [(s, c) for s in region.calls[c].reads]
+        return needed
 
 
 def _forward_writes(trace: Trace) -> dict[int, list[int]]:

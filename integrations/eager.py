@@ -1,64 +1,121 @@
-"""Applying a plan to a PyTorch model: `apply` wraps each planned module in `torch.utils.checkpoint`.
+"""Applying a plan to a PyTorch model: `apply` makes each planned module a checkpointed one.
 
-The wrapper is PyTorch's `checkpoint_wrapper`, without reentrant autograd, as TorchTitan uses it, so that it
-composes with FSDP, tensor parallelism and `torch.compile` in the same order: tensor parallelism, `apply`,
-compile, FSDP. Before anything is changed, the plan is compared with the model (`check`). Three kinds of
-units:
+A checkpointed module (`Checkpointed`) runs its forward as it is. What autograd saves in it is exchanged for what the plan
+keeps and a tape of the operators, from which the rest is made again in the backward (`tape`, `recomputation`). In a module
+that is being compiled, PyTorch's own selective checkpointing takes the same decisions: the compiler understands only that,
+and turns the decisions into tags on its graph (`_compiled_contexts`).
 
-- nothing is kept: plain checkpointing, which costs no host time per operator;
-- otherwise `replay`'s pair of dispatch modes (`_contexts`);
-- in a module that is being compiled, PyTorch's own selective checkpoint modes with the same decisions: the
-  compiler only understands those, and turns the decisions into tags on its graph (`_compiled_contexts`).
+It composes with FSDP, tensor parallelism and `torch.compile` in TorchTitan's order: tensor parallelism, `apply`, compile,
+FSDP. Before anything is changed, the plan is compared with the model (`check`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper, checkpoint_wrapper
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autosac.errors import PlanError
-from autosac.integrations.keys import Keyer, op_name, quiet_hooks
-from autosac.integrations.modules import Places, find_module, is_compiled, parameters_of
+from autosac.integrations import compiled_parts
+from autosac.integrations.entries import RecomputationError
+from autosac.integrations.keys import Keyer, is_random, op_name, quiet_hooks
+from autosac.integrations.modules import find_module, is_compiled, parameters_of
 from autosac.integrations.offload import Offloader
-from autosac.integrations.replay import Memo, PlanMismatchWarning, ReplayMode, SavingMode, UnitPolicy
-from autosac.plans import Plan, Unit
+from autosac.integrations.operators import is_foreign, only_metadata, written_arguments
+from autosac.integrations.policy import PlanMismatchWarning, UnitPolicy
+from autosac.integrations.sharding import Gathering
+from autosac.integrations.tape import RecordingMode, Tape
+from autosac.integrations.units import Unit as UnitModule
+from autosac.integrations.units import become, is_transformed
+from autosac.plans import Plan, Settings, Unit
 
-__all__ = ["PlanMismatchWarning", "apply", "check"]
+__all__ = ["PlanMismatchWarning", "RecomputationError", "apply", "check"]
+
+# How many forwards of each unit on an accelerator have their recomputation compared with what was saved; on the CPU all have.
+AUDITED_FORWARDS = 2
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
-    """Wrap every unit of the plan inside `model`, which is changed in place and returned.
+    """Make every unit of the plan inside `model` a checkpointed module; `model` is changed in place and returned.
 
     Call it before `torch.compile` and before FSDP's `fully_shard`. PlanError, before anything is changed, if
     the plan was made for another model; it names the first difference.
     """
-    units, places = check(model, plan), Places(model)
+    units = check(model, plan)
     offloader = Offloader() if plan.offloads else None
     for unit, module in units:
-        kwargs: dict[str, Any] = {
-            "preserve_rng_state": plan.settings.preserve_rng_state,
-            "early_stop": plan.settings.early_stop,
-        }
-        if any(decision.keep for decision in unit.decisions):
-            policy = UnitPolicy(unit, preserve_rng_state=plan.settings.preserve_rng_state, offloader=offloader)
-            kwargs["context_fn"] = _context_fn(policy, module)
-        wrapper = checkpoint_wrapper(module, **kwargs)
-        if offloader is not None and "context_fn" not in kwargs:
-            wrapper.register_forward_hook(partial(_settle, offloader))
-        places.replace(module, wrapper)
+        become(module, Checkpointed, _Checkpointing(unit, plan.settings, offloader))
     return model
 
 
-def _settle(offloader: Offloader, *_: Any) -> None:
-    """After the forward of a unit that is checkpointed plainly: another unit's results may be let go."""
-    offloader.settle()
+class Checkpointed(UnitModule):
+    """A module under a plan."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result, of which less is saved for the backward."""
+        state: _Checkpointing = self._autosac
+        if torch.compiler.is_compiling():
+            return state.compiled(self.original_forward, *args, **kwargs)
+        if not torch.is_grad_enabled() or is_transformed():
+            return self.original_forward(*args, **kwargs)
+        if torch._guards.TracingContext.try_get() is not None:
+            return state.compiled(self.original_forward, *args, **kwargs)
+        return state.run(self, args, kwargs)
+
+
+class _Checkpointing:
+    """What a checkpointed module keeps beside itself. Copies of the module share it."""
+
+    def __init__(self, unit: Unit, settings: Settings, offloader: Offloader | None) -> None:
+        self._made_of = unit, settings
+        self.policy = UnitPolicy(unit)
+        self.compiled = partial(
+            checkpoint,
+            use_reentrant=False,
+            preserve_rng_state=True,  # without it a recomputed dropout would be another one
+            early_stop=settings.early_stop,
+            context_fn=_context_fn(self.policy, offloads=offloader is not None),
+        )
+        self._offloader = offloader
+        self._forwards = 0
+
+    def __deepcopy__(self, memo: Any) -> _Checkpointing:
+        """Plans do not change."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickled by what it was made of."""
+        return _checkpointing, (*self._made_of, self._offloader is not None)
+
+    def run(self, module: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward with gradients, outside of compiled code."""
+        if not self._forwards:
+            quiet_hooks(module)
+            compiled_parts.prepare(module)
+        self._forwards += 1
+        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._is_audited(module))
+        tape.gathering = Gathering(module)
+        with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), RecordingMode(tape):
+            out = module.original_forward(*args, **kwargs)
+        tape.complete(out)
+        if self._offloader is not None:
+            self._offloader.forward_ended(tape)
+        return out
+
+    def _is_audited(self, module: nn.Module) -> bool:
+        if self._forwards <= AUDITED_FORWARDS:
+            return True
+        first = next(module.parameters(), None)
+        return first is None or first.device.type == "cpu"
+
+
+def _checkpointing(unit: Unit, settings: Settings, offloads: bool) -> _Checkpointing:
+    return _Checkpointing(unit, settings, Offloader() if offloads else None)
 
 
 def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
@@ -77,16 +134,24 @@ def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
             if partial:
                 continue
             raise PlanError(f"the plan was made for another model: it checkpoints {unit.fqn}, which is not there")
-        if any(isinstance(inner, ActivationWrapper) for inner in module.modules()):
-            raise PlanError(f"{unit.fqn} has activation checkpointing already: apply the plan to a model without it")
-        if any(is_compiled(inner) for inner in module.modules()):
-            raise PlanError(f"{unit.fqn} is compiled already: apply the plan before torch.compile")
-        _compare(dict(parameters_of(module)), dict(unit.parameters), unit.fqn, partial=False)
+        _check_module(unit, module)
         found.append((unit, module))
     version = plan.made_for.torch_version
     if version.split(".")[:2] != torch.__version__.split(".")[:2]:
         warnings.warn(f"the plan was made with torch {version}; this is {torch.__version__}", stacklevel=3)
     return found
+
+
+def _check_module(unit: Unit, module: nn.Module) -> None:
+    if any(isinstance(inner, ActivationWrapper | Checkpointed) for inner in module.modules()):
+        raise PlanError(f"{unit.fqn} has activation checkpointing already: apply the plan to a model without it")
+    if any(is_compiled(inner) for inner in module.modules()):
+        raise PlanError(f"{unit.fqn} is compiled already: apply the plan before torch.compile")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise PlanError(f"{unit.fqn} is a TorchScript module, whose operators cannot be seen: leave it out of the plan")
+    if type(module).forward is nn.Module.forward and "forward" not in vars(module):
+        raise PlanError(f"{unit.fqn} is a {type(module).__name__}, which is never called: choose modules inside it")
+    _compare(dict(parameters_of(module)), dict(unit.parameters), unit.fqn, partial=False)
 
 
 def _compare(
@@ -106,35 +171,33 @@ def _compare(
                 raise PlanError(f"{what}: the plan's has a parameter {name}, {where} has not")
 
 
-def _context_fn(policy: UnitPolicy, module: nn.Module) -> Callable[[], tuple[Any, Any]]:
-    prepared = False
-
+def _context_fn(policy: UnitPolicy, *, offloads: bool) -> Any:
     def contexts() -> tuple[Any, Any]:
-        if torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None:
-            return _compiled_contexts(policy)
-        nonlocal prepared
-        if not prepared:
-            quiet_hooks(module)
-            prepared = True
-        memo = Memo(policy)
-        return SavingMode(memo), ReplayMode(memo)
+        if offloads:
+            raise PlanError(
+                f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading"
+            )
+        return _compiled_contexts(policy)
 
     return contexts
 
 
 def _compiled_contexts(policy: UnitPolicy) -> tuple[Any, Any]:
-    """PyTorch's modes with the plan's decisions, for the compiler.
-
-    What differs from the plan is recomputed. PlanError if it offloads: the compiler knows of no such thing.
-    """
-    if policy.offloader is not None:
-        raise PlanError(f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading")
+    """PyTorch's modes with the plan's decisions, for the compiler. What differs from the plan is recomputed."""
     keyers = {False: Keyer(), True: Keyer()}
+    keeps = policy.keeps
 
     def decide(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         occurrence = keyers[context.is_recompute].occurrence(func)
         if occurrence < 0:
             return CheckpointPolicy.PREFER_RECOMPUTE
+        if is_random(func, args, kwargs) or is_foreign(func):
+            return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
+        if keeps and written_arguments(func) and not only_metadata(func) and torch.is_grad_enabled():
+            raise PlanError(
+                f"{policy.fqn} is compiled and changes a tensor in place ({op_name(func)}): PyTorch's selective checkpointing "
+                "gives wrong gradients there; write it out of place, or leave the module out of the plan"
+            )
         rows = policy.decisions(func)
         if occurrence >= len(rows):
             policy.warn(

@@ -50,22 +50,6 @@ def find_module(model: nn.Module, fqn: str) -> nn.Module | None:
     return module
 
 
-class Places:
-    """Where each module is registered: wrapping one does not change where the others are."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
-        for parent in model.modules():
-            for name, child in parent._modules.items():
-                if child is not None:
-                    self._places.setdefault(child, []).append((parent, name))
-
-    def replace(self, old: nn.Module, new: nn.Module) -> None:
-        """Put `new` wherever `old` is registered; a module shared by several parents is in several places."""
-        for parent, name in self._places[old]:
-            parent.register_module(name, new)
-
-
 def parameter_shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Clean name and global shape of every parameter, in the model's order (a DTensor's shape is the global
     one).

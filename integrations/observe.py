@@ -1,7 +1,7 @@
 """Seeing a module's operators exactly as a checkpointing policy would see them, for capture.
 
-`observe` puts the same wrapper around modules as `eager.apply`, but instead of checkpointing it reports every
-operator, numbered by the same code, to a recorder. Modules inside each other may all be observed: an operator
+`observe` changes modules as `eager.apply` does, but instead of checkpointing it reports every operator, numbered by the
+same code, to a recorder. Modules inside each other may all be observed: an operator
 of the inner one is reported to both, the outer one's report inside the inner one's.
 """
 
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from autosac.errors import PlanError
 from autosac.integrations.keys import CountingMode, Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
-from autosac.integrations.modules import Places, find_module
+from autosac.integrations.modules import find_module
+from autosac.integrations.units import Unit, become
 
 
 class RegionRecorder(Protocol):
@@ -42,38 +42,32 @@ class Recorder(Protocol):
 
 
 def observe(model: nn.Module, fqns: Iterable[str], recorder: Recorder) -> nn.Module:
-    """Wrap the modules of these clean names inside `model`, which is changed in place and returned.
+    """Observe the modules of these clean names inside `model`, which is changed in place and returned.
 
     Call it where `eager.apply` would be called. PlanError if there is no such module.
     """
-    places = Places(model)
     for fqn in sorted(fqns, key=lambda name: (-name.count("."), name)):
         module = find_module(model, fqn)
         if module is None:
             raise PlanError(f"the model has no module {fqn}")
-        observer = checkpoint_wrapper(module, checkpoint_fn=_Observer(fqn, recorder))
-        observer.checkpoint_impl = None  # TorchTitan's optimizer takes a module with one for a checkpointed module
-        places.replace(module, observer)
+        become(module, Observed, (fqn, recorder))
     return model
 
 
-class _Observer:
-    """A checkpoint function that checkpoints nothing."""
+class Observed(Unit):
+    """A module whose operators are reported. It checkpoints nothing."""
 
-    def __init__(self, fqn: str, recorder: Recorder) -> None:
-        self._fqn = fqn
-        self._recorder = recorder
-        self._prepared = False
-
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result."""
         if not torch.is_grad_enabled():
-            return module(*args, **kwargs)
-        if not self._prepared:
-            quiet_hooks(module)
-            self._prepared = True
-        region = self._recorder.begin(self._fqn, args, kwargs)
+            return self.original_forward(*args, **kwargs)
+        fqn, recorder = self._autosac
+        if "_autosac_prepared" not in vars(self):
+            quiet_hooks(self)
+            self._autosac_prepared = True
+        region = recorder.begin(fqn, args, kwargs)
         with _ObservingMode(region):
-            out = module(*args, **kwargs)
+            out = self.original_forward(*args, **kwargs)
         region.end(out)
         return out
 

@@ -14,7 +14,7 @@ Time runs to the right, every row is a stream, and what is copied are the result
    stream waits for each where the recomputation asks for it (`Parcel.tensor`).
 
 A result whose backward comes before it has been let go is given as it is. One that is changed in place while it is copied
-makes its unit fall back, as kept ones do. What is no plain dense tensor, is small, or is communicated, is kept on the device.
+is computed again, as kept ones are. What is no plain dense tensor, is small, or is communicated, is kept on the device.
 On the CPU, whose streams do nothing, the same code copies from memory to memory.
 """
 
@@ -136,7 +136,7 @@ class Parcel:
 
 
 class Execution(Protocol):
-    """One execution of a unit (`autosac.integrations.replay.Memo`). `previous`: the one whose forward ended before."""
+    """One execution of a unit (`autosac.integrations.tape.Tape`). `previous`: the one whose forward ended before."""
 
     previous: weakref.ref[Any] | None
 
@@ -146,8 +146,8 @@ class Execution(Protocol):
     def parcels(self) -> Iterator[Parcel]:
         """What is offloaded and has not been given yet."""
 
-    def fall_back(self, reason: str) -> None:
-        """Hold nothing, recompute everything."""
+    def forget(self) -> None:
+        """What is offloaded was changed while it was copied: it has to be computed again."""
 
 
 class Offloader:
@@ -181,7 +181,7 @@ class Offloader:
             return
         parcels = list(last.parcels())
         if any(parcel.is_changed() for parcel in parcels):
-            last.fall_back("had kept tensors changed in place after its forward")
+            last.forget()
             return
         for parcel in parcels:
             parcel.leave()

@@ -20,7 +20,9 @@ def installed_version() -> str:
     try:
         return version("torchtitan")
     except PackageNotFoundError:
-        raise UsageError("torchtitan is not installed: pip install torchtitan") from None
+        raise UsageError(
+            "torchtitan is not installed: pip install torchtitan==0.2.2 for job files (TOML), ==0.3.0 for MODULE:CONFIG"
+        ) from None
 
 
 def has_python_jobs() -> bool:
@@ -48,8 +50,15 @@ def job_beside(folder: Path, job: str) -> str:
 def check_job(job: str) -> None:
     """UsageError if `job` is not named as the installed TorchTitan names one, or is a file that does not exist."""
     if has_python_jobs():
+        if job.endswith(".toml") or Path(job).is_file():
+            raise UsageError(
+                f"job file {job}: torchtitan {installed_version()} is installed, which takes no job files: "
+                "pip install torchtitan==0.2.2, or give a configuration as MODULE:CONFIG, such as llama3:llama3_8b"
+            )
         split_python_job(job)
     elif not Path(job).is_file():
         if _PYTHON_JOB.fullmatch(job):
-            raise UsageError(f"torchtitan {installed_version()} takes job files (TOML); MODULE:CONFIG is of torchtitan 0.3")
+            raise UsageError(
+                f"torchtitan {installed_version()} takes job files (TOML): for {job}, pip install torchtitan==0.3.0"
+            )
         raise UsageError(f"job file {job}: there is no such file")

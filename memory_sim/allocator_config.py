@@ -126,8 +126,8 @@ def _boolean(key: str, value: str) -> bool:
 
 
 def _integer(key: str, value: str) -> int:
-    if not value.isdecimal():
-        raise _error(f"{key} must be a whole number, not {value!r}")
+    if not re.fullmatch(r"[0-9]{1,9}", value):
+        raise _error(f"{key} must be a whole number of at most nine digits, not {value!r}")
     return int(value)
 
 

@@ -1,30 +1,25 @@
-"""The memory of a step as a picture: stacked categories over the step, the peak with its operator and module.
+"""The memory of a step as a picture: stacked categories over time, the peak with its operator and module, and the limits.
 
 `timeline_html` writes an interactive page that needs nothing else (plotly), `timeline_png` a still one
-(matplotlib); both are in the extra ``pictures``. Long steps are thinned: of every bucket of events, the one
-with the most memory is drawn, so that no peak is lost.
+(matplotlib); both are in the extra ``pictures``. What is drawn is `autosac.memory_sim.series`.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from autosac.drawing import literal_text
 from autosac.errors import UsageError
 from autosac.files import write_bytes_atomically, write_text_atomically
 from autosac.memory_sim.categories import Category
 from autosac.memory_sim.replay import AllocatorReport
+from autosac.memory_sim.series import GIB, Floats, TimelineSeries, timeline_series
 from autosac.memory_sim.timeline import MemoryTimeline
-from autosac.trace import Collective, ModuleEnter, ModuleExit, Op, Phase
-
-GIB = 1 << 30
+from autosac.printable import printable
+from autosac.trace import Phase
 
 COLORS: dict[Category, str] = {
     Category.PARAMETER: "#1f4e79",
@@ -39,65 +34,41 @@ COLORS: dict[Category, str] = {
     Category.ACTIVATION_GRADIENT: "#a9d18e",
     Category.TEMPORARY: "#8064a2",
 }
-"""From the bottom of the stack to its top."""
-
-LIMIT = "device memory for PyTorch"
 
 SHADES = {
-    Phase.FORWARD: "#dbeaf7",
-    Phase.BACKWARD: "#fbe9dd",
-    Phase.RECOMPUTE: "#fff4cc",
-    Phase.OPTIMIZER: "#e4efdc",
+    Phase.FORWARD: "#d3e5f5",
+    Phase.BACKWARD: "#fbe3d4",
+    Phase.RECOMPUTE: "#fdeb9e",
+    Phase.OPTIMIZER: "#d5e8c8",
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineSeries:
-    """What is drawn: at `event[k]` (x value `x[k]`) so many GiB of each category, the total, and reserved
-    memory if known.
+class Limit(NamedTuple):
+    """A horizontal line: so many bytes, by this name, in this colour."""
 
-    `phases`: (phase, first x, last x) of stretches of the step.
-    """
-
-    event: npt.NDArray[np.int64]
-    x: npt.NDArray[np.float64]
-    gib: dict[Category, npt.NDArray[np.float64]]
-    total_gib: npt.NDArray[np.float64]
-    reserved_gib: npt.NDArray[np.float64] | None
-    phases: tuple[tuple[Phase, float, float], ...]
+    name: str
+    nbytes: int
+    color: str
 
     @property
-    def peak_x(self) -> float:
-        """Where the peak is."""
-        return float(self.x[int(np.argmax(self.total_gib))])
+    def gib(self) -> float:
+        """In GiB."""
+        return self.nbytes / GIB
+
+    @property
+    def label(self) -> str:
+        """The name with the amount."""
+        return f"{self.name}: {self.gib:.2f} GiB"
 
 
-def timeline_series(
-    timeline: MemoryTimeline,
-    *,
-    report: AllocatorReport | None = None,
-    event_ms: Sequence[float] | npt.NDArray[np.float64] | None = None,
-    points: int = 2000,
-) -> TimelineSeries:
-    """At most `points` events of a timeline, peaks kept; x is `event_ms` (one an event) or its number."""
-    high = timeline.high_bytes
-    edges = np.unique(np.linspace(0, len(high), min(points, len(high)) + 1).astype(np.int64))
-    event = np.array([a + int(np.argmax(high[a:b])) for a, b in pairwise(edges)])
-    x = np.arange(len(high), dtype=np.float64) if event_ms is None else np.asarray(event_ms, dtype=np.float64)
-    if len(x) != len(high):
-        raise UsageError(f"{len(x)} times for {len(high)} events")
-    series = {category: timeline.category_bytes(category)[event] / GIB for category in COLORS}
-    reserved = None
-    if report is not None:
-        reserved = report.in_last_step(report.reserved_bytes, len(high))[event] / GIB
-    return TimelineSeries(
-        event=event,
-        x=x[event],
-        gib={category: values for category, values in series.items() if values.any()},
-        total_gib=high[event] / GIB,
-        reserved_gib=reserved,
-        phases=_phases(timeline, x),
-    )
+def gpu_limit(nbytes: int) -> Limit:
+    """What a GPU has for PyTorch."""
+    return Limit("GPU memory for PyTorch", nbytes, "#c00000")
+
+
+def budget_limit(nbytes: int, kind: str) -> Limit:
+    """A plan's budget for what is reserved, or for what is active."""
+    return Limit(f"budget for {kind} memory", nbytes, "#7030a0")
 
 
 def timeline_html(
@@ -106,58 +77,63 @@ def timeline_html(
     *,
     title: str = "Memory over one training step",
     report: AllocatorReport | None = None,
-    event_ms: Sequence[float] | npt.NDArray[np.float64] | None = None,
+    event_ms: Sequence[float] | Floats | None = None,
+    limits: Sequence[Limit] = (),
 ) -> None:
     """Write the interactive picture. UsageError without plotly, OSError if the file cannot be written."""
+    series = timeline_series(timeline, report=report, event_ms=event_ms)
+    figure = html_figure(series, peak_text(timeline), limits)
+    figure.update_layout(title=printable(title))
+    write_text_atomically(Path(path), figure.to_html(include_plotlyjs=True))
+
+
+def html_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ()) -> Any:
+    """The interactive picture as a plotly figure. UsageError without plotly."""
     try:
         import plotly.graph_objects as go
     except ImportError:
         raise UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'") from None
-    series = timeline_series(timeline, report=report, event_ms=event_ms)
     figure = go.Figure()
     for category, values in series.gib.items():
         figure.add_scatter(
-            x=series.x,
-            y=values,
-            name=label(category),
-            stackgroup="memory",
-            mode="lines",
-            line={"width": 0, "shape": "hv"},
-            fillcolor=COLORS[category],
-            hovertemplate="%{y:.3f} GiB",
-        )
+            x=series.x, y=values, name=label(category), stackgroup="memory", mode="lines",
+            line={"width": 0, "shape": "hv"}, fillcolor=COLORS[category], hovertemplate="%{y:.3f} GiB",
+        )  # fmt: skip
     if series.reserved_gib is not None:
         line = {"color": "black", "dash": "dot", "width": 1, "shape": "hv"}
-        figure.add_scatter(x=series.x, y=series.reserved_gib, name="reserved", mode="lines", line=line)
-    for phase, first, last in series.phases:
-        figure.add_vrect(x0=first, x1=last, fillcolor=SHADES[phase], layer="below", line_width=0)
-    figure.add_annotation(
-        x=series.peak_x,
-        y=timeline.peak_bytes / GIB,
-        text=peak_text(timeline).replace("\n", "<br>"),
-        ay=-45,
-        arrowhead=2,
-        bgcolor="rgba(255,255,255,0.8)",
-    )
-    usable = _usable_gib(report)
-    if usable is not None:
-        figure.add_hline(
-            y=usable,
-            line_color="red",
-            line_dash="dash",
-            annotation_text=LIMIT,
-            annotation_position="top left",
+        figure.add_scatter(
+            x=series.x, y=series.reserved_gib, name="reserved", mode="lines", line=line, hovertemplate="%{y:.3f} GiB"
         )
+    figure.add_scatter(
+        x=series.x, y=series.total_gib, name="all", mode="lines", line={"color": "black", "width": 0.7, "shape": "hv"},
+        customdata=[list(what) for what in series.what],
+        hovertemplate="%{y:.3f} GiB<br>%{customdata[0]}<br>%{customdata[1]} (%{customdata[2]})",
+    )  # fmt: skip
+    named: set[Phase] = set()
+    for phase, first, last in series.phases:
+        figure.add_vrect(
+            x0=first, x1=last, fillcolor=SHADES[phase], layer="below", line_width=0, name=phase.name.lower(),
+            showlegend=phase not in named, legendgroup=f"phase {phase.name}",
+        )  # fmt: skip
+        named.add(phase)
+    for limit in limits:
+        figure.add_hline(
+            y=limit.gib, line_color=limit.color, line_dash="dash", annotation_text=limit.label, annotation_position="top left"
+        )
+    at = series.peak
+    figure.add_scatter(
+        x=[series.x[at]], y=[series.total_gib[at]], mode="markers", marker={"color": "black", "size": 7},
+        showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    figure.add_annotation(
+        x=series.x[at], y=series.total_gib[at], text=peak.replace("\n", "<br>"), ax=90, ay=-45, arrowhead=2,
+        bgcolor="rgba(255,255,255,0.85)", align="left",
+    )  # fmt: skip
     figure.update_layout(
-        title=title,
-        hovermode="x unified",
-        template="plotly_white",
-        xaxis_title=_x_title(event_ms),
-        yaxis_title="GiB on the device",
-        yaxis_rangemode="tozero",
-        legend_traceorder="reversed",
-    )
-    write_text_atomically(Path(path), figure.to_html(include_plotlyjs=True))
+        hovermode="x unified", template="plotly_white", xaxis_title=series.unit, yaxis_title="GiB on the device",
+        yaxis_range=[0, _top(series, limits)], legend_traceorder="reversed",
+    )  # fmt: skip
+    return figure
 
 
 def timeline_png(
@@ -166,15 +142,26 @@ def timeline_png(
     *,
     title: str = "Memory over one training step",
     report: AllocatorReport | None = None,
-    event_ms: Sequence[float] | npt.NDArray[np.float64] | None = None,
+    event_ms: Sequence[float] | Floats | None = None,
+    limits: Sequence[Limit] = (),
 ) -> None:
     """Write the still picture. UsageError without matplotlib, OSError if the file cannot be written."""
+    series = timeline_series(timeline, report=report, event_ms=event_ms)
+    buffer = io.BytesIO()
+    with literal_text():
+        figure = png_figure(series, peak_text(timeline), limits)
+        figure.axes[0].set_title(printable(title))
+        figure.savefig(buffer, format="png")
+    write_bytes_atomically(Path(path), buffer.getvalue())
+
+
+def png_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ()) -> Any:
+    """The still picture as a matplotlib figure. UsageError without matplotlib."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
         raise UsageError("PNG pictures need matplotlib: pip install 'autosac[pictures]'") from None
-    series = timeline_series(timeline, report=report, event_ms=event_ms)
     figure = Figure(figsize=(12, 6.5), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     for phase, first, last in series.phases:
@@ -184,30 +171,42 @@ def timeline_png(
     handles: list[Any] = [Patch(color=COLORS[category], label=label(category)) for category in reversed(series.gib)]
     if series.reserved_gib is not None:
         handles += axes.step(series.x, series.reserved_gib, "k:", where="post", linewidth=1, label="reserved")
-    usable = _usable_gib(report)
-    if usable is not None:
-        handles.append(axes.axhline(usable, color="red", linestyle="--", linewidth=1, label=LIMIT))
-    tops = [series.total_gib.max(), usable or 0.0]
-    if series.reserved_gib is not None:
-        tops.append(series.reserved_gib.max())
-    axes.set_ylim(0, max(*tops, 1e-9) * 1.18)
+    for limit in limits:
+        axes.axhline(limit.gib, color=limit.color, linestyle="--", linewidth=1.2)
+        axes.annotate(
+            limit.label, (0, limit.gib), xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points",
+            fontsize=9, color=limit.color,
+        )  # fmt: skip
+    axes.set_ylim(0, _top(series, limits))
     axes.set_xlim(series.x[0], max(series.x[-1], series.x[0] + 1e-9))
+    _mark_peak(axes, series, peak)
+    axes.set(xlabel=series.unit, ylabel="GiB on the device")
+    figure.legend(handles=handles, title="memory", loc="outside right upper", frameon=False, alignment="left")
+    shown = {stretch.phase for stretch in series.phases}
+    phases = [Patch(color=shade, label=phase.name.lower()) for phase, shade in SHADES.items() if phase in shown]
+    if phases:
+        figure.legend(handles=phases, title="phase of the step", loc="outside right lower", frameon=False, alignment="left")
+    return figure
+
+
+def _mark_peak(axes: Any, series: TimelineSeries, peak: str) -> None:
+    """A dot at the peak, and an arrow to it from what is known of it."""
     right = series.peak_x > (series.x[0] + series.x[-1]) / 2
+    top = float(series.total_gib[series.peak])
+    axes.plot(series.peak_x, top, "ko", markersize=4)
     axes.annotate(
-        peak_text(timeline),
-        (series.peak_x, timeline.peak_bytes / GIB),
-        xytext=(-14 if right else 14, 18),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        arrowprops={"arrowstyle": "->"},
-        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
-        fontsize=9,
-    )
-    axes.set(title=title, xlabel=_x_title(event_ms), ylabel="GiB on the device")
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    write_bytes_atomically(Path(path), buffer.getvalue())
+        peak, (series.peak_x, top), xytext=(-26 if right else 26, 14), textcoords="offset points",
+        ha="right" if right else "left", fontsize=9,
+        arrowprops={"arrowstyle": "->", "shrinkB": 3}, bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1},
+    )  # fmt: skip
+
+
+def _top(series: TimelineSeries, limits: Sequence[Limit]) -> float:
+    """The top of the axis: above all that is drawn."""
+    tops = [float(series.total_gib.max()), *(limit.gib for limit in limits)]
+    if series.reserved_gib is not None:
+        tops.append(float(series.reserved_gib.max()))
+    return max(*tops, 1e-9) * 1.15
 
 
 def label(category: Category) -> str:
@@ -218,32 +217,5 @@ def label(category: Category) -> str:
 def peak_text(timeline: MemoryTimeline) -> str:
     """Three lines: how much, at which operator, in which module."""
     peak = timeline.peak(largest=1)
-    where = f"{peak.module or 'outside of all modules'} ({peak.phase.name.lower()})"
-    return f"peak {peak.nbytes / GIB:.2f} GiB\n{peak.op}\n{where}"
-
-
-def _usable_gib(report: AllocatorReport | None) -> float | None:
-    """What the device has for PyTorch, if its size is known."""
-    if report is None or report.capacity_bytes is None:
-        return None
-    return (report.capacity_bytes - report.context_bytes - report.nccl_bytes) / GIB
-
-
-def _x_title(event_ms: object) -> str:
-    return "event of the step" if event_ms is None else "ms"
-
-
-def _phases(timeline: MemoryTimeline, x: npt.NDArray[np.float64]) -> tuple[tuple[Phase, float, float], ...]:
-    """Stretches of the step, each of one phase and up to the next; phases without a shade are left out."""
-    begins: list[tuple[Phase, int]] = []
-    for i, event in enumerate(timeline.trace.events):
-        if isinstance(event, Op | Collective | ModuleEnter | ModuleExit) and (
-            not begins or begins[-1][0] is not event.phase
-        ):
-            begins.append((event.phase, i))
-    ends = [begin for _, begin in begins[1:]] + [len(x) - 1]
-    return tuple(
-        (phase, float(x[begin]), float(x[end]))
-        for (phase, begin), end in zip(begins, ends, strict=False)
-        if phase in SHADES
-    )
+    where = f"{printable(peak.module) or 'outside of all modules'} ({peak.phase.name.lower()})"
+    return f"peak {peak.nbytes / GIB:.2f} GiB\n{printable(peak.op)}\n{where}"

@@ -23,6 +23,7 @@ from autosac.errors import UsageError
 from autosac.memory_sim.allocator_config import BLOCK_BYTES
 from autosac.memory_sim.internal_allocations import internal_allocations
 from autosac.trace import Phase, Signature, Trace
+from autosac.trace_checks import IMPOSSIBLE_CALL, impossible_call
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -66,10 +67,16 @@ class WorkspaceModel:
         )
 
     def op_workspace_blocks(self, signature: Signature) -> tuple[int, ...]:
-        """Sizes (bytes) of what the operator's CUDA implementation allocates and frees within the call."""
+        """Sizes (bytes) of what the operator's CUDA implementation allocates and frees within the call.
+
+        SimulationError if no such operator can be called with such tensors.
+        """
         if not self.operator_temporaries or signature.is_view:
             return ()
-        return internal_allocations(signature, self.sm_count, self.compute_capability)
+        try:
+            return internal_allocations(signature, self.sm_count, self.compute_capability)
+        except IMPOSSIBLE_CALL as e:
+            raise impossible_call(signature) from e
 
     def op_workspace_bytes(self, signature: Signature) -> int:
         """Their sum, each rounded to the caching allocator's 512 bytes."""

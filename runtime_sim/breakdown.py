@@ -10,6 +10,9 @@ The step's window [0, makespan] of a rank is divided without overlap, in this or
 
 so that these five add up to the step time. Each is a difference of lengths of unions of intervals (`_union`).
 
+Modules share the same time: where several collectives move bytes at once, each of them gets an equal part of that time
+(`_shares`), so that the modules' communication adds up to the step's, exposed or not, and their computation to the step's.
+
 Recomputation: `recompute_ms` is the device time of everything in the RECOMPUTE phase. What it costs is a
 difference of two simulations, the step and the step in which recomputation takes neither device nor host
 time; what it does not cost, `hidden_recompute_ms`, hides behind communication, peers or the host.
@@ -32,8 +35,10 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTimes:
-    """Device time of a module and all below it (ms). Its kernels may overlap, so parts can add up to more
-    than a step.
+    """Device time of a module and all below it (ms); the root's is the step's, with what ran outside of all modules.
+
+    `communication_ms`: while bytes move, divided evenly among collectives that move at the same time. `recompute_ms` counts
+    every kernel in full.
     """
 
     name: str
@@ -106,15 +111,17 @@ def _length(*parts: tuple[Times, Times]) -> float:
     return float((end - start).sum())
 
 
-def _covered(part: tuple[Times, Times], start: Times, end: Times) -> Times:
-    """How much of each interval lies in the union `part`."""
-    lower, upper = part
-    if not lower.size:
+def _shares(start: Times, end: Times, without: tuple[Times, Times]) -> Times:
+    """The length of each interval, where `n` of them overlap 1/n of it, and nothing within the union `without`."""
+    points = np.unique(np.concatenate([start, end, *without]))
+    if points.size < 2:
         return np.zeros_like(start)
-    points = np.stack([lower, upper], axis=1).ravel()
-    inside = np.cumsum(upper - lower)
-    lengths = np.stack([np.concatenate([[0.0], inside[:-1]]), inside], axis=1).ravel()
-    return np.interp(end, points, lengths) - np.interp(start, points, lengths)
+    middle = (points[:-1] + points[1:]) / 2
+    number = np.searchsorted(np.sort(start), middle) - np.searchsorted(np.sort(end), middle)
+    counted = (number > 0) & (np.searchsorted(without[0], middle) == np.searchsorted(without[1], middle))
+    parts = np.where(counted, np.diff(points) / np.maximum(number, 1), 0.0)
+    passed = np.concatenate([[0.0], np.cumsum(parts)])
+    return passed[np.searchsorted(points, end)] - passed[np.searchsorted(points, start)]
 
 
 def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompute_cost_ms: float) -> Breakdown:
@@ -150,7 +157,7 @@ def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompu
         hidden_recompute_ms=min(max(0.0, recompute_ms - recompute_cost_ms), recompute_ms),
         optimizer_ms=float(device_ms[phases == Phase.OPTIMIZER].sum()),
         interference_ms=max(0.0, float((device_ms - priced_ms)[compute].sum())),
-        modules=_modules(rank, device_ms, phases, computing),
+        modules=_modules(rank, device_ms, phases, step_ms),
     )
 
 
@@ -161,20 +168,23 @@ def _finished(rank: RankTimeline) -> float:
 
 
 def _modules(
-    rank: RankTimeline, device_ms: Times, phases: NDArray[np.int8], computing: tuple[Times, Times]
+    rank: RankTimeline, device_ms: Times, phases: NDArray[np.int8], step_ms: float
 ) -> tuple[ModuleTimes, ...]:
     trace = rank.trace
     module = np.array([getattr(event, "module", -1) for event in trace.events])
+    if trace.modules and not trace.modules[0]:
+        module = np.maximum(module, 0)  # what runs outside of all modules is the root's
     known = (module >= 0) & (rank.engine >= 0)
-    moving = rank.engine == Engine.COMMUNICATION
-    exposed = np.where(moving, device_ms, 0.0)
-    exposed[moving] -= _covered(computing, rank.transfer_ms[moving], rank.end_ms[moving])
-    columns = [
-        np.where(rank.engine == Engine.COMPUTE, device_ms, 0.0),
-        np.where(moving, device_ms, 0.0),
-        exposed,
-        np.where(phases == Phase.RECOMPUTE, device_ms, 0.0),
-    ]
+    compute, moving = rank.engine == Engine.COMPUTE, rank.engine == Engine.COMMUNICATION
+    begin = np.clip(np.where(moving, rank.transfer_ms, rank.start_ms), 0.0, step_ms)
+    end = np.clip(rank.end_ms, 0.0, step_ms)
+    nothing = np.empty(0), np.empty(0)
+    computing = _union(begin[compute], end[compute])
+    computed, moved, exposed = (np.zeros(len(trace.events)) for _ in range(3))
+    computed[compute] = _shares(begin[compute], end[compute], nothing)
+    moved[moving] = _shares(begin[moving], end[moving], nothing)
+    exposed[moving] = _shares(begin[moving], end[moving], computing)
+    columns = [computed, moved, exposed, np.where(phases == Phase.RECOMPUTE, device_ms, 0.0)]
     count = len(trace.modules)
     sums = np.stack([np.bincount(module[known], weights=c[known], minlength=count) for c in columns], axis=1)
     for i in sorted(range(count), key=lambda i: -_depth(trace, i)):

@@ -18,7 +18,8 @@ One host thread per rank walks the trace in order (Maya's dispatch queue). Each 
 Selective checkpointing runs every operator of its module, views included, through a Python dispatch mode,
 once in the forward and once in the recomputation: selective_op_us each. An operator that is saved is kept,
 looked up and returned by that mode: saved_op_us on top, which makes saving everything slower for the host
-than recomputing everything.
+than recomputing everything. The units of a plan run through a mode in the forward only, which writes down what each operator
+does (`PLANNED_MODES` times selective_op_us); their recomputation calls operators and nothing else.
 
 A kernel reaches the device `launch_latency_us` after its launch, and the driver holds at most `queue_depth`
 unfinished launches per stream: the host blocks on the next one. Index into the code: `host_costs`,
@@ -123,6 +124,10 @@ INSTANT_HOST = HostModel(
 """A host that costs nothing: the step is bound by the device alone."""
 
 
+PLANNED_MODES = 2.0
+"""What the forward of a plan's unit pays for each operator, in selective_op_us (`python -m benchmarks.recording`)."""
+
+
 def host_costs(trace: Trace, host: HostModel, selective_modules: Collection[str] = ()) -> NDArray[np.float64]:
     """Host milliseconds of every event (a HostWait's are those after its wait).
 
@@ -189,7 +194,11 @@ def _selective(trace: Trace, host: HostModel, modules: Collection[str]) -> NDArr
             elif event.phase == Phase.RECOMPUTE:
                 again[unit].append(i)
     extra_us = np.zeros(len(trace.events))
+    planned = trace.info.get("checkpointing") == "plan"
     for unit in units:
+        if planned:
+            extra_us[forward[unit]] += PLANNED_MODES * host.selective_op_us
+            continue
         extra_us[forward[unit] + again[unit]] += host.selective_op_us
         saved = max(0, len(forward[unit]) - len(again[unit]))
         places = again[unit] or forward[unit]

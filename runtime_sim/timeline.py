@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
 from autosac.runtime_sim.engine import Execution
-from autosac.runtime_sim.program import Program
+from autosac.runtime_sim.program import Engine, Program
 from autosac.trace import Trace
 
 if TYPE_CHECKING:
@@ -47,6 +47,18 @@ class RankTimeline:
     stream: NDArray[np.int32]
     engine: NDArray[np.int8]
     stream_names: tuple[str, ...]
+
+    def reached_ms(self, step_ms: float) -> Times:
+        """When computation has come to each event, in the order in which the host issued them: never decreasing, within the
+        step. What is no computation (an allocation, a collective) comes when the kernel issued before it has ended.
+        """
+        on = np.flatnonzero(self.engine == Engine.COMPUTE)
+        start = np.zeros(len(self.engine))
+        start[on] = self.start_ms[on]
+        ended = np.zeros(len(self.engine) + 1)
+        ended[on + 1] = self.end_ms[on]
+        reached = np.maximum(np.maximum.accumulate(start), np.maximum.accumulate(ended)[:-1])
+        return np.clip(reached, 0.0, step_ms)
 
     def stream_busy_ms(self) -> dict[str, float]:
         """How long each stream had a kernel running (waiting for peers included)."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-import signal
 import subprocess
-import tempfile
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import UsageError
+from autosac.interrupts import signals_later
+from autosac.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import pulp
@@ -85,12 +84,12 @@ def leaving_nothing(backend: pulp.LpSolver) -> Iterator[None]:
 
     class Recorded(subprocess.Popen[Any]):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            with _signals_later():
+            with signals_later():
                 super().__init__(*args, **kwargs)
                 started.append(self)
 
-    with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
-        backend.tmpDir = folder
+    with temporary_folder() as folder:
+        backend.tmpDir = str(folder)
         coin_api.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Recorded})
         try:
             yield
@@ -100,21 +99,3 @@ def leaving_nothing(backend: pulp.LpSolver) -> Iterator[None]:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-
-
-@contextlib.contextmanager
-def _signals_later() -> Iterator[None]:
-    """Python's signal handlers run after the block: an exception of one could come between a fork and its pid's record."""
-    caught: list[int] = []
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {n: h for n in signal.valid_signals() if callable(h := signal.getsignal(n))}
-    try:
-        for number in handlers:
-            signal.signal(number, lambda n, _: caught.append(n))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for missed in caught:
-            signal.raise_signal(missed)

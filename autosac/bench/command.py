@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosac.errors import UsageError
-from autosac.options import add_output
+from autosac.files import check_folder, check_outputs
+from autosac.options import add_output, decimal, filled_path, names, whole
 
 if TYPE_CHECKING:
     from autosac.bench.suite import Suite
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
     """The options."""
     command = commands.add_parser("bench", help="compare checkpointing policies, predicted and measured")
-    command.add_argument("suite", type=Path, metavar="SUITE.toml", help="models, configurations, budgets and policies")
-    command.add_argument("-o", "--output", type=Path, default=Path("bench"), metavar="DIR", help="(default: bench)")
-    command.add_argument("--docs", type=Path, metavar="FILE.md", help="write the tables as a page of documentation")
+    command.add_argument("suite", type=filled_path, metavar="SUITE.toml", help="models, configurations, budgets and policies")
+    command.add_argument("-o", "--output", type=filled_path, default=Path("bench"), metavar="DIR", help="(default: bench)")
+    command.add_argument("--docs", type=filled_path, metavar="FILE.md", help="write the tables as a page of documentation")
     part = command.add_argument_group("a part of the suite, or other settings than its own")
-    part.add_argument("--models", metavar="A,B", help="only these models")
-    part.add_argument("--configurations", metavar="A,B", help="only these configurations")
-    part.add_argument("--policies", metavar="A,B", help="these policies")
-    part.add_argument("--budgets", metavar="A,B", help="these budgets: 40GiB,50GiB")
+    part.add_argument("--models", type=names, metavar="A,B", help="only these models")
+    part.add_argument("--configurations", type=names, metavar="A,B", help="only these configurations")
+    part.add_argument("--policies", type=names, metavar="A,B", help="these policies")
+    part.add_argument("--budgets", type=names, metavar="A,B", help="these budgets: 40GiB,50GiB")
     part.add_argument("--milp", help="MILP backend: cbc or highs")
-    part.add_argument("--time-limit", type=float, metavar="S", help="of a MILP, in seconds")
+    part.add_argument("--time-limit", type=decimal, metavar="S", help="of a MILP, in seconds")
     real = command.add_argument_group("real runs (eager models)")
     real.add_argument(
         "--measure", action="store_true", help="run every policy for real and put measured beside predicted"
     )
     real.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to measure (default cuda)")
-    real.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time (default 5)")
+    real.add_argument("--steps", type=whole(1, 10_000), default=5, metavar="N", help="steps to time (default 5)")
     part.add_argument("--no-cache", action="store_true", help="capture again, also what is kept from earlier runs")
     add_output(command)
     command.set_defaults(run="bench")
@@ -54,11 +54,8 @@ def bench(arguments: argparse.Namespace) -> None:
         check_measurable(suite, measurement)
     check_pictures()
     folder: Path = arguments.output
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder")
-    if arguments.docs is not None and not arguments.docs.parent.is_dir():
-        raise UsageError(f"{arguments.docs}: there is no folder {arguments.docs.parent}")
-    folder.mkdir(parents=True, exist_ok=True)
+    check_outputs([("--docs", arguments.docs)], (arguments.suite,))
+    check_folder(folder)
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         results, case = run_suite(suite, folder, progress, measurement)
         written = write_report(folder, results, case)
@@ -72,25 +69,21 @@ def bench(arguments: argparse.Namespace) -> None:
     out.print(results.summary())
     for claim in claims:
         out.print(f"- {claim}")
-    out.print(f"written to {folder}: {', '.join(path.name for path in written)}")
+    out.print(f"written to {folder}: {', '.join(path.name for path in written)}", soft_wrap=True)
 
 
 def _changed(suite: Suite, arguments: argparse.Namespace) -> Suite:
     """The suite with what the options change of it."""
     from autosac.bench.policies import Policy
 
-    suite = suite.pick(_names(arguments.models), _names(arguments.configurations))
+    suite = suite.pick(arguments.models or (), arguments.configurations or ())
     changes: dict[str, Any] = {}
     if arguments.policies is not None:
-        changes["policies"] = tuple(Policy(name) for name in _names(arguments.policies))
+        changes["policies"] = tuple(Policy(name) for name in arguments.policies)
     if arguments.budgets is not None:
-        changes["budgets"] = _names(arguments.budgets)
+        changes["budgets"] = arguments.budgets
     if arguments.milp is not None:
         changes["milp"] = arguments.milp
     if arguments.time_limit is not None:
         changes["time_limit_s"] = arguments.time_limit
     return replace(suite, **changes)
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

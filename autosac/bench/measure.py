@@ -15,7 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from autosac.bench.results import Measured
 from autosac.bench.suite import Configuration, Model, Suite, make_step_of
 from autosac.errors import UsageError
 from autosac.plans import Plan
+from autosac.temporary import temporary_folder
 
 _WARM_UP_STEPS = 2
 
@@ -70,8 +70,7 @@ def measure(
     suite: Suite, model: Model, configuration: Configuration, plan: Plan | None, measurement: Measurement
 ) -> Measured:
     """Run one policy of an eager model for real. What goes wrong in the run is the result's `error`."""
-    with tempfile.TemporaryDirectory(prefix="autosac-") as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         plan_file = folder / "plan.json"
         if plan is not None:
             plan.save(plan_file)

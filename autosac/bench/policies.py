@@ -67,13 +67,13 @@ class Policy:
     @property
     def layer_interval(self) -> int | None:
         """The N of selective-N."""
-        match = re.fullmatch(r"selective-([1-9][0-9]*)", self.name)
+        match = re.fullmatch(r"selective-([1-9][0-9]{0,8})", self.name)
         return int(match[1]) if match else None
 
     @property
     def memory_budget(self) -> float | None:
         """The F of memory-budget-F."""
-        match = re.fullmatch(r"memory-budget-([01](?:\.[0-9]+)?)", self.name)
+        match = re.fullmatch(r"memory-budget-([01](?:\.[0-9]{1,18})?)", self.name)
         return float(match[1]) if match and float(match[1]) <= 1 else None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from autosac.bench.case_study import CaseResult
 from autosac.bench.figures import GIB, Figure, figures
 from autosac.bench.results import Results, markdown_table
+from autosac.drawing import literal_text
 from autosac.errors import UsageError
 from autosac.files import write_bytes_atomically, write_text_atomically
 from autosac.quantities import format_bytes, format_ms
@@ -145,6 +146,11 @@ def _plotly(figure: Figure) -> Any:
 def picture(figure: Figure) -> bytes:
     """The figure as PNG. UsageError without matplotlib."""
     check_pictures()
+    with literal_text():
+        return _drawn(figure)
+
+
+def _drawn(figure: Figure) -> bytes:
     from matplotlib.figure import Figure as Canvas
 
     drawn = Canvas(figsize=(10, 4.8), dpi=110, layout="constrained")

@@ -22,11 +22,11 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autosac.bench.policies import PLANNED, Policy
 from autosac.bench.solver_times import SolverTiming
 from autosac.quantities import format_bytes, format_ms
+from autosac.tables import Table
 
 LEAST_USE, LEAST_REDUCTION, NEAR_ILP = 0.97, 0.06, 0.02
 # Two verified plans of one objective differ by what the search leaves of the budget: this much of a step is no loss.
@@ -211,7 +211,7 @@ class Results:
             table = Table(title=name, title_justify="left")
             shown = [i for i, heading in enumerate(headings) if heading not in ("configuration", "of step")]
             for i in shown:
-                table.add_column(headings[i], justify="left" if headings[i] == "policy" else "right", no_wrap=True)
+                table.add_column(headings[i], justify="left" if headings[i] in ("policy", "on the GPU") else "right")
             failed = []
             for row in group:
                 if row[3]:

@@ -16,6 +16,7 @@ from autosac.bench.results import Results, Row
 from autosac.bench.solver_times import SolverTiming, time_solvers
 from autosac.bench.subjects import Subject, subject_of
 from autosac.bench.suite import Configuration, Model, Suite
+from autosac.counting import Parts
 from autosac.errors import AutosacError, UsageError
 from autosac.memory_sim import simulate_memory
 from autosac.plans import Plan
@@ -42,6 +43,9 @@ def run_suite(
     rows: list[Row] = []
     solvers: list[tuple[str, tuple[SolverTiming, ...]]] = []
     case: CaseResult | None = None
+    configurations = sum(len(model.configurations) for model in suite.models)
+    progress = parts = Parts(progress, "row", configurations * len(suite.budgets_bytes()) * len(suite.policies))
+    parts.begin(1)
     for model in suite.models:
         for configuration in model.configurations:
             name = f"{model.name} {configuration.name}"
@@ -54,6 +58,7 @@ def run_suite(
                         row = replace(row, measured=measure(suite, model, configuration, plan, measurement))
                     rows.append(row)
                     found(row)
+                    parts.begin(min(len(rows) + 1, parts.total))
                 solvers += run.solvers
                 if _is_case(suite, model, configuration):
                     progress(f"{name}: the case study")

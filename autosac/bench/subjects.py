@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from autosac.api import EagerCaptures
@@ -25,6 +24,7 @@ from autosac.jobs import TitanJob, simulation_of
 from autosac.plans import Plan, Unit
 from autosac.policies import UnitPolicies
 from autosac.simulation import Simulation, Target
+from autosac.temporary import temporary_folder
 from autosac.titan_job import TitanCaptures
 
 Progress = Callable[[str], None]
@@ -169,8 +169,8 @@ def subject_of(
         yield EagerSubject(suite, model, configuration, target=target)
         return
     job = titan_job(suite, model, configuration, progress)
-    with TemporaryDirectory(prefix="autosac-") as folder, CaptureServer(on_progress=progress) as server:
-        yield TitanSubject(job, server, Path(folder))
+    with temporary_folder() as folder, CaptureServer(on_progress=progress) as server:
+        yield TitanSubject(job, server, folder)
 
 
 def titan_job(suite: Suite, model: Model, configuration: Configuration, progress: Progress) -> TitanJob:

@@ -29,17 +29,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autosac.bench.policies import Policy
+from autosac.bench.policies import JOINT, Policy
+from autosac.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
 from autosac.errors import UsageError
-from autosac.planner import Goal
+from autosac.options import MOST_BUDGETS, MOST_GPUS
+from autosac.planner import SOLVERS, Goal
 from autosac.quantities import parse_budget
 from autosac.simulation import Target
 from autosac.solvers import BACKENDS
@@ -114,6 +116,8 @@ class Suite:
     def __post_init__(self) -> None:
         if not self.models:
             raise UsageError(f"the suite {self.name!r} has no models")
+        if len(self.budgets) > MOST_BUDGETS:
+            raise UsageError(f"the suite {self.name!r} has {len(self.budgets)} budgets, of at most {MOST_BUDGETS}")
         if not self.policies:
             raise UsageError(f"the suite {self.name!r} has no policies")
         if not self.budgets:
@@ -134,6 +138,10 @@ class Suite:
         if self.case_study is not None:
             self.find(self.case_study.model, self.case_study.configuration)
             self._bytes(self.case_study.budgets)
+            if self.case_study.solver not in (*SOLVERS, JOINT):
+                raise UsageError(f"case_study.solver {self.case_study.solver!r}: expected one of {', '.join(SOLVERS)}")
+            if not self.case_study.budgets:
+                raise UsageError("case_study.budgets names no budget")
 
     @property
     def target(self) -> Target:
@@ -195,10 +203,10 @@ def load_suite(path: str | Path) -> Suite:
     """Read a suite file. UsageError, on one line, for what is wrong with it."""
     path = Path(path)
     try:
-        document = tomllib.loads(path.read_text())
+        document = parse_toml(read_bounded(path, TEXT_BYTES))
     except OSError as e:
         raise UsageError(f"suite {path}: {e.strerror or e}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except DocumentError as e:
         raise UsageError(f"suite {path} is not valid TOML: {e}") from e
     try:
         return _suite(document, path)
@@ -218,31 +226,37 @@ def _suite(document: dict[str, Any], path: Path) -> Suite:
         (case,) = _tables([case], "case_study")
         _check_keys(case, CaseStudy)
         _check_required(case, ("model", "configuration", "module", "budgets"), "case_study")
+        _check_names(case, ("model", "configuration", "module", "solver"), "case_study.")
         case = CaseStudy(**{**case, "budgets": _texts(case["budgets"], "case_study.budgets")})
     for key in ("time_limit_s", "gap", "utilisation"):
         if key in settings and (isinstance(settings[key], bool) or not isinstance(settings[key], int | float)):
-            raise UsageError(f"{key} is not a number")
-    for key in ("name", "gpu", "budget_kind", "alloc_conf", "milp"):
-        if key in settings and not isinstance(settings[key], str):
-            raise UsageError(f"{key} is not a text")
+            raise UsageError(f"{key} is not a number: {settings[key]!r}")
+    _check_names(settings, ("name", "gpu", "budget_kind", "milp"))
+    if not isinstance(settings.get("alloc_conf", ""), str):
+        raise UsageError(f"alloc_conf is {settings['alloc_conf']!r}: expected a text")
     return Suite(**settings, case_study=case, folder=path.resolve().parent)
 
 
 def _model(table: dict[str, Any]) -> Model:
     _check_keys(table, Model)
     _check_required(table, ("name",), "a model")
+    _check_names(table, ("name", "make_step", "job"), "a model's ")
     rows = _tables(table.get("configurations", []), "configurations")
     for row in rows:
         _check_required(row, ("name",), f"a configuration of {table['name']}")
+        _check_names(row, ("name",), f"a configuration of {table['name']}: ")
         for key, value in row.items():
-            if not isinstance(value, Value):
+            if not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
                 raise UsageError(f"configuration {row['name']} of {table['name']}: {key} is not a plain value")
+            if not table.get("job") and not key.isidentifier():
+                raise UsageError(f"configuration {row['name']} of {table['name']}: {key!r} is no name of an argument")
     configurations = tuple(
-        Configuration(name=str(row["name"]), arguments=tuple((k, v) for k, v in row.items() if k != "name"))
+        Configuration(name=row["name"], arguments=tuple((k, v) for k, v in row.items() if k != "name"))
         for row in rows
     )
-    if not isinstance(table.get("world_size", 1), int):
-        raise UsageError(f"model {table['name']}: world_size is not a whole number")
+    size = table.get("world_size", 1)
+    if type(size) is not int or not 1 <= size <= MOST_GPUS:
+        raise UsageError(f"model {table['name']}: world_size is {size!r}: expected a whole number from 1 to {MOST_GPUS}")
     return Model(**{**table, "configurations": configurations, "blocks": _texts(table.get("blocks", []), "blocks")})
 
 
@@ -256,6 +270,14 @@ def _texts(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise UsageError(f"{name} must be a list of texts")
     return tuple(value)
+
+
+def _check_names(table: Mapping[str, Any], keys: Sequence[str], where: str = "") -> None:
+    """UsageError unless those of the keys that are there hold text, on one line and not empty."""
+    for key in keys:
+        value = table.get(key, "x")
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            raise UsageError(f"{where}{key} is {value!r}: expected a text that is not empty, on one line")
 
 
 def _check_keys(table: Mapping[str, Any], kind: type, without: Sequence[str] = ()) -> None:
@@ -289,8 +311,10 @@ def make_step_of(folder: Path, make_step: str, arguments: Mapping[str, Value]) -
     try:
         module = _import_file(folder / place) if place.endswith(".py") else importlib.import_module(place)
         function = getattr(module, name)
-    except (ImportError, AttributeError, OSError, SyntaxError) as e:
-        raise UsageError(f"{make_step} cannot be imported: {e}") from e
+    except (Exception, SystemExit) as e:  # it is the user's own code, which may raise anything
+        raise UsageError(f"{make_step} cannot be imported: {type(e).__name__}: {' '.join(str(e).split())}") from e
+    if not callable(function):
+        raise UsageError(f"{make_step} is no function that makes a step")
     return partial(function, **arguments)
 
 
@@ -300,7 +324,8 @@ def _import_file(path: Path) -> Any:
     if name in sys.modules:
         return sys.modules[name]
     specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None and specification.loader is not None
+    if specification is None or specification.loader is None:
+        raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     try:

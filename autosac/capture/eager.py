@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,14 +23,15 @@ from typing import Any
 import torch
 
 from autosac import errors
-from autosac.capture import patches
+from autosac.capture import lifeline, patches
 from autosac.capture.device import DEVICE_TYPE
-from autosac.capture.failures import explain
+from autosac.capture.failures import explain, how_it_ended
 from autosac.capture.recorder import Recorder
 from autosac.capture.session import CaptureSession
 from autosac.capture.target import TargetGPU
 from autosac.capture.transforms import apply_plan_file, observe_candidates
 from autosac.integrations import modules
+from autosac.temporary import temporary_folder
 from autosac.trace import Trace
 
 Step = Callable[[], Any]
@@ -66,26 +66,27 @@ _POLL_S = 0.005
 def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
     """Capture in a child process. The errors of `capture_eager_here`, raised in the caller's process."""
     patches.import_patched()
-    with tempfile.TemporaryDirectory(prefix="autosac-") as folder:
-        trace_file, error_file = Path(folder, "trace"), Path(folder, "error")
+    with temporary_folder() as folder:
+        trace_file, error_file = folder / "trace", folder / "error"
         code = _run_in_child(lambda: _capture_into(trace_file, error_file, make_step, request))
         if error_file.exists():
             kind, message = json.loads(error_file.read_text())
             raise getattr(errors, kind)(message)
         if not trace_file.exists():
-            cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-            raise errors.CaptureError(f"the capture process ended without a result ({cause})")
-        return Trace.load(trace_file)
+            raise errors.CaptureError(f"the capture process {how_it_ended(code)}")
+        return Trace.load(trace_file, trusted=True)
 
 
 def _run_in_child(action: Callable[[], None]) -> int:
     """Run `action` in a forked child, which does not outlive this call; its exit code (minus the signal that ended it)."""
     sys.stdout.flush()  # or the child would print what waits in the buffers once more
     sys.stderr.flush()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         code = 1
         try:
+            lifeline.end_with(parent)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's business
             action()
             sys.stdout.flush()
@@ -128,7 +129,7 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
             if model is None:
                 raise errors.UsageError("planning needs the model: make_step(device) has to return (model, step)")
             if request.plan_file:
-                apply_plan_file(model, request.plan_file)
+                apply_plan_file(model, request.plan_file, recorder)
             else:
                 observe_candidates([model], recorder)
         _run_steps(model, step, request, recorder)

@@ -43,6 +43,7 @@ Floats = NDArray[np.float64]
 
 _EXPONENTS = {"power-law": 1.0, "zipf": 1.0}  # where none is given
 _KINDS = ("balanced", "uniform", *_EXPONENTS)
+_LEAST_EXPONENT, _MOST_EXPONENT = 0.01, 100.0
 _SAMPLED_RACES = 1 << 12
 _RACES_AT_ONCE = 1 << 22  # arrivals in memory
 
@@ -62,8 +63,11 @@ class MoELoad:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise UsageError(f"load of experts {self.kind!r}: expected balanced, uniform, power-law[:ALPHA] or zipf[:S]")
-        if self.kind in _EXPONENTS and not (math.isfinite(self.exponent) and self.exponent > 0):
-            raise UsageError(f"load of experts {self.kind}:{self.exponent:g}: the exponent must be more than zero")
+        if self.kind in _EXPONENTS and not _LEAST_EXPONENT <= self.exponent <= _MOST_EXPONENT:
+            raise UsageError(
+                f"load of experts {self.kind}:{self.exponent:g}: the exponent must be from {_LEAST_EXPONENT:g} to "
+                f"{_MOST_EXPONENT:g}"
+            )
         if self.kind not in _EXPONENTS and self.exponent:
             raise UsageError(f"load of experts {self.kind!r} has no exponent")
         if self.seed < 0 or self.draw < 0:

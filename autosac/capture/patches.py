@@ -40,6 +40,7 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
     _storage_resize(recorder)
     _optimizer_foreach(mode.target)
     _module_conversions()
+    _deep_copies()
     _autocast_exit()
     _convolution_layout(mode)
     _storage_pointers()
@@ -172,6 +173,32 @@ def _module_conversions() -> None:
             original(t1, t2)
 
     utils.swap_tensors = swap_tensors
+
+
+def _deep_copies() -> None:
+    """Copies of modules (`nn.Transformer` makes its layers so): a simulated tensor is copied by an operator, as a real one is.
+
+    Python would copy its mode as well, which cannot be copied. torch 2.11 to 2.13.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def deep_copy(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise RuntimeError("only tensors that the user made can be copied deeply (leaves of the graph)")
+            with torch.no_grad():
+                copied = self.detach().clone(memory_format=torch.preserve_format)
+            if isinstance(self, torch.nn.Parameter):
+                made: torch.Tensor = torch.nn.Parameter(copied, self.requires_grad)
+            else:
+                made = copied.requires_grad_(self.requires_grad)
+            if self.grad is not None:
+                made.grad = deep_copy(self.grad, memo)
+            memo[id(self)] = made
+        found: torch.Tensor = memo[id(self)]
+        return found
+
+    FakeTensor.__deepcopy__ = deep_copy
 
 
 def _autocast_exit() -> None:

@@ -1,8 +1,9 @@
 """Where in the job an operator belongs: the phase of the step, the module, the line of source.
 
 - **Phases**: forward from the first module call; backward inside the autograd engine; recompute where a module's forward
-  runs inside of it, or any code with gradients enabled below a node of it (`torch.utils.checkpoint` of a function);
-  optimizer inside `Optimizer.step`; other elsewhere in a step; setup before the first one.
+  runs inside of it, or any code with gradients enabled below a node of it (`torch.utils.checkpoint` of a function), or a unit
+  of a plan is recomputed (`begin_recomputation`); optimizer inside `Optimizer.step`; other elsewhere in a step; setup before
+  the first one.
 - **Modules**: by global module hooks in the forward; in the backward by autograd's sequence number: a node belongs to the
   module (and source line) that was running when the node was made.
 """
@@ -96,6 +97,7 @@ class PhaseTracker:
         self._optimizers: list[tuple[Phase, Phase]] = []
         self._backward_module = ROOT
         self._creates_graph = False
+        self._repeated: Place | None = None  # while a unit is recomputed: where its operators belong
         # (sequence number after the operator, (module, source)), ascending: who made which autograd nodes.
         self._node_numbers: list[int] = []
         self._node_owners: list[tuple[int, int]] = []
@@ -106,6 +108,8 @@ class PhaseTracker:
 
     def locate(self) -> Place:
         """The place of an operator that is being issued."""
+        if self._repeated is not None:
+            return self._repeated
         phase = self.phase
         if phase is not Phase.BACKWARD:
             module = self._stack[-1]
@@ -160,6 +164,34 @@ class PhaseTracker:
         if self._stack[-1] == _RECOMPUTATION:
             self._stack.pop()
             self.phase = Phase.BACKWARD
+
+    # ---- recomputation of units -------------------------------------------------------------------------------------
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether a unit is being recomputed."""
+        return self._repeated is not None
+
+    def here(self) -> tuple[int, int]:
+        """The module at work and its line."""
+        return self._stack[-1], self.sources.add(calling_line())
+
+    def begin_recomputation(self, fqn: str) -> None:
+        """The operators of a unit run again, without its modules."""
+        module = self.modules.names.index(fqn)
+        if self.phase is Phase.BACKWARD:
+            self._move_backward(self._owner(_current_node())[0])
+        self._log.add(ModuleEnter(module, Phase.RECOMPUTE))
+        self._repeated = Place(Phase.RECOMPUTE, module, 0)
+
+    def repeat(self, place: tuple[int, int]) -> None:
+        """The next operator of the recomputation belongs where it belonged in the forward."""
+        self._repeated = Place(Phase.RECOMPUTE, *place)
+
+    def end_recomputation(self, fqn: str) -> None:
+        """They have run."""
+        self._repeated = None
+        self._log.add(ModuleExit(self.modules.names.index(fqn), Phase.RECOMPUTE))
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from autosac.errors import CaptureError
+from autosac.errors import FirstStageError
 
 Shapes: TypeAlias = "list[tuple[tuple[int, ...], tuple[int, ...], str]]"
 
@@ -62,7 +62,7 @@ class StageMetadata:
     def _incoming(self) -> Shapes:
         known = self.received or self.sent
         if known is None:
-            raise CaptureError(
+            raise FirstStageError(
                 "a later pipeline stage was captured before the first: capture the rank of stage 0 first"
             )
         return known

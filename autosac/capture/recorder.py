@@ -41,6 +41,13 @@ _current_node = torch._C._current_autograd_node
 _DDP_STEPS = 3
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
+_LOOKS = frozenset(
+    {
+        torch.ops.aten.as_strided.default, torch.ops.aten.detach.default, torch.ops.aten.view.dtype,
+        torch.ops.aten._conj.default, torch.ops.aten._neg_view.default,
+    }
+)  # fmt: skip
+
 
 class Recorder:
     """Collects one rank's prologue and recorded step. Implements DeviceLog and OperatorLog."""
@@ -152,6 +159,8 @@ class Recorder:
         self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
     ) -> None:
         """Record one operator that ran on the target device."""
+        if self.phases.is_repeating and func in _LOOKS:
+            return  # how a recomputation looks at its results depends on what was kept; it launches nothing
         stream = simulated.current_stream().stream_id
         place = self.phases.locate()
         if tensors is None:

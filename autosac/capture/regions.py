@@ -10,6 +10,8 @@ from torch.utils import _pytree as pytree
 
 from autosac.capture.recorder import Recorder
 from autosac.capture.signatures import is_random, is_view, mutated_arguments, scalar_arguments, tensor_meta
+from autosac.integrations.entries import Observer
+from autosac.integrations.modules import unwrapped
 from autosac.integrations.observe import RegionRecorder
 from autosac.trace import Alloc, Call, Collective, Free, Region
 
@@ -27,7 +29,7 @@ def candidate_modules(model: nn.Module) -> list[str]:
     containers = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     return [
         name
-        for name, module in model.named_modules()
+        for name, module in unwrapped(model).named_modules()
         if name
         and any(True for _ in module.children())
         and not (isinstance(module, containers) and type(module).forward is nn.Module.forward)
@@ -45,6 +47,53 @@ class RegionLog:
     def begin(self, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RegionRecorder:
         """One forward of the module begins."""
         return _OpenRegion(self._recorder, fqn, args, kwargs)
+
+
+class RecomputationLog(Observer):
+    """Logs the recomputations of a plan's units: each as a region, whose calls are the operators that run again.
+
+    In place of inputs it has the number of the forward that it repeats, counted from the module's first.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._fqn = ""
+        self._first = self._last = self._forward = 0
+        self._starts: list[tuple[tuple[str, int], int]] = []
+
+    def place(self) -> tuple[int, int]:
+        """Module and line of the operator that just ran."""
+        return self._recorder.phases.here()
+
+    def begin(self, fqn: str, forward: int) -> None:
+        """The recomputation of a unit begins, of its forward of this number."""
+        self._forward = forward
+        self._recorder.phases.begin_recomputation(fqn)
+        self._fqn, self._first, self._starts = fqn, len(self._recorder.log.events) - 1, []
+
+    def operator(self, place: tuple[int, int], key: tuple[str, int]) -> None:
+        """The operator with this key runs again."""
+        self._starts.append((key, len(self._recorder.log.events)))
+        self._recorder.phases.repeat(place)
+
+    def ran(self) -> None:
+        """All operators have run; what comes are views of their results."""
+        self._last = len(self._recorder.log.events)
+
+    def end(self) -> None:
+        """The recomputation has ended."""
+        recorder = self._recorder
+        recorder.phases.end_recomputation(self._fqn)
+        if not recorder.log.recording:
+            return
+        last = len(recorder.log.events)
+        ends = [*(first for _, first in self._starts), self._last][1:]
+        calls = tuple(
+            Call(*key, (), first, end, False, False, False, (), (), ())
+            for (key, first), end in zip(self._starts, ends, strict=True)
+        )
+        module = recorder.phases.modules.names.index(self._fqn)
+        recorder.regions.append(Region(module, self._first, last, calls, (self._forward,), ()))
 
 
 class _OpenRegion:

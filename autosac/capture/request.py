@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autosac.capture.load import MoELoad
 from autosac.capture.target import TargetGPU
 from autosac.errors import UsageError
+
+_INTERVAL = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class TitanRequest:
             raise UsageError(f"rank {self.rank} is not within a world of {self.world_size}")
         if self.layers is not None and self.layers < 1:
             raise UsageError(f"{self.layers} layers: there must be at least one")
+        self.checkpointing_mode()
         if self.steps < 2:
             raise UsageError("at least two steps: the first makes the optimizer's states and caches")
 
@@ -57,7 +61,7 @@ class TitanRequest:
         mode = "none" if self.observe or self.checkpointing == "plan" else self.checkpointing
         if mode not in ("job", "none", "full"):
             kind, _, option = mode.partition("-")
-            if kind != "selective" or not (option == "op" or (option.isdigit() and int(option) > 0)):
+            if kind != "selective" or not (option == "op" or _INTERVAL.fullmatch(option)):
                 raise UsageError(
                     f"activation checkpointing {mode!r}: expected none, full, selective-op or selective-N (N >= 1)"
                 )

@@ -6,8 +6,9 @@ installed packages, Python, and the environment variables that PyTorch reads. No
 depend on anything else has no fingerprint and is captured every time: one with modules of its own, or with a model that
 reads files of its own when it is built.
 
-The folder is ``$XDG_CACHE_HOME/autosac/captures`` (``~/.cache``). Files appear whole (rename), a damaged one is removed, and
-the least recently used go when there is more than `LIMIT_BYTES`. ``AUTOSAC_CACHE=off`` turns all of it off.
+The folder is ``$XDG_CACHE_HOME/autosac/captures`` (``~/.cache``), which nobody but its owner can read. Files appear whole
+(rename), a damaged one is removed, and the least recently used go when there is more than `LIMIT_BYTES`. ``AUTOSAC_CACHE=off``
+turns all of it off; ``AUTOSAC_CACHE=/some/folder`` keeps the captures below that folder instead.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ import itertools
 import json
 import os
 import platform
+import stat
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autosac.capture.request import TitanRequest
-from autosac.errors import TraceError
-from autosac.files import write_bytes_atomically
+from autosac.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.errors import TraceError, UsageError
+from autosac.files import check_folder, remove_unfinished, write_bytes_atomically
 from autosac.trace import Trace
 
 LIMIT_BYTES = 2**30
@@ -49,10 +51,12 @@ class CaptureStore:
         self._limit_bytes = limit_bytes
 
     def get(self, key: str) -> Trace | None:
-        """The capture with this fingerprint, or None. A damaged file is removed."""
+        """The capture with this fingerprint, or None. A damaged file is removed, another user's is not read."""
         path = self._path(key)
         try:
-            trace = Trace.load(path)
+            if {self._folder.stat().st_uid, path.stat().st_uid} != {os.getuid()}:
+                return None
+            trace = Trace.load(path, trusted=True)
             with contextlib.suppress(PermissionError):
                 os.utime(path)  # used now
         except TraceError:
@@ -63,10 +67,38 @@ class CaptureStore:
         return trace
 
     def put(self, key: str, capture: bytes) -> None:
-        """Keep a saved capture. OSError if that is not possible."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomically(self._path(key), capture)
+        """Keep a saved capture. OSError if that is not possible, UsageError if the folder is another user's."""
+        self._make_private()
+        write_bytes_atomically(self._path(key), capture, private=True)
         self._shrink()
+
+    @property
+    def folder(self) -> Path:
+        """Where captures are kept. It need not exist."""
+        return self._folder
+
+    def size(self) -> tuple[int, int]:
+        """How many captures are kept, and their bytes."""
+        sizes = []
+        for path in self._folder.glob("*.trace"):
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+        return len(sizes), sum(sizes)
+
+    def clear(self) -> None:
+        """Remove all captures, and what an interrupted writer left. OSError if that is not possible."""
+        for path in [*self._folder.glob("*.trace"), *self._folder.glob(".*.trace.*")]:
+            path.unlink(missing_ok=True)
+    def _make_private(self) -> None:
+        """Nobody else can list or read the folder. A capture holds the job's settings and lines of its source."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = self._folder.stat()
+        if status.st_uid != os.getuid():
+            raise UsageError(f"{self._folder} belongs to another user: set XDG_CACHE_HOME to a folder of your own")
+        if stat.S_IMODE(status.st_mode) != 0o700:
+            self._folder.chmod(0o700)
+            for path in self._folder.glob("*.trace"):
+                path.chmod(0o600)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.trace"
@@ -87,11 +119,29 @@ class CaptureStore:
 
 
 def default_store() -> CaptureStore | None:
-    """The user's store, or None if AUTOSAC_CACHE=off."""
-    if os.environ.get("AUTOSAC_CACHE", "").lower() in ("off", "0", "no", "false"):
+    """The user's store, without what killed runs have left unfinished; None if AUTOSAC_CACHE=off.
+
+    UsageError if the variable is neither that nor a usable folder.
+    """
+    wanted = os.environ.get("AUTOSAC_CACHE", "").strip()
+    if wanted.lower() in ("off", "0", "no", "false"):
         return None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return CaptureStore(Path(base) / "autosac" / "captures")
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # the standard says to ignore it then
+        base = Path.home() / ".cache"
+    folder = base / "autosac" / "captures"
+    if wanted and wanted.lower() not in ("on", "1", "yes", "true"):
+        folder = Path(wanted).expanduser() / "captures"
+        if not folder.is_absolute():
+            raise UsageError(
+                f"the environment variable AUTOSAC_CACHE is {wanted!r}: expected off, on, or the absolute path of a folder"
+            )
+        try:
+            check_folder(folder)
+        except UsageError as e:
+            raise UsageError(f"the environment variable AUTOSAC_CACHE is {wanted!r}: {e}") from e
+    remove_unfinished(folder)
+    return CaptureStore(folder)
 
 
 def surroundings() -> dict[str, Any] | None:
@@ -127,11 +177,12 @@ def fingerprint(request: TitanRequest, around: dict[str, Any] | None) -> str | N
 
 def _job_text(request: TitanRequest) -> str | None:
     """The job file's text; None if the job may depend on more than that and on its arguments."""
-    text = Path(request.config_file).read_text() if request.config_file else ""
+    content = read_bounded(request.config_file, TEXT_BYTES) if request.config_file else b""
     try:
-        settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        settings = parse_toml(content)
+    except DocumentError:
         return None
+    text = content.decode()
     for section, name in (("experimental", "custom_import"), ("job", "custom_config_module")):
         own = settings.get(section, {}).get(name) or "autosac"
         if str(own).partition(".")[0] != "autosac":
@@ -148,7 +199,7 @@ def _job_text(request: TitanRequest) -> str | None:
 
 def _sources(name: str) -> tuple[str, str]:
     """Where a package lies that the capture process would import, and a hash of its files' names, sizes and times."""
-    spec = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd()), *sys.path])
+    spec = importlib.machinery.PathFinder.find_spec(name, _search_path())
     if spec is None:
         spec = importlib.util.find_spec(name)
     if spec is None or not spec.origin:
@@ -158,6 +209,13 @@ def _sources(name: str) -> tuple[str, str]:
     for line in sorted(_files(root)):
         digest.update(line.encode())
     return str(root), digest.hexdigest()
+
+
+def _search_path() -> list[str]:
+    """Where the capture process looks for modules: in the current folder last (`autosac.capture.start`)."""
+    current = str(Path.cwd())
+    asked_for = current in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [*(path for path in sys.path if asked_for or path not in ("", current)), current]
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -224,7 +224,7 @@ def _degrees(trainer: Any) -> dict[str, int]:
 
 
 def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:
-    """Clean names of the modules that FSDP manages as units; checkpointing may not be applied above them."""
+    """Clean names of the modules that FSDP manages as units; modules above them are checkpointed as a whole."""
     from torch.distributed.fsdp import FSDPModule
 
     return sorted(

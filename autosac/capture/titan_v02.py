@@ -7,8 +7,6 @@ import copy
 import dataclasses
 import importlib.util
 import io
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from autosac.capture.layers import Attributes, module_attributes
 from autosac.capture.pipeline import overlapped_in_order
 from autosac.capture.request import TitanRequest
 from autosac.capture.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
+from autosac.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
 from autosac.errors import CaptureError, UsageError
 from autosac.integrations.titan_settings import job_settings
 
@@ -119,10 +118,10 @@ def _check_toml(path: str | None) -> None:
     if path is None:
         return
     try:
-        tomllib.loads(Path(path).read_text())
+        parse_toml(read_bounded(path, TEXT_BYTES))
     except OSError as e:
         raise UsageError(f"job file {path}: {e.strerror or e}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except DocumentError as e:
         raise UsageError(f"job file {path} is not valid TOML: {e}") from e
 
 

@@ -9,8 +9,9 @@ from functools import partial
 from torch import nn
 
 from autosac.capture.recorder import Recorder
-from autosac.capture.regions import RegionLog, candidate_modules
+from autosac.capture.regions import RecomputationLog, RegionLog, candidate_modules
 from autosac.capture.request import TitanRequest
+from autosac.integrations import tape
 from autosac.integrations.eager import PlanMismatchWarning, apply
 from autosac.integrations.observe import observe
 from autosac.plans import Plan
@@ -23,11 +24,12 @@ def observe_candidates(model_parts: list[nn.Module], recorder: Recorder) -> None
         observe(part, candidate_modules(part), log)
 
 
-def apply_plan_file(model: nn.Module, path: str) -> None:
-    """Apply the plan in the file `path`. A step that does not follow it shall stop, not fall back: it would not be the
+def apply_plan_file(model: nn.Module, path: str, recorder: Recorder) -> None:
+    """Apply the plan in the file `path`. A step that does not follow it shall stop, not recompute more: it would not be the
     step that the plan is judged by.
     """
     warnings.simplefilter("error", PlanMismatchWarning)
+    tape.observer[0] = RecomputationLog(recorder)
     apply(model, Plan.load(path))
 
 
@@ -38,7 +40,7 @@ def transform_of(request: TitanRequest, recorder: Recorder) -> Callable[[nn.Modu
     if request.observe:
         return partial(_observe, recorder)
     if request.plan_file is not None:
-        return partial(_apply, request.plan_file)
+        return partial(_apply, request.plan_file, recorder)
     return None
 
 
@@ -46,5 +48,5 @@ def _observe(recorder: Recorder, model: nn.Module) -> None:
     observe_candidates([model], recorder)
 
 
-def _apply(plan_file: str, model: nn.Module) -> None:
-    apply_plan_file(model, plan_file)
+def _apply(plan_file: str, recorder: Recorder, model: nn.Module) -> None:
+    apply_plan_file(model, plan_file, recorder)

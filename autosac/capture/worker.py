@@ -1,11 +1,12 @@
 """The capture process: imports PyTorch and TorchTitan once, then forks one child per capture, as many at once as there are
 processors and memory for.
 
-``python -m autosac.capture.worker FD`` reads one JSON request per line from its standard input and writes one JSON answer per
-line to the file descriptor FD: ``{"id", "progress"}`` while it works, perhaps ``{"id", "early"}`` with what the captures of
-other pipeline stages need, then ``{"id", "done"}`` or ``{"id", "error", "kind"}``.
-The first line is the target GPU. A child saves its trace under the name in the request. The process and its
-children end with its input.
+It reads one JSON request per line from its standard input and writes one JSON answer per line to a file descriptor:
+``{"id", "progress"}`` while it works, perhaps ``{"id", "early"}`` with what the captures of other pipeline stages need, then
+``{"id", "done"}`` or ``{"id", "error", "kind"}``; for an answer that is too long for one line, ``{"file"}`` with the name of
+the file that holds it. A child saves its trace under the name in the request.
+
+The process ends with its input, and as soon as the process that started it ends (`lifeline`); its children end with it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import warnings
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from autosac.capture import imports
-from autosac.capture.failures import explain
+from autosac.capture import imports, lifeline
+from autosac.capture.failures import explain, how_it_ended
 from autosac.capture.request import TitanRequest
 
 _SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its own; those that run still grow
@@ -34,8 +36,9 @@ _SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its o
 class Worker:
     """See the module's docstring."""
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, folder: str) -> None:
         self.answers = answers
+        self.folder = folder
         self.children: dict[int, int] = {}
         self.pending: deque[tuple[dict[str, Any], TitanRequest]] = deque()
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
@@ -81,12 +84,18 @@ class Worker:
 
     def start(self, message: dict[str, Any], request: TitanRequest) -> None:
         """Fork a child that captures and exits."""
-        child = os.fork()
-        if child:
-            self.children[child] = message["id"]
-            return
-        identity, code = message["id"], 1
+        identity, parent, code = message["id"], os.getpid(), 1
         try:
+            child = os.fork()
+        except OSError as e:
+            self.answer(id=identity, error=f"no process can be started for a capture: {e.strerror}", kind="CaptureError")
+            return
+        if child:
+            self.children[child] = identity
+            return
+        try:
+            lifeline.end_with(parent)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # requests are the parent's alone
             if self.attempt(identity, lambda: self.capture(identity, request, message["trace"])):
                 self.answer(id=identity, done=True)
             sys.stdout.flush()
@@ -113,12 +122,17 @@ class Worker:
                 del self.children[child]
                 code = os.waitstatus_to_exitcode(status)
                 if code:
-                    cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-                    self.answer(id=identity, error=f"the capture process died ({cause})", kind="CaptureError")
+                    self.answer(id=identity, error=f"the capture process {how_it_ended(code)}", kind="CaptureError")
 
     def answer(self, **message: Any) -> None:
-        """One line, in one write: children share the descriptor."""
-        os.write(self.answers, (json.dumps(message) + "\n").encode())
+        """One line. Children share the descriptor: a write of at most PIPE_BUF bytes is never mixed with another's."""
+        line = json.dumps(message).encode() + b"\n"
+        if len(line) > select.PIPE_BUF:
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".answer")
+            with os.fdopen(handle, "wb") as file:
+                file.write(line)
+            line = json.dumps({"file": name}).encode() + b"\n"
+        os.write(self.answers, line)
 
 
 def available_bytes() -> float:
@@ -144,12 +158,14 @@ def preload(request: TitanRequest) -> None:
     gc.freeze()
 
 
-if __name__ == "__main__":
+def main(answers: int, parent: int, folder: str) -> None:
+    """Serve the process `parent`; `folder` takes the answers that are too long for one line."""
+    if sys.platform == "linux":  # elsewhere the end of its input ends it: a process that forks shall have one thread only
+        lifeline.end_with(parent)
     if os.environ.get("AUTOSAC_DEBUG") != "1":
         warnings.filterwarnings("ignore")
     gc.disable()  # importing makes no garbage; TorchTitan collects at its own steps
     imports.install()
     with contextlib.suppress(ImportError):  # the first capture says so
         import torch  # noqa: F401 # before the first request comes
-    Worker(int(sys.argv[1])).serve()
-    os._exit(0)  # unloading PyTorch takes seconds
+    Worker(answers, folder).serve()

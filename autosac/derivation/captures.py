@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -39,13 +40,8 @@ class Derivation:
         observed = captures.observed().trace
         if is_of_compiled_model(observed):
             return  # compiled steps run other operators than the observed one
-        try:
+        with contextlib.suppress(NotDerivableError):
             self._deriver = Deriver(observed)
-            full = captures.baselines().get("full")
-            if full is not None:
-                self._deriver.add(full.trace)
-        except NotDerivableError:
-            pass
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""

@@ -2,8 +2,8 @@
 
 `Keeper(observed, template)` finds, once, where each operator of a unit ran: `observed` says which operators a policy sees
 in the unit's forward (`Region.calls`), the same rows are found in the template's forward (they have to be the same, one by
-one) and then in its recomputation, which may lack rows: those of hooks that do not run again, and the end, if it stops early.
-`Keeper.keeping(decisions)` then edits the template, by the rules of the package's docstring.
+one); the template's own regions say which of them its recomputation ran again. `Keeper.keeping(decisions)` then edits the
+template, by the rules of the package's docstring.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from autosac.derivation.steps import DETACH, NEVER, NotDerivableError, Recomputation, Steps, Tables, executions
+from autosac.integrations.operator_names import is_foreign_name
 from autosac.plans import Decision
 from autosac.trace import (
     Alloc,
@@ -21,45 +22,46 @@ from autosac.trace import (
     Collective,
     Event,
     Free,
+    ModuleExit,
     Op,
+    Phase,
     RecordStream,
     Region,
     Signature,
     TensorMeta,
     Trace,
-    WorkWait,
 )
-
-_HOOKS = ("fsdp.", "c10d.", "resize_")
 
 
 class CallRows(NamedTuple):
-    """An operator's rows in the template: `forward` and `recomputed` (empty if recomputation stopped before it).
+    """An operator's rows in the template: `forward` and `recomputed` (empty if its recomputation is not needed).
 
-    Both are whole ranges, with what the operator allocated and freed inside.
+    Both are whole ranges, with what the operator allocated and freed inside. `made`: for each storage that it created (as
+    observed), the template's storages in the forward and in the recomputation.
     """
 
     call: Call
     forward: range
     recomputed: range
+    made: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """One forward of a unit and its recomputation."""
+    """One forward of a unit and its recomputation. `completed` is the row in whose place what is not needed is let go."""
 
     calls: tuple[CallRows, ...]
     block: Recomputation
+    completed: int
 
 
 @dataclass(kw_only=True)
 class _Edits:
-    """What is to be changed in the template's rows."""
+    """What is to be changed in the template's rows: what goes, what comes after a row, and other names of storages."""
 
     deleted: set[int] = field(default_factory=set)
     inserted: dict[int, list[Event]] = field(default_factory=dict)
     renamed: dict[int, int] = field(default_factory=dict)
-    works: dict[int, int] = field(default_factory=dict)
 
 
 class Keeper:
@@ -73,16 +75,20 @@ class Keeper:
         self._observed = observed
         self._signatures = (tables.signature_maps[1], tables.signature_maps[0])
         self._forward = self._aligned()
+        self._storages = self._paired_storages()
         self.executions: dict[int, tuple[Execution, ...]] = {}
-        blocks: dict[int, list[Recomputation]] = {}
-        for block in template.recomputations:
-            blocks.setdefault(block.module, []).append(block)
+        blocks: dict[int, list[Region]] = {}
+        for region in template.trace.regions:
+            blocks.setdefault(region.module, []).append(region)
+        if sorted(blocks) != sorted({block.module for block in template.recomputations}):
+            raise NotDerivableError("the template's recomputations are not those of a plan")
         for module, found in blocks.items():
             regions = executions(observed.trace, module)
             if len(regions) != len(found):
                 raise NotDerivableError("a module is recomputed more or less often than it runs")
             self.executions[module] = tuple(
-                self._execution(region, block) for region, block in zip(regions, self._paired(regions, found), strict=True)
+                self._execution(region, block)
+                for region, block in zip(regions, sorted(found, key=lambda block: block.inputs), strict=True)
             )
 
     # ---- where operators ran ----------------------------------------------------------------------------------------
@@ -95,104 +101,68 @@ class Keeper:
             raise NotDerivableError("the forward under checkpointing runs other operators")
         return mine, theirs
 
-    def _paired(self, regions: Sequence[Region], blocks: Sequence[Recomputation]) -> list[Recomputation]:
-        """The recomputation of each forward: the one that reads what that forward read and no other one did."""
-        if len(regions) == 1:
-            return list(blocks)
-        own = [set(region.inputs) for region in regions]
-        to_template = self._storages()
-        reads = []
-        for block in blocks:
-            rows = self._template.rows[block.first : block.last]
-            reads.append({s for row in rows if type(row) is Op or type(row) is Collective for s in row.inputs})
-        found = []
-        for e, inputs in enumerate(own):
-            others = set().union(*(other for o, other in enumerate(own) if o != e))
-            wanted = {to_template.get(s, -1) for s in inputs - others} - {-1}
-            fitting = [block for block, read in zip(blocks, reads, strict=True) if read & wanted]
-            if len(fitting) != 1:
-                raise NotDerivableError("it is not clear which forward a recomputation repeats")
-            found.append(fitting[0])
-        return found
-
-    def _storages(self) -> dict[int, int]:
+    def _paired_storages(self) -> dict[int, int]:
         """The template's storage for each storage that the observed forward allocated."""
         pairs = zip(*self._forward, strict=True)
         mine, theirs = self._observed.rows, self._template.rows
         return {mine[i].storage: theirs[j].storage for i, j in pairs if type(mine[i]) is Alloc}
 
-    def _execution(self, region: Region, block: Recomputation) -> Execution:
+    def _execution(self, region: Region, block: Region) -> Execution:
         mine, theirs = self._forward
-        start = self._observed.split
-        found: list[CallRows] = []
+        start, split = self._observed.split, self._template.split
         first_row = bisect.bisect_left(mine, region.first + start)
         last_row = bisect.bisect_left(mine, region.last + start)
-        covered: set[int] = set()
-        spans = []
+        again = {(c.op, c.occurrence): range(c.first + split, c.last + split) for c in block.calls}
+        found: list[CallRows] = []
         for call in region.calls:
             low = bisect.bisect_left(mine, call.first + start, first_row, last_row)
             high = bisect.bisect_left(mine, call.last + start, low, last_row)
-            spans.append((low, high))
-            covered.update(range(low, high))
-        hooks = {self._template.key(theirs[k], self._signatures[1]) for k in range(first_row, last_row) if k not in covered}
-        recomputed = self._recomputed([theirs[low:high] for low, high in spans], block, hooks)
-        for call, (low, high), again in zip(region.calls, spans, recomputed, strict=True):
+            repeated = again.get((call.op, call.occurrence), range(0)) if call.occurrence >= 0 else range(0)
             if low == high:
-                found.append(CallRows(call, range(0), range(0)))
+                found.append(CallRows(call, range(0), repeated, {}))
                 continue
             before, after = mine[low] - call.first - start, call.last + start - 1 - mine[high - 1]
-            observed = self._observed.rows[call.first + start : call.last + start]
             forward = range(theirs[low] - before, theirs[high - 1] + after + 1)
-            repeated = range(again[0] - before, again[-1] + after + 1) if again else range(0)
-            self._check(observed, forward)
-            if again:
-                self._check(observed, repeated)
-            found.append(CallRows(call, forward, repeated))
-        return Execution(calls=tuple(found), block=block)
+            observed = self._observed.rows[call.first + start : call.last + start]
+            if [type(row) for row in observed] != [type(self._template.rows[i]) for i in forward]:
+                raise NotDerivableError("an operator's allocations differ")
+            found.append(CallRows(call, forward, repeated, self._made(call, forward, repeated)))
+        calls = tuple(found)
+        whole = Recomputation(block.module, block.first + split, block.last + split)
+        completed = self._completed(block.module, theirs[last_row - 1] if last_row > first_row else -1)
+        execution = Execution(calls=calls, block=whole, completed=completed)
+        wanted = Need(execution, self.roots(execution), frozenset())
+        if {(calls[c].call.op, calls[c].call.occurrence) for c in wanted.calls} != again.keys():
+            raise NotDerivableError("a recomputation runs other operators than are needed")
+        return execution
 
-    def _check(self, observed: Sequence[Event], rows: range) -> None:
-        """An operator ran the same rows, row by row."""
-        if [type(row) for row in observed] != [type(self._template.rows[i]) for i in rows]:
-            raise NotDerivableError("an operator's allocations differ")
+    def _made(self, call: Call, forward: range, repeated: range) -> dict[int, tuple[int, int]]:
+        rows = self._template.rows
+        before = [rows[i].storage for i in forward if type(rows[i]) is Alloc]
+        again = [rows[i].storage for i in repeated if type(rows[i]) is Alloc]
+        if repeated and len(before) != len(again):
+            raise NotDerivableError("an operator allocates otherwise when it runs again")
+        pairs = dict(zip(before, again, strict=True)) if repeated else {}
+        made = {s: self._storages[s] for s in call.created if s in self._storages}
+        return {s: (here, pairs.get(here, -1)) for s, here in made.items()}
 
-    def _recomputed(
-        self, calls: Sequence[Sequence[int]], block: Recomputation, hooks: set[tuple[object, ...]]
-    ) -> list[list[int]]:
-        """Each call's rows in the recomputation."""
-        template, signatures = self._template, self._signatures[1]
-        rows = [i for i in range(block.first, block.last) if self._is_work(i)]
-        keys = [template.key(i, signatures) for i in rows]
-        at = 0
-        found: list[list[int]] = []
-        for call in calls:
-            wanted = [template.key(i, signatures) for i in call]
-            while at < len(rows) and wanted and keys[at : at + len(wanted)] != wanted:
-                key = keys[at]
-                if key not in hooks and not str(self._name(rows[at])).startswith(_HOOKS):
-                    raise NotDerivableError("a recomputation runs other operators than its forward")
-                at += 1
-            found.append(rows[at : at + len(wanted)])
-            at += len(wanted) if at < len(rows) else 0
-        if at < len(rows) and any(
-            key not in hooks and not str(self._name(i)).startswith(_HOOKS)
-            for key, i in zip(keys[at:], rows[at:], strict=True)
-        ):
-            raise NotDerivableError("a recomputation runs more operators than its forward")
-        return found
+    def _completed(self, module: int, last: int) -> int:
+        """The end of a module's forward in the template."""
+        rows = self._template.rows
+        for i in range(last + 1, len(rows)):
+            if type(rows[i]) is ModuleExit and rows[i].module == module and rows[i].phase is Phase.FORWARD:
+                return i - 1
+        raise NotDerivableError("a forward has no end")
 
-    def _is_work(self, i: int) -> bool:
-        row = self._template.rows[i]
-        if type(row) is Op:
-            return row.signature not in self._template.detaches
-        return type(row) is Alloc or type(row) is Collective or type(row) is WorkWait
-
-    def _name(self, i: int) -> str:
-        row = self._template.rows[i]
-        if type(row) is Alloc:
-            return self._template.trace.storages[row.storage].op
-        if type(row) is Op or type(row) is Collective:
-            return self._template.trace.signatures[row.signature].name
-        return ""
+    def roots(self, execution: Execution) -> frozenset[int]:
+        """What the backward asks for, as observed: what the recomputation makes and leaves."""
+        ends = self._template.ends
+        return frozenset(
+            s
+            for rows in execution.calls
+            for s, (_, again) in rows.made.items()
+            if again >= 0 and ends.get(again, NEVER) >= execution.block.last
+        )
 
     # ---- the edits --------------------------------------------------------------------------------------------------
 
@@ -202,9 +172,10 @@ class Keeper:
         signatures = dict.fromkeys(self._template.trace.signatures)
         index = {signature: i for i, signature in enumerate(signatures)}
         for module, rows in decisions.items():
-            if any(row.keep for row in rows):
-                for execution in self.executions[module]:
-                    _Keeping(self._template, execution, rows, edits, index).apply()
+            for execution in self.executions[module]:
+                keeping = _Keeping(self._template, execution, self.roots(execution), rows, edits, index)
+                if any(row.keep for row in rows):
+                    keeping.apply()
         return self._edited(edits, tuple(index))
 
     def _edited(self, edits: _Edits, signatures: tuple[Signature, ...]) -> Trace:
@@ -213,14 +184,13 @@ class Keeper:
         for i, row in enumerate(self._template.rows):
             part = parts[i >= split]
             if i not in edits.deleted:
-                part.append(_renamed(row, edits.renamed, edits.works))
-            if i in edits.inserted:
-                part += edits.inserted[i]
+                part.append(_renamed(row, edits.renamed))
+            part += edits.inserted.get(i, ())
         trace = self._template.trace
         return replace(trace, signatures=signatures, prologue=tuple(parts[0]), events=tuple(parts[1]), regions=())
 
 
-def _renamed(row: Any, names: Mapping[int, int], works: Mapping[int, int]) -> Event:
+def _renamed(row: Any, names: Mapping[int, int]) -> Event:
     kind = type(row)
     if kind is Op or kind is Collective:
         if not names.keys().isdisjoint(row.inputs) or not names.keys().isdisjoint(row.outputs):
@@ -229,9 +199,38 @@ def _renamed(row: Any, names: Mapping[int, int], works: Mapping[int, int]) -> Ev
             )
     elif (kind is Free or kind is RecordStream) and row.storage in names:
         return row._replace(storage=names[row.storage])
-    elif kind is WorkWait and row.work in works:
-        return row._replace(work=works[row.work])
     return row
+
+
+class Need:
+    """Which calls of an execution have to run again, and which kept storages serve (all as observed).
+
+    The rule of `autosac.integrations.recomputation`: what is asked for (`roots`) needs all that wrote it so far, and these
+    need all that they read; what is kept is there.
+    """
+
+    def __init__(self, execution: Execution, roots: Iterable[int], kept: frozenset[int]) -> None:
+        self.calls: set[int] = set()
+        self.kept: set[int] = set()
+        makers: dict[int, list[int]] = {}
+        calls = [rows.call for rows in execution.calls]
+        for c, call in enumerate(calls):
+            for s in (*call.created, *(w for w in call.writes if w in makers)):
+                makers.setdefault(s, []).append(c)
+            if "wait_tensor" in call.op:
+                for s in call.reads:
+                    if s in makers:
+                        makers[s].append(c)
+        waiting = [(s, len(calls)) for s in roots]
+        while waiting:
+            storage, before = waiting.pop()
+            if storage in kept:
+                self.kept.add(storage)
+                continue
+            for c in makers.get(storage, ()):
+                if c < before and c not in self.calls:
+                    self.calls.add(c)
+                    waiting += [(s, c) for s in calls[c].reads]
 
 
 class _Keeping:
@@ -241,6 +240,7 @@ class _Keeping:
         self,
         template: Steps,
         execution: Execution,
+        roots: frozenset[int],
         decisions: Sequence[Decision],
         edits: _Edits,
         signatures: dict[Signature, int],
@@ -249,42 +249,64 @@ class _Keeping:
         self._execution = execution
         self._edits = edits
         self._signatures = signatures
+        self._roots = roots
         counted = [rows for rows in execution.calls if rows.call.occurrence >= 0]
         if [(d.op, d.occurrence) for d in decisions] != [(rows.call.op, rows.call.occurrence) for rows in counted]:
             raise NotDerivableError("the plan decides about other operators than the module runs")
-        self._kept = [rows for rows, decision in zip(counted, decisions, strict=True) if decision.keep]
-        random = [decision.keep for rows, decision in zip(counted, decisions, strict=True) if rows.call.is_random]
-        if random != sorted(random):
-            raise NotDerivableError("the plan recomputes a random operator after a kept one")
-        self._made: dict[int, bool] = {}
-        kept = set(map(id, self._kept))
-        for rows in execution.calls:
-            for i in rows.forward:
-                row = template.rows[i]
-                if type(row) is Alloc:
-                    self._made[row.storage] = id(rows) in kept
-        # Then what is held is given under a version counter of its own.
-        self._fresh = any(_may_write(rows.call) for rows in self._kept)
+        self._keeping = [
+            rows
+            for rows, decision in zip(counted, decisions, strict=True)
+            if decision.keep and not is_foreign_name(rows.call.op)
+        ]
+        self._kept = self._kept_storages()
+        self._need = Need(execution, roots, self._kept)
+
+    def _kept_storages(self) -> frozenset[int]:
+        """What the plan keeps. What is changed in place is kept by all that write to it, or by none."""
+        keeping = set(map(id, self._keeping))
+        kept: dict[int, bool] = {}
+        for rows in self._execution.calls:
+            for s in rows.call.created:
+                kept[s] = id(rows) in keeping
+            for s in rows.call.writes:
+                if s in kept and kept[s] != (id(rows) in keeping):
+                    raise NotDerivableError("the plan keeps what is changed in place")
+        return frozenset(s for s, keep in kept.items() if keep)
 
     def apply(self) -> None:
         """Add the edits."""
-        held: list[int] = []
-        for rows in self._kept:
-            if not rows.forward:
+        for rows in self._keeping:
+            if rows.made:
+                self._detach(rows)
+        last = self._last_uses()
+        for c, rows in enumerate(self._execution.calls):
+            if rows.recomputed and c not in self._need.calls:
+                self._edits.deleted.update(rows.recomputed)
+        ends: dict[int, list[tuple[int, int]]] = {}
+        for rows in self._execution.calls:
+            for s, (forward, again) in rows.made.items():
+                self._place(s, forward, again, last, ends)
+        for c, storages in ends.items():
+            end = self._end_of(c)
+            for _, storage in sorted(storages):
+                self._free(storage, end)
+
+    def _detach(self, rows: CallRows) -> None:
+        """A detached alias of every tensor that an operator returned in memory of its own."""
+        template = self._template
+        own = {forward for forward, _ in rows.made.values()}
+        last = next(template.rows[i] for i in reversed(rows.forward) if type(template.rows[i]) is not Free)
+        made: list[Event] = []
+        for old, meta in self._outputs(rows.forward):
+            if old not in own:
                 continue
-            outputs = [storage for storage, _ in self._outputs(rows.forward)]
-            if any(s >= 0 and not self._made.get(s, self._lives_outside(s)) for s in outputs):
-                raise NotDerivableError("the plan keeps an alias of what is recomputed")
-            for storage in outputs:
-                self._check_changes(storage)
-            self._detach(rows.forward, outputs)
-            if not rows.recomputed:
-                held += [storage for storage in outputs if storage >= 0]
-                continue
-            if self._fresh:
-                self._detach(rows.recomputed, outputs)
-            self._give(rows, outputs, [storage for storage, _ in self._outputs(rows.recomputed)])
-        self._release(held)
+            own.discard(old)
+            signature = Signature(DETACH, (meta,), (meta,), is_view=True)
+            number = self._signatures.setdefault(signature, len(self._signatures))
+            made.append(Op(number, last.stream, last.module, last.phase, last.source, (old,), (old,)))
+        if own:
+            raise NotDerivableError("the plan keeps an operator whose result is not known")
+        self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)
 
     def _outputs(self, rows: range) -> list[tuple[int, TensorMeta]]:
         """Storage and look of what an operator returned: what its last row returns."""
@@ -297,62 +319,34 @@ class _Keeping:
                 break
         raise NotDerivableError("the plan keeps an operator whose result is not known")
 
-    def _detach(self, rows: range, storages: Sequence[int]) -> None:
-        """A detached alias of every tensor that an operator returned, the memory of which is now `storages`."""
-        last = next(self._template.rows[i] for i in reversed(rows) if type(self._template.rows[i]) is not Free)
-        changed = self._changed(last)
-        made: list[Event] = []
-        for (old, meta), storage in zip(self._outputs(rows), storages, strict=True):
-            if old in changed:
-                continue  # an argument, which is not held
-            signature = Signature(DETACH, (meta,), (meta,), is_view=True)
-            number = self._signatures.setdefault(signature, len(self._signatures))
-            made.append(Op(number, last.stream, last.module, last.phase, last.source, (storage,), (storage,)))
-        self._edits.inserted.setdefault(rows[-1], []).extend(made)
+    def _last_uses(self) -> dict[int, int]:
+        """For every storage that the recomputation makes or reads, its last operator that does."""
+        last: dict[int, int] = {}
+        for c in sorted(self._need.calls):
+            call = self._execution.calls[c].call
+            for s in (*call.created, *call.reads, *call.writes):
+                last[s] = c
+        return last
 
-    def _changed(self, row: Op | Collective) -> set[int]:
-        """The storages that an operator changed."""
-        return {row.inputs[i] for i in self._template.trace.signatures[row.signature].mutates}
-
-    def _check_changes(self, storage: int) -> None:
-        """What is held holds its last value: who changed it must be kept too, and who read it before must not run again."""
-        end = self._execution.block.first
-        changes = [i for i in self._template.changes.get(storage, ()) if i < end]
-        if not changes:
-            return
-        kept = {i for rows in self._kept for i in rows.forward}
-        again = (i for rows in self._execution.calls if not rows.call.is_view for i in rows.forward if i not in kept)
-        early = any(i < changes[-1] and storage in getattr(self._template.rows[i], "inputs", ()) for i in again)
-        if early or not kept.issuperset(changes):
-            raise NotDerivableError("the plan keeps what is changed in place")
-
-    def _lives_outside(self, storage: int) -> bool:
-        """The storage comes from outside of the unit and would be there at its recomputation anyway."""
-        return self._template.ends.get(storage, NEVER) > self._execution.block.last
-
-    def _give(self, rows: CallRows, outputs: Sequence[int], again: Sequence[int]) -> None:
-        """The recomputation returns what is held in place of running the operator."""
-        template, edits = self._template, self._edits
-        edits.deleted.update(rows.recomputed)
-        edits.works.update(zip(self._works(rows.recomputed), self._works(rows.forward), strict=True))
-        allocated = {row.storage for i in rows.recomputed if type(row := template.rows[i]) is Alloc}
-        for old, new in zip(outputs, again, strict=True):
-            if old == new or edits.renamed.get(new) == old:
-                continue
-            if new not in allocated:
-                raise NotDerivableError("an operator returns memory that another one allocated")
-            allocated.discard(new)
-            for forward, repeated in self._everywhere(old, new):
-                self._merge(forward, repeated)
-        for storage in allocated:
-            for (gone,) in self._everywhere(storage):
-                for at in (template.begins.get(gone), template.ends.get(gone)):
-                    if at is not None:
-                        edits.deleted.add(at)
-
-    def _works(self, rows: range) -> list[int]:
-        """What a wait in the recomputation waits for is the forward's collective, if that is kept."""
-        return [row.work for i in rows if type(row := self._template.rows[i]) is Collective]
+    def _place(
+        self, s: int, forward: int, again: int, last: Mapping[int, int], ends: dict[int, list[tuple[int, int]]]
+    ) -> None:
+        """Where a storage begins and ends, given that it is kept or not, and asked for or not."""
+        if s in self._kept:
+            if s not in self._need.kept:
+                self._release(forward)
+                if again >= 0:
+                    self._forget(again)
+            elif s in self._roots:
+                self._merge(forward, again)
+            else:
+                self._serve(s, forward, again, last, ends)
+        elif again >= 0 and s not in self._roots:
+            if s in last:
+                self._move_end(again)
+                ends.setdefault(last[s], []).append((forward, again))
+            else:
+                self._forget(again)
 
     def _everywhere(self, *storages: int) -> Iterable[tuple[int, ...]]:
         """The same storages in the recorded step and in the steps of the prologue."""
@@ -362,47 +356,65 @@ class _Keeping:
             raise NotDerivableError("the first step allocates other memory than the recorded one") from None
         return [storages, *zip(*earlier, strict=True)]
 
+    def _forget(self, storage: int) -> None:
+        """It does not exist."""
+        for (gone,) in self._everywhere(storage):
+            for at in (self._template.begins.get(gone), self._template.ends.get(gone)):
+                if at is not None:
+                    self._edits.deleted.add(at)
+
+    def _move_end(self, storage: int) -> None:
+        for (moved,) in self._everywhere(storage):
+            if moved in self._template.ends:
+                self._edits.deleted.add(self._template.ends[moved])
+
     def _merge(self, forward: int, repeated: int) -> None:
         """What the forward allocated serves in place of what the recomputation did: it lives until both have ended."""
         template, edits = self._template, self._edits
-        edits.deleted.add(template.begins[repeated])
-        edits.renamed[repeated] = forward
-        first, second = template.ends.get(forward, NEVER), template.ends.get(repeated, NEVER)
-        if first != NEVER and second != NEVER:
-            edits.deleted.add(min(first, second))
-        elif first != second:
-            edits.deleted.add(first if second == NEVER else second)
+        for here, again in self._everywhere(forward, repeated):
+            edits.deleted.add(template.begins[again])
+            edits.renamed[again] = here
+            first, second = template.ends.get(here, NEVER), template.ends.get(again, NEVER)
+            if first != NEVER and second != NEVER:
+                edits.deleted.add(min(first, second))
+            elif first != second:
+                edits.deleted.add(first if second == NEVER else second)
 
-    def _release(self, held: Sequence[int]) -> None:
-        """What the recomputation did not come to is let go at its end, last held first."""
-        block, template, edits = self._execution.block, self._template, self._edits
-        released: list[tuple[int, int]] = []
-        for storage in dict.fromkeys(reversed(held)):
-            for step, (same,) in enumerate(self._everywhere(storage)):
-                end = block.last - 1 if not step else self._earlier_end(step)
-                if template.ends.get(same, NEVER) <= end:
-                    edits.deleted.add(template.ends[same])
-                    released.append((end, same))
-        for end, storage in released:
-            edits.inserted.setdefault(end, []).append(Free(storage))
+    def _serve(
+        self, s: int, forward: int, again: int, last: Mapping[int, int], ends: dict[int, list[tuple[int, int]]]
+    ) -> None:
+        """It serves the recomputation and ends with its last use there, if nothing else holds it."""
+        if again >= 0:
+            self._forget(again)
+            for here, gone in self._everywhere(forward, again):
+                self._edits.renamed[gone] = here
+        if self._template.ends.get(forward, NEVER) < self._execution.block.last:
+            self._move_end(forward)
+            ends.setdefault(last[s], []).append((forward, forward))
 
-    def _earlier_end(self, step: int) -> int:
-        """The end of the same recomputation in an earlier step, where exits are not recorded: so many rows after its last
-        allocation as in the recorded step.
-        """
-        template, block = self._template, self._execution.block
-        frees = 0
-        for i in range(block.last - 1, block.first, -1):
+    def _release(self, forward: int) -> None:
+        """It is held to the end of the forward, and then let go because nothing needs it."""
+        completed = self._execution.completed
+        if self._template.ends.get(forward, NEVER) <= completed:
+            self._move_end(forward)
+            self._free(forward, completed)
+
+    def _end_of(self, c: int) -> int:
+        """The last row of an operator in the recomputation."""
+        recomputed = self._execution.calls[c].recomputed
+        return recomputed[-1] if recomputed else self._execution.block.first
+
+    def _free(self, storage: int, after: int) -> None:
+        """The storage ends after this row of the recorded step, and after the same one of the earlier steps."""
+        for step, (same,) in enumerate(self._everywhere(storage)):
+            at = after if not step else self._same_place(after, step - 1)
+            self._edits.inserted.setdefault(at, []).append(Free(same))
+
+    def _same_place(self, after: int, step: int) -> int:
+        """The row of an earlier step, of which only allocations and ends are recorded: that of the last allocation before."""
+        template = self._template
+        for i in range(after, template.split - 1, -1):
             row = template.rows[i]
-            if type(row) is Alloc:
-                (_, *earlier) = self._everywhere(row.storage)
-                return template.begins[earlier[step - 1][0]] + frees
-            frees += type(row) is Free
-        raise NotDerivableError("a recomputation allocates nothing")
-
-
-
-
-def _may_write(call: Call) -> bool:
-    """Whether an operator may change its arguments; of what is no overload (higher-order operators) nothing is known."""
-    return bool(call.writes) or call.op.count(".") < 2
+            if type(row) is Alloc and i not in self._edits.deleted and row.storage in template.earlier:
+                return template.begins[template.earlier[row.storage][step]]
+        raise NotDerivableError("nothing is allocated before")

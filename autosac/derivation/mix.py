@@ -26,6 +26,7 @@ from autosac.trace import (
     Op,
     Phase,
     RecordStream,
+    Region,
     StepBegin,
     Storage,
     Trace,
@@ -159,6 +160,7 @@ class _Mixture:
         base = self._skeletons[0]
         split = self._captures[0].split
         used = sorted({0, *self._source_of_module} - {_NOBODY})
+        places: dict[tuple[int, int], int] = {}
         for j in range(len(base.gaps)):
             row = base.rows[j] if j < len(base.rows) else len(self._captures[0].rows)
             before = self._source(self._owners[j - 1]) if j else 0
@@ -167,6 +169,8 @@ class _Mixture:
                 for i in self._skeletons[k].gaps[j]:
                     event = self._captures[k].rows[i]
                     if self._belongs(k, i):
+                        if self._skeletons[k].inside[i] >= 0:
+                            places[k, i - self._captures[k].split] = len(parts[1])
                         parts[i >= self._captures[k].split].append(self._translated(k, event))
             if j < len(base.rows):
                 event = self._captures[after].rows[self._skeletons[after].rows[j]]
@@ -180,8 +184,24 @@ class _Mixture:
             storages=tuple(self._storages),
             prologue=tuple(parts[0]),
             events=tuple(parts[1]),
-            regions=(),
+            regions=self._recomputations(places),
         )
+
+    def _recomputations(self, places: Mapping[tuple[int, int], int]) -> tuple[Region, ...]:
+        """The regions of the recomputations that are in the result, which `places` says where they are."""
+        found = []
+        for k, capture in enumerate(self._captures):
+            for region in capture.trace.regions if k else ():
+                if self._source_of_module[region.module] != k:
+                    continue
+                calls = []
+                for call in region.calls:
+                    rows = [places[k, i] for i in range(call.first, call.last) if (k, i) in places]
+                    first = rows[0] if rows else 0
+                    calls.append(call._replace(first=first, last=first + len(rows)))
+                entry, last = places[k, region.first], places[k, region.last - 1] + 1
+                found.append(region._replace(first=entry, last=last, calls=tuple(calls)))
+        return tuple(found)
 
     def _source(self, module: int) -> int:
         """The capture that a module's rows come from."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureFuture
-from autosac.errors import AutosacError
+from autosac.errors import AutosacError, FirstStageError
 from autosac.induction.alignment import Refusal
 from autosac.induction.traces import TraceFamily, difference
 from autosac.trace import Trace
@@ -74,6 +74,8 @@ class Capturing:
                 if len(cuts) == _MOST_CUTS or not _pays(cuts):
                     break
                 cuts.append(self._submit(len(cuts)).result())
+        except FirstStageError:  # all layers would need the same
+            raise
         except AutosacError as e:  # perhaps the job cannot be built with so few layers
             reason = str(e)
         self._refused(f"capturing all layers ({reason[:100]})")

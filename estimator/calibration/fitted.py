@@ -30,6 +30,7 @@ from autosac.trace import Signature
 
 _FORMAT, _SCHEMA = "autosac-calibrated", 1
 _COLLECTIVE_STD = 0.1
+_MOST = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def load_calibrated(path: str) -> Calibrated:
     document = read_document(path, "calibrated models", _FORMAT, _SCHEMA)
     try:
         return _parsed(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise HardwareError(f"{path} is damaged: {type(e).__name__}: {e}") from e
 
 
@@ -104,8 +105,8 @@ def _parsed(document: dict[str, Any]) -> Calibrated:
 
 
 def _number(value: Any, *, zero: bool = False) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise ValueError(f"{value!r} is not a finite number {'of at least' if zero else 'above'} 0")
+    if type(value) not in (int, float) or not 0 <= value <= _MOST or (value == 0 and not zero):
+        raise ValueError(f"{value!r} is not a number {'of at least' if zero else 'above'} 0 and at most {_MOST:g}")
     return float(value)
 
 

@@ -62,6 +62,7 @@ def _cpu(machine: Machine, calibrated: Calibrated) -> dict[str, Any]:
     return {
         "name": "cpu",
         "device": "cpu",
+        "source": "measured by autosac calibrate",
         "vendor": "CPU",
         "compute_capability": [0, 0],
         "sm_count": machine.threads,
@@ -98,6 +99,7 @@ def _gpu(machine: Machine, calibrated: Calibrated, host_us: Mapping[str, float])
 def _unknown_gpu(machine: Machine, calibrated: Calibrated, properties: Any) -> dict[str, Any]:
     return {
         "name": properties.name.lower().replace(" ", "-"),
+        "source": "measured by autosac calibrate",
         "vendor": "AMD" if torch.version.hip else "NVIDIA",
         "compute_capability": [properties.major, properties.minor],
         "sm_count": properties.multi_processor_count,

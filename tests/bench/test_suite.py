@@ -156,9 +156,9 @@ def test_a_solver_that_is_not_installed(write_suite: Write, monkeypatch: pytest.
         (("--time-limit", "0"), "time limit must be more than zero"),
         (("--policies", "magic"), "unknown policy 'magic'"),
         (("--budgets", "1GiB,1GiB"), "given twice"),
-        (("--budgets", ","), "has no budget"),
+        (("--budgets", ","), "none of them empty"),
         (("--models", "mesh"), "no model 'mesh'"),
-        (("--measure", "--steps", "0"), "at least one step"),
+        (("--measure", "--steps", "0"), "is not a whole number of at least 1"),
         (("--docs", "no/such/folder/bench.md"), "there is no folder"),
     ],
 )

@@ -125,8 +125,8 @@ def test_a_job_that_exits() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert "no data" in complaint(leave)
-    assert complaint(vanish) == "the capture process ended without a result (exit code 3)"
-    assert complaint(die) == "the capture process ended without a result (signal 9)"
+    assert complaint(vanish) == "the capture process ended early with exit code 3"
+    assert complaint(die).startswith("the capture process was ended by signal 9 (SIGKILL)")
 
 
 def test_wrong_requests() -> None:

@@ -39,7 +39,7 @@ class Command:
         self.temporary.mkdir()
         (folder / "job.toml").write_text(JOB)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "autosac", arguments[0], str(folder / "job.toml"), *arguments[1:]],
+            [sys.executable, "-m", "autosac", arguments[0], str(folder / "job.toml"), "--quiet", *arguments[1:]],
             env={**os.environ, TAG: self.tag, "TMPDIR": str(self.temporary)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

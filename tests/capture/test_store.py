@@ -12,6 +12,7 @@ from autosac.capture import store
 from autosac.capture.request import TitanRequest
 from autosac.capture.server import CaptureServer
 from autosac.capture.store import CaptureStore, default_store, fingerprint, surroundings
+from autosac.errors import UsageError
 from autosac.trace import Trace
 
 JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
@@ -92,12 +93,16 @@ def test_own_modules_do_not_count_as_the_users(job: Path) -> None:
 
 
 def test_surroundings_see_changed_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package's files count by name, size and time, also in the folder where the command runs; so does the environment."""
+    """A package's files count by name, size and time, in the current folder if PYTHONPATH says so; so does the environment."""
     package = tmp_path / "torchtitan" / "models"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "model.py").write_text("a = 1\n")
     monkeypatch.chdir(tmp_path)
+    around = surroundings()
+    assert around is not None and str(package.parent) not in [root for root, _ in around["sources"]]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     before, again = surroundings(), surroundings()
     assert before is not None and before == again
     assert str(package.parent) in [root for root, _ in before["sources"]]
@@ -114,6 +119,39 @@ def test_what_is_put_is_got(tmp_path: Path, saved: bytes) -> None:
     assert kept.get("a") is None
     kept.put("a", saved)
     assert kept.get("a") == trace(7) and kept.get("b") is None
+
+
+def test_nobody_else_can_read(tmp_path: Path, saved: bytes) -> None:
+    """The folder is 0700 and its files are 0600, also those that an earlier version has left open to all."""
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o755)
+    (folder / "old.trace").write_bytes(saved)
+    (folder / "old.trace").chmod(0o644)
+    CaptureStore(folder).put("a", saved)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())}
+    assert modes == {"folder": 0o700, "old.trace": 0o600, "a.trace": 0o600}
+
+
+def test_another_users_captures(tmp_path: Path, saved: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of somebody else is neither read nor written."""
+    kept = CaptureStore(tmp_path)
+    kept.put("a", saved)
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert kept.get("a") is None
+    with pytest.raises(UsageError, match="belongs to another user: set XDG_CACHE_HOME to a folder of your own"):
+        kept.put("b", saved)
+
+
+def test_unfinished_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process has left half-written is removed when the store is opened; no other file is."""
+    folder = tmp_path / "autosac" / "captures"
+    folder.mkdir(parents=True)
+    for name in (".a.trace.autosac-12345678", ".mine", "mine.autosac-1"):
+        (folder / name).touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("AUTOSAC_CACHE", "on")
+    default_store()
+    assert sorted(path.name for path in folder.iterdir()) == [".mine", "mine.autosac-1"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no trace", b"\x1f\x8b\x08"])

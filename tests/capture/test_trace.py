@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -111,7 +112,7 @@ def test_saving_is_reproducible(tmp_path: Path) -> None:
 def test_round_trip_of_any_order(tmp_path_factory: Any, events: list[Event], prologue: list[Event]) -> None:
     """Columns by type and the order between them give back any sequence of events."""
     path = tmp_path_factory.mktemp("traces") / "trace"
-    trace = trace_of(tuple(prologue), tuple(events))
+    trace = replace(trace_of(tuple(prologue), tuple(events)), regions=())  # which refer to the events of the hand-made trace
     trace.save(path)
     assert repr(Trace.load(path)) == repr(trace)
 
@@ -133,7 +134,11 @@ def complaint(path: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("content", [b"", b"no trace", b"\x1f\x8b", gzip.compress(b"{"), gzip.compress(b"\xff\xfe")])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no trace", b"\x1f\x8b", gzip.compress(b"{", mtime=0), gzip.compress(b"\xff\xfe", mtime=0)],
+    ids=["empty", "text", "cut", "no JSON", "no text"],
+)
 def test_not_a_trace(tmp_path: Path, content: bytes) -> None:
     """Files that are no gzipped JSON are no traces."""
     path = tmp_path / "trace"

@@ -16,7 +16,7 @@ from autosac.capture.worker import Worker, available_bytes
 def test_room(monkeypatch: pytest.MonkeyPatch, running: int, free_gib: int, room: bool) -> None:
     """One always runs; more as long as there are processors (three here) and memory."""
     monkeypatch.setattr(worker, "available_bytes", lambda: free_gib * 2.0**30)
-    server = Worker(-1)
+    server = Worker(-1, "")
     server.processors = 3
     server.children = dict.fromkeys(range(running), 0)
     assert server.has_room() is room

@@ -52,7 +52,8 @@ def test_titan_plans_are_derived_exactly(titan: Any, rows: Any) -> None:
     for plain in (titan.plain(titan.outer), titan.plain(titan.inner[:-1])):
         assert rows(deriver.under(plain)) == rows(titan.captured(plain))
     kept = 0
-    for plan in [titan.random(seed) for seed in SEEDS] + [solved(titan)]:
+    has_whole_units = any(unit.plain for unit in titan.planner.policies.units)  # with which plans are captured
+    for plan in [titan.random(seed) for seed in SEEDS] + ([] if has_whole_units else [solved(titan)]):
         derived = deriver.under(plan)
         assert rows(derived) == rows(titan.captured(plan))
         kept += sum(decision.keep for unit in plan.units for decision in unit.decisions)
@@ -91,20 +92,20 @@ def keeping(subject: Any, name: str, ops: tuple[str, ...]) -> Plan:
 
 
 def test_in_place_operators(eager: Any, rows: Any) -> None:
-    """Kept with what they change they are derived; one without the other would make the module recompute all, and is not."""
+    """Kept with what they change they are derived; one without the other they are not."""
     deriver = deriver_of(eager)
     both = keeping(eager, "ffn", ("aten.addmm.default", "aten.relu_.default"))
     assert rows(deriver.under(both)) == rows(eager.captured(both))
     with pytest.raises(NotDerivableError, match="changed in place"):
         deriver.under(keeping(eager, "ffn", ("aten.addmm.default",)))
-    with pytest.raises(NotDerivableError, match="alias"):
+    with pytest.raises(NotDerivableError, match="changed in place"):
         deriver.under(keeping(eager, "ffn", ("aten.relu_.default",)))
 
 
-def test_aliases_of_recomputed_memory(eager: Any) -> None:
-    """Keeping what is only an alias of a recomputed result is refused."""
-    with pytest.raises(NotDerivableError, match="alias"):
-        deriver_of(eager).under(keeping(eager, "attention", ("aten._unsafe_view.default",)))
+def test_aliases_of_recomputed_memory(eager: Any, rows: Any) -> None:
+    """To keep what is only an alias of a recomputed result keeps nothing."""
+    aliases = keeping(eager, "attention", ("aten._unsafe_view.default",))
+    assert rows(deriver_of(eager).under(aliases)) == rows(eager.captured(aliases))
 
 
 def test_decisions_for_other_operators(eager: Any) -> None:
@@ -188,7 +189,7 @@ def test_what_cannot_be_derived_is_captured(eager: Any) -> None:
     """A plan that the rules do not cover is captured, once."""
     captures = Counted(eager.captures)
     derivation = Derivation(captures, {policy.name: policy.recompute_all() for policy in eager.policies})
-    plan = keeping(eager, "attention", ("aten._unsafe_view.default",))
+    plan = keeping(eager, "ffn", ("aten.relu_.default",))
     first = derivation.under(plan)
     assert derivation.under(plan) is first and not derivation.is_derived(first)
     assert captures.plans.count(plan) == 1
@@ -198,7 +199,7 @@ def test_only_a_capture_that_will_be_needed_is_begun(eager: Any) -> None:
     """A plan whose step was derived has its capture begun when it is expected; one that was captured has not."""
     captures = Counted(eager.captures)
     derivation = Derivation(captures, {policy.name: policy.recompute_all() for policy in eager.policies})
-    derived, captured = eager.random(4), keeping(eager, "attention", ("aten._unsafe_view.default",))
+    derived, captured = eager.random(4), keeping(eager, "ffn", ("aten.relu_.default",))
     for plan in (derived, captured):
         derivation.under(plan)
         derivation.expect(plan)

@@ -50,14 +50,15 @@ def test_refusals(capture: Capture, model: str, world_size: int, options: dict[s
 def test_a_refused_pipeline_is_one_line(tmp_path: Path) -> None:
     """Planning captures several times and several stages: what fails in all of them is told once, with exit code 1."""
     (tmp_path / "job.toml").write_text('[model]\nname = "llama3"\nflavor = "debugmodel"\n')
-    command = ["plan", "job.toml", "--gpu", "h100-sxm-80gb", "--world-size", "16", "--budget", "50%"]
+    command = ["plan", "job.toml", "--gpu", "h100-sxm-80gb", "--world-size", "4", "--budget", "50%"]
     ran = subprocess.run(
-        [sys.executable, "-m", "autosac", *command, "--", "--parallelism.pipeline_parallel_degree", "16"],
+        [sys.executable, "-m", "autosac", *command, "--", "--parallelism.pipeline_parallel_degree=4",
+         "--parallelism.pipeline_parallel_schedule=None"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         check=False,
     )
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("autosac: building the job: ValueError: Number of stages (16) cannot be greater")
+    assert ran.stderr.startswith("autosac: building the job: ValueError: Unknown schedule name 'None'")
     assert ran.stderr.count("\n") == 1

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from autosac.jobs import TitanJob, plan_titan_job, simulate_job
+from autosac.capture.server import CaptureServer
+from autosac.errors import CaptureError
+from autosac.jobs import TitanJob, captures_of, plan_titan_job, simulate_job
 from autosac.planning import Goal, Planned
 
 Job = Callable[..., TitanJob]
@@ -76,3 +80,23 @@ def test_peaks_of_pipeline_stages(job: Job) -> None:
     assert early > late
     assert together[0] == together[1]
     assert together[0] - early == pytest.approx(early - late, rel=0.05)
+
+
+def test_a_rank_of_a_later_pipeline_stage(job: Job, tmp_path: Path) -> None:
+    """Looked at by itself it has the memory that it has among all stages, also as the captures of a plan begin."""
+    whole = job("llama3", 4, parallelism__pipeline_parallel_degree=2)
+    together, _ = simulate_job(whole, checkpointing="none")
+    assert together.pipeline is not None
+    with CaptureServer() as server:
+        (last,) = captures_of(replace(whole, rank=3), server, tmp_path, ("none",))
+        assert last.observed().trace.info["rank"] == 3
+    assert last.observed().peak_active_bytes == together.pipeline.stages[1].peak_active_bytes
+
+
+def test_tied_embeddings_in_fsdp_units(job: Job) -> None:
+    """Torch 2.13 refuses them; the error names DDP, under which the job runs."""
+    with pytest.raises(CaptureError, match=r"use tensor parallelism \(parallelism.tensor_parallel_degree = 2\) or DDP"):
+        simulate_job(job("qwen3", 4))
+    ddp = {"parallelism__data_parallel_replicate_degree": 4, "parallelism__data_parallel_shard_degree": 1}
+    simulation, _ = simulate_job(job("qwen3", 4, **ddp))
+    assert simulation.trace.info["model"] == "qwen3 debugmodel"

@@ -74,7 +74,7 @@ def test_a_solver_that_is_not_installed(autosac: Run, job_file: str, monkeypatch
         (("--model.name", "llama9"), 2, "unknown model 'llama9'"),
         (("--model.flavor", "9B"), 2, "unknown flavor '9B' of llama3; it has: debugmodel"),
         (("--training.no_such", "1"), 2, "Unrecognized options: --training.no_such"),
-        (("--parallelism.tensor_parallel_degree", "3"), 1, "Invalid parallel dims"),
+        (("--optimizer.name", "Magic"), 1, "Optimizer Magic"),
     ],
 )
 def test_refused_by_torchtitan(autosac: Run, job_file: str, overrides: tuple[str, ...], code: int, text: str) -> None:

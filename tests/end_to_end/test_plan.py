@@ -53,7 +53,7 @@ def test_a_budget_that_needs_no_plan(autosac: Run, job_file: str, tmp_path: Path
 def test_a_budget_that_cannot_be_met(autosac: Run, job_file: str, tmp_path: Path) -> None:
     """The error says the smallest budget that would do; no file is written."""
     path = tmp_path / "plan.json"
-    ran = autosac("plan", job_file, *GPU, "--budget", "300MiB", "-o", path)
+    ran = autosac("plan", job_file, *GPU, "--quiet", "--budget", "300MiB", "-o", path)
     assert ran.code == 1 and ran.out == "" and not path.exists()
     assert "the smallest budget that would do is" in ran.err and ran.err.count("\n") == 1
 
@@ -78,24 +78,29 @@ def test_pictures_and_exports(autosac: Run, job_file: str, tmp_path: Path) -> No
 
 
 def test_several_budgets_and_their_differences(autosac: Run, job_file: str, tmp_path: Path) -> None:
-    """More memory never means a slower plan; each plan is written; diff names what changes."""
+    """More memory never means a slower plan; there is one at the peak of each usual policy, no slower than it; each plan is
+    written; diff names what changes.
+    """
     ran = autosac(
         "plan", job_file, *GPU, "--pareto", "3", "-o", tmp_path / "p.json", "--json",
         "--pareto-html", tmp_path / "p.html", "--pareto-png", tmp_path / "p.png",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     predictions = [document["predictions"]["autosac"] for document in ran.document]
-    assert len(predictions) == 3
+    others = [other for name, other in ran.document[0]["predictions"].items() if name != "autosac"]
+    budgets = {document["made_for"]["budget_bytes"]: document["predictions"]["autosac"] for document in ran.document}
+    between = [other for other in others if other["peak_reserved_bytes"] <= max(budgets)]
+    assert all(budgets[other["peak_reserved_bytes"]]["step_ms"] <= other["step_ms"] * 1.0001 for other in between)
+    assert len(between) >= 2 and len(budgets) == len(predictions) == len({*budgets}) >= 3
     times = [prediction["step_ms"] for prediction in predictions]
     assert times == sorted(times, reverse=True)
     files = sorted(tmp_path.glob("p-*GiB.json"))
-    assert (
-        len(files) == 3 and (tmp_path / "p.html").stat().st_size > 1000 and (tmp_path / "p.png").stat().st_size > 1000
-    )
+    assert len(files) == len(budgets)
+    assert (tmp_path / "p.html").stat().st_size > 1000 and (tmp_path / "p.png").stat().st_size > 1000
 
     assert "the plans are the same" in autosac("diff", files[0], files[0]).out
     differing = autosac("diff", files[0], files[1])
-    assert differing.code == 0 and "budget_bytes" in differing.out and "layers.0" in differing.out
+    assert differing.code == 0 and "budget" in differing.out and "layers.0" in differing.out
 
 
 def test_budgets_given_twice(autosac: Run, job_file: str) -> None:
@@ -114,7 +119,7 @@ def test_every_pipeline_stage_gets_its_own_policy(autosac: Run, job_file: str, t
     job = ("plan", job_file, "--gpu", "h100-sxm-80gb", "--world-size", "4")
     ran = autosac(*job, "--budget", "275MiB", "-o", path, "--", *stages)
     assert ran.code == 0, ran.err
-    assert "stage 0:" in ran.out and "stage 1:" in ran.out and "waiting for other stages" in ran.out
+    assert "stage 0:" in ran.out and "stage 1:" in ran.out and "waiting for other stages" in " ".join(ran.out.split())
 
     plan = Plan.load(path)
     assert plan.made_for.pipeline_stages == 2

@@ -98,6 +98,12 @@ def test_the_beginning_of_several_names_lists_these() -> None:
         ("[efficiency]\nmatmul = 1.2", "efficiency.matmul must be at most 1"),
         ("sm_count = ", "is not valid TOML"),
         ("base = 3", "base must be the name or path"),
+        ('base = "../other.toml"', "base '../other.toml' lies outside of the profile's folder"),
+        ('base = "/etc/passwd"', "base '/etc/passwd' lies outside of the profile's folder"),
+        ('cluster = "../c.toml"', "cluster '../c.toml' lies outside of the profile's folder"),
+        ('models_of = "../x"', "models_of must be the name of a profile"),
+        ('measured = "../ops.json"', "measured '../ops.json' lies outside of the profile's folder"),
+        ('calibrated = "../fit.json"', "calibrated '../fit.json' lies outside of the profile's folder"),
     ],
 )
 def test_a_wrong_profile_is_one_line_that_names_the_key(tmp_path: Path, lines: str, message: str) -> None:
@@ -117,6 +123,18 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     path.write_text('name = "x"\ncompute_capability = [9, 0]\n')
     with pytest.raises(HardwareError, match="vendor is missing"):
         load_hardware(str(path))
+
+
+def test_a_base_below_the_profile(tmp_path: Path) -> None:
+    """A file in a folder below may be the base; a link out of the folder may not."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "first.toml").write_text('base = "h100-sxm-80gb"\ntdp_w = 400\n')
+    (tmp_path / "mine.toml").write_text('base = "below/first.toml"\n')
+    assert load_hardware(str(tmp_path / "mine.toml")).tdp_w == 400.0
+    (tmp_path / "below" / "link.toml").symlink_to(tmp_path / "mine.toml")
+    (tmp_path / "below" / "wrong.toml").write_text('base = "link.toml"\n')
+    with pytest.raises(HardwareError, match=r"base 'link\.toml' lies outside"):
+        load_hardware(str(tmp_path / "below" / "wrong.toml"))
 
 
 def test_profiles_based_on_each_other_end(tmp_path: Path) -> None:

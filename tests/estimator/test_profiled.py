@@ -50,7 +50,7 @@ def test_the_key_tells_layouts_and_arguments_apart(mm: Callable[..., Signature])
         ("{", "not a file of measured operators"),
         ("[]", "not a file of measured operators"),
         ('{"format": "autosac-measured", "schema": 9}', "has schema 9"),
-        ('{"format": "autosac-measured", "schema": 1, "operators": [["k", NaN, 0]]}', "milliseconds > 0"),
+        ('{"format": "autosac-measured", "schema": 1, "operators": [["k", NaN, 0]]}', "NaN is not a number"),
         ('{"format": "autosac-measured", "schema": 1, "operators": [["k", 0, 0]]}', "milliseconds > 0"),
         ('{"format": "autosac-measured", "schema": 1, "operators": [["k", 1]]}', "milliseconds > 0"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +17,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autosac.integrations.aliases import written_arguments
 from autosac.integrations.keys import fingerprint, is_counted, is_random, op_name
 from autosac.integrations.modules import find_module, parameters_of
 from autosac.integrations.observe import observe
+from autosac.integrations.operators import written_arguments
+from autosac.integrations.tape import Observer, observer
 from autosac.plans import Decision, Fingerprint, MadeFor, Plan, Settings, Unit
 
 
@@ -131,19 +133,39 @@ class Seen:
     made: set[int]
 
 
+class Calls(list[Seen]):
+    """What one execution of a module ran; what autograd still holds of it at its end, as (storage, how many calls
+    came before it was saved); and the storages that it returns.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: list[tuple[int, int]] = []
+        self.returned: set[int] = set()
+
+
 @dataclass
 class Log:
     """A recorder: what the last execution of each module ran."""
 
-    calls: dict[str, list[Seen]] = field(default_factory=dict)
+    calls: dict[str, Calls] = field(default_factory=dict)
     begun: list[str] = field(default_factory=list)
     references: list[StorageWeakRef] = field(default_factory=list)
+    running: list[Region] = field(default_factory=list)
 
     def begin(self, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Region:
         """A forward begins."""
         self.begun.append(fqn)
-        self.calls[fqn] = []
-        return Region(self, self.calls[fqn])
+        self.calls[fqn] = Calls()
+        self.running.append(Region(self, self.calls[fqn]))
+        return self.running[-1]
+
+    def pack(self, tensor: torch.Tensor) -> _Saved:
+        """Autograd saves a tensor."""
+        saved = _Saved(tensor)
+        for region in self.running:
+            region.packed.append((weakref.ref(saved), *self.addresses(tensor), len(region.calls)))
+        return saved
 
     def addresses(self, tree: Any) -> set[int]:
         """The storages of a tree's tensors."""
@@ -156,14 +178,22 @@ class Log:
         return found
 
 
+class _Saved:
+    """A tensor that autograd saved, which lives as long as autograd can ask for it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
 @dataclass
 class Region:
     """One execution's recorder."""
 
     log: Log
-    calls: list[Seen]
+    calls: Calls
     open: int = 0
     ended: bool = False
+    packed: list[tuple[Any, int, int]] = field(default_factory=list)
 
     def op_begin(self) -> None:
         """An operator begins."""
@@ -175,8 +205,6 @@ class Region:
         """It ends."""
         self.open -= 1
         if occurrence < 0:
-            return
-        if occurrence < 0:
             return  # a view, about which nothing is decided
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in written_arguments(func)]
         see = self.log.addresses
@@ -187,9 +215,47 @@ class Region:
         """The forward ends."""
         assert self.open == 0
         self.ended = True
+        self.log.running.remove(self)
+        self.calls.saved = [(storage, before) for saved, storage, before in self.packed if saved() is not None]
+        self.calls.returned = self.log.addresses(out)
 
 
-def groups_of(calls: list[Seen]) -> list[list[int]]:
+def must_run(calls: Calls, keep: Collection[int]) -> list[int]:
+    """Positions of the calls that have to run again in the backward if these are kept.
+
+    A storage's content is told by its last writer. What autograd asks for is there already if it came from outside,
+    is returned, or is changed later (autograd holds it then). Anything else has to be made, unless its last content
+    is kept, from what its writer read.
+    """
+    writers: dict[int, list[int]] = {}
+    before: list[dict[int, int]] = []  # how many writers each storage had when a call began
+    for i, call in enumerate(calls):
+        for storage in call.reads:
+            writers.setdefault(storage, [-1])
+        before.append({storage: len(found) for storage, found in writers.items()})
+        for storage in call.writes | (call.made - writers.keys()):
+            writers.setdefault(storage, []).append(i)
+    needed: set[int] = set()
+    waiting: list[tuple[int, int]] = []
+
+    def ask(storage: int, count: int) -> None:
+        found = writers.get(storage, [-1])
+        maker = found[count - 1]
+        if found[0] == -1 or maker in needed or (count == len(found) and maker in keep):
+            return
+        needed.add(maker)
+        waiting.extend((read, before[maker][read]) for read in calls[maker].reads)
+
+    for storage, position in calls.saved:
+        found = writers.get(storage, [-1])
+        if storage not in calls.returned and all(writer < position for writer in found):
+            ask(storage, len(found))
+    while waiting:
+        ask(*waiting.pop())
+    return sorted(needed)
+
+
+def groups_of(calls: Calls) -> list[list[int]]:
     """Positions that must be decided alike: what touches memory until its last change; random operators."""
     parent = list(range(len(calls)))
 
@@ -216,10 +282,11 @@ def groups_of(calls: list[Seen]) -> list[list[int]]:
     return list(groups.values())
 
 
-def observed(model: nn.Module, fqns: Collection[str], run: Callable[[nn.Module], Any]) -> dict[str, list[Seen]]:
+def observed(model: nn.Module, fqns: Collection[str], run: Callable[[nn.Module], Any]) -> dict[str, Calls]:
     """What the modules run in `run(model)`; the model itself is not touched."""
     log = Log()
-    run(observe(copy.deepcopy(model), fqns, log))
+    with torch.autograd.graph.saved_tensors_hooks(log.pack, lambda saved: saved.tensor):
+        run(observe(copy.deepcopy(model), fqns, log))
     return log.calls
 
 
@@ -262,6 +329,19 @@ def plan_for(
     return Plan(made_for=made_for, units=tuple(units), settings=Settings(**settings))
 
 
+def plan_keeping(
+    model: nn.Module, run: Callable[[nn.Module], Any], keep: dict[str, Any], **settings: bool
+) -> tuple[Plan, dict[str, list[str]]]:
+    """A plan for units by name, and what has to run again under it. `keep`: positions, or operators by name."""
+    calls = observed(model, list(keep), run)
+    rows, again = {}, {}
+    for fqn, chosen in keep.items():
+        positions = {i for i, call in enumerate(calls[fqn]) if i in chosen or call.op in chosen}
+        rows[fqn] = decisions_from(calls[fqn], positions)
+        again[fqn] = [calls[fqn][i].op for i in must_run(calls[fqn], positions)]
+    return plan_for(model, rows, **settings), again
+
+
 def step(model: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Loss and all gradients of one seeded training step."""
     torch.manual_seed(1)
@@ -276,33 +356,55 @@ def same(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-class _Count(TorchDispatchMode):
-    def __init__(self, inside: list[str], counts: dict[str, list[str]]) -> None:
+@dataclass
+class Ran:
+    """Operators that really run in the forwards of modules, and again in their backwards, by module."""
+
+    forward: dict[str, list[str]]
+    again: dict[str, list[str]]
+
+
+class _Count(TorchDispatchMode, Observer):
+    """Sees every operator; `inside` are the lists of those that are running at present."""
+
+    def __init__(self, ran: Ran) -> None:
         super().__init__()
-        self.inside, self.counts = inside, counts
+        self.inside: list[list[str]] = []
+        self._seen = ran
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.inside and is_counted(func):
-            self.counts.setdefault(self.inside[-1], []).append(op_name(func))
+            self.inside[-1].append(op_name(func))
         return func(*args, **(kwargs or {}))
+
+    def begin(self, fqn: str, forward: int) -> None:
+        """A recomputation begins."""
+        self.inside.append(self._seen.again[fqn])
+
+    def end(self) -> None:
+        """It has ended."""
+        self.inside.pop()
 
 
 @contextmanager
-def counting(model: nn.Module, fqns: Collection[str]) -> Iterator[dict[str, list[str]]]:
-    """Operators that really run while these modules' forwards are executing, by module."""
-    inside: list[str] = []
-    counts: dict[str, list[str]] = {}
+def counting(model: nn.Module, fqns: Collection[str]) -> Iterator[Ran]:
+    """Operators that really run in the forwards of these modules, and in the recomputations of units."""
+    ran = Ran({fqn: [] for fqn in fqns}, {fqn: [] for fqn in fqns})
+    count = _Count(ran)
     handles = []
     for fqn in fqns:
         module = find_module(model, fqn)
         assert module is not None
-        bare = getattr(module, "_checkpoint_wrapped_module", module)
-        handles.append(bare.register_forward_pre_hook(lambda *_, fqn=fqn: inside.append(fqn)))
-        handles.append(bare.register_forward_hook(lambda *_: inside.pop() and None, always_call=True))
-    with _Count(inside, counts):
-        yield counts
-    for handle in handles:
-        handle.remove()
+        handles.append(module.register_forward_pre_hook(lambda *_, fqn=fqn: count.inside.append(ran.forward[fqn])))
+        handles.append(module.register_forward_hook(lambda *_: count.inside.pop() and None, always_call=True))
+    previous, observer[0] = observer[0], count
+    try:
+        with count:
+            yield ran
+    finally:
+        observer[0] = previous
+        for handle in handles:
+            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -313,7 +415,7 @@ class Case:
     model: Stack
     tokens: torch.Tensor
     reference: tuple[torch.Tensor, ...]
-    calls: dict[str, list[Seen]]
+    calls: dict[str, Calls]
 
     def plan(self, keep: Collection[int] | Callable[[Seen], bool], **settings: bool) -> Plan:
         """A plan that keeps, in every layer, the calls at these positions or those the function chooses."""
@@ -347,6 +449,8 @@ class Lab:
     step = staticmethod(step)
     same = staticmethod(same)
     counting = staticmethod(counting)
+    must_run = staticmethod(must_run)
+    plan_keeping = staticmethod(plan_keeping)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Plans that do not fit: fallbacks while running, refusals before. Real tensors on the CPU."""
+"""Plans that do not fit: what is recomputed while running, refusals before. Real tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from torch import nn
 
 from autosac.errors import PlanError
-from autosac.integrations.eager import PlanMismatchWarning, apply
+from autosac.integrations.eager import Checkpointed, PlanMismatchWarning, apply
 from autosac.plans import ANY_SIZE, Decision, Plan, Unit
 
 FAST = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
@@ -42,24 +42,37 @@ def _other_shape(rows: list[Decision]) -> list[Decision]:
     return rows
 
 
+def _one_call_less(rows: list[Decision]) -> list[Decision]:
+    """The plan does not know the last call of an operator."""
+    lost = max(i for i, row in enumerate(rows) if row.op == rows[len(rows) // 3].op)
+    return rows[:lost] + rows[lost + 1 :]
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "words", "lost"),
     [
-        (_other_shape, "the plan has float32[7, 7]"),
-        (lambda rows: rows[:-1], "runs more calls of"),
+        (_other_shape, "the plan has float32[7, 7]", "middle"),
+        (_one_call_less, "runs more calls of", "last call"),
         (
             lambda rows: [*rows, Decision(op="aten.foo.default", occurrence=0, keep=True, outputs=())],
             "operators; the",
+            "nothing",
         ),
     ],
 )
-def test_a_difference_found_while_running_recomputes_everything_with_one_warning(
-    lab: Any, case: Any, change: Any, words: str
+def test_a_difference_found_while_running_recomputes_what_the_plan_does_not_know_with_one_warning(
+    lab: Any, case: Any, change: Any, words: str, lost: str
 ) -> None:
-    """A wrong fingerprint, a missing or a surplus operator: one warning a unit over three steps, gradients
-    right.
+    """A wrong fingerprint, a missing or a surplus operator: one warning a unit over three steps, gradients right,
+    and what the plan knows is kept.
     """
-    everything = range(len(case.calls["layers.0"]))
+    calls = case.calls["layers.0"]
+    everything = range(len(calls))
+    unknown = {
+        "middle": len(calls) // 2,
+        "last call": max(i for i, call in enumerate(calls) if call.op == calls[len(calls) // 3].op),
+        "nothing": -1,
+    }[lost]
     model = applied(case, _mutate(case.plan(everything, early_stop=False), change))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -71,60 +84,69 @@ def test_a_difference_found_while_running_recomputes_everything_with_one_warning
     assert [m.split()[1] for m in messages] == ["layers.0", "layers.1"]
     assert all(any(word in m for word in words.split("|")) for m in messages)
     for fqn, calls in case.calls.items():
-        assert ran[fqn] == [call.op for call in calls] * 2
+        assert ran.forward[fqn] == [call.op for call in calls]
+        assert ran.again[fqn] == [calls[i].op for i in lab.must_run(calls, set(everything) - {unknown})]
 
 
-def test_another_batch_shape_falls_back_and_the_planned_one_still_follows_the_plan(lab: Any, cases: Any) -> None:
-    """A smaller last batch recomputes everything; the next full batch keeps everything again."""
-    case = cases["llama"]
+def test_another_batch_shape_is_recomputed_and_the_planned_one_still_follows_the_plan(lab: Any, case: Any) -> None:
+    """Of a smaller last batch only results whose shape the plan knows are kept; the next full batch keeps everything again."""
     model = applied(case, case.plan(range(1000)))
     short = case.tokens[:, :3]
-    with pytest.warns(PlanMismatchWarning):
+    with pytest.warns(PlanMismatchWarning), lab.counting(model, case.calls) as ran:
         result = lab.step(model, short)
     assert lab.same(result, lab.step(copy.deepcopy(case.model), short))
+    shorter = lab.observed(case.model, list(case.calls), lambda m: m(short))
+    for fqn, calls in shorter.items():
+        known = {i for i, call in enumerate(calls) if call.outputs == case.calls[fqn][i].outputs}
+        assert bool(known) == (case.name == "inplace")
+        assert ran.again[fqn] == [calls[i].op for i in lab.must_run(calls, known)]
     with lab.counting(model, case.calls) as ran:
         assert lab.same(lab.step(model, case.tokens), case.reference)
-    assert [len(ran[fqn]) for fqn in case.calls] == [len(calls) for calls in case.calls.values()]
+    assert ran.again == {fqn: [] for fqn in case.calls}
 
 
-def test_random_operators_torn_apart_fall_back(lab: Any, cases: Any) -> None:
-    """Keeping the first dropout's mask only would shift the random stream of the others: fallback, right
-    gradients.
-    """
+def test_random_operators_torn_apart(lab: Any, cases: Any) -> None:
+    """Keeping the first dropout's mask only does not shift the random numbers of the others: no warning, right gradients."""
     case = cases["gpt"]
-    groups = [
-        g for g in lab.groups_of(case.calls["layers.0"]) if case.calls["layers.0"][g[0]].op.startswith("aten.empty")
-    ]
+    calls = case.calls["layers.0"]
+    groups = [g for g in lab.groups_of(calls) if calls[g[0]].op.startswith("aten.empty")]
     assert len(groups) == 1, "all dropouts of a block are one group"
-    first_mask = set(groups[0][: len(groups[0]) // 3])
-    with pytest.warns(PlanMismatchWarning, match="recomputes the random aten.bernoulli_"):
-        assert lab.same(lab.step(applied(case, case.plan(first_mask)), case.tokens), case.reference)
+    follows_the_plan(lab, case, set(groups[0][: len(groups[0]) // 3]))
 
 
-def test_recomputing_dropout_without_rng_state_is_refused(lab: Any, cases: Any) -> None:
-    """With preserve_rng_state = false a recomputed mask would be another one: an error, unless the plan keeps
-    it.
-    """
+@pytest.mark.parametrize("kept", ["everything", "nothing", "softmax"])
+def test_dropout_is_recomputed_without_rng_state(lab: Any, cases: Any, kept: str) -> None:
+    """With preserve_rng_state = false a recomputed mask is the same one all the same: its operator's generator is noted."""
     case = cases["gpt"]
-    kept = {i for i, c in enumerate(case.calls["layers.0"]) if c.op == "aten.softmax.int" or i == 0}
-    with pytest.raises(RuntimeError, match="preserve_rng_state"):
-        lab.step(applied(case, case.plan(kept, preserve_rng_state=False)), case.tokens)
-    everything = case.plan(range(1000), preserve_rng_state=False)
-    assert lab.same(lab.step(applied(case, everything), case.tokens), case.reference)
+    calls = case.calls["layers.0"]
+    softmax = {i for i, c in enumerate(calls) if c.op == "aten._softmax.default"}
+    keep = {"everything": set(range(len(calls))), "nothing": set(), "softmax": softmax}[kept]
+    follows_the_plan(lab, case, keep, preserve_rng_state=False)
 
 
-def test_keeping_a_tensor_but_recomputing_its_mutator_falls_back(lab: Any, cases: Any) -> None:
-    """Each way to tear the group of `h = up(x); h.relu_()` apart is noticed, and named."""
+def follows_the_plan(lab: Any, case: Any, keep: set[int], **settings: bool) -> None:
+    """Bitwise right, no warning, and exactly what is not kept and leads to saved tensors runs again."""
+    model = applied(case, case.plan(keep, **settings))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with lab.counting(model, case.calls) as ran:
+            assert lab.same(lab.step(model, case.tokens), case.reference)
+    for fqn, calls in case.calls.items():
+        assert ran.again[fqn] == [calls[i].op for i in lab.must_run(calls, keep)]
+
+
+def test_a_tensor_and_its_mutator_torn_apart(lab: Any, cases: Any) -> None:
+    """Only the last writer's decision counts for `h = up(x); h.relu_()`: with `relu_` kept neither runs again, with
+    only the product kept both do.
+    """
     case = cases["inplace"]
     calls = case.calls["layers.0"]
     relu = next(i for i, c in enumerate(calls) if c.op == "aten.relu_.default")
     maker = next(i for i, c in enumerate(calls) if c.made & calls[relu].writes)
-    for keep, words in (
-        ({maker}, "changes in place what its plan keeps"),
-        ({relu}, f"keeps aten.relu_.default but recomputes {calls[maker].op}"),
-    ):
-        with pytest.warns(PlanMismatchWarning, match=words):
-            assert lab.same(lab.step(applied(case, case.plan(keep)), case.tokens), case.reference)
+    assert {maker, relu} <= set(lab.must_run(calls, {maker}))
+    assert not {maker, relu} & set(lab.must_run(calls, {relu}))
+    for keep in ({maker}, {relu}):
+        follows_the_plan(lab, case, keep)
 
 
 class Reader(nn.Module):
@@ -143,9 +165,11 @@ class Reader(nn.Module):
         return torch.sin(self.linear(x) * early) * scale
 
 
-def test_reading_a_kept_tensor_before_its_change_falls_back(lab: Any) -> None:
-    """The creator and the mutator kept, the reader in between recomputed: PyTorch alone would give wrong
-    gradients.
+@pytest.mark.parametrize(("reader", "again"), [("recomputed", ["aten.full.default", "aten.mul.Tensor"]), ("kept", [])])
+def test_reading_a_kept_tensor_before_its_change(lab: Any, reader: str, again: list[str]) -> None:
+    """The creator and the mutator kept, the reader in between recomputed: what it read is made again, as the kept
+    value is another one by now (PyTorch alone would give wrong gradients). If the reader is kept, only the product
+    and its sine's argument run again.
     """
     torch.manual_seed(0)
     model = nn.Sequential(Reader())
@@ -158,49 +182,69 @@ def test_reading_a_kept_tensor_before_its_change_falls_back(lab: Any) -> None:
 
     calls = lab.observed(model, ["0"], lambda m: m(x))["0"]
     ops = [c.op for c in calls]
-    keep = {ops.index("aten.full.default"), ops.index("aten.mul_.Tensor")}
-    reference = run(copy.deepcopy(model))
-    torn = apply(copy.deepcopy(model), lab.plan_for(model, {"0": lab.decisions_from(calls, keep)}))
-    with pytest.warns(PlanMismatchWarning, match="which reads memory that a kept operator changes later"):
-        assert lab.same(run(torn), reference)
-    whole = apply(
-        copy.deepcopy(model),
-        lab.plan_for(model, {"0": lab.decisions_from(calls, keep | {ops.index("aten.mul.Tensor")})}),
-    )
-    with warnings.catch_warnings():
+    assert ops == [
+        "aten.full.default", "aten.mul.Tensor", "aten.mul_.Tensor", "aten.addmm.default", "aten.mul.Tensor",
+        "aten.sin.default", "aten.mul.Tensor",
+    ]  # fmt: skip
+    keep = {0, 2} | ({1} if reader == "kept" else set())
+    planned = apply(copy.deepcopy(model), lab.plan_for(model, {"0": lab.decisions_from(calls, keep)}))
+    with warnings.catch_warnings(), lab.counting(planned, ["0"]) as ran:
         warnings.simplefilter("error")
-        assert lab.same(run(whole), reference)
+        assert lab.same(run(planned), run(copy.deepcopy(model)))
+    assert ran.again["0"] == [*again, "aten.addmm.default", "aten.mul.Tensor"]
 
 
-def test_a_kept_output_changed_after_the_module_falls_back(lab: Any, cases: Any) -> None:
-    """The next operation changes the module's kept output in place; the recomputation notices before it uses
-    it.
-    """
+class Outer(nn.Module):
+    """Changes in place, or not, the first of the two results of its module."""
 
-    class Outer(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
+    def __init__(self, changes: bool) -> None:
+        super().__init__()
+        self.inner, self.changes = Two(), changes
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x).add_(1.0) * x
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        first, second = self.inner(x)
+        if self.changes:
+            first.add_(1.0)
+        return first + second
 
+
+class Two(nn.Module):
+    """Returns a product, which autograd does not save, and something that is computed from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both."""
+        y = self.linear(x)
+        return y, torch.sin(y * 2)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_kept_output_changed_after_the_module(lab: Any, changes: bool) -> None:
+    """The sine's argument is recomputed from the kept output, or, if that is another one by now, from the input."""
     torch.manual_seed(0)
-    model = Outer(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    model = Outer(changes)
     x = torch.randn(2, 4)
 
     def run(m: nn.Module) -> tuple[torch.Tensor, ...]:
-        m(x).sum().backward()
-        return tuple(p.grad for p in m.parameters())
+        out = m(x)
+        out.sum().backward()
+        return (out.detach(), *(p.grad for p in m.parameters()))
 
-    calls = lab.observed(model, ["inner"], lambda m: m(x))["inner"]
-    plan = lab.plan_for(model, {"inner": lab.decisions_from(calls, range(len(calls)))})
-    with pytest.warns(PlanMismatchWarning, match="changed in place after its forward"):
-        assert lab.same(run(apply(copy.deepcopy(model), plan)), run(copy.deepcopy(model)))
+    plan, again = lab.plan_keeping(model, lambda m: m(x), {"inner": {"aten.addmm.default"}})
+    assert again["inner"] == ["aten.mul.Tensor"]
+    planned = apply(copy.deepcopy(model), plan)
+    with warnings.catch_warnings(), lab.counting(planned, ["inner"]) as ran:
+        warnings.simplefilter("error")
+        assert lab.same(run(planned), run(copy.deepcopy(model)))
+    assert ran.again["inner"] == ["aten.addmm.default"] * changes + ["aten.mul.Tensor"]
 
 
 class Flaky(nn.Module):
-    """Runs another operator the second time."""
+    """Would run another operator the second time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,24 +257,28 @@ class Flaky(nn.Module):
         return torch.sin(y) * y if self.calls % 2 else torch.cos(y) * y
 
 
-def test_another_recomputation_than_forward_is_an_error(lab: Any) -> None:
-    """A module that computes something else when recomputed stops with its name and the operator."""
+def test_a_module_that_counts_its_calls(lab: Any) -> None:
+    """Its code does not run a second time: the sine of the forward is recomputed, and the next forward is the second
+    call. That one runs a cosine, which its plan does not know.
+    """
+    torch.manual_seed(0)
     model = nn.Sequential(Flaky())
     x = torch.randn(2, 4)
-    calls = lab.observed(model, ["0"], lambda m: m(x))["0"]
-    plan = lab.plan_for(model, {"0": lab.decisions_from(calls, {1})})
-    out = apply(model, plan)(x)
-    with pytest.raises(RuntimeError, match=r"aten\.cos\.default runs in the recomputation of 0 where its forward ran"):
-        out.sum().backward()
 
+    def run(m: nn.Module) -> tuple[torch.Tensor, ...]:
+        m.zero_grad()
+        m(x).sum().backward()
+        return tuple(p.grad for p in m.parameters())
 
-def test_a_second_backward_is_refused_as_pytorch_refuses_it(lab: Any, cases: Any) -> None:
-    """What was kept is gone after the first backward."""
-    case = cases["llama"]
-    loss = applied(case, case.plan({3}))(case.tokens).sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="backward an extra time"):
-        loss.backward()
+    plan, again = lab.plan_keeping(model, lambda m: m(x), {"0": {"aten.addmm.default"}})
+    plain, planned = copy.deepcopy(model), apply(model, plan)
+    with warnings.catch_warnings(), lab.counting(planned, ["0"]) as ran:
+        warnings.simplefilter("error")
+        assert lab.same(run(planned), run(plain))
+    assert ran.again == again == {"0": ["aten.sin.default"]}
+    with pytest.warns(PlanMismatchWarning, match=r"runs more calls of aten\.cos\.default"):
+        assert lab.same(run(planned), run(plain))
+    assert planned[0].calls == plain[0].calls == 2
 
 
 def test_state_dict_names_stay(cases: Any) -> None:
@@ -241,13 +289,13 @@ def test_state_dict_names_stay(cases: Any) -> None:
     case.model.load_state_dict(model.state_dict())
 
 
-def test_a_shared_module_is_wrapped_wherever_it_stands(lab: Any) -> None:
-    """One block under two names: both are the wrapper."""
+def test_a_shared_module_is_a_unit_wherever_it_stands(lab: Any) -> None:
+    """One block under two names: both are the same module as before, which is checkpointed now."""
     block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     model = nn.ModuleDict({"a": block, "b": block, "c": nn.Linear(4, 4)})
     calls = lab.observed(nn.Sequential(block), ["0"], lambda m: m(torch.randn(1, 4)))["0"]
     apply(model, lab.plan_for(model, {"a": lab.decisions_from(calls, {0})}))
-    assert model["a"] is model["b"] is not block
+    assert model["a"] is model["b"] is block and isinstance(block, Checkpointed)
 
 
 def _replaced(plan: Plan, **changes: Any) -> Plan:
@@ -298,14 +346,14 @@ def test_one_plan_serves_the_parts_of_a_pipeline(lab: Any, cases: Any) -> None:
     plan = dataclasses.replace(plan, made_for=dataclasses.replace(plan.made_for, pipeline_stages=2))
     part = nn.ModuleDict({"layers": nn.ModuleDict({"1": copy.deepcopy(case.model.layers[1])})})
     apply(part, plan)
-    assert "context_fn" in part["layers"]["1"].checkpoint_fn.keywords
+    assert [name for name, module in part.named_modules() if isinstance(module, Checkpointed)] == ["layers.1"]
     other = nn.ModuleDict({"layers": nn.ModuleDict({"1": nn.Linear(2, 2)})})
     with pytest.raises(PlanError, match=r"a parameter layers\.1\.weight, the plan's has not"):
         apply(other, plan)
 
 
 def test_a_plan_of_another_torch_is_applied_with_a_warning(cases: Any) -> None:
-    """Operator sequences differ between torch versions, so it may fall back; it may not be wrong."""
+    """Operator sequences differ between torch versions, so it may recompute more; it may not be wrong."""
     case = cases["llama"]
     plan = case.plan({1})
     plan = dataclasses.replace(plan, made_for=dataclasses.replace(plan.made_for, torch_version="1.0.0"))

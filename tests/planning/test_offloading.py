@@ -89,7 +89,7 @@ def test_people_see_what_is_offloaded(without: Planned, planned: Planned) -> Non
     out.print(plan_summary(without.plan))
     assert "on the host" not in out.export_text()
     (name, left, right, _, only) = compare_plans(without.plan, planned.plan).units[0]
-    assert name == "0" and "host" not in left and "1024.0 MiB on the host" in right
+    assert name == "0" and "host" not in left and "1.00 GiB on the host" in right
     assert only == ("aten.mm.default#0 (host)",)
 
 

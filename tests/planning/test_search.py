@@ -74,10 +74,13 @@ class Fake:
         return self.simulation(unit.kept_bytes / GIB, unit.fqn == "level")
 
 
-def search(fake: Fake, budget: float) -> Any:
+def search(fake: Fake, budget: float, baselines: dict[str, Any] | None = None) -> Any:
     """The best plan's simulation."""
     goal = Goal(budget_bytes=int(budget * GIB), budget_kind=fake.goal.budget_kind)
-    return Search(fake, fake, lambda _: None).run(goal).simulation  # type: ignore[arg-type]
+    found = Search(fake, fake, lambda _: None)  # type: ignore[arg-type]
+    found.run(goal)
+    found.compete(goal, baselines or {})
+    return found.best(goal, baselines or {}).simulation
 
 
 @pytest.mark.parametrize(("slope", "offset"), [(1.0, 0.0), (1.0, 7.0), (1.3, -2.0), (0.8, 9.0)])
@@ -123,6 +126,26 @@ def test_full_checkpointing_is_the_last_resort() -> None:
     assert search(fake, 40.0).inner == 20.0
 
 
+def test_a_baseline_that_fits_is_never_refused() -> None:
+    """No solver's plan needs less than 20 GiB, full checkpointing needs 8: it is the plan, or the budget that would do."""
+    fake = Fake(lambda x: x, "active", least=20.0)
+    baselines = {"none": fake.simulation(100.0), "full": fake.simulation(8.0), "selective-op": fake.simulation(9.0)}
+    assert search(fake, 8.5, baselines).inner == 8.0
+    assert search(fake, 12.0, baselines).inner == 9.0
+    with pytest.raises(InfeasibleError, match=r"no plan meets 7.00 GiB active: the smallest budget .* is 8.00 GiB;"):
+        search(fake, 7.0, baselines)
+
+
+@pytest.mark.parametrize(("budget", "fits"), [(12.0, "fits"), (7.0, "needs less")])
+def test_a_baseline_that_is_no_plan(budget: float, fits: str) -> None:
+    """The error names the job's own setting and what it needs, not a plan's budget as the smallest."""
+    fake = Fake(lambda x: x, "active", least=20.0)
+    fake.mirror = lambda baseline: Plan(made_for=MADE_FOR, units=())  # type: ignore[method-assign]
+    told = rf'is 20.00 GiB, but activation_checkpoint.mode = "full" of the job itself {fits} with 8.00 GiB, which no plan can'
+    with pytest.raises(InfeasibleError, match=told):
+        search(fake, budget, {"none": fake.simulation(100.0), "full": fake.simulation(8.0)})
+
+
 def wasteful(active: float) -> float:
     """12 GiB beyond what is active; without checkpointing (100 GiB) only 4."""
     return active + (12 if active < 100 else 4)
@@ -149,7 +172,9 @@ def test_a_faster_baseline_becomes_the_plan() -> None:
     fake = Fake(lambda x: x + (4 if x == 55.0 else 12), "reserved")
     found = Search(fake, fake, lambda _: None)  # type: ignore[arg-type]
     goal = Goal(budget_bytes=60 * GIB, budget_kind="reserved")
-    assert found.run(goal).simulation.inner <= 48
-    found.compete(goal, {name: fake.simulation(x) for name, x in (("none", 100.0), ("full", 40.0), ("own", 55.0))})
-    assert found.best(goal).simulation.inner == 55.0
+    first = found.run(goal)
+    assert first is not None and first.simulation.inner <= 48
+    baselines = {name: fake.simulation(x) for name, x in (("none", 100.0), ("full", 40.0), ("own", 55.0))}
+    found.compete(goal, baselines)
+    assert found.best(goal, baselines).simulation.inner == 55.0
     assert {c.simulation.inner for c in found.verified}.isdisjoint({40.0, 100.0})

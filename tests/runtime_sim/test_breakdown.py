@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap
-from autosac.trace import Phase
+from autosac.trace import Group, Phase
 
 
 def parts(breakdown):
@@ -50,6 +52,50 @@ def test_modules_are_subtrees(job, run):
     assert [modules[name].compute_ms for name in ("a.b", "a", "c", "")] == [2, 6, 0, 6]
     assert [modules[name].communication_ms for name in ("a.b", "a", "c", "")] == [0, 0, 3, 3]
     assert modules["c"].exposed_communication_ms == modules[""].exposed_communication_ms == 1
+
+
+def test_collectives_at_the_same_time_share_it(job, run):
+    """Gathers of 4 ms (c) and 2 ms (a.b) on links that they share, beside 3 ms of computation: bytes move for 6 ms, both for 4
+    of them; each collective gets 2 of those, and of the 3 exposed ms both share the first, c alone has the others.
+    """
+    groups = tuple(Group.of(name, range(2)) for name in ("dp", "tp"))
+    step = job(groups=groups).collective(4, stream=1, work=1, module=3).collective(2, stream=2, work=2, group=1, module=2)
+    b = run(step.op(3, module=1).wait_work(1).wait_work(2)).breakdown()
+    modules = {m.name: m for m in b.modules}
+    assert (b.communication_ms, b.exposed_communication_ms) == (6, 3)
+    assert [modules[name].communication_ms for name in ("a.b", "c", "")] == [2, 4, 6]
+    assert [modules[name].exposed_communication_ms for name in ("a.b", "c", "")] == [0.5, 2.5, 3]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("gdc"), st.integers(1, 9), st.integers(0, 3), st.integers(0, 1)), max_size=12)
+)
+def test_modules_add_up_to_the_step(job, run, parts):
+    """Whatever runs beside what: the root has the computation and the communication of the step's summary."""
+    groups = tuple(Group.of(name, range(2)) for name in ("dp", "tp"))
+    step = job(groups=groups).op(1)
+    for i, (what, ms, module, group) in enumerate(parts):
+        if what == "c":
+            step.op(ms, module=module)
+        else:
+            step.collective(ms, stream=1 + group, work=i, group=group, module=module)
+            if what == "d":
+                step.wait_work(i)
+    b = run(step, overlap=ConstantOverlap()).breakdown()
+    root = b.modules[0]
+    assert root.compute_ms == pytest.approx(b.compute_ms)
+    assert root.communication_ms == pytest.approx(b.communication_ms)
+    assert root.exposed_communication_ms == pytest.approx(b.exposed_communication_ms)
+
+
+def test_when_the_step_has_come_to_each_event(job, run):
+    """Kernels of 2 and 3 ms, a gather of 4 ms between them: what is issued between the kernels comes when the first has ended,
+    the second kernel when it starts, and nothing after the end of the step.
+    """
+    step = job().enter(1).op(2, module=1).collective(4, work=1).wait_work(1).op(3).exit(1)
+    timeline = run(step)
+    assert timeline.ranks[0].reached_ms(timeline.makespan_ms).tolist() == [0, 0, 2, 2, 6, 9]
+    assert timeline.ranks[0].reached_ms(3.0).tolist() == [0, 0, 2, 2, 3, 3]
 
 
 def test_recomputation_in_the_open(job, run):

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from autosac.reports import simulation_summary
 from autosac.runtime_sim import NoInterference
 from autosac.simulation import Simulation, Target
 from autosac.time_tables import links, served, served_line, time_document, time_tables
-from autosac.trace import Signature, TensorMeta
+from autosac.trace import Signature, TensorMeta, Trace
 
 
 @pytest.fixture
@@ -74,6 +75,20 @@ def test_links_add_up_to_the_step(job) -> None:
         assert what in shown, what
 
 
+def test_prices_and_the_step_are_told_apart(job) -> None:
+    """The rows of prices add up to what is priced alone, the model's row to what the summary says of the step."""
+    step = job().op(0).collective(0, work=1, module=3).op(0, module=2).wait_work(1).op(0, module=1)
+    simulation = Simulation(trace=step.trace, target=Target.of("h100-sxm-80gb", 2))
+    document, breakdown = time_document(simulation), simulation.breakdown
+    alone = document["shared"]["alone_compute_ms"] + document["shared"]["alone_communication_ms"]
+    assert sum(row["ms"] for row in document["priced_by"]) == pytest.approx(alone)
+    root = document["modules"][0]
+    for name in ("compute_ms", "communication_ms"):
+        assert root[name] == pytest.approx(getattr(breakdown, name)) == pytest.approx(document["shared"][f"together_{name}"])
+    interference_ms = breakdown.compute_ms - document["shared"]["alone_compute_ms"]
+    assert interference_ms == pytest.approx(breakdown.interference_ms)
+
+
 def test_interference_on_and_off_differ_in_the_report(job) -> None:
     """A product beside a gather of 256 MiB: the summary says by how much it is slowed, and 0.0 ms without interference."""
     big = TensorMeta((8192, 8192), (8192, 1), "bfloat16")
@@ -93,12 +108,21 @@ def test_interference_on_and_off_differ_in_the_report(job) -> None:
     assert "slows computation beside it by 0.0 ms" not in text(simulation_summary(on, "on"))
 
 
+def _without_storages(trace: Trace, event: Any) -> Any:
+    """The event with tensors that are not on the device, as many as its signature says."""
+    if not hasattr(event, "inputs") or event.signature < 0:
+        return event
+    signature = trace.signatures[event.signature]
+    return event._replace(inputs=(-1,) * len(signature.inputs), outputs=(-1,) * len(signature.outputs))
+
+
 @pytest.fixture
 def saved(job, tmp_path: Path) -> str:
     """A captured step in a file: a gather of 64 MiB beside a product."""
     trace = job().collective(0, work=1).op(0).wait_work(1).trace
     gather = trace.events[0]._replace(nbytes=2**26)
-    trace = replace(trace, info=trace.info | {"world_size": 2}, events=(gather, *trace.events[1:]))
+    events = [_without_storages(trace, e) for e in (gather, *trace.events[1:])]
+    trace = replace(trace, info=trace.info | {"world_size": 2}, events=tuple(events))
     trace.save(tmp_path / "step.trace")
     return str(tmp_path / "step.trace")
 
@@ -118,6 +142,18 @@ def test_the_command_shows_what_time_consists_of(saved: str, capsys: pytest.Capt
     assert {row["model"] for row in document["time"]["priced_by"]} == set(document["priced_ms_by_model"])
     assert sum(row["ms"] for row in document["time"]["critical_path"]) == pytest.approx(document["step"]["step_ms"])
     assert "time" not in json.loads(simulated(saved, capsys, "--json"))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_what_is_piped_keeps_within_columns(
+    saved: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Summary, time and memory: no line is longer than COLUMNS says, and figures are whole at every width."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = simulated(saved, capsys, "--time", "--memory").splitlines()
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "log-sigmoid" in text and "32.0 MiB" in text and "step.trace" in text and "…" not in text
 
 
 @pytest.mark.parametrize(("name", "source"), [("fitted", "log-sigmoid"), ("alpha-beta", "alpha-beta"), ("chunks", "chunks")])

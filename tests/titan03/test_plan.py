@@ -34,7 +34,7 @@ def test_plan_and_simulate(jobs_on_path: None, tmp_path: Path, capsys: pytest.Ca
 def test_jobs_are_named_by_module_and_config(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Anything else, a job file of TorchTitan 0.2 included, is told how."""
     assert main(["simulate", job, "--gpu", "h100-sxm-80gb"]) == 2
-    assert "takes a job as MODULE:CONFIG" in capsys.readouterr().err
+    assert "as MODULE:CONFIG" in capsys.readouterr().err
 
 
 def test_a_job_in_a_bench_suite(jobs_on_path: None, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_training_is_bitwise_the_same_under_a_plan(report: Any) -> None:
     assert report["same"] and report["as_planned"] and not report["fallbacks"]
     assert len(set(report["losses"])) == 3 and report["tensors"] == 2 * 17
     assert 10 < report["kept"] < report["operators"]
-    assert report["classes"] == ["FSDPCheckpointWrapper"] * 2, "FSDP is applied around the planned module"
+    assert report["classes"] == ["FSDPLlama3TransformerBlock"] * 2, "FSDP is applied to the planned module"
 
 
 @pytest.mark.parametrize(

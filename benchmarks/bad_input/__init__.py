@@ -1,0 +1,1 @@
+"""A generator of malformed inputs, and the judge of what the command line makes of them."""

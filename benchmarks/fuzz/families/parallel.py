@@ -1,0 +1,137 @@
+"""Compiled models, DistributedDataParallel and FSDP2, on the CPU. Few trials: each is slow."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.fuzz.families.models import GptBlock, LlamaBlock, language
+from benchmarks.fuzz.families.plain import Plain
+from benchmarks.fuzz.family import Job, family, stack
+
+
+def _job(rng: random.Random, transform: Any) -> Job:
+    kind = rng.randrange(4)
+    if kind == 0:
+        job = language(rng, lambda: LlamaBlock(16, 2), 16)
+    elif kind == 1:
+        job = language(rng, lambda: GptBlock(8), 8)
+    else:
+        job = stack(rng, lambda width: Plain(width, 0.0, kind == 3), 8, double=False)
+    job.transform = transform
+    return job
+
+
+def _one_rank() -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _ddp(rng: random.Random) -> Any:
+    options = {"find_unused_parameters": rng.random() < 0.3, "static_graph": rng.random() < 0.2}
+
+    def transform(model: nn.Module) -> nn.Module:
+        _one_rank()
+        return nn.parallel.DistributedDataParallel(model, **options)
+
+    return transform
+
+
+@family(
+    "ddp_one_rank",
+    "DistributedDataParallel on one gloo rank; the planner plans a model that is wrapped already",
+    most=400,
+    plan_transformed=True,
+)
+def ddp_one_rank(rng: random.Random) -> Job:
+    """A model of DDP, alone."""
+    return _job(rng, _ddp(rng))
+
+
+@family(
+    "ddp_wrapped_before",
+    "the plan is applied to a model that is in DistributedDataParallel already",
+    most=200,
+    planner=False,
+)
+def ddp_wrapped_before(rng: random.Random) -> Job:
+    """DDP first, plan second."""
+    _one_rank()
+    job = _job(rng, lambda model: model)
+    job.model = nn.parallel.DistributedDataParallel(job.model)
+    return job
+
+
+@family("ddp_two_ranks", "DistributedDataParallel on two gloo ranks", most=60, ranks=2, planner=False, limit_s=60.0)
+def ddp_two_ranks(rng: random.Random) -> Job:
+    """A model of DDP on two processes."""
+    return _job(rng, _ddp(rng))
+
+
+@family(
+    "fsdp_two_ranks",
+    "FSDP2 (fully_shard) of every block and the model on two gloo ranks",
+    most=60,
+    ranks=2,
+    planner=False,
+    limit_s=60.0,
+)
+def fsdp_two_ranks(rng: random.Random) -> Job:
+    """A model whose parameters are sharded."""
+    reshard = rng.random() < 0.5
+
+    def transform(model: nn.Module) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.get_submodule("blocks").children():
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    return _job(rng, transform)
+
+
+def _compiled(rng: random.Random, backend: str) -> Job:
+    blocks = rng.random() < 0.5
+
+    def transform(model: nn.Module) -> nn.Module:
+        torch._dynamo.reset()
+        if not blocks:
+            return torch.compile(model, backend=backend)
+        for block in model.get_submodule("blocks").children():
+            block.compile(backend=backend)
+        return model
+
+    job = _job(rng, transform)
+    job.rows = (24, 24, 16)
+    return job
+
+
+@family(
+    "compiled_aot_eager",
+    "torch.compile of the model or of each block, aot_eager",
+    most=24,
+    planner=False,
+    limit_s=120.0,
+)
+def compiled_aot_eager(rng: random.Random) -> Job:
+    """Compiled by AOTAutograd, run eagerly."""
+    return _compiled(rng, "aot_eager")
+
+
+@family(
+    "compiled_inductor",
+    "torch.compile of the model or of each block, Inductor on the CPU",
+    most=4,
+    planner=False,
+    limit_s=240.0,
+)
+def compiled_inductor(rng: random.Random) -> Job:
+    """Compiled by Inductor."""
+    return _compiled(rng, "inductor")

@@ -1,0 +1,145 @@
+"""What operators the units of a job run, seen by a dispatch mode of the fuzz's own, and which of them belong together.
+
+An operator counts if a plan has a decision for it (`autosac.plans.Decision`): views, detach, metadata and profiler calls do
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import SAC_IGNORED_OPS
+
+from autosac.plans import Fingerprint
+
+
+@dataclass
+class Seen:
+    """One operator of a unit's forward, with the numbers of the storages that it read, wrote and returned."""
+
+    op: str
+    occurrence: int
+    outputs: Fingerprint
+    random: bool
+    reads: set[int]
+    writes: set[int]
+    made: set[int]
+
+
+@dataclass
+class _Storages:
+    """Numbers storages; holds the tensors so that no address is used twice."""
+
+    held: list[Tensor] = field(default_factory=list)
+
+    def of(self, tree: Any) -> set[int]:
+        found = set()
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+                self.held.append(leaf)
+                found.add(leaf.untyped_storage()._cdata)
+        return found
+
+
+class _Seeing(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, storages: _Storages) -> None:
+        super().__init__()
+        self.calls: list[Seen] = []
+        self._storages = storages
+        self._counts: dict[Any, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if (
+            func in SAC_IGNORED_OPS
+            or getattr(func, "namespace", "") in ("prim", "profiler")
+            or getattr(func, "is_view", False)
+        ):
+            return out
+        number = self._counts.get(func, 0)
+        self._counts[func] = number + 1
+        name = str(func) if isinstance(func, torch._ops.OpOverload) else str(func.name())
+        outputs = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in _tensors(out))
+        random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        see = self._storages.of
+        self.calls.append(
+            Seen(name, number, outputs, random, see((args, kwargs)), see(_written(func, args, kwargs)), see(out))
+        )
+        return out
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    schema = getattr(func, "_schema", None)
+    found = []
+    for i, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[i] if i < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def observe(model: nn.Module, units: Collection[str]) -> dict[str, list[Seen]]:
+    """From now on, what the last forward of each of these modules ran (with gradients on), by name.
+
+    The classes of the modules are changed.
+    """
+    found: dict[str, list[Seen]] = {}
+    storages = _Storages()
+
+    def observed(name: str, kind: type[nn.Module]) -> Any:
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return kind.__call__(self, *args, **kwargs)
+            with _Seeing(storages) as mode:
+                out = kind.__call__(self, *args, **kwargs)
+            found[name] = mode.calls
+            return out
+
+        return call
+
+    for name in units:
+        module = model.get_submodule(name)
+        kind = type(module)
+        module.__class__ = type(
+            kind.__name__, (kind,), {"__call__": observed(name, kind), "__module__": kind.__module__}
+        )
+    return found
+
+
+def groups_of(calls: list[Seen]) -> list[list[int]]:
+    """Positions that a legal plan decides alike: operators on memory until its last change; random operators."""
+    parent = list(range(len(calls)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    def join(members: list[int]) -> None:
+        for member in members[1:]:
+            parent[root(member)] = root(members[0])
+
+    join([i for i, call in enumerate(calls) if call.random])
+    known: set[int] = set()
+    for i, call in enumerate(calls):
+        for storage in call.made - call.reads - known:
+            writes = [j for j in range(i + 1, len(calls)) if storage in calls[j].writes]
+            if writes:
+                join([j for j in range(i, writes[-1] + 1) if storage in calls[j].made | calls[j].reads])
+        known |= call.made | call.reads
+    groups: dict[int, list[int]] = {}
+    for i in range(len(calls)):
+        groups.setdefault(root(i), []).append(i)
+    return list(groups.values())

@@ -1,0 +1,57 @@
+"""PyTorch's global switches that decide bits: a unit's recomputation runs under those of its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+
+class _Switch(NamedTuple):
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+# The default dtype comes first: factory operators and mixed arithmetic without a dtype depend on it.
+_SWITCHES = (
+    _Switch(torch.get_default_dtype, torch.set_default_dtype),
+    _Switch(torch._C._get_float32_matmul_precision, torch._C._set_float32_matmul_precision),
+    _Switch(
+        lambda: (
+            torch._C._get_deterministic_algorithms(),
+            torch._C._get_deterministic_algorithms_warn_only(),
+        ),
+        _set_deterministic,
+    ),
+    _Switch(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
+    _Switch(torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
+    _Switch(torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
+    _Switch(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    _Switch(torch.get_num_threads, torch.set_num_threads),
+)
+
+
+def present() -> tuple[Any, ...]:
+    """How all switches are now."""
+    return tuple(switch.read() for switch in _SWITCHES)
+
+
+@contextmanager
+def restored(wanted: tuple[Any, ...]) -> Iterator[None]:
+    """All switches as they were; afterwards as they are now."""
+    now = present()
+    changed = [i for i in range(len(now)) if now[i] != wanted[i]]
+    try:
+        for i in changed:
+            _SWITCHES[i].write(wanted[i])
+        yield
+    finally:
+        for i, value in enumerate(present()):
+            if value != now[i]:
+                _SWITCHES[i].write(now[i])

@@ -1,0 +1,183 @@
+"""Which memory a tensor looks at, and how: tensors told apart by storage, content and geometry, not as Python objects.
+
+A *memory* is one storage that a unit's forward met. It is *internal* if an operator of the unit made it, and *external*
+otherwise (arguments, parameters, buffers, constants, anything that was there before or came from elsewhere). Every write adds
+one to its `epoch`, so that (memory, epoch) names a content. A `View` names a tensor: a content, looked at with a dtype, sizes,
+strides and an offset. Views need no operator to be made again. Tensors made of tensors (DTensor and others) are `Wrapped`
+views of what is inside of them; a tensor without a storage (sparse, MKL-DNN) stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+
+_strided = torch.strided
+_nothing: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+
+class View(NamedTuple):
+    """A plain tensor: what it looks at (`memory`, `epoch`; `wait` is the operator that waited for it, or -1), and how."""
+
+    memory: int
+    epoch: int
+    wait: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    conj: bool
+    neg: bool
+
+
+class Wrapped(NamedTuple):
+    """A tensor made of tensors, as ``__tensor_flatten__`` takes it apart; `inner` has a `View` or `Wrapped` for each
+    tensor, and what is none as it is.
+    """
+
+    kind: type
+    names: tuple[str, ...]
+    context: Any
+    inner: tuple[Any, ...]
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    def around(self, inner: Sequence[Any]) -> torch.Tensor:
+        """The tensor made of these tensors."""
+        tensors = dict(zip(self.names, inner, strict=True))
+        kind: Any = self.kind
+        made: torch.Tensor = kind.__tensor_unflatten__(tensors, self.context, self.size, self.stride)
+        return made.detach()
+
+
+class Memory:
+    """One storage during one forward of a unit, and what is held of it for the recomputation.
+
+    `writers`: the operator (position on the tape) that made each epoch's content, -1 for what was there before. `external`: a
+    tensor that looks at it, if it is external; `version` is that tensor's when it was read. `snapshots`: copies of all of an
+    external memory that the unit changes, by epoch; `read_epoch` is the last epoch of which anything but a change
+    was computed. `kept`: a tensor on it, of the epoch `kept_epoch`, that the plan keeps.
+    """
+
+    __slots__ = (
+        "epoch", "external", "holders", "is_forced", "kept", "kept_epoch", "kept_version", "read_epoch", "reference",
+        "snapshots", "version", "wait", "writers",
+    )  # fmt: skip
+
+    def __init__(self, storage: torch.UntypedStorage, creator: int, external: torch.Tensor | None) -> None:
+        # A weak reference keeps the storage's address from being given to another one, but frees its memory.
+        self.reference = StorageWeakRef(storage)
+        self.writers = [creator]
+        self.epoch = 0
+        self.wait = -1
+        self.external = external
+        self.version: int | None = None
+        self.snapshots: dict[int, torch.Tensor] = {}
+        self.read_epoch = -1
+        self.kept: Any = None
+        self.kept_epoch = -1
+        self.kept_version: int | None = None
+        self.is_forced = False
+        self.holders: list[Any] = []
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the unit changed it after it was made."""
+        return self.epoch > 0
+
+
+def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that a tensor is made of: itself, unless it is made of others."""
+    if type(tensor) is torch.Tensor or not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    parts = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
+    return [plain for part in parts if isinstance(part, torch.Tensor) for plain in plain_tensors(part)]
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements lie in a storage that others can share."""
+    return tensor.layout is _strided
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often the tensor was changed in place; None for inference tensors, which do not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without autograd history on the same memory, which counts changes together with it.
+
+    With history, what is held could hold the graph that holds it. The dispatch key that shares the counter has to be let in
+    again below autograd.
+    """
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+def counter_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor without memory that counts changes in place together with this one; None where nothing can change unseen."""
+    if type(tensor) is not torch.Tensor or tensor.is_inference():
+        return None
+    key = tensor.dtype, tensor.device
+    if key not in _nothing:
+        with _disable_current_modes():  # a recording mode would take it for an operator of the module
+            _nothing[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    with torch._C._DisableTorchDispatch():  # no mode has to see it
+        counter = tensor.detach()
+    counter.data = _nothing[key]
+    return counter
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it needs no gradient; else an alias: what is exchanged under a parameter (`.data =`) stays away."""
+    return alias(tensor) if tensor.requires_grad else tensor
+
+
+def looks_alike(tensor: torch.Tensor, view: View) -> bool:
+    """Whether the tensor has this geometry."""
+    return (
+        tensor.dtype is view.dtype
+        and tensor.size() == view.size
+        and tensor.storage_offset() == view.offset
+        and tensor.stride() == view.stride
+        and tensor.is_conj() is view.conj
+        and tensor.is_neg() is view.neg
+    )
+
+
+def looked_at(tensor: torch.Tensor, view: View) -> torch.Tensor:
+    """The tensor of this geometry on the memory of `tensor`. To be called without gradients."""
+    if looks_alike(tensor, view):
+        return tensor
+    if tensor.is_conj():
+        tensor = tensor._conj()
+    if tensor.is_neg():
+        tensor = tensor._neg_view()
+    if tensor.dtype is not view.dtype:
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        tensor = tensor.as_strided((elements,), (1,), 0).view(view.dtype)
+    tensor = tensor.as_strided(view.size, view.stride, view.offset)
+    if view.conj:
+        tensor = tensor._conj()
+    return tensor._neg_view() if view.neg else tensor
+
+
+def whole_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of all of the memory that the tensor looks at, in the same layout."""
+    plain = looked_at(tensor, _flat(tensor)) if not _is_whole(tensor) else tensor
+    return plain.clone(memory_format=torch.preserve_format)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    nbytes = tensor.untyped_storage().nbytes()
+    return tensor.is_contiguous() and tensor.numel() * tensor.element_size() == nbytes and not tensor.is_conj()
+
+
+def _flat(tensor: torch.Tensor) -> View:
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return View(-1, 0, -1, tensor.dtype, (elements,), (1,), 0, False, False)

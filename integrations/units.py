@@ -1,0 +1,82 @@
+"""How a module becomes a unit: by its class, not by a wrapper around it.
+
+`become` gives a module a subclass of its own class whose forward does something around the original one. The module stays the
+same object with the same name, parameters, hooks and attributes; hooks on it run outside of what is checkpointed, once, as
+they do without checkpointing. (A wrapper would keep attributes that others set on the module from reaching it.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosac.errors import PlanError
+
+_made: dict[tuple[type, type], type] = {}
+
+
+class Unit(nn.Module):
+    """The base of what modules become. `_autosac` is what a subclass keeps of its own beside the module."""
+
+    _autosac: Any
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy and pickle by the original class: the subclass has no name that could be looked up."""
+        found = super().__reduce_ex__(protocol)
+        if isinstance(found, str) or found[0].__name__ != "__newobj__" or len(found[1]) != 1:
+            return found
+        return (_new, (type(self).__bases__[0], type(self).__bases__[1]), *found[2:])
+
+    def original_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward that the module had; a forward that was set on the object itself comes first."""
+        inner = self.__dict__.get("_autosac_forward")
+        return (inner or super().forward)(*args, **kwargs)
+
+
+def become(module: nn.Module, kind: type[Unit], state: Any) -> None:
+    """Make `module` a `kind`, which keeps `state`. PlanError if its class does not allow that."""
+    try:
+        module.__class__ = subclass(kind, type(module))
+    except TypeError as e:
+        raise PlanError(f"a module of the class {type(module).__name__} cannot be checkpointed: {e}") from e
+    own = module.__dict__.pop("forward", None)
+    if own is not None:
+        module.__dict__["_autosac_forward"] = own
+    module.__dict__["_autosac"] = state
+
+
+def subclass(kind: type[Unit], original: type) -> type:
+    """The class of the modules of `original` that have become a `kind`. It has the name of the original."""
+    made = _made.get((kind, original))
+    if made is None:
+        body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+        made = _made[kind, original] = type(original.__name__, (kind, original), body)
+    return made
+
+
+def original_class(module: nn.Module) -> type:
+    """The class that the module's author wrote."""
+    kind: type = type(module)
+    while issubclass(kind, Unit):
+        kind = kind.__bases__[1]
+    return kind
+
+
+def _new(kind: type[Unit], original: type) -> nn.Module:
+    made: nn.Module = nn.Module.__new__(subclass(kind, original))
+    return made
+
+
+def is_transformed() -> bool:
+    """Whether a function transform (torch.func), forward-mode differentiation or a tracer is at work.
+
+    There saved tensors cannot be exchanged, or carry more than their values.
+    """
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or not torch._C._autograd._saved_tensors_hooks_is_enabled()
+        or torch.jit.is_tracing()
+    )

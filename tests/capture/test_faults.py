@@ -1,0 +1,176 @@
+"""A capture process that dies, at whatever moment, is an error of one line: nobody waits for it for ever."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autosac.capture import server as module
+from autosac.capture.request import TitanRequest
+from autosac.capture.server import CaptureServer
+from autosac.errors import CaptureError
+from autosac.induction import capturing
+
+PATIENCE_S = 60
+JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
+
+# Programs in place of the capture process: what they do after the first line of input. They have the same arguments.
+CLOSES_ITS_ANSWERS_FIRST = "os.close(answers); time.sleep(0.3)"
+ANSWERS_NONSENSE = "os.write(answers, b'{nonsense\\n'); time.sleep(100)"
+ANSWERS_UNKNOWN_KIND = "os.write(answers, b'{\"id\": 0, \"error\": \"no\", \"kind\": \"Strange\"}\\n'); time.sleep(100)"
+WAITS = "time.sleep(100)"
+
+
+def program(folder: Path, what: str) -> tuple[str, ...]:
+    """The command of a process that reads one request and then does `what`."""
+    path = folder / "program.py"
+    path.write_text(f"import os, sys, time\nanswers = int(sys.argv[1])\nsys.stdin.readline()\n{what}\n")
+    return (sys.executable, str(path))
+
+
+def within_limit(action: Callable[[], object]) -> str:
+    """The error that an action ends with. Fails if it takes for ever."""
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            action()
+        except CaptureError as e:
+            said.append(str(e))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it hangs"
+    (error,) = said
+    return error
+
+
+def capture_twice(job: str, kill: Callable[[CaptureServer], None] = lambda _: None) -> None:
+    """Ask for the job's capture, and once more after a failure, as one does who tries the whole job next."""
+    with CaptureServer() as server:
+        future = capturing(server, TitanRequest(config_file=job))
+        kill(server)
+        future.result()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    """A small job's file."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        (CLOSES_ITS_ANSWERS_FIRST, "the capture process ended early with exit code 0"),
+        ("raise ImportError('no luck')", "the capture process ended early with exit code 1: ImportError: no luck"),
+        (ANSWERS_NONSENSE, "the capture process cannot be used: Expecting property name enclosed in double quotes"),
+    ],
+)
+def test_an_early_end_is_told(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch, what: str, error: str
+) -> None:
+    """The error is that of the process, also for a request that is written while the process can still be written to."""
+    monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, what))
+    assert within_limit(lambda: capture_twice(job)).startswith(error)
+
+
+def test_an_error_of_an_unknown_kind(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told as a CaptureError; the process is not given up for it."""
+    monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, ANSWERS_UNKNOWN_KIND))
+
+    def ask() -> None:
+        with CaptureServer() as server:
+            server.capture(TitanRequest(config_file=job))
+
+    assert within_limit(ask) == "no"
+
+
+def test_killed_at_many_moments(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty processes, killed at random moments of their first tenth of a second: forty errors."""
+    monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, WAITS))
+    moments = random.Random(0)
+
+    def kill(server: CaptureServer) -> None:
+        server._start_is_over.wait()
+        time.sleep(moments.uniform(0, 0.1))
+        assert server._process is not None
+        os.kill(server._process.pid, signal.SIGKILL)
+
+    errors = {within_limit(lambda: capture_twice(job, kill)) for _ in range(40)}
+    assert {error.partition(":")[0] for error in errors} == {"the capture process was ended by signal 9 (SIGKILL)"}
+
+
+def test_killed_while_it_captures(job: str) -> None:
+    """The real process is killed beside its captures, which end with it."""
+    captures: list[int] = []
+
+    def kill(server: CaptureServer) -> None:
+        server._start_is_over.wait()
+        assert server._process is not None
+        limit = time.monotonic() + PATIENCE_S
+        while not captures and time.monotonic() < limit:
+            captures.extend(children(server._process.pid))
+            time.sleep(0.01)
+        os.kill(server._process.pid, signal.SIGKILL)
+
+    assert within_limit(lambda: capture_twice(job, kill)).startswith("the capture process was ended by signal 9")
+    assert captures
+    limit = time.monotonic() + 10
+    while any(map(is_running, captures)) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not any(map(is_running, captures))
+
+
+def test_a_capture_that_is_killed(job: str) -> None:
+    """The process says so, and the next capture runs."""
+    with CaptureServer() as server:
+        future = server.submit(TitanRequest(config_file=job))
+        assert server._start_is_over.wait(PATIENCE_S) and server._process is not None
+        limit = time.monotonic() + PATIENCE_S
+        while not (found := children(server._process.pid)) and time.monotonic() < limit:
+            time.sleep(0.01)
+        os.kill(found[0], signal.SIGKILL)
+        with pytest.raises(CaptureError, match=r"^the capture process was ended by signal 9 \(SIGKILL\): Linux does that"):
+            future.result(PATIENCE_S)
+        assert server.submit(TitanRequest(config_file=job)).result(PATIENCE_S).info["model"] == "llama3 debugmodel"
+
+
+def children(process: int) -> list[int]:
+    """The processes that this one has started and that still run."""
+    listed = Path(f"/proc/{process}/task/{process}/children")
+    try:
+        return [int(word) for word in listed.read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def is_running(process: int) -> bool:
+    """There is such a process, and it is no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_code_beside_the_job(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules in the current folder never stand for Python's or installed ones; a job's own modules are found there."""
+    for name in ("json", "torch", "signal", "torchtitan"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('run by mistake')\n")
+    (tmp_path / "mine.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    with CaptureServer() as server:
+        request = TitanRequest(config_file=job, overrides=("--experimental.custom_import", "mine"))
+        assert server.capture(request).info["model"] == "llama3 debugmodel"
+    assert (tmp_path / "imported").exists()

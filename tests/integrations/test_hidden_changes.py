@@ -1,0 +1,161 @@
+"""Changes that make a recomputation another one: each is an error that names the module. Real tensors on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosac.integrations.eager import RecomputationError, apply
+
+
+def under(lab: Any, module: nn.Module, x: torch.Tensor, keep: Any = ()) -> nn.Module:
+    """The module as a unit called `body`."""
+    model = nn.Sequential()
+    model.add_module("body", module)
+    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"body": keep})
+    return apply(model, plan)
+
+
+class Sine(nn.Module):
+    """Saves a sum with its input, which autograd itself does not save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        return torch.sin(x + self.shift)
+
+
+def _tracked(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def _data(x: torch.Tensor) -> None:
+    x.data.add_(1)
+
+
+def _numpy(x: torch.Tensor) -> None:
+    x.numpy()[:] += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            _tracked,
+            r"body cannot be recomputed: a tensor that it reads \(torch.float32 \[2, 4\]\) was changed in place",
+        ),
+        (_data, "the module body does not give the same values when it is recomputed"),
+        (_numpy, "the module body does not give the same values when it is recomputed"),
+    ],
+)
+def test_an_input_that_is_changed_before_the_backward(
+    lab: Any, change: Callable[[torch.Tensor], None], words: str
+) -> None:
+    """In sight of autograd, through `.data` and through numpy: no gradient is made."""
+    x = torch.randn(2, 4)
+    model = under(lab, Sine(), x)
+    out = model(x)
+    change(x)
+    with pytest.raises(RecomputationError, match=words):
+        out.sum().backward()
+    assert model.body.shift.grad is None
+
+
+@pytest.mark.parametrize("change", [_tracked, _data, _numpy])
+def test_an_input_that_is_not_needed_may_be_changed(lab: Any, change: Callable[[torch.Tensor], None]) -> None:
+    """With the sum kept, nobody reads the input again."""
+    x = torch.zeros(2, 4)
+    model = under(lab, Sine(), x, {"aten.add.Tensor"})
+    out = model(x)
+    change(x)
+    out.sum().backward()
+    assert torch.equal(model.body.shift.grad, 2 * torch.ones(4).cos())
+
+
+@pytest.mark.parametrize("change", [_data, _numpy])
+def test_a_parameter_that_is_changed_before_the_backward(lab: Any, change: Callable[[torch.Tensor], None]) -> None:
+    """As an optimizer that steps too early, out of sight of autograd."""
+    x = torch.randn(2, 4)
+    model = under(lab, Sine(), x)
+    out = model(x)
+    change(model.body.shift.detach())
+    with pytest.raises(RecomputationError, match="the module body does not give the same values"):
+        out.sum().backward()
+
+
+class _Numpy(torch.autograd.Function):
+    """Writes with numpy to new memory: PyTorch sees the memory only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        out.numpy()[:] = x.detach().numpy() * 2
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+class Hidden(nn.Module):
+    """Uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        return torch.sin(_Numpy.apply(x + self.shift))
+
+
+def test_memory_that_is_written_out_of_sight(lab: Any) -> None:
+    """Fresh memory in place of what numpy wrote is noticed, and the operator that made it is named."""
+    x = torch.randn(2, 4)
+    model = under(lab, Hidden(), x)
+    with pytest.raises(
+        RecomputationError, match=r"made by aten\.empty_like\.default\): something in it has a hidden state"
+    ):
+        model(x).sum().backward()
+    assert model.body.shift.grad is None
+
+
+def test_memory_that_is_written_out_of_sight_may_be_kept(lab: Any) -> None:
+    """If the plan keeps the memory, it has what numpy wrote."""
+    x = torch.zeros(2, 4)
+    model = under(lab, Hidden(), x, {"aten.empty_like.default"})
+    model(x).sum().backward()
+    assert torch.equal(model.body.shift.grad, 2 * (torch.full((4,), 2.0).cos() * 2))
+
+
+def test_a_changed_custom_result_cannot_be_made_again(lab: Any) -> None:
+    """A custom operator's result that is changed in place after it was read: its first content is nowhere."""
+
+    @torch.library.custom_op("autosac_test::copy", mutates_args=())
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = copy(x.detach())
+            early = mask * 2
+            mask.mul_(3)
+            return (x * self.weight * early).sin() * mask
+
+    x = torch.randn(2, 4)
+    model = under(lab, Body(), x)
+    with pytest.raises(
+        RecomputationError, match=r"the custom operator autosac_test\.copy\.default returned, which cannot run"
+    ):
+        model(x).sum().backward()

@@ -1,0 +1,153 @@
+"""A module under a plan stays the module that it was: class, names, hooks, copies. Real tensors on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosac.errors import PlanError
+from autosac.integrations.eager import Checkpointed, apply
+
+
+class Body(nn.Module):
+    """A module with an attribute and a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(4, 4), 2.0
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        """What forward uses."""
+        return x * self.factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        return self.scaled(self.linear(x)).sin().exp()
+
+
+AGAIN = ["aten.mul.Tensor"]  # what the sine saved; the exponential saved its result, which is returned
+
+
+def planned(lab: Any, model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """The model with its unit `0`, which keeps the linear layer's result."""
+    plan, again = lab.plan_keeping(model, lambda m: m(x), {"0": {"aten.addmm.default"}})
+    assert again == {"0": AGAIN}
+    return apply(model, plan)
+
+
+def gradients(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Output and gradients."""
+    model.zero_grad()
+    out = model(x)
+    out.sum().backward()
+    return (out.detach(), *(p.grad.clone() for p in model.parameters()))
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    """An input."""
+    torch.manual_seed(0)
+    return torch.randn(2, 4)
+
+
+def test_a_unit_is_the_same_object_of_its_class(lab: Any, x: torch.Tensor) -> None:
+    """Identity, isinstance, the class's name, attributes, methods, and the names of modules, parameters and state."""
+    model = nn.Sequential(Body())
+    body, weight = model[0], model[0].linear.weight
+    modules, parameters = [name for name, _ in model.named_modules()], [name for name, _ in model.named_parameters()]
+    state = list(model.state_dict())
+    planned(lab, model, x)
+    assert model[0] is body and isinstance(body, Body) and isinstance(body, Checkpointed)
+    assert type(body).__name__ == "Body" and type(body).__module__ == Body.__module__
+    assert body.linear.weight is weight and body.factor == 2.0 and torch.equal(body.scaled(x), x * 2)
+    assert [name for name, _ in model.named_modules()] == modules
+    assert [name for name, _ in model.named_parameters()] == parameters
+    assert list(model.state_dict()) == state == ["0.linear.weight", "0.linear.bias"]
+    assert repr(model) == repr(nn.Sequential(Body()))
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
+def test_copies_are_units_too(lab: Any, x: torch.Tensor, how: str) -> None:
+    """Copied, pickled and saved with torch.save: the copy has parameters of its own, and obeys the plan."""
+    model = planned(lab, nn.Sequential(Body()), x)
+    wanted = gradients(model, x)
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert type(other[0]) is type(model[0]) and other[0].linear.weight is not model[0].linear.weight
+    with lab.counting(other, ["0"]) as ran:
+        assert lab.same(gradients(other, x), wanted)
+    assert ran.again == {"0": AGAIN}
+    with torch.no_grad():
+        other[0].linear.weight.zero_()
+    assert lab.same(gradients(model, x), wanted)
+
+
+def test_hooks_run_once(lab: Any, x: torch.Tensor) -> None:
+    """Forward hooks of the unit and of a module inside run in the forward only, backward hooks once; what they
+    return is used.
+    """
+    model = nn.Sequential(Body())
+    plain = copy.deepcopy(model)
+    planned(lab, model, x)
+    seen: dict[int, list[str]] = {0: [], 1: []}
+    for i, m in enumerate((model, plain)):
+        m[0].register_forward_pre_hook(lambda _, args, i=i: (seen[i].append("pre"), (args[0] + 1,))[1])
+        m[0].register_forward_hook(lambda _, __, out, i=i: (seen[i].append("post"), out * 2)[1])
+        m[0].linear.register_forward_hook(lambda _, __, out, i=i: (seen[i].append("inner"), out.sigmoid())[1])
+        m[0].register_full_backward_hook(lambda *_, i=i: seen[i].append("backward"))
+    assert lab.same(gradients(model, x), gradients(plain, x))
+    assert seen[0] == seen[1] == ["pre", "inner", "post", "backward"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_forward_of_the_object_itself(lab: Any, x: torch.Tensor, when: str) -> None:
+    """Set before the plan it is what is checkpointed; set afterwards it takes the place of the checkpointed one, as
+    attributes do.
+    """
+    model = nn.Sequential(Body())
+    plain = copy.deepcopy(model)
+
+    def forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+        return module.scaled(module.linear(x)).sin().exp()
+
+    if when == "before":
+        model[0].forward = lambda x: forward(model[0], x)
+    planned(lab, model, x)
+    if when == "after":
+        model[0].forward = lambda x: forward(model[0], x)
+    with lab.counting(model, ["0"]) as ran:
+        assert lab.same(gradients(model, x), gradients(plain, x))
+    assert ran.again == {"0": AGAIN if when == "before" else []}
+
+
+def test_a_script_module_is_refused(lab: Any, x: torch.Tensor) -> None:
+    """Its operators cannot be seen; nothing is changed."""
+    model = nn.Sequential(Body(), nn.Linear(4, 4))
+    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": set(), "1": set()})
+    model[1] = torch.jit.trace(model[1], x)
+    with pytest.raises(
+        PlanError, match="1 is a TorchScript module, whose operators cannot be seen: leave it out of the plan"
+    ):
+        apply(model, plan)
+    assert type(model[0]) is Body
+
+
+def test_a_module_that_is_never_called_is_refused(lab: Any, x: torch.Tensor) -> None:
+    """A ModuleList has no forward."""
+    model = nn.Sequential(nn.Identity())
+    model.add_module("blocks", nn.ModuleList([Body()]))
+    with pytest.raises(PlanError, match="blocks is a ModuleList, which is never called: choose modules inside it"):
+        apply(model, lab.plan_for(model, {"blocks": ()}))
