@@ -3,7 +3,7 @@
 A checkpointed module (`Checkpointed`) runs its forward as it is. What autograd saves in it is exchanged for what the plan
 keeps and a tape of the operators, from which the rest is made again in the backward (`tape`, `recomputation`). In a module
 that is being compiled, PyTorch's own selective checkpointing takes the same decisions: the compiler understands only that,
-and turns the decisions into tags on its graph (`_compiled_contexts`).
+and turns the decisions into tags on its graph (`compiled_modes`).
 
 It composes with FSDP, tensor parallelism and `torch.compile` in TorchTitan's order: tensor parallelism, `apply`, compile,
 FSDP. Before anything is changed, the plan is compared with the model (`check`).
@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from autosac.errors import PlanError
 from autosac.integrations import compiled_parts
+from autosac.integrations.compiled_modes import context_fn
 from autosac.integrations.entries import RecomputationError
-from autosac.integrations.keys import Keyer, is_random, op_name, quiet_hooks
+from autosac.integrations.keys import quiet_hooks
 from autosac.integrations.modules import find_module, is_compiled, parameters_of
 from autosac.integrations.offload import Offloader
-from autosac.integrations.operators import is_foreign, only_metadata, written_arguments
 from autosac.integrations.policy import PlanMismatchWarning, UnitPolicy
 from autosac.integrations.sharding import Gathering
 from autosac.integrations.tape import RecordingMode, Tape
@@ -79,7 +79,7 @@ class _Checkpointing:
             use_reentrant=False,
             preserve_rng_state=True,  # without it a recomputed dropout would be another one
             early_stop=settings.early_stop,
-            context_fn=_context_fn(self.policy, offloads=offloader is not None),
+            context_fn=context_fn(self.policy, offloads=offloader is not None),
         )
         self._offloader = offloader
         self._forwards = 0
@@ -169,42 +169,3 @@ def _compare(
         for name in planned:
             if name not in running:
                 raise PlanError(f"{what}: the plan's has a parameter {name}, {where} has not")
-
-
-def _context_fn(policy: UnitPolicy, *, offloads: bool) -> Any:
-    def contexts() -> tuple[Any, Any]:
-        if offloads:
-            raise PlanError(
-                f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading"
-            )
-        return _compiled_contexts(policy)
-
-    return contexts
-
-
-def _compiled_contexts(policy: UnitPolicy) -> tuple[Any, Any]:
-    """PyTorch's modes with the plan's decisions, for the compiler. What differs from the plan is recomputed."""
-    keyers = {False: Keyer(), True: Keyer()}
-    keeps = policy.keeps
-
-    def decide(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        occurrence = keyers[context.is_recompute].occurrence(func)
-        if occurrence < 0:
-            return CheckpointPolicy.PREFER_RECOMPUTE
-        if is_random(func, args, kwargs) or is_foreign(func):
-            return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
-        if keeps and written_arguments(func) and not only_metadata(func) and torch.is_grad_enabled():
-            raise PlanError(
-                f"{policy.fqn} is compiled and changes a tensor in place ({op_name(func)}): PyTorch's selective checkpointing "
-                "gives wrong gradients there; write it out of place, or leave the module out of the plan"
-            )
-        rows = policy.decisions(func)
-        if occurrence >= len(rows):
-            policy.warn(
-                f"as compiled runs more calls of {op_name(func)} than the plan's {len(rows)}",
-                "recomputing this operator",
-            )
-            return CheckpointPolicy.PREFER_RECOMPUTE
-        return CheckpointPolicy.MUST_SAVE if rows[occurrence].keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(decide)

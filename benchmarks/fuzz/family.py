@@ -85,7 +85,7 @@ class Family:
     cannot run the model: NumPy in the forward, several ranks). `most`: how many trials one run makes at most
     (None: no bound). `ranks`: how many processes a trial needs. `needs`: a package that must be there. `limit_s`: seconds that
     a trial may take. `plan_transformed`: plan the model as `Job.transform` returns it.
-    `module`: where it is defined.
+    `compiled`: the job compiles its model. `module`: where it is defined.
     """
 
     name: str
@@ -97,6 +97,7 @@ class Family:
     needs: str = ""
     plan_transformed: bool = False
     limit_s: float = 20.0
+    compiled: bool = False
     module: str = ""
 
 

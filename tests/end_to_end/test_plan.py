@@ -79,11 +79,12 @@ def test_pictures_and_exports(autosac: Run, job_file: str, tmp_path: Path) -> No
 
 def test_several_budgets_and_their_differences(autosac: Run, job_file: str, tmp_path: Path) -> None:
     """More memory never means a slower plan; there is one at the peak of each usual policy, no slower than it; each plan is
-    written; diff names what changes.
+    written; diff names what changes. (Of a batch that keeps the GPU busy: what a plan costs the host is hidden then.)
     """
     ran = autosac(
         "plan", job_file, *GPU, "--pareto", "3", "-o", tmp_path / "p.json", "--json",
         "--pareto-html", tmp_path / "p.html", "--pareto-png", tmp_path / "p.png",
+        "--", "--training.local_batch_size", "128",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     predictions = [document["predictions"]["autosac"] for document in ran.document]
@@ -100,7 +101,7 @@ def test_several_budgets_and_their_differences(autosac: Run, job_file: str, tmp_
 
     assert "the plans are the same" in autosac("diff", files[0], files[0]).out
     differing = autosac("diff", files[0], files[1])
-    assert differing.code == 0 and "budget" in differing.out and "layers.0" in differing.out
+    assert differing.code == 0 and "budget" in differing.out and "layers." in differing.out
 
 
 def test_budgets_given_twice(autosac: Run, job_file: str) -> None:

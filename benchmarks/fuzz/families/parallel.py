@@ -116,9 +116,10 @@ def _compiled(rng: random.Random, backend: str) -> Job:
 @family(
     "compiled_aot_eager",
     "torch.compile of the model or of each block, aot_eager",
-    most=24,
+    most=60,
     planner=False,
     limit_s=120.0,
+    compiled=True,
 )
 def compiled_aot_eager(rng: random.Random) -> Job:
     """Compiled by AOTAutograd, run eagerly."""
@@ -131,6 +132,7 @@ def compiled_aot_eager(rng: random.Random) -> Job:
     most=4,
     planner=False,
     limit_s=240.0,
+    compiled=True,
 )
 def compiled_inductor(rng: random.Random) -> Job:
     """Compiled by Inductor."""

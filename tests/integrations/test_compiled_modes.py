@@ -1,0 +1,68 @@
+"""Units that are compiled: what the compiler saves and recomputes for a plan."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autosac.errors import PlanError
+from autosac.integrations.compiled_modes import context_fn
+from autosac.integrations.policy import UnitPolicy
+from autosac.plans import Unit
+
+
+class Average(nn.Module):
+    """Reads a moving average, then changes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("average", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        h = torch.sin(self.a(x) + self.average)
+        self.average.mul_(0.5)
+        return self.b(torch.sin(h))
+
+
+class Checkpointed(nn.Module):
+    """Its body under the modes for a unit that keeps nothing."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        unit = Unit(fqn="body", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=())
+        self.modes = context_fn(UnitPolicy(unit), offloads=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False, context_fn=self.modes)
+
+
+def _gradients(body: nn.Module, model: nn.Module) -> list[Tensor]:
+    torch.manual_seed(0)
+    model(torch.randn(4, 8)).sum().backward()
+    return [parameter.grad for parameter in body.parameters()] + list(body.buffers())
+
+
+@pytest.mark.filterwarnings("ignore::autosac.integrations.policy.PlanMismatchWarning")
+def test_a_buffer_that_is_read_and_then_changed() -> None:
+    """The sum with the buffer is saved, though the plan keeps nothing: the backward would add the new contents."""
+    torch._dynamo.reset()
+    body = Average()
+    again = copy.deepcopy(body)
+    found = _gradients(body, torch.compile(Checkpointed(body), backend="aot_eager"))
+    for a, b in zip(found, _gradients(again, again), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_a_backend_that_runs_checkpointing_as_it_is() -> None:
+    """Such a backend would change the buffer twice: refused by name."""
+    torch._dynamo.reset()
+    model = torch.compile(Checkpointed(Average()), backend="eager")
+    with pytest.raises(PlanError, match="body is compiled by a backend that runs PyTorch's checkpointing"):
+        model(torch.randn(4, 8))
