@@ -18,7 +18,10 @@ _REMEDIES = {
         "(data_parallel_shard_degree = 1 and data_parallel_replicate_degree = the number of GPUs), or a flavor without tied "
         "embeddings"
     ),
-    "Cannot access storage of SparseTensorImpl": "sparse tensors cannot be simulated: plan the model with dense ones",
+    "Cannot access storage of SparseTensorImpl": (
+        "sparse tensors cannot be simulated: plan the model with dense ones (Embedding and EmbeddingBag with sparse=True "
+        "make sparse gradients)"
+    ),
     "Cannot access storage of TensorWrapper": (
         "function transforms (torch.func: grad, vmap, jvp) cannot be simulated: plan the model with an ordinary backward"
     ),

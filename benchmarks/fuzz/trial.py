@@ -45,6 +45,7 @@ OUTCOMES = ("right", "warned", "refused", "stopped", "wrong", "obscure", "no ref
 KINDS = ("planner", "legal", "legal", "hostile")
 PLANNING_LIMIT_S = 180.0
 NUMBERS_PER_SEED = 1_000_000  # of trials of one family: the first of seed s is s times as many
+_LINE_OF_CODE = re.compile(r"\(at \S+\.py:\d+")
 _OPERATOR = re.compile(r"\b[a-z]\w*\.\w+\.[a-zA-Z_]\w*\b")
 
 Apply = Callable[[nn.Module, autosac.Plan], nn.Module]
@@ -353,10 +354,10 @@ def _obscure(stage: str, e: Exception) -> Outcome:
 
 
 def _clear(message: str, names: list[str]) -> bool:
-    """Whether the message is one line that names a module, a parameter or an operator."""
+    """Whether the message is one line that names a module, a parameter, an operator, or a line of the user's code."""
     if not message.strip() or "\n" in message.strip():
         return False
-    return bool(_OPERATOR.search(message)) or any(
+    return bool(_OPERATOR.search(message) or _LINE_OF_CODE.search(message)) or any(
         re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", message) for name in names
     )
 
