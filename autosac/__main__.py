@@ -2,7 +2,7 @@
 
 import sys
 
-from autosac.cli import main
+from autosac.cli.parser import main
 
 if __name__ == "__main__":
     sys.exit(main())

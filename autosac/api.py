@@ -24,18 +24,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autosac.confidence import confidence_of
 from autosac.errors import InfeasibleError
-from autosac.planning import Goal, full_plan, make_plan, make_plans
+from autosac.files.temporary import temporary_folder
+from autosac.planning.closed_loop import Goal, full_plan, make_plan, make_plans
+from autosac.planning.confidence import confidence_of
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, Target, simulation_of
-from autosac.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from autosac.capture.eager import MakeStep
+    from autosac.capture.jobs.eager import MakeStep
 
 
 def simulate(
@@ -76,9 +76,9 @@ def plan(
     """Decide what to keep and what to recompute so that the step fits the budget and runs as fast as it can.
 
     `budget`: "68GiB", "73GB" or "85%" of the GPU; `budget_kind`: "reserved" (what the caching allocator takes) or
-    "active" (what tensors occupy); `confidence`: the probability with which the plan has to fit (`autosac.confidence`);
-    `solver`: "greedy", "knapsack" or "ilp"; `offload`: results may wait in host memory where that makes the step shorter.
-    The rest as in `simulate`.
+    "active" (what tensors occupy); `confidence`: the probability with which the plan has to fit (see
+    `autosac.planning.confidence`); `solver`: "greedy", "knapsack" or "ilp"; `offload`: allow offloading activations to host
+    memory where that makes the step shorter. The rest as in `simulate`.
 
     InfeasibleError if no plan meets the budget: it says the smallest that would do.
     """
@@ -105,13 +105,13 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
 
     Call it before torch.compile and before fully_shard. PlanError if the plan was made for another model.
     """
-    from autosac.integrations.eager import apply as apply_to
+    from autosac.integrations.apply import apply as apply_to
 
     return apply_to(model, plan)
 
 
 class EagerCaptures:
-    """The captures that planning needs, of an eager step; see `autosac.planning.Captures`."""
+    """The captures that planning needs, of an eager step; see `autosac.planning.closed_loop.Captures`."""
 
     def __init__(self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2) -> None:
         self._make_step = make_step
@@ -151,7 +151,7 @@ class EagerCaptures:
             return self._capture(plan=plan, plan_file=str(path))
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
-        from autosac.capture.eager import EagerRequest, capture_eager
+        from autosac.capture.jobs.eager import EagerRequest, capture_eager
 
         trace = capture_eager(self._make_step, EagerRequest(**self._settings, **changes))
         return simulation_of(trace, self._machine, plan)

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autosac.capture.target import TargetGPU
 from autosac.estimator import (
     Cluster,
     CollectiveModel,
@@ -21,7 +20,6 @@ from autosac.estimator import (
     load_hardware,
     price,
 )
-from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
@@ -37,6 +35,8 @@ from autosac.runtime_sim import (
     serial_costs,
     simulate,
 )
+from autosac.target import TargetGPU
+from autosac.titan.settings import is_of_compiled_model
 from autosac.trace import Collective, Phase, Trace
 
 TITAN_ALLOCATOR = "expandable_segments:True"  # what TorchTitan's launcher sets

@@ -29,7 +29,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn import functional as F
 
 import autosac
-from autosac.files import write_text_atomically
+from autosac.files.writing import write_text_atomically
 
 _WARM_UP, _STEPS = 3, 12
 MakeStep = Callable[[torch.device], Any]

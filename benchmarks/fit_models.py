@@ -41,7 +41,7 @@ from autosac.estimator.features import (
 )
 from autosac.estimator.learned import load_bundle
 from autosac.estimator.trees import TreeEnsemble
-from autosac.files import write_bytes_atomically, write_text_atomically
+from autosac.files.writing import write_bytes_atomically, write_text_atomically
 
 _SINGLE_WEIGHT = 0.3  # of a shape that one framework timed
 _SPREAD = 0.04  # disagreement (standard deviation of the log) at which a shape's weight is halved

@@ -17,13 +17,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autosac.capture.server import CaptureServer
-from autosac.planner import Goal, Planner
-from autosac.planning import derivation_for
+from autosac.capture.process.server import CaptureServer
+from autosac.jobs.titan import TitanCaptures, TitanJob
+from autosac.planning.closed_loop import derivation_for
+from autosac.planning.planner import Goal, Planner
 from autosac.plans import Plan
 from autosac.quantities import format_bytes, format_ms
 from autosac.simulation import Simulation
-from autosac.titan_job import TitanCaptures, TitanJob
 
 JOB = Path(__file__).parents[1] / "examples" / "llama3_8b.toml"
 WAYS = ("least first", "most first", "level")

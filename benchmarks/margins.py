@@ -12,7 +12,7 @@ MARGINS = ROOT / "memory_sim" / "margins.toml"
 _STUDY = re.compile(r"^(\S.+?) +\| +([\d.]+) +([\d.]+) +\S+% \| +([\d.]+) +([\d.]+) +\S+% \|", re.MULTILINE)
 _PUBLISHED = re.compile(r"^(E\d+) [^|]*\| +([\d.]+) +([\d.]+) +[-+][\d.]+% \|", re.MULTILINE)
 _HEAD = """\
-# Predicted and measured peaks of memory, of which `autosac.confidence` makes margins.
+# Predicted and measured peaks of memory, of which `autosac.planning.confidence` makes margins.
 # Written by `python -m benchmarks.margins` from docs/accuracy.md; units as there. One table per cause of error.
 """
 

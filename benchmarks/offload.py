@@ -20,11 +20,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autosac.capture.server import CaptureServer
+from autosac.capture.process.server import CaptureServer
 from autosac.errors import InfeasibleError
-from autosac.planning import Goal, Planned, make_plans
+from autosac.jobs.titan import TitanCaptures, TitanJob
+from autosac.planning.closed_loop import Goal, Planned, make_plans
 from autosac.quantities import format_bytes, format_ms, parse_budget
-from autosac.titan_job import TitanCaptures, TitanJob
 
 JOB = Path(__file__).parents[1] / "examples" / "llama3_8b.toml"
 

@@ -31,7 +31,7 @@ from autosac.estimator.features import (
 )
 from autosac.estimator.learned import MODELS, load_bundle
 from autosac.estimator.models import CollectiveModel
-from autosac.files import write_text_atomically
+from autosac.files.writing import write_text_atomically
 from autosac.trace import Op, Phase, Signature, TensorMeta, Trace
 
 _OPERATORS = 50_000

@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import autosac
-from autosac.integrations import eager
-from autosac.integrations.modules import parameters_of
+from autosac.integrations import apply as eager
 from autosac.integrations.observe import observe
+from autosac.integrations.operators.modules import parameters_of
 from autosac.plans import Decision, MadeFor, Plan, Unit
 
 WIDTH = 16

@@ -86,11 +86,11 @@ def least(runs: list[Run]) -> Run:
 
 def stages(name: str) -> Table:
     """The stages of planning in one process, the captures' imports apart."""
-    from autosac.capture.server import CaptureServer
+    from autosac.capture.process.server import CaptureServer
     from autosac.induction import capturing
-    from autosac.jobs import TitanJob, simulation_of
+    from autosac.jobs.tasks import TitanJob, simulation_of
     from autosac.memory_sim import replay_allocator, simulate_memory
-    from autosac.planner import Goal, Planner
+    from autosac.planning.planner import Goal, Planner
 
     file, world_size, _ = JOBS[name]
     job = TitanJob.of(str(EXAMPLES / file), gpu="h100-sxm-80gb", world_size=world_size)
@@ -122,8 +122,8 @@ def stages(name: str) -> Table:
 
 def growth() -> Table:
     """What capture (all layers, none induced) and simulation take, beside what grows."""
-    from autosac.capture.server import CaptureServer
-    from autosac.jobs import TitanJob, simulation_of
+    from autosac.capture.process.server import CaptureServer
+    from autosac.jobs.tasks import TitanJob, simulation_of
 
     table = Table(title="Growth (capture of all layers; imports apart)")
     for heading in ("job", "operators and other events", "capture s", "simulation s"):

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from autosac.estimator.cluster import Placement
 from autosac.trace import Signature
-from autosac.trace_checks import IMPOSSIBLE_CALL, impossible_call
+from autosac.trace.checks import IMPOSSIBLE_CALL, impossible_call
 
 
 class Estimate(NamedTuple):

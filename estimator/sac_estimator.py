@@ -28,8 +28,8 @@ from autosac.estimator.sac_stats import (
     SACOperator,
     tradeoff,
 )
+from autosac.memory_sim.spans import Lifetimes, Span, region_spans
 from autosac.solvers import LocalProblem, Segment
-from autosac.spans import Lifetimes, Span, region_spans
 from autosac.trace import Call, Collective, Label, Op, Phase, Region, Trace
 
 _HELD_ELSEWHERE = (Label.PARAMETER, Label.UNSHARDED_PARAMETER, Label.COMMUNICATION)
@@ -153,7 +153,7 @@ class SACEstimator:
         """The calls that run again if nothing is kept: those that lead to what the backward reads.
 
         What autograd holds is asked for; whatever wrote it is needed, and all that this read: the rule of
-        `autosac.integrations.recomputation`.
+        `autosac.integrations.recompute.recomputation`.
         """
         makers: dict[int, list[int]] = {}
         for c, call in enumerate(region.calls):

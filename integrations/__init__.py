@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.integrations.eager import PlanMismatchWarning, apply
+    from autosac.integrations.apply import PlanMismatchWarning, apply
     from autosac.integrations.observe import Recorder, RegionRecorder, observe
 
 __all__ = ["PlanMismatchWarning", "Recorder", "RegionRecorder", "apply", "observe"]
 
-_HOMES = {"PlanMismatchWarning": "eager", "apply": "eager"}
+_HOMES = {"PlanMismatchWarning": "apply", "apply": "apply"}
 
 
 def __getattr__(name: str) -> Any:

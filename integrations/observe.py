@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from autosac.errors import PlanError
-from autosac.integrations.keys import CountingMode, Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
-from autosac.integrations.modules import find_module
-from autosac.integrations.units import Unit, become
+from autosac.integrations.operators.keys import CountingMode, Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
+from autosac.integrations.operators.modules import find_module
+from autosac.integrations.recompute.units import Unit, become
 
 
 class RegionRecorder(Protocol):

@@ -13,7 +13,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from autosac.files import write_bytes_atomically
+from autosac.files.writing import write_bytes_atomically
 from autosac.memory_sim.allocator_blocks import Block
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.attribution import module_name, source_name

@@ -23,7 +23,7 @@ from autosac.errors import UsageError
 from autosac.memory_sim.allocator_config import BLOCK_BYTES
 from autosac.memory_sim.internal_allocations import internal_allocations
 from autosac.trace import Phase, Signature, Trace
-from autosac.trace_checks import IMPOSSIBLE_CALL, impossible_call
+from autosac.trace.checks import IMPOSSIBLE_CALL, impossible_call
 
 KIB = 1024
 MIB = 1024 * KIB

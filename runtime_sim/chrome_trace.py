@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from autosac.files import write_bytes_atomically
+from autosac.files.writing import write_bytes_atomically
 from autosac.runtime_sim.program import Engine, Program
 from autosac.runtime_sim.timeline import RankTimeline, Timeline
 from autosac.trace import Collective, ModuleEnter, ModuleExit, Op, Phase, Trace

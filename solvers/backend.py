@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import UsageError
+from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
-from autosac.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import pulp

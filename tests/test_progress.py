@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from autosac import progress
+from autosac.cli import progress
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_rooms_are_linked_into_the_package() -> None:
 def test_the_rooms_and_the_command_line_import_without_torch() -> None:
     """Simulators, estimator, solvers and the planner work on values; only capture and integrations need PyTorch."""
     code = (
-        "import sys, autosac, autosac.cli, autosac.commands, autosac.estimator, autosac.memory_sim, "
+        "import sys, autosac, autosac.cli.parser, autosac.cli.commands, autosac.estimator, autosac.memory_sim, "
         "autosac.runtime_sim, autosac.solvers; assert 'torch' not in sys.modules, 'torch'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

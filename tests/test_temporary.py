@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from autosac import temporary
-from autosac.files import write_bytes_atomically
-from autosac.temporary import PREFIX, remove_abandoned, temporary_folder
+from autosac.files.temporary import PREFIX, remove_abandoned, temporary_folder
+from autosac.files.writing import temporary, write_bytes_atomically
 
 OWNER = """
 import sys, time
-from autosac.temporary import temporary_folder
+from autosac.files.temporary import temporary_folder
 with temporary_folder() as folder:
     (folder / "content").write_text("something")
     print(folder, flush=True)
@@ -25,7 +24,7 @@ with temporary_folder() as folder:
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from autosac import files
+from autosac.files.writing import writing as files
 os.fdopen = lambda *_: print("open", flush=True) or time.sleep(100)
 files.write_bytes_atomically(Path(sys.argv[1]), b"new")
 """

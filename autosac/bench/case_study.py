@@ -16,7 +16,7 @@ from autosac.bench.subjects import Subject
 from autosac.bench.suite import Suite
 from autosac.errors import InfeasibleError, UsageError
 from autosac.estimator.sac_stats import SACModTradeoffStats
-from autosac.policies import UnitPolicies
+from autosac.planning.unit_policies import UnitPolicies
 
 CLAIMED_DISCARD, CLAIMED_RECOMPUTE = 0.6, 0.05
 

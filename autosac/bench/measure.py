@@ -24,8 +24,8 @@ from typing import Any
 from autosac.bench.results import Measured
 from autosac.bench.suite import Configuration, Model, Suite, make_step_of
 from autosac.errors import UsageError
+from autosac.files.temporary import temporary_folder
 from autosac.plans import Plan
-from autosac.temporary import temporary_folder
 
 _WARM_UP_STEPS = 2
 
@@ -126,7 +126,7 @@ def _build(make_step: Callable[..., Any], device: Any, plan_file: str | None) ->
     made = make_step(device)
     model, step = made if isinstance(made, tuple) else (None, made)
     if plan_file is not None:
-        from autosac.integrations.eager import apply
+        from autosac.integrations.apply import apply
 
         apply(model, Plan.load(plan_file))
     return step

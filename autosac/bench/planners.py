@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from autosac.bench.policies import JOINT, Policy
 from autosac.bench.subjects import Subject
-from autosac.candidates import Candidate
-from autosac.planner import Costs, Goal, Planner, plan_of
-from autosac.planning import derivation_for, find_verified
+from autosac.planning.candidates import Candidate
+from autosac.planning.closed_loop import derivation_for, find_verified
+from autosac.planning.planner import Costs, Goal, Planner, plan_of
+from autosac.planning.search import Search
 from autosac.plans import Plan
-from autosac.search import Search
 from autosac.simulation import Simulation
 from autosac.solvers import GlobalSolution, TwoLevelSolution, solve_joint
 

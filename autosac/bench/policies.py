@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from autosac.errors import UsageError
-from autosac.planner import SOLVERS, Goal, plan_of
+from autosac.planning.planner import SOLVERS, Goal, plan_of
+from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Plan, Unit
-from autosac.policies import UnitPolicies, UnitPolicy
 
 JOINT = "joint"
 PLANNED = (*SOLVERS, JOINT)

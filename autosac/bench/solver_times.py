@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from autosac.bench.policies import JOINT
 from autosac.errors import InfeasibleError
-from autosac.planner import Goal, Planner
+from autosac.planning.planner import Goal, Planner
 from autosac.simulation import Simulation
 from autosac.solvers import LOCAL_SOLVERS, relative_gap, solve_global, solve_joint, solve_two_level
 

@@ -1,7 +1,7 @@
 """A model in one configuration, as the harness looks at it: its step under any policy, and the captures that planning needs.
 
-Both subjects are `autosac.planning.Captures` whose baselines are "none" and "full". A step under a plan is captured once,
-whichever solver comes to that plan.
+Both subjects are `autosac.planning.closed_loop.Captures` whose baselines are "none" and "full". A step under a
+plan is captured once, whichever solver comes to that plan.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Protocol
 from autosac.api import EagerCaptures
 from autosac.bench.policies import Policy, block_plan, blocks_of
 from autosac.bench.suite import Configuration, Model, Suite, make_step_of
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
+from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing
-from autosac.integrations.titan_version import job_beside
-from autosac.jobs import TitanJob, simulation_of
+from autosac.jobs.tasks import TitanJob, simulation_of
+from autosac.jobs.titan import TitanCaptures
+from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Plan, Unit
-from autosac.policies import UnitPolicies
 from autosac.simulation import Simulation, Target
-from autosac.temporary import temporary_folder
-from autosac.titan_job import TitanCaptures
+from autosac.titan.version import job_beside
 
 Progress = Callable[[str], None]
 
@@ -40,7 +40,7 @@ class Subject(Protocol):
         """The step without checkpointing, and with full checkpointing of its blocks."""
 
     def begin(self, plan: Plan) -> None:
-        """See `autosac.planning.Captures`."""
+        """See `autosac.planning.closed_loop.Captures`."""
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""

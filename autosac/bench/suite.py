@@ -38,10 +38,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autosac.bench.policies import JOINT, Policy
-from autosac.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.cli.options import MOST_BUDGETS, MOST_GPUS
 from autosac.errors import UsageError
-from autosac.options import MOST_BUDGETS, MOST_GPUS
-from autosac.planner import SOLVERS, Goal
+from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.planning.planner import SOLVERS, Goal
 from autosac.quantities import parse_budget
 from autosac.simulation import Target
 from autosac.solvers import BACKENDS

@@ -9,13 +9,13 @@ from typing import Protocol
 from autosac.derivation.deriver import Deriver
 from autosac.derivation.steps import NotDerivableError
 from autosac.errors import CaptureError
-from autosac.integrations.titan_settings import is_of_compiled_model
 from autosac.plans import Plan, Unit
 from autosac.simulation import Simulation, simulation_of
+from autosac.titan.settings import is_of_compiled_model
 
 
 class Captures(Protocol):
-    """Who captures; see `autosac.planning.Captures`."""
+    """Who captures; see `autosac.planning.closed_loop.Captures`."""
 
     def observed(self) -> Simulation: ...
     def baselines(self) -> Mapping[str, Simulation]: ...

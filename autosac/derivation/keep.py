@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from autosac.derivation.steps import DETACH, NEVER, NotDerivableError, Recomputation, Steps, Tables, executions
-from autosac.integrations.operator_names import is_foreign_name
+from autosac.integrations.operators.names import is_foreign_name
 from autosac.plans import Decision
 from autosac.trace import (
     Alloc,
@@ -205,8 +205,8 @@ def _renamed(row: Any, names: Mapping[int, int]) -> Event:
 class Need:
     """Which calls of an execution have to run again, and which kept storages serve (all as observed).
 
-    The rule of `autosac.integrations.recomputation`: what is asked for (`roots`) needs all that wrote it so far, and these
-    need all that they read; what is kept is there.
+    The rule of `autosac.integrations.recompute.recomputation`: what is asked for (`roots`) needs all that wrote it so far,
+    and these need all that they read; what is kept is there.
     """
 
     def __init__(self, execution: Execution, roots: Iterable[int], kept: frozenset[int]) -> None:

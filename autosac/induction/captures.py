@@ -1,6 +1,6 @@
 """Captures of a job, of which only a few layers are really captured where its layers repeat.
 
-`capturing` asks the capture process for three cuts of the job (`autosac.capture.layers`). Their traces must be a family:
+`capturing` asks the capture process for three cuts of the job (`autosac.capture.jobs.layers`). Their traces must be a family:
 two of them predict the third exactly (`traces`). If not, the next larger cut replaces the smallest, for the first copies of
 a layer may still be special (with experts in FSDP units of their own the first two are, and what the third one frees); if the
 cuts no longer pay, the whole job is captured. The trace is the same in every case.
@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureFuture
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureFuture
 from autosac.errors import AutosacError, FirstStageError
 from autosac.induction.alignment import Refusal
 from autosac.induction.traces import TraceFamily, difference
@@ -25,7 +25,7 @@ _MOST_CUTS = 5
 
 
 class Server(Protocol):
-    """Who captures; see `autosac.capture.server.CaptureServer`."""
+    """Who captures; see `autosac.capture.process.server.CaptureServer`."""
 
     def submit(self, request: TitanRequest) -> Future[Trace]: ...
 
@@ -53,7 +53,7 @@ class Capturing:
         return self._trace
 
     def early(self) -> dict[str, Any]:
-        """See `autosac.capture.server.CaptureFuture.early`."""
+        """See `autosac.capture.process.server.CaptureFuture.early`."""
         try:
             return early_info(self._futures[0])
         except AutosacError:  # as in `result`

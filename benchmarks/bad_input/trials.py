@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from autosac.cli import main
+from autosac.cli.parser import main
 
 PATIENCE_S = 20
 _MOST_CHARACTERS = 1500
@@ -111,16 +111,16 @@ def _no_captures() -> Iterator[None]:
         raise Accepted
 
     def wanted(arguments: Any, gpu: Any) -> Any:
-        from autosac import calibrate_command
+        from autosac.cli import calibrate as calibrate_command
 
         if arguments.job is not None:
             calibrate_command._job_trace(arguments, gpu)
         raise Accepted
 
     with (
-        mock.patch("autosac.capture.server.CaptureServer.submit", begin),
+        mock.patch("autosac.capture.process.server.CaptureServer.submit", begin),
         mock.patch("autosac.bench.subjects.EagerCaptures.__init__", begin),
-        mock.patch("autosac.calibrate_command._wanted", wanted),
+        mock.patch("autosac.cli.calibrate._wanted", wanted),
     ):
         yield
 

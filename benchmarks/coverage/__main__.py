@@ -16,7 +16,7 @@ import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from autosac.files import write_text_atomically
+from autosac.files.writing import write_text_atomically
 from benchmarks.coverage.measure import Result, run
 from benchmarks.coverage.rows import SIZES, Row, load_rows
 from benchmarks.coverage.table import as_expected, markdown

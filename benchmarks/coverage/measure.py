@@ -49,7 +49,7 @@ class Result:
 
 def measure(row: Row) -> Result:
     """Simulate the job in this process (its captures run in others)."""
-    from autosac.jobs import TitanJob, simulate_job
+    from autosac.jobs.tasks import TitanJob, simulate_job
 
     try:
         job = TitanJob.of(str(JOB_FILE), gpu=row.gpu, world_size=row.gpus, overrides=row.arguments)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from autosac.files import write_text_atomically
+from autosac.files.writing import write_text_atomically
 from benchmarks.fuzz.run import one_trial, prepared, run
 from benchmarks.fuzz.table import BAD, Results
 from benchmarks.fuzz.trial import NUMBERS_PER_SEED, Outcome

@@ -13,7 +13,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from autosac.files import write_text_atomically
+from autosac.files.writing import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("autosac", "torchtitan", "triton", "numpy")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autosac.files import write_text_atomically
+from autosac.files.writing import write_text_atomically
 
 _GIB = 2**30
 

@@ -72,7 +72,7 @@ wanted calibrate && for attempt in 1 2 3; do
     resume=--resume
 done
 if [ ! -f "$profile" ]; then
-    profile=$("$python" -c 'from autosac.integrations.gpu import detect_gpu; print(detect_gpu())' 2>/dev/null) || profile=h100-sxm-80gb
+    profile=$("$python" -c 'from autosac.estimator.gpu import detect_gpu; print(detect_gpu())' 2>/dev/null) || profile=h100-sxm-80gb
     echo "predictions are made with $profile" | tee -a "$out/status.txt"
 fi
 for kind in plain titan; do

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autosac.capture.server import CaptureServer
+from autosac.capture.process.server import CaptureServer
 from autosac.errors import AutosacError, CaptureError, UsageError
 from benchmarks.torchtitan_published import tables
 from benchmarks.torchtitan_published.eras import ERAS

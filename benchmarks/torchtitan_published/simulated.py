@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import autosac
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
 from autosac.estimator import price
-from autosac.jobs import simulation_of
+from autosac.jobs.tasks import simulation_of
 from autosac.runtime_sim import simulate
 from autosac.simulation import Simulation, Target
 from autosac.trace import Trace

@@ -25,7 +25,7 @@ from autosac.estimator.calibration.shapes import Shape, shape_of
 from autosac.estimator.cluster import Placement
 from autosac.estimator.models import CollectiveModel, Estimate
 from autosac.estimator.profiles import read_document
-from autosac.files import write_text_atomically
+from autosac.files.writing import write_text_atomically
 from autosac.trace import Signature
 
 _FORMAT, _SCHEMA = "autosac-calibrated", 1

@@ -16,7 +16,7 @@ import torch
 from autosac.errors import UsageError
 from autosac.estimator.calibration.fitted import Calibrated
 from autosac.estimator.calibration.machine import Machine
-from autosac.files import write_text_atomically
+from autosac.files.writing import write_text_atomically
 
 _RATES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "int8")
 _LAUNCH_FIELD = "eager_op_us"
@@ -84,7 +84,7 @@ def _cpu(machine: Machine, calibrated: Calibrated) -> dict[str, Any]:
 
 
 def _gpu(machine: Machine, calibrated: Calibrated, host_us: Mapping[str, float]) -> dict[str, Any]:
-    from autosac.integrations.gpu import match_gpu
+    from autosac.estimator.gpu import match_gpu
 
     properties = torch.cuda.get_device_properties(machine.torch_device)
     capability = (properties.major, properties.minor)

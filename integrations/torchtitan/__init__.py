@@ -17,7 +17,7 @@ See `plugin` and `policy` for how.
 
 from __future__ import annotations
 
-from autosac.integrations.titan_version import has_python_jobs
+from autosac.titan.version import has_python_jobs
 
 if has_python_jobs():
     from autosac.integrations.torchtitan.policy import AutoSAC as AutoSAC

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from autosac.errors import AutosacError, PlanError, UsageError
-from autosac.integrations.titan_settings import check_settings, compiles_model
 from autosac.plans import Plan
+from autosac.titan.settings import check_settings, compiles_model
 
 # A plan of the largest jobs takes minutes on a busy login node; a rank that waits longer has lost rank 0.
 _PATIENCE = timedelta(minutes=30)
@@ -145,8 +145,8 @@ def agree_on_file(path: str, rank: int, store: Store | None) -> Plan:
 
 
 def _make_plan(job: RunningJob) -> Plan:
-    from autosac.integrations.gpu import detect_gpu
-    from autosac.jobs import plan_job
+    from autosac.estimator.gpu import detect_gpu
+    from autosac.jobs.tasks import plan_job
 
     section = job.section
     if not job.name:

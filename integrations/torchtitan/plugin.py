@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from autosac.errors import UsageError
-from autosac.integrations.titan_settings import job_settings
+from autosac.titan.settings import job_settings
 
 Transform: TypeAlias = Callable[[nn.Module], None]
 
@@ -120,7 +120,7 @@ def _job_transform(job_config: Any, parallel_dims: Any) -> Transform | None:
         return None
     from torchtitan.tools.logging import logger
 
-    from autosac.integrations.eager import apply
+    from autosac.integrations.apply import apply
     from autosac.integrations.torchtitan.planning import RunningJob, plan_of
 
     job = RunningJob(

@@ -26,8 +26,8 @@ from torchtitan.distributed import activation_checkpoint
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from torchtitan.trainer import Trainer
 
-from autosac.integrations.titan_settings import python_job_settings
 from autosac.integrations.torchtitan.planning import RunningJob, plan_of
+from autosac.titan.settings import python_job_settings
 
 
 class ModelPolicy(ActivationCheckpointing):
@@ -76,7 +76,7 @@ class AutoSAC(ModelPolicy):
 
     def checkpoint(self, model: nn.Module) -> None:
         """Make the model part obey the plan. Errors as of `planning.plan_of` and `eager.apply`."""
-        from autosac.integrations.eager import apply
+        from autosac.integrations.apply import apply
 
         config, settings = _jobs[-1] if _jobs else (self.config, {})
         name, overrides = named_job(sys.argv[1:])

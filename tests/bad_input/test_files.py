@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autosac.errors import UsageError
-from autosac.files import check_folder, check_output, check_outputs, is_special, write_bytes_atomically
+from autosac.files.writing import check_folder, check_output, check_outputs, is_special, write_bytes_atomically
 
 
 def test_a_device_is_written_through() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from autosac import titan_source
-from autosac.capture.store import default_store
+from autosac.capture.process.store import default_store
+from autosac.cli.options import whole_from_environment, world_size_of_environment
 from autosac.errors import UsageError
-from autosac.integrations.titan_version import has_python_jobs
-from autosac.job_checks import check_job_file
-from autosac.options import whole_from_environment, world_size_of_environment
+from autosac.jobs.checks import check_job_file
+from autosac.titan import source as titan_source
+from autosac.titan.version import has_python_jobs
 
 pytestmark = pytest.mark.skipif(has_python_jobs(), reason="TorchTitan 0.3 takes no job files")
 MODEL = '[model]\nname = "llama3"\nflavor = "{flavor}"\n'

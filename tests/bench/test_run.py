@@ -12,7 +12,7 @@ import pytest
 from autosac.bench.policies import Policy, block_plan, blocks_of
 from autosac.bench.subjects import EagerSubject
 from autosac.bench.suite import load_suite
-from autosac.cli import main
+from autosac.cli.parser import main
 from autosac.errors import UsageError
 from autosac.plans import Plan
 

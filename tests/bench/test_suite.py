@@ -11,7 +11,7 @@ from autosac.bench import suite as suites
 from autosac.bench.policies import Policy
 from autosac.bench.subjects import titan_job
 from autosac.bench.suite import load_suite, make_step_of
-from autosac.cli import main
+from autosac.cli.parser import main
 from autosac.errors import UsageError
 
 Write = Callable[..., Path]

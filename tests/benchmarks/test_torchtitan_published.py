@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
-from autosac.capture.target import TargetGPU
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
 from autosac.errors import UsageError
+from autosac.target import TargetGPU
 from autosac.trace import Alloc, Phase, Trace
 from benchmarks.torchtitan_published import __main__ as program
 from benchmarks.torchtitan_published import tables

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import autosac
-from autosac.capture.eager import EagerRequest, capture_eager
-from autosac.cli import main
+from autosac.capture.jobs.eager import EagerRequest, capture_eager
+from autosac.cli.parser import main
 from autosac.errors import HardwareError, UsageError
 from autosac.estimator import load_hardware
 from autosac.estimator.calibration import Campaign, calibrate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosac.capture.eager import EagerRequest, capture_eager
+from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.estimator.calibration.calls import NotReplayable, build_call
 from autosac.estimator.calibration.shapes import distinct
 from autosac.estimator.calibration.sweep import Scale, sweep_step

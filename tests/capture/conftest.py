@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autosac.api import EagerCaptures
-from autosac.capture.eager import EagerRequest, capture_eager
+from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.plans import Plan
 from autosac.simulation import Simulation, Target
 from autosac.trace import Alloc, Collective, Event, Free, Label, Op, Phase, Signature, Trace

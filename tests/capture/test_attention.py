@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autosac.capture.attention import Attention
-from autosac.capture.target import TargetGPU
+from autosac.capture.device.attention import Attention
+from autosac.target import TargetGPU
 
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 CUDNN, MATH = SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH

@@ -9,9 +9,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from autosac.api import EagerCaptures
-from autosac.integrations.eager import apply
+from autosac.integrations.apply import apply
 from autosac.memory_sim import simulate_memory
-from autosac.planning import Goal, full_plan, make_plan
+from autosac.planning.closed_loop import Goal, full_plan, make_plan
 from autosac.plans import Plan
 from autosac.simulation import Simulation
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosac.capture.eager import EagerRequest, capture_eager
+from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.errors import AutosacError, CaptureError, UsageError
 
 

@@ -6,12 +6,12 @@ from concurrent.futures import Future
 
 import pytest
 
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureFuture, CaptureServer
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureFuture, CaptureServer
 from autosac.errors import CaptureError
 from autosac.induction import early_info
+from autosac.jobs.titan import TitanJob
 from autosac.simulation import Target
-from autosac.titan_job import TitanJob
 from autosac.trace import Trace
 
 JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "4")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
-from autosac.integrations.titan_version import has_python_jobs
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
+from autosac.titan.version import has_python_jobs
 from autosac.trace import Op, Trace
 
 pytestmark = pytest.mark.skipif(has_python_jobs(), reason="the job is a file of TorchTitan 0.2")
@@ -71,7 +71,7 @@ def test_captures_are_the_same_without_triton(tmp_path: Path, monkeypatch: pytes
 
 def test_kernels_without_triton_say_so_when_they_are_launched() -> None:
     """A decorated function can be defined and looked at; launching it is the error."""
-    from autosac.capture.without_triton import jit
+    from autosac.capture.patches.without_triton import jit
 
     @jit(do_not_specialize=["n"])
     def kernel(n: int) -> None:
@@ -96,8 +96,8 @@ def test_a_process_that_captures_has_no_cuda() -> None:
     """Where PyTorch had found a GPU it finds none, and a job that asks for it all the same is told."""
     program = (
         "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 8\n"
-        "from autosac.capture.session import CaptureSession\n"
-        "from autosac.capture.target import TargetGPU\n"
+        "from autosac.capture.process.session import CaptureSession\n"
+        "from autosac.target import TargetGPU\n"
         "CaptureSession(TargetGPU(), 'cpu')\n"
         "assert not torch.cuda.is_available() and torch.cuda.device_count() == 0\n"
         "torch.cuda.get_device_capability()"
@@ -108,7 +108,7 @@ def test_a_process_that_captures_has_no_cuda() -> None:
 
 def test_the_command_line_does_not_import_torch() -> None:
     """Only the capture process does, where CUDA is hidden."""
-    program = "import sys, autosac.cli, autosac.commands; print('torch' in sys.modules)"
+    program = "import sys, autosac.cli.parser, autosac.cli.commands; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
     assert importlib.util.find_spec("torch") is not None

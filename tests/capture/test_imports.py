@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from autosac.capture import imports
+from autosac.capture.patches import imports
 
 LAZY_INIT = """
 import sys

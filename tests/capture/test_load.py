@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autosac.capture.layers import layering_of
-from autosac.capture.load import Groups, MoELoad, Routing, choose, inclusion
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
-from autosac.capture.store import fingerprint
+from autosac.capture.jobs.layers import layering_of
+from autosac.capture.jobs.load import Groups, MoELoad, Routing, choose, inclusion
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
+from autosac.capture.process.store import fingerprint
 from autosac.errors import UsageError
 from autosac.trace import Collective, Phase, Trace
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autosac.capture.log import in_order
+from autosac.capture.record.log import in_order
 from autosac.trace import Alloc, Free, StepBegin
 
 

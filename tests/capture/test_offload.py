@@ -9,7 +9,7 @@ import pytest
 
 from autosac.api import EagerCaptures
 from autosac.memory_sim import Category
-from autosac.planner import full_plan
+from autosac.planning.planner import full_plan
 from autosac.plans import Plan
 from autosac.simulation import Simulation, Target
 from autosac.trace import Alloc, EventRecord, EventWait, Free, Op

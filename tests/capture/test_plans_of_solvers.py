@@ -12,9 +12,9 @@ from torch import nn
 
 from autosac.api import EagerCaptures
 from autosac.errors import InfeasibleError
-from autosac.integrations.eager import apply
+from autosac.integrations.apply import apply
 from autosac.memory_sim import simulate_memory
-from autosac.planning import Goal, Planner
+from autosac.planning.closed_loop import Goal, Planner
 from autosac.plans import Plan
 from autosac.simulation import Simulation
 
@@ -62,7 +62,7 @@ def loss_and_gradients(make_step: Callable[..., Any], plan: Plan | None) -> list
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.filterwarnings("error::autosac.integrations.eager.PlanMismatchWarning")
+@pytest.mark.filterwarnings("error::autosac.integrations.apply.PlanMismatchWarning")
 @pytest.mark.parametrize("solver", ["greedy", "knapsack", "ilp"])
 def test_gradients_are_bitwise_equal(make_step: Any, observed: tuple[EagerCaptures, Simulation], solver: str) -> None:
     """Under every solver's plan at five budgets, loss and all gradients are those without checkpointing, bit for bit."""

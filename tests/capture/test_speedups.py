@@ -13,8 +13,8 @@ from torch._library import simple_registry
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy, TupleStrategy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autosac.capture import speedups
-from autosac.capture.operators import per_operator
+from autosac.capture.device.operators import per_operator
+from autosac.capture.patches import speedups
 
 aten = torch.ops.aten
 

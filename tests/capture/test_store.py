@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from autosac.capture import store
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
-from autosac.capture.store import CaptureStore, default_store, fingerprint, surroundings
+from autosac.capture.process import store
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
+from autosac.capture.process.store import CaptureStore, default_store, fingerprint, surroundings
 from autosac.errors import UsageError
 from autosac.trace import Trace
 
@@ -217,7 +217,7 @@ def test_a_capture_is_kept_unless_its_sources_have_changed(
     (tmp_path / "arrived").write_bytes(saved)
     from concurrent.futures import Future
 
-    from autosac.capture.server import _Waiting
+    from autosac.capture.process.server import _Waiting
 
     server = CaptureServer()
     entry = _Waiting(Future(), tmp_path / "arrived", request, name)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
 from autosac.errors import CaptureError, UsageError
 from autosac.trace import Alloc, Collective, Label, Op, Phase, Trace
 
@@ -359,7 +359,7 @@ def test_requests_check_themselves(wrong: dict[str, int]) -> None:
 def test_a_model_may_have_its_own_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
     """The Trainer in the module ``train`` beside the model is taken, else TorchTitan's."""
     general = pytest.importorskip("torchtitan.train")
-    from autosac.capture.titan_v02 import _trainer_class
+    from autosac.capture.jobs.titan_v02 import _trainer_class
 
     package = tmp_path / f"models_{own}"
     package.mkdir()
@@ -375,7 +375,7 @@ def test_a_model_may_have_its_own_trainer(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_batches_of_flux() -> None:
     """Images of the job's size with the tokens of two encoders, each with the axis that TorchTitan removes."""
-    from autosac.capture.titan_flux import FluxLoader
+    from autosac.capture.jobs.titan_flux import FluxLoader
 
     training = SimpleNamespace(local_batch_size=3, img_size=64)
     loader = FluxLoader(SimpleNamespace(training=training, encoder=SimpleNamespace(max_t5_encoding_len=32)))

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from autosac.capture import worker
-from autosac.capture.worker import Worker, available_bytes
+from autosac.capture.process import worker
+from autosac.capture.process.worker import Worker, available_bytes
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from autosac.api import EagerCaptures
-from autosac.capture.log import in_order
-from autosac.capture.server import CaptureServer
-from autosac.planner import Goal, Planner, plan_of
+from autosac.capture.process.server import CaptureServer
+from autosac.capture.record.log import in_order
+from autosac.jobs.titan import TitanCaptures, TitanJob
+from autosac.planning.planner import Goal, Planner, plan_of
+from autosac.planning.unit_policies import UnitPolicy
 from autosac.plans import Plan, Unit
-from autosac.policies import UnitPolicy
 from autosac.simulation import Simulation, Target
-from autosac.titan_job import TitanCaptures, TitanJob
 from autosac.trace import Alloc, Collective, Free, Op, RecordStream, Trace, WorkWait
 
 Rows = Callable[[Trace], list[Any]]
@@ -29,7 +29,7 @@ Rows = Callable[[Trace], list[Any]]
 def _rows(trace: Trace) -> list[Any]:
     """Everything in a trace, by value: tables are looked up; storages, events and works are numbered as they appear.
 
-    Frees of the prologue with nothing between them have no order (see `autosac.capture.log`).
+    Frees of the prologue with nothing between them have no order (see `autosac.capture.record.log`).
     """
     numbers: dict[str, dict[int, int]] = {"storage": {}, "work": {}, "event": {}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autosac.mirror import mirrored
+from autosac.planning.baseline_plans import mirrored
 from autosac.simulation import simulation_of
 
 

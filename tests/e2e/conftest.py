@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
-from autosac.jobs import TitanJob
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
+from autosac.jobs.tasks import TitanJob
 from autosac.trace import Trace
 
 BATCH = ("--training.local_batch_size", "2", "--training.seq_len", "128")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autosac.capture.server import CaptureServer
+from autosac.capture.process.server import CaptureServer
 from autosac.errors import CaptureError
-from autosac.jobs import TitanJob, captures_of, plan_titan_job, simulate_job
-from autosac.planning import Goal, Planned
+from autosac.jobs.tasks import TitanJob, captures_of, plan_titan_job, simulate_job
+from autosac.planning.closed_loop import Goal, Planned
 
 Job = Callable[..., TitanJob]
 LONG = {"training__seq_len": 1024, "training__local_batch_size": 4}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from autosac.cli import main
+from autosac.cli.parser import main
 
 JOB = """
 [model]

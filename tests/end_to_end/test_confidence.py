@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autosac.confidence import margin_of
-from autosac.jobs import plan_job
+from autosac.jobs.tasks import plan_job
 from autosac.memory_sim import AllocatorConfig
+from autosac.planning.confidence import margin_of
 from autosac.plans import Plan
 
 GPU = ("--gpu", "h100-sxm-80gb", "--world-size", "2")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosac.jobs import TitanJob, simulate_job
+from autosac.jobs.tasks import TitanJob, simulate_job
 from autosac.simulation import Simulation
 from autosac.trace import Collective, Op
 

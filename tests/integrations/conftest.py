@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autosac.integrations.keys import fingerprint, is_counted, is_random, op_name
-from autosac.integrations.modules import find_module, parameters_of
 from autosac.integrations.observe import observe
-from autosac.integrations.operators import written_arguments
-from autosac.integrations.tape import Observer, observer
+from autosac.integrations.operators.effects import written_arguments
+from autosac.integrations.operators.keys import fingerprint, is_counted, is_random, op_name
+from autosac.integrations.operators.modules import find_module, parameters_of
+from autosac.integrations.recompute.tape import Observer, observer
 from autosac.plans import Decision, Fingerprint, MadeFor, Plan, Settings, Unit
 
 

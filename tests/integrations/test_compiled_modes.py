@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from autosac.errors import PlanError
-from autosac.integrations.compiled_modes import context_fn
-from autosac.integrations.policy import UnitPolicy
+from autosac.integrations.recompute.compiled_modes import context_fn
+from autosac.integrations.recompute.policy import UnitPolicy
 from autosac.plans import Unit
 
 
@@ -49,7 +49,7 @@ def _gradients(body: nn.Module, model: nn.Module) -> list[Tensor]:
     return [parameter.grad for parameter in body.parameters()] + list(body.buffers())
 
 
-@pytest.mark.filterwarnings("ignore::autosac.integrations.policy.PlanMismatchWarning")
+@pytest.mark.filterwarnings("ignore::autosac.integrations.recompute.policy.PlanMismatchWarning")
 def test_a_buffer_that_is_read_and_then_changed() -> None:
     """The sum with the buffer is saved, though the plan keeps nothing: the backward would add the new contents."""
     torch._dynamo.reset()

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autosac.integrations.eager import PlanMismatchWarning, apply
+from autosac.integrations.apply import PlanMismatchWarning, apply
 
 
 class Part(nn.Module):

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autosac.integrations.eager import PlanMismatchWarning, apply
+from autosac.integrations.apply import PlanMismatchWarning, apply
 from autosac.plans import Plan
 
 FAST = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])

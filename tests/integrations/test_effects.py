@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from autosac.integrations.eager import PlanMismatchWarning, apply
+from autosac.integrations.apply import PlanMismatchWarning, apply
 
 
 class Average(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autosac.errors import UsageError
+from autosac.estimator.gpu import match_gpu
 from autosac.estimator.hardware import known_hardware, load_hardware
-from autosac.integrations.gpu import match_gpu
 
 GIB = 2**30
 

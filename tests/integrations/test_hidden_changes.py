@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosac.integrations.eager import RecomputationError, apply
+from autosac.integrations.apply import RecomputationError, apply
 
 
 def under(lab: Any, module: nn.Module, x: torch.Tensor, keep: Any = ()) -> nn.Module:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from torch import nn
 
 from autosac.errors import PlanError
-from autosac.integrations.eager import Checkpointed, PlanMismatchWarning, apply
+from autosac.integrations.apply import Checkpointed, PlanMismatchWarning, apply
 from autosac.plans import ANY_SIZE, Decision, Plan, Unit
 
 FAST = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])

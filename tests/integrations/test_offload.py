@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from autosac.errors import PlanError
-from autosac.integrations import offload
-from autosac.integrations.eager import PlanMismatchWarning, apply
-from autosac.integrations.offload import Offloader, Parcel
+from autosac.integrations.apply import PlanMismatchWarning, apply
+from autosac.integrations.recompute import offload
+from autosac.integrations.recompute.offload import Offloader, Parcel
 from autosac.plans import Plan
 
 

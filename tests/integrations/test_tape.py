@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosac.integrations.eager import apply
+from autosac.integrations.apply import apply
 
 
 def gradients(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autosac.errors import PlanError
-from autosac.integrations.eager import Checkpointed, apply
+from autosac.integrations.apply import Checkpointed, apply
 
 
 class Body(nn.Module):

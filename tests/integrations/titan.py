@@ -28,10 +28,10 @@ from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
 
 from autosac.errors import AutosacError, PlanError
-from autosac.integrations import offload
-from autosac.integrations.eager import apply
-from autosac.integrations.modules import find_module, unwrapped
+from autosac.integrations.apply import apply
 from autosac.integrations.observe import observe
+from autosac.integrations.operators.modules import find_module, unwrapped
+from autosac.integrations.recompute import offload
 from autosac.integrations.torchtitan import transform
 from autosac.integrations.torchtitan.planning import agree_on
 from autosac.plans import Plan

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autosac.cli import main
-from autosac.plan_diff import compare_plans
+from autosac.cli.parser import main
 from autosac.plans import Decision, MadeFor, Plan, Prediction, Unit
-from autosac.reports import decision_table
+from autosac.plans.diff import compare_plans
+from autosac.report.summaries import decision_table
 
 
 def unit(number: int, *keeps: bool) -> Unit:

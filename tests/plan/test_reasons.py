@@ -11,7 +11,7 @@ import pytest
 
 from autosac.errors import PlanError
 from autosac.plans import Binding, Decision, MadeFor, Plan, Reasons, Unit
-from autosac.reasons import price_of, why
+from autosac.plans.reasons import price_of, why
 
 GIB = 2**30
 REASONS = Reasons(

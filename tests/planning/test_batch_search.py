@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosac.batch_search import BatchSizes, Unplanned, best_of, search_batches
-from autosac.cli import main
+from autosac.cli.parser import main
 from autosac.errors import CaptureError, InfeasibleError, UsageError
-from autosac.planning import Planned
+from autosac.planning.batch_search import BatchSizes, Unplanned, best_of, search_batches
+from autosac.planning.closed_loop import Planned
 
 
 class Fake:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from autosac.candidates import Bracket, Candidate, Candidates
-from autosac.planner import Goal
+from autosac.planning.candidates import Bracket, Candidate, Candidates
+from autosac.planning.planner import Goal
 
 GOAL = Goal(budget_bytes=100, budget_kind="active", utilisation=0.9)
 

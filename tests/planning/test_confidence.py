@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosac.cli import main
-from autosac.confidence import Confidence, Margin, margin_of, step_errors_ms
+from autosac.cli.parser import main
 from autosac.errors import InfeasibleError, UsageError
 from autosac.estimator import Pricing
 from autosac.memory_sim import AllocatorConfig
-from autosac.planner import Goal, plan_of
-from autosac.planning import Planned
+from autosac.planning.closed_loop import Planned
+from autosac.planning.confidence import Confidence, Margin, margin_of, step_errors_ms
+from autosac.planning.planner import Goal, plan_of
 from autosac.simulation import Pipeline, Simulation
 from autosac.trace import Collective
 from benchmarks.margins import ACCURACY, MARGINS, margins

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from autosac import draws
-from autosac.capture.load import MoELoad
-from autosac.draws import at_quantile, plan_over_draws
+from autosac.capture.jobs.load import MoELoad
 from autosac.errors import InfeasibleError, UsageError
-from autosac.open_sizes import routers_layer, with_open_sizes
-from autosac.planning import Goal
+from autosac.jobs import expert_load as draws
+from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes
+from autosac.jobs.expert_load import at_quantile, plan_over_draws
+from autosac.planning.closed_loop import Goal
 from autosac.trace import Call, Op, Phase, Region, Signature, TensorMeta, Trace
 
 

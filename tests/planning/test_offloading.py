@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from autosac.api import EagerCaptures
-from autosac.candidates import Candidate
 from autosac.errors import CaptureError, UsageError
-from autosac.offloading import Offloading, link_bytes_per_ms, offloaded_items
-from autosac.plan_diff import compare_plans
-from autosac.planner import Goal, Planner
-from autosac.planning import Planned, make_plan
-from autosac.reports import decision_table, plan_summary
+from autosac.planning.candidates import Candidate
+from autosac.planning.closed_loop import Planned, make_plan
+from autosac.planning.offloading import Offloading, link_bytes_per_ms, offloaded_items
+from autosac.planning.planner import Goal, Planner
+from autosac.plans.diff import compare_plans
+from autosac.report.summaries import decision_table, plan_summary
 from autosac.simulation import Simulation, Target
 
 ROWS, WIDTH, BLOCKS = 65536, 1024, 6

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autosac.jobs import between
-from autosac.pareto import pareto_html, pareto_png, points
+from autosac.jobs.tasks import between
 from autosac.plans import MadeFor, Plan, Prediction
+from autosac.report.pareto import pareto_html, pareto_png, points
 
 GIB = 2**30
 

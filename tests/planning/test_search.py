@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autosac.errors import InfeasibleError
-from autosac.planner import Goal
+from autosac.planning.planner import Goal
+from autosac.planning.search import Search
 from autosac.plans import MadeFor, Plan, Unit
-from autosac.search import Search
 
 GIB = 2**30
 MADE_FOR = MadeFor(
@@ -101,7 +101,7 @@ def test_a_second_stretch_that_fits_is_found(monkeypatch: pytest.MonkeyPatch) ->
         return active + 5 + 30 * (40 < active < 49) + 7 * (active > 90)
 
     assert search(Fake(peak, "reserved"), 60.5).inner > 49
-    monkeypatch.setattr("autosac.search._BEYOND", 0)
+    monkeypatch.setattr("autosac.planning.search._BEYOND", 0)
     assert search(Fake(peak, "reserved"), 60.5).inner <= 40
 
 

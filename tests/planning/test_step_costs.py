@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from autosac.planner import Goal, Planner
-from autosac.planning import Planned, make_plans
+from autosac.planning.closed_loop import Planned, make_plans
+from autosac.planning.planner import Goal, Planner
+from autosac.planning.search import Search
 from autosac.runtime_sim import INSTANT_HOST, HostModel
-from autosac.search import Search
 
 MIB = 2**20
 MakeJob = Callable[..., Any]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from autosac.cli import main
+from autosac.cli.parser import main
 from autosac.estimator import Corrected, LogSigmoid, Pricing
-from autosac.reports import simulation_summary
+from autosac.report.summaries import simulation_summary
+from autosac.report.time_tables import links, served, served_line, time_document, time_tables
 from autosac.runtime_sim import NoInterference
 from autosac.simulation import Simulation, Target
-from autosac.time_tables import links, served, served_line, time_document, time_tables
 from autosac.trace import Signature, TensorMeta, Trace
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.request import TitanRequest
-from autosac.capture.server import CaptureServer
-from autosac.integrations.titan_version import has_python_jobs
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
+from autosac.titan.version import has_python_jobs
 from autosac.trace import Trace
 
 HERE = Path(__file__).parent

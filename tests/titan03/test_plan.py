@@ -9,7 +9,7 @@ import pytest
 
 from autosac.bench.run import run_suite
 from autosac.bench.suite import load_suite
-from autosac.cli import main
+from autosac.cli.parser import main
 
 
 def test_plan_and_simulate(jobs_on_path: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,13 +27,13 @@ titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 import torchtitan.components.metrics as titan_metrics  # noqa: E402
 from torch import nn  # noqa: E402
 
-from autosac.capture.request import TitanRequest  # noqa: E402
-from autosac.capture.titan_v03 import TitanV03  # noqa: E402
+from autosac.capture.jobs.titan_v03 import TitanV03  # noqa: E402
+from autosac.capture.process.request import TitanRequest  # noqa: E402
 from autosac.errors import AutosacError  # noqa: E402
 from autosac.integrations.observe import observe  # noqa: E402
-from autosac.integrations.titan_settings import python_job_settings  # noqa: E402
 from autosac.integrations.torchtitan import AutoSAC  # noqa: E402
 from autosac.plans import Plan  # noqa: E402
+from autosac.titan.settings import python_job_settings  # noqa: E402
 
 LAYERS = ["layers.0", "layers.1"]
 STEPS = 3

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autosac.cli import main
-from autosac.integrations import titan_version
+from autosac.cli.parser import main
+from autosac.titan import version as titan_version
 
 PLAN = ("plan", "--gpu", "h100-sxm-80gb", "--quiet")
 

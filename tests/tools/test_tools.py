@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autosac.capture.store import CaptureStore
-from autosac.cli import build_parser, main
-from autosac.completion import script
+from autosac.capture.process.store import CaptureStore
+from autosac.cli.completion import script
+from autosac.cli.parser import build_parser, main
 from autosac.estimator import known_clusters, known_hardware, load_cluster, load_hardware
 
 

@@ -1,0 +1,303 @@
+"""The simulated accelerator: a PrivateUse1 backend in Python whose streams, events and memory calls are recorded.
+
+The backend is registered under the name ``simcuda``, because TorchTitan 0.2's selective checkpointing tests
+``"cuda" in str(device)``. It must be installed before torchtitan is imported (torchtitan picks its device type then),
+and it can be installed once per process: that is why capture runs in a child process.
+
+Built for torch 2.11 to 2.13 (`torch.utils.backend_registration._setup_privateuseone_for_python_backend`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils import backend_registration
+
+from autosac.target import TargetGPU
+
+DEVICE_TYPE = "simcuda"
+
+
+class DeviceLog(Protocol):
+    """Who is told what the host asks of the device (the recorder)."""
+
+    def event_record(self, event: int, stream: int) -> None: ...
+    def event_wait(self, event: int, stream: int) -> None: ...
+    def stream_wait(self, stream: int, other: int) -> None: ...
+    def host_wait(self, stream: int, event: int, reason: str) -> None: ...
+
+
+class _Silence:
+    def event_record(self, event: int, stream: int) -> None:
+        pass
+
+    def event_wait(self, event: int, stream: int) -> None:
+        pass
+
+    def stream_wait(self, stream: int, other: int) -> None:
+        pass
+
+    def host_wait(self, stream: int, event: int, reason: str) -> None:
+        pass
+
+
+class _State(threading.local):
+    stream: Stream | None = None
+
+
+log: DeviceLog = _Silence()
+_state = _State()
+_stream_ids = itertools.count()
+_event_ids = itertools.count()
+
+
+def set_log(new: DeviceLog | None) -> None:
+    """Send the device's log to `new` from now on; None stops it."""
+    global log
+    log = new or _Silence()
+
+
+class Stream(torch.Stream):
+    """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use. A torch.Stream, as record_stream wants it."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
+        kind = int(torch._C._autograd.DeviceType.PrivateUse1)
+        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=kind)
+        stream.priority = priority
+        return stream
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, other: Stream) -> None:
+        log.stream_wait(self.stream_id, other.stream_id)
+
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        log.host_wait(self.stream_id, -1, "stream")
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> Stream:
+        self._previous = current_stream()
+        _state.stream = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _state.stream = self._previous
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return self.stream_id
+
+    def __repr__(self) -> str:
+        return f"<simulated stream {self.stream_id}>"
+
+
+class Event:
+    """The part of torch.cuda.Event that PyTorch's and TorchTitan's code use."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.event_id = next(_event_ids)
+
+    def record(self, stream: Stream | None = None) -> None:
+        log.event_record(self.event_id, (stream or current_stream()).stream_id)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        log.event_wait(self.event_id, (stream or current_stream()).stream_id)
+
+    def synchronize(self) -> None:
+        log.host_wait(-1, self.event_id, "event")
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Event) -> float:
+        return 0.0
+
+
+_default_stream = Stream()
+
+
+def current_stream(_: Any = None) -> Stream:
+    """The stream of this thread."""
+    return _state.stream or _default_stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Properties:
+    name: str
+    total_memory: int
+    major: int
+    minor: int
+    multi_processor_count: int
+    L2_cache_size: int
+
+
+class SimulatedDeviceModule(backend_registration._DummyBackendModule):
+    """What `torch.get_device_module("simcuda")` returns. Memory queries answer zero: memory is simulated afterwards."""
+
+    Stream, Event = Stream, Event
+    current_stream = staticmethod(current_stream)
+
+    def __init__(self, gpu: TargetGPU) -> None:
+        self.gpu = gpu
+
+    def default_stream(self, _: Any = None) -> Any:
+        return _default_stream
+
+    def stream(self, stream: Any) -> Any:
+        return stream if stream is not None else contextlib.nullcontext()
+
+    def set_stream(self, stream: Any) -> None:
+        _state.stream = stream
+
+    def set_device(self, _: Any) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def device(self, _: Any) -> Iterator[None]:
+        yield
+
+    def synchronize(self, _: Any = None) -> None:
+        log.host_wait(-1, -1, "device")
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    # A generator state is opaque to its users; random operators draw nothing here.
+    def get_rng_state(self, *_: Any) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_rng_state(self, *_: Any) -> None:
+        pass
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state()]
+
+    def set_rng_state_all(self, _: Any) -> None:
+        pass
+
+    def manual_seed(self, _: int) -> None:
+        pass
+
+    def seed(self) -> None:
+        pass
+
+    def initial_seed(self) -> int:
+        return 0
+
+    def _lazy_call(self, _: Any) -> None:
+        pass
+
+    def _is_compiled(self) -> bool:
+        return True
+
+    def get_device_properties(self, _: Any = None) -> _Properties:
+        gpu = self.gpu
+        major, minor = gpu.compute_capability
+        return _Properties(
+            name=gpu.name,
+            total_memory=gpu.memory_bytes,
+            major=major,
+            minor=minor,
+            multi_processor_count=gpu.sm_count,
+            L2_cache_size=gpu.l2_bytes,
+        )
+
+    def get_device_name(self, _: Any = None) -> str:
+        return self.gpu.name
+
+    def get_device_capability(self, _: Any = None) -> tuple[int, int]:
+        return self.gpu.compute_capability
+
+    def mem_get_info(self, _: Any = None) -> tuple[int, int]:
+        return self.gpu.memory_bytes, self.gpu.memory_bytes
+
+    def memory_stats(self, _: Any = None) -> dict[str, int]:
+        return {}
+
+    def memory_allocated(self, _: Any = None) -> int:
+        return 0
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
+
+    def reset_peak_memory_stats(self, _: Any = None) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def ipc_collect(self) -> None:
+        pass
+
+
+class _DeviceGuard(backend_registration._DummyDeviceGuard):
+    """Asked for its type, too, where autograd's stream guards end because a Python hook or operator has raised an error.
+
+    A call of Python while an error is pending ends the process. So the error is taken here; `take_lost_error` gives it back
+    when the engine has ended.
+    """
+
+    def type_(self) -> Any:
+        try:
+            _raise_pending_error()
+        except BaseException as error:
+            _lost_errors.append(error)
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+_lost_errors: list[BaseException] = []
+_raise_pending_error = ctypes.pythonapi.PyErr_Occurred  # ctypes raises an error that is set after a call
+_raise_pending_error.restype = ctypes.c_void_p
+
+
+def take_lost_error() -> BaseException | None:
+    """The first error that a stream guard has taken from the autograd engine, if any; it is forgotten with this call."""
+    first = _lost_errors[0] if _lost_errors else None
+    _lost_errors.clear()
+    return first
+
+
+def hide_cuda() -> None:
+    """A GPU that is there stays untouched: in this process there is no CUDA from now on, as on a laptop."""
+
+    def refuse() -> None:
+        raise RuntimeError("the job asks for CUDA itself; a capture has no GPU but the simulated one")
+
+    torch.cuda._lazy_init = refuse
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
+
+
+def install(gpu: TargetGPU) -> SimulatedDeviceModule:
+    """Register the simulated accelerator with PyTorch. Once per process."""
+    module = SimulatedDeviceModule(gpu)
+    backend_registration._setup_privateuseone_for_python_backend(
+        DEVICE_TYPE, backend_module=module, device_guard=_DeviceGuard()
+    )
+    # C++ would answer with a stream of a device that is not there; TorchTitan's DualPipeV asks it.
+    torch.accelerator.current_stream = current_stream
+    # torch.tensor(..., device=simulated) must be made on the CPU and copied, so that the dispatch mode sees it.
+    torch._C._set_only_lift_cpu_tensors(True)
+    return module

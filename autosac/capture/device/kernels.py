@@ -1,0 +1,89 @@
+"""What CUDA would dispatch: registrations with PyTorch's dispatcher that make composite operators take CUDA's path.
+
+1. Attention (attention.py).
+2. Operators that CUDA runs as one kernel of its own and other devices decompose (Llama-3 8B without checkpointing is 12 GiB
+   smaller with native RMSNorm and SiLU backward). The list is {operators with a CUDA and a CompositeImplicitAutograd kernel}.
+3. softmax and log_softmax of float16 into float32, which need no cast copy on CUDA.
+4. Autocast (autocast.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autosac.capture.device.attention import Attention
+from autosac.capture.device.autocast import Autocast
+from autosac.target import TargetGPU
+
+aten = torch.ops.aten
+_libraries: list[torch.library.Library] = []  # a registration lives as long as its Library
+
+NATIVE_ON_CUDA = ("_fused_rms_norm", "silu_backward", "mish_backward")
+
+
+def install(gpu: TargetGPU) -> None:
+    """Register everything for a simulated device that stands for `gpu`. Once per process."""
+    library = _library("aten")
+    library.impl("empty.memory_format", _empty, "PrivateUse1")
+    library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
+    attention = Attention(gpu)
+    library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    library.impl("scaled_dot_product_attention", attention, "PrivateUse1")
+    for name, native in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
+        library.impl(name, _softmax(native), "AutogradPrivateUse1")
+        library.impl(name, _softmax(native), "PrivateUse1")
+    for name in NATIVE_ON_CUDA:
+        library.impl(name, _unreachable(name), "PrivateUse1")
+    _autocast.install(_library)
+
+
+def _library(namespace: str) -> torch.library.Library:
+    library = torch.library.Library(namespace, "IMPL")
+    _libraries.append(library)
+    return library
+
+
+def _empty(size: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+           memory_format: Any = None) -> torch.Tensor:  # fmt: skip
+    """A tensor without data, for the few callers that allocate below the dispatch modes."""
+    return torch._C._acc.create_empty_tensor(size, dtype or torch.get_default_dtype())
+
+
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, layout: Any = None, device: Any = None,
+                   pin_memory: Any = None) -> torch.Tensor:  # fmt: skip
+    return torch._C._acc.create_empty_tensor(size, dtype or torch.get_default_dtype())
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """A copy below the dispatch modes: of a constant that Dynamo makes while it traces (a mask of flex attention)."""
+    return target
+
+
+def _unreachable(name: str) -> Callable[..., Any]:
+    def kernel(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"aten::{name} reached the simulated device outside of its dispatch mode")
+
+    return kernel
+
+
+def _softmax(native: Any) -> Callable[..., torch.Tensor]:
+    """Softmax and log_softmax of float16 into float32 read the half directly on CUDA: no cast copy (SoftMax.cpp)."""
+
+    def kernel(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if input.dtype == torch.float16 and dtype == torch.float32:
+            return native(input, dim, True)
+        return native(input if dtype is None else input.to(dtype), dim, False)
+
+    return kernel
+
+
+_autocast = Autocast()
+
+
+def clear_autocast_weights() -> None:
+    """Drop the cast copies of weights; called when autocast ends."""
+    _autocast.clear()

@@ -1,0 +1,220 @@
+"""The dispatch mode under which a job runs: real work on the CPU stays real, work on the target device is faked and recorded.
+
+Two targets: the simulated accelerator (CUDA's kernels are what is dispatched, see kernels.py), and ``"cpu"``, where every
+tensor is fake and the CPU's own operator sequence is recorded: the same that a real CPU run executes, which makes the CPU
+an independent truth for the simulators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch._higher_order_ops.wrap import inductor_compiled_code
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+from autosac.capture.device import values
+from autosac.capture.device.cache import DispatchCache, Entry
+from autosac.capture.device.operators import per_operator
+
+aten = torch.ops.aten
+_FILLS = (aten.normal_.default, aten.uniform_.default)  # with other numbers in every layer of some models
+_prim_device = torch.ops.prim.device.default
+_item = aten._local_scalar_dense.default
+_to_copy = aten._to_copy.default
+_empty_like = aten.empty_like.default
+_pin_memory = aten._pin_memory.default
+_record_stream = aten.record_stream.default
+_wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
+_META = torch.device("meta")
+_plain_dispatch = torch._C._disabled_torch_dispatch_impl
+
+
+class OperatorLog(Protocol):
+    """Who is told of every operator on the device (the recorder)."""
+
+    def operator(
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+    ) -> None: ...
+    def host_reads(self) -> None: ...
+    def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None: ...
+
+
+class SimulatedDeviceMode(FakeTensorMode):
+    """See the module's docstring. Entered once, for the whole program."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, target: str, log: OperatorLog) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.cache_enabled = False  # DispatchCache stands before it
+        self.target = target
+        self.log = log
+        self.cache = DispatchCache(self)
+        self._depth = 0
+        # DualPipeV runs forward and backward in two threads.
+        self._lock = threading.RLock()
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Never run a device-changing operator for real."""
+        return True
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Operators inside are faked but are no work of the device (shape propagation)."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _prim_device:  # metadata reaches dispatch modes too: half of all calls
+            return args[0].device
+        with self._lock:
+            return self._handle(func, types, args, kwargs or {})
+
+    def _handle(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._higher_order(func, args, kwargs)
+        fake = False
+        for kind in types:
+            if kind is FakeTensor:
+                fake = True
+            elif kind.__torch_dispatch__ is not _plain_dispatch:
+                return NotImplemented  # DTensor and other subclasses unwrap themselves first
+        if not fake and not self._depth:
+            if self._stays_real(func, args, kwargs):
+                if kwargs.get("pin_memory"):
+                    kwargs = {**kwargs, "pin_memory": False}
+                return func(*args, **kwargs)
+            if _is_composite(func):  # callers below autograd hand over undecomposed operators
+                with self:
+                    return func.decompose(*args, **kwargs)
+        return self._fake(func, types, args, kwargs)
+
+    def _stays_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        device = kwargs.get("device")
+        if self.target == "cpu":
+            return (device is not None and torch.device(device).type == "meta") or (
+                device is None and any(isinstance(a, torch.Tensor) and a.is_meta for a in args)
+            )
+        if func is _empty_like and args[0].is_meta and device is not None:
+            return False  # materialising a meta model, on the host too (CPU offload)
+        return device is None or torch.device(device).type != self.target
+
+    def _fake(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is _pin_memory:
+            return args[0] if self._depth else args[0].clone()
+        if func is _record_stream:
+            self.log.record_stream(args[0], args[1].stream_id)
+            return None
+        if func is _item:
+            if args[0].fake_device.type == self.target:
+                self.log.host_reads()
+            return values.item(args[0])
+        if func is _wait_tensor and not self._depth:  # returns its input; its shape function makes a new tensor
+            return self._observe(func, args, kwargs, args[0], None, None)
+        if func is _to_copy:
+            out = self._copy(*args, **kwargs)
+            return out if self._depth else self._observe(func, args, kwargs, out, None, None)
+        if func is _empty_like and not isinstance(args[0], FakeTensor):
+            return self._materialised(func, args, kwargs)
+        if _is_dynamic(func):
+            real = values.dynamic(func, args, kwargs)
+            if real is not None:
+                out = self._observe(func, args, kwargs, self._with_shadow(real, args), None, None)
+                if not kwargs.get("output_size"):  # the size is read from the device
+                    self.log.host_reads()
+                return out
+        if func in _FILLS and type(args[0]) is FakeTensor and args[0].dtype.is_floating_point:
+            return args[0] if self._depth else self._observe(func, args, kwargs, args[0], None, None)
+        self._depth += 1
+        try:
+            out, entry, tensors = self.cache.run(func, types, args, kwargs)
+        finally:
+            self._depth -= 1
+        if out is NotImplemented or self._depth:
+            return out
+        return self._observe(func, args, kwargs, out, entry, tensors)
+
+    def _observe(
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+    ) -> Any:
+        values.propagate(func, args, kwargs, out)
+        self.log.operator(func, args, kwargs, out, entry, tensors)
+        return out
+
+    def _copy(
+        self,
+        x: Any,
+        dtype: torch.dtype | None = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        non_blocking: bool = False,
+        memory_format: torch.memory_format | None = None,
+    ) -> FakeTensor:
+        """Casts and copies between host and device; FakeTensorMode would decompose them into four primitives."""
+        with in_kernel_invocation_manager(self):
+            meta = torch.empty_like(x, dtype=dtype, device="meta", memory_format=memory_format or torch.preserve_format)
+        if device is None:
+            device = x.fake_device if isinstance(x, FakeTensor) else x.device
+        return FakeTensor(self, meta, torch.device(device))
+
+    def _materialised(self, func: Any, args: Any, kwargs: dict[str, Any]) -> FakeTensor:
+        """A real tensor's shape on a device: what FakeTensorMode does, without making the real one fake."""
+        device = torch.device(kwargs.get("device") or args[0].device)
+        with in_kernel_invocation_manager(self):
+            meta = func(*args, **{**kwargs, "device": _META, "pin_memory": None})
+        out = FakeTensor(self, meta, device)
+        return out if self._depth else self._observe(func, args, kwargs, out, None, None)
+
+    def _with_shadow(self, real: Any, args: Any) -> Any:
+        if isinstance(real, (tuple, list)):
+            return type(real)(self._with_shadow(part, args) for part in real)
+        device = next(a.fake_device for a in args if isinstance(a, FakeTensor))
+        with in_kernel_invocation_manager(self):
+            meta = torch.empty_like(real, device="meta")
+        out = FakeTensor(self, meta, device)
+        out._shadow = real
+        return out
+
+    def _higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        with self:
+            if func is inductor_compiled_code:  # capture what is inside of a compiled region
+                from torch._higher_order_ops.wrap import _resolve_inductor_callable
+
+                return _resolve_inductor_callable(args[0]).compiled_callable(args[1])
+            if func is run_and_save_rng_state:  # compiled graphs wrap random operators in these two
+                return torch.empty(16, dtype=torch.uint8), args[0](*args[1:], **kwargs)
+            if func is run_with_rng_state:
+                return args[1](*args[2:], **kwargs)
+        out = self.dispatch(func, (FakeTensor,), args, kwargs)
+        return out if self._depth else self._observe(func, args, kwargs, out, None, None)
+
+
+@per_operator
+def _is_composite(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and func._can_decompose()
+
+
+@per_operator
+def _is_dynamic(func: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in func.tags and func is not aten.index.Tensor
+
+
+def _without_dynamo_guard(cls: type) -> None:
+    """TorchDispatchMode wraps __torch_dispatch__ in torch._disable_dynamo (8 us a call); this body is never compiled."""
+    function = cls.__dict__["__torch_dispatch__"]
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    cls.__torch_dispatch__ = function  # type: ignore[attr-defined]
+
+
+_without_dynamo_guard(SimulatedDeviceMode)

@@ -1,0 +1,281 @@
+"""The value model: answers to data-dependent questions (`.item()`, `.tolist()`, `nonzero`, MoE splits) without data.
+
+Small integer tensors (and tiny floating ones) carry shadow values that are computed for real on the CPU beside the fake
+ones. Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin,
+that is perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts
+of tokens that ranks exchange when routing is drawn; an unknown bool is False (initialisers loop on `mask.any()`), an unknown
+integer or float is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from autosac.capture.device.operators import per_operator
+from autosac.capture.jobs.load import Routing
+
+aten = torch.ops.aten
+_INTEGER_LIMIT = 1 << 22  # elements: token ids, routing counts, masks
+_FLOAT_LIMIT = 64
+
+_UNINITIALISED = {
+    aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
+    aten.new_empty_strided.default, aten.empty_permuted.default, aten.resize_.default,
+}  # fmt: skip
+
+_routing: list[Routing] = []  # one at most
+
+
+def route_by(routing: Routing | None) -> None:
+    """Draw the routing of tokens to experts from now on; None: round-robin."""
+    _routing[:] = [routing] if routing is not None else []
+
+
+def _filled(position: int) -> Callable[[Any, tuple[Any, ...]], torch.Tensor]:
+    return lambda out, args: torch.full(out.shape, args[position], dtype=out.dtype)
+
+
+def _zeros(out: Any, _: tuple[Any, ...]) -> torch.Tensor:
+    return torch.zeros(out.shape, dtype=out.dtype)
+
+
+def _ones(out: Any, _: tuple[Any, ...]) -> torch.Tensor:
+    return torch.ones(out.shape, dtype=out.dtype)
+
+
+# Operators whose result does not depend on the values of their inputs.
+_CONSTANT: dict[Any, Callable[[Any, tuple[Any, ...]], torch.Tensor]] = {
+    aten.zeros.default: _zeros, aten.zeros_like.default: _zeros, aten.new_zeros.default: _zeros,
+    aten.zero_.default: _zeros, aten.ones.default: _ones, aten.ones_like.default: _ones, aten.new_ones.default: _ones,
+    aten.full.default: _filled(1), aten.full_like.default: _filled(1), aten.new_full.default: _filled(2),
+}  # fmt: skip
+
+
+def shadow(tensor: Any) -> torch.Tensor | None:
+    """The shadow values of a fake tensor, or None."""
+    values: torch.Tensor | None = getattr(tensor, "_shadow", None)
+    if values is None or (not values.untyped_storage().nbytes() and values.numel()):  # forgotten
+        return None
+    return values
+
+
+def _forget(tensor: Any) -> None:
+    """The tensor's values are unknown from now on, and so are those of all its views and its base.
+
+    Shadows share memory as their tensors do: freeing it tells all of them.
+    """
+    values = shadow(tensor)
+    if values is not None:
+        tensor._shadow = None
+        if values.untyped_storage().resizable():
+            values.untyped_storage().resize_(0)
+
+
+def _overwrite(tensor: Any, values: torch.Tensor) -> None:
+    """The tensor has new values, which its views and its base see, too."""
+    known = shadow(tensor)
+    if known is None:
+        tensor._shadow = values
+    else:
+        known.copy_(values)
+
+
+def item(tensor: torch.Tensor) -> bool | int | float:
+    """The answer to `.item()`."""
+    values = shadow(tensor)
+    if values is not None:
+        return values.item()
+    if tensor.dtype.is_floating_point:
+        return 1.0
+    return False if tensor.dtype is torch.bool else 1
+
+
+def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
+    """The real result of an operator whose output shape depends on data, or None if an input has no shadow."""
+    leaves = pytree.tree_leaves(args)
+    if any(isinstance(leaf, FakeTensor) and shadow(leaf) is None for leaf in leaves):
+        return None
+    with torch._C._DisableTorchDispatch():
+        return func(*_shadows(args), **kwargs)
+
+
+def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Give the outputs of `func` their shadows, if they follow from those of its inputs."""
+    rule = _rule_of(func)
+    if rule is not None:
+        rule(func, args, kwargs, out)
+
+
+Rule: TypeAlias = "Callable[[Any, Any, Any, Any], None]"
+
+
+@per_operator
+def _rule_of(func: Any) -> Rule | None:
+    """How an operator's outputs get their shadows; None if they have none."""
+    constant = _CONSTANT.get(func)
+    if constant is not None:
+        return lambda _, args, __, out: _fill(constant, args, out)
+    if func is aten.histc.default:
+        return lambda _, args, __, out: _histogram(args, out)
+    if func is aten.topk.default:
+        return _topk
+    if getattr(func, "namespace", "") == "c10d":
+        return lambda func, args, _, __: _collective_in_place(func, args)
+    return None if func in _UNINITIALISED else _compute
+
+
+def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, out: Any) -> None:
+    if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= _INTEGER_LIMIT:
+        _overwrite(out, constant(out, args))
+
+
+def _topk(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    if shadow(args[0]) is None:
+        _route(args, out)
+    else:
+        _compute(func, args, kwargs, out)
+
+
+def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Run `func` on the shadows of its inputs, if all of them have some and the result is small."""
+    if not (_inputs_known(args) or _is_constant(func)):
+        _forget_mutated(func, args)
+        return
+    if any(isinstance(o, FakeTensor) and o.numel() > _limit(o) for o in pytree.tree_leaves(out)):
+        return
+    result = _evaluate(func, getattr(func, "namespace", ""), args, kwargs, out)
+    for fake, real in zip(pytree.tree_leaves(out), pytree.tree_leaves(result), strict=False):
+        if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor):
+            fake._shadow = real
+
+
+def _limit(tensor: torch.Tensor) -> int:
+    return _FLOAT_LIMIT if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _INTEGER_LIMIT
+
+
+def _shadows(tree: Any) -> Any:
+    return pytree.tree_map(lambda x: shadow(x) if isinstance(x, FakeTensor) else x, tree)
+
+
+def _inputs_known(args: Any) -> bool:
+    """All tensor arguments have values, and there is one at least. Cheap: it stops at the first unknown one."""
+    found = False
+    for arg in args:
+        if isinstance(arg, FakeTensor):
+            if shadow(arg) is None:
+                return False
+            found = True
+        elif isinstance(arg, torch.Tensor):
+            if arg.numel() > _INTEGER_LIMIT:
+                return False
+            found = True
+        elif isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], torch.Tensor):
+            if any(shadow(x) is None for x in arg if isinstance(x, FakeTensor)):
+                return False
+            found = True
+    return found
+
+
+@per_operator
+def _is_constant(func: Any) -> bool:
+    """The operator has no tensors to read and draws nothing (`arange`)."""
+    schema = getattr(func, "_schema", None)
+    return (
+        schema is not None
+        and torch.Tag.nondeterministic_seeded not in func.tags
+        and not any("Tensor" in str(argument.type) for argument in schema.arguments)
+    )
+
+
+def _forget_mutated(func: Any, args: Any) -> None:
+    """Writing unknown data into a tensor invalidates its shadow."""
+    if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None:
+        schema = getattr(func, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            _forget(args[0])
+
+
+def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:
+    args, kwargs = _shadows(args), _shadows(kwargs)
+    if namespace in ("_c10d_functional", "_c10d_functional_autograd"):
+        return _functional_collective(func, args, out)
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    kwargs.pop("pin_memory", None)
+    try:
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, IndexError):
+        return None  # the CPU has no such kernel: the value stays unknown
+
+
+def _histogram(args: Any, out: Any) -> None:
+    values = shadow(args[0])
+    if values is not None:
+        counts = torch.bincount(values.reshape(-1).long(), minlength=out.numel())
+        for routing in _routing:
+            routing.counted(counts.numpy())
+    else:
+        quotient, remainder = divmod(args[0].numel(), out.numel())
+        counts = torch.full((out.numel(),), quotient, dtype=torch.int64)
+        counts[:remainder] += 1
+    out._shadow = counts.to(out.dtype)
+
+
+def _route(args: Any, out: Any) -> None:
+    indices = out[1]
+    if not indices.dim() or indices.numel() > _INTEGER_LIMIT:
+        return
+    for routing in _routing:
+        chosen = routing.route(args[0].shape, args[1])
+        if chosen is not None:
+            indices._shadow = torch.from_numpy(chosen)
+            return
+    indices._shadow = (torch.arange(indices.numel()) % args[0].shape[-1]).view(indices.shape)
+
+
+def _exchanged(values: torch.Tensor, group: Any) -> torch.Tensor:
+    """What an all-to-all of equal parts brings."""
+    for routing in _routing:
+        if values.dim() == 1 and values.numel() % group.size() == 0:
+            received = routing.exchanged(values.long().numpy(), torch.distributed.get_process_group_ranks(group))
+            return torch.from_numpy(received).to(values.dtype)
+    return values
+
+
+def _collective_in_place(func: Any, args: Any) -> None:
+    """c10d's operators under symmetric ranks."""
+    name = func._schema.name.split("::")[1]
+    target = args[0]
+    if name in ("alltoall_base_", "_allgather_base_") and isinstance(target, FakeTensor):
+        values = shadow(args[1])
+        if values is not None and name == "alltoall_base_" and values.shape == target.shape:
+            _overwrite(target, _exchanged(values, torch.distributed.ProcessGroup.unbox(args[2])))
+        elif values is not None and values.numel() and target.numel() % values.numel() == 0:
+            _overwrite(target, values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape))
+        else:
+            _forget(target)
+    elif name in ("recv_", "_reduce_scatter_base_"):
+        for leaf in pytree.tree_leaves(args):
+            if isinstance(leaf, FakeTensor):
+                _forget(leaf)
+
+
+def _functional_collective(func: Any, args: Any, out: Any) -> Any:
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    name = func._schema.name.split("::")[1]
+    if name == "all_to_all_single" and args[0].shape == out.shape:
+        return _exchanged(args[0], _resolve_process_group(args[3]))
+    if name in ("wait_tensor", "broadcast", "broadcast_"):
+        return args[0] if args[0].shape == out.shape else None
+    if name in ("all_reduce", "all_reduce_"):
+        return args[0] * _resolve_process_group(args[2]).size() if args[1].lower() == "sum" else args[0].clone()
+    if name == "all_gather_into_tensor":
+        return torch.cat([args[0]] * args[1])
+    return None

@@ -1,0 +1,1 @@
+"""What is captured: TorchTitan jobs of both versions, and any eager training step."""

@@ -1,0 +1,176 @@
+"""Capture of any eager PyTorch training step.
+
+A job is a function ``make_step(device)`` that builds model, optimizer and data on `device` and returns either the step, a
+callable without arguments, or ``(model, step)``. It is called in a child process (forked, so nothing needs to be picklable,
+and the caller's process keeps its own devices).
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosac import errors
+from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
+from autosac.capture.patches import python_patches as patches
+from autosac.capture.process import lifeline
+from autosac.capture.process.failures import explain, how_it_ended
+from autosac.capture.process.session import CaptureSession
+from autosac.capture.record.recorder import Recorder
+from autosac.files.temporary import temporary_folder
+from autosac.integrations.operators import modules
+from autosac.target import TargetGPU
+from autosac.trace import Trace
+
+Step = Callable[[], Any]
+MakeStep = Callable[[torch.device], "Step | tuple[torch.nn.Module, Step]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerRequest:
+    """One capture of an eager step: `steps` steps are run (of a job with DDP at least three), the last is kept.
+
+    `target` is "gpu" (what CUDA would run on `gpu`) or "cpu" (what this machine's CPU would run). `plan_file` applies a
+    plan to the model, `observe` records the regions of all modules that could be checkpointed.
+    """
+
+    gpu: TargetGPU = field(default_factory=TargetGPU)
+    target: str = "gpu"
+    steps: int = 2
+    plan_file: str | None = None
+    observe: bool = False
+
+    def __post_init__(self) -> None:
+        if self.target not in ("gpu", "cpu"):
+            raise errors.UsageError(f"target {self.target!r}: expected 'gpu' or 'cpu'")
+        if self.steps < 2:
+            raise errors.UsageError("at least two steps: the first makes the optimizer's states and caches")
+
+
+# How often to look whether the child has ended.
+_POLL_S = 0.005
+
+
+def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
+    """Capture in a child process. The errors of `capture_eager_here`, raised in the caller's process."""
+    patches.import_patched()
+    with temporary_folder() as folder:
+        trace_file, error_file = folder / "trace", folder / "error"
+        code = _run_in_child(lambda: _capture_into(trace_file, error_file, make_step, request))
+        if error_file.exists():
+            kind, message = json.loads(error_file.read_text())
+            raise getattr(errors, kind)(message)
+        if not trace_file.exists():
+            raise errors.CaptureError(f"the capture process {how_it_ended(code)}")
+        return Trace.load(trace_file, trusted=True)
+
+
+def _run_in_child(action: Callable[[], None]) -> int:
+    """Run `action` in a forked child, which does not outlive this call; its exit code (minus the signal that ended it)."""
+    sys.stdout.flush()  # or the child would print what waits in the buffers once more
+    sys.stderr.flush()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            lifeline.end_with(parent)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's business
+            action()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        ended, status = 0, 0
+        while not ended:  # a signal that arrives just before a call that blocks would wait for its end
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if not ended:
+                time.sleep(_POLL_S)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    return os.waitstatus_to_exitcode(status)
+
+
+def _capture_into(trace_file: Path, error_file: Path, make_step: MakeStep, request: EagerRequest) -> None:
+    torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
+    try:
+        capture_eager_here(make_step, request).save(trace_file)
+    except BaseException as e:
+        error = explain(e, "capturing the training step")
+        error_file.write_text(json.dumps([type(error).__name__, str(error)]))
+
+
+def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
+    """Capture in this process, once per process. CaptureError names the call that failed."""
+    session = CaptureSession(request.gpu, DEVICE_TYPE if request.target == "gpu" else "cpu")
+    with session.active() as recorder:
+        try:
+            made = make_step(session.device)
+        except Exception as e:
+            raise explain(e, "building the training step") from e
+        model, step = made if isinstance(made, tuple) else (None, made)
+        if request.observe or request.plan_file:
+            if model is None:
+                raise errors.UsageError("planning needs the model: make_step(device) has to return (model, step)")
+            if request.plan_file:
+                apply_plan_file(model, request.plan_file, recorder)
+            else:
+                observe_candidates([model], recorder)
+        _run_steps(model, step, request, recorder)
+        return recorder.trace(_info(model, request))
+
+
+def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder) -> None:
+    if model is not None:
+        recorder.add_model(model)
+    for number, _ in recorder.steps(request.steps):
+        with _no_automatic_collection():
+            try:
+                step()
+            except Exception as e:
+                raise explain(e, f"training step {number}") from e
+
+
+@contextmanager
+def _no_automatic_collection() -> Iterator[None]:
+    """Garbage collection at the step's boundaries only, so that a capture is deterministic."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _info(model: Any, request: EagerRequest) -> dict[str, Any]:
+    shapes = modules.shapes_by_name([model]) if model is not None else {}
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+    return {
+        "job_fingerprint": digest,
+        "model": type(model).__name__ if model is not None else "",
+        "world_size": 1,
+        "rank": 0,
+        "gpu": request.gpu.name if request.target == "gpu" else "cpu",
+        "torch_version": torch.__version__,
+        "parameter_shapes": shapes,
+        "preserve_rng_state": True,
+        "early_stop": True,
+        "checkpointing": "plan" if request.plan_file else "job",
+    }

@@ -1,0 +1,184 @@
+"""A job with fewer of its layers, for induction over their number (`autosac.induction`).
+
+The layers' kinds are told before anything is captured: from what distinguishes one layer from another in the model as it is
+built on the meta device (0.2) or in its configuration (0.3). An attribute whose values are all different is a function of the
+layer's index (its number, the scale of its initial weights) and no kind of its own; should it matter to an operator, the
+induction notices.
+
+    kinds   d d d s f s f s f      leading = 3, period = 2
+
+A job is cut to n, n + p, n + 2p, ... layers where p is a multiple of that period, of N under selective-N checkpointing, and
+of the number of pipeline stages, so that each stage gets as many layers more as any other; n leaves every stage enough layers
+for a first, a last, and one between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from math import lcm, prod
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from torch import nn
+
+from autosac.capture.process.request import TitanRequest
+from autosac.errors import CaptureError
+
+# The layers of the three smallest cuts, and what three processes cost besides (as layers), must be this part of all.
+_WORTHWHILE = 0.75
+_FIXED_COST_LAYERS = 8
+_NAMED_LAYER = re.compile(r"layers\.\d")
+Attributes: TypeAlias = dict[str, Any]  # path to a hashable value
+
+
+class LayeredJob(Protocol):
+    """What an adapter must be able to do with a job's configuration."""
+
+    def describe(self, config: Any) -> dict[str, Any]: ...
+    def layers(self, config: Any) -> list[Attributes]: ...
+    def with_layers(self, config: Any, count: int) -> Any: ...
+
+
+class Layering(NamedTuple):
+    """`layers` in all: `leading` of any kind, then kinds that repeat with `period`."""
+
+    layers: int
+    leading: int
+    period: int
+
+    def cut(self, index: int) -> int:
+        """The number of layers of the index-th cut."""
+        least = self.leading + 3 * self.period
+        return least + (self.layers - least) % self.period + index * self.period
+
+    def is_worthwhile(self) -> bool:
+        """Whether three cuts cost clearly less than the whole."""
+        return sum(map(self.cut, range(3))) + _FIXED_COST_LAYERS <= _WORTHWHILE * self.layers
+
+
+def cut_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> tuple[Any, dict[str, Any]]:
+    """The configuration with the number of layers that the request asks for, and what the trace's info says of it.
+
+    The 0th cut of a job that is not worth cutting is the job itself; others are a CaptureError.
+    """
+    if request.layers is not None:
+        return adapter.with_layers(config, request.layers), {}
+    if request.cut is None:
+        return config, {}
+    found = layering_of(adapter, config, request)
+    if found is None or not (found.is_worthwhile() and found.cut(request.cut) < found.layers):
+        if request.cut == 0:
+            return config, {}
+        raise CaptureError("the job has too few equal layers to be captured with fewer")
+    count = found.cut(request.cut)
+    return adapter.with_layers(config, count), {"cut": [count, found.period, found.layers]}
+
+
+def layering_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> Layering | None:
+    """How the job's layers repeat; None if they do not, if single layers are named or gathered into buckets, or if the load
+    of experts is drawn (each layer has its own).
+    """
+    parallelism = config.parallelism
+    if parallelism.pipeline_parallel_layers_per_stage is not None or request.plan_file is not None:
+        return None
+    if not request.moe_load.is_balanced:
+        return None
+    if _NAMED_LAYER.search(repr(config)) or _has_buckets(parallelism, request.world_size):
+        return None
+    attributes = adapter.layers(config)
+    if not attributes:
+        return None
+    kind, _, every = str(adapter.describe(config)["checkpointing"]).partition("-")
+    every_nth = int(every) if kind == "selective" and every.isdigit() else 1
+    leading, period = repetition(kinds(attributes))
+    return Layering(len(attributes), leading, _pipeline_stages(parallelism) * lcm(period, every_nth))
+
+
+def _has_buckets(parallelism: Any, world_size: int) -> bool:
+    """DistributedDataParallel fills buckets of a fixed size: how many layers share one only shows in the whole job."""
+    replicas = int(parallelism.data_parallel_replicate_degree)
+    shards = int(parallelism.data_parallel_shard_degree)
+    names = ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree")
+    others = prod(int(getattr(parallelism, name)) for name in names)
+    return replicas > 1 and (shards == 1 or replicas * others == world_size)
+
+
+def _pipeline_stages(parallelism: Any) -> int:
+    """The number of pipeline stages by TorchTitan's default: two a rank where a schedule takes several."""
+    degree = int(parallelism.pipeline_parallel_degree)
+    if degree <= 1:
+        return 1
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+
+    schedule = get_schedule_class(parallelism.pipeline_parallel_schedule)
+    return degree if issubclass(schedule, PipelineScheduleSingle) else 2 * degree
+
+
+def kinds(layers: Sequence[Attributes]) -> list[int]:
+    """A number for each layer, equal for layers that differ only in functions of their index."""
+    values: dict[str, list[Any]] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            values.setdefault(name, []).append(value)
+    telling = [name for name, found in values.items() if len(set(found)) < len(layers)]
+    numbers: dict[tuple[Any, ...], int] = {}
+    return [numbers.setdefault(tuple(layer.get(name) for name in telling), len(numbers)) for layer in layers]
+
+
+def repetition(numbers: Sequence[int]) -> tuple[int, int]:
+    """(how many lead, period of the others): what needs the fewest layers in the smallest cut; (all, 1) if nothing repeats."""
+    found: list[tuple[int, int]] = []
+    for period in range(1, len(numbers) // 2 + 1):
+        leading = len(numbers) - period
+        while leading > 0 and numbers[leading - 1] == numbers[leading - 1 + period]:
+            leading -= 1
+        if leading + 2 * period <= len(numbers):
+            found.append((leading, period))
+    return min(found, key=lambda pair: pair[0] + 3 * pair[1], default=(len(numbers), 1))
+
+
+# ---- what distinguishes a layer ----------------------------------------------------------------------------------------
+
+
+def module_attributes(layer: nn.Module) -> Attributes:
+    """Everything of a module tree that can distinguish it from another, by path."""
+    found: Attributes = {}
+    for path, module in layer.named_modules():
+        found[f"{path}:"] = type(module)
+        for name, value in vars(module).items():
+            if not name.startswith("_"):
+                found[f"{path}.{name}"] = _leaf(value)
+    for name, parameter in [*layer.named_parameters(), *layer.named_buffers()]:
+        found[f"{name}:"] = (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+    return found
+
+
+def config_attributes(config: Any, path: str = "") -> Attributes:
+    """The same of a tree of dataclasses."""
+    found: Attributes = {f"{path}:": type(config)}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name, None)
+        name = f"{path}.{field.name}"
+        if dataclasses.is_dataclass(value):
+            found |= config_attributes(value, name)
+        else:
+            found[name] = _leaf(value)
+    return found
+
+
+def _leaf(value: Any) -> Any:
+    """A hashable value that compares as the attribute does: simple ones by value, others by name or type."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(_leaf(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((str(key), _leaf(v)) for key, v in value.items())
+    if dataclasses.is_dataclass(value):
+        return repr(value)
+    keywords = getattr(value, "keywords", None)  # functools.partial
+    if isinstance(keywords, dict):
+        return (_leaf(getattr(value, "func", None)), _leaf(keywords))
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else type(value).__qualname__

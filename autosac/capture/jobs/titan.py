@@ -1,0 +1,239 @@
+"""Capture of a TorchTitan job: its own Trainer, unmodified, on the simulated device.
+
+Only two things are replaced, through TorchTitan's public configuration: the tokenizer and the data loader, by synthetic ones
+of the right shape. How a job is read and its Trainer built is each version's own: `titan_v02`, `titan_v03`, behind
+`TitanAdapter`. Capturing imports torchtitan; the simulated device has to be installed before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from autosac.capture.device import values
+from autosac.capture.jobs.layers import Attributes, cut_of
+from autosac.capture.jobs.load import Routing
+from autosac.capture.jobs.pipeline import StageMetadata
+from autosac.capture.patches import meshes, process_group, without_triton
+from autosac.capture.patches import python_patches as patches
+from autosac.capture.process.failures import explain, one_line
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.session import CaptureSession
+from autosac.capture.record.recorder import Recorder
+from autosac.errors import CaptureError
+from autosac.integrations.operators import modules
+from autosac.plans import Plan
+from autosac.titan.settings import check_settings, compiles_model
+from autosac.titan.version import has_python_jobs, installed_version
+from autosac.trace import Phase, Trace
+
+Transform: TypeAlias = Callable[[torch.nn.Module], None]
+
+
+class TitanAdapter(Protocol):
+    """What differs between versions of TorchTitan. `Any` is the job's configuration, or its Trainer."""
+
+    def parse(self, request: TitanRequest) -> Any:
+        """The job's configuration, with the checkpointing that is asked for. UsageError in one line if it is wrong."""
+
+    def settings(self, config: Any) -> dict[str, str]:
+        """The settings that decide what is computed."""
+
+    def build(self, config: Any, transform: Transform | None) -> Any:
+        """The Trainer, with synthetic data and `transform` in place of the job's checkpointing (None: as the job says)."""
+
+    def layers(self, config: Any) -> list[Attributes]:
+        """What distinguishes each of the model's layers; empty if it has none that can be left out."""
+
+    def with_layers(self, config: Any, count: int) -> Any:
+        """The configuration with the first `count` layers only. CaptureError if the model has no such layers."""
+
+    def describe(self, config: Any) -> dict[str, Any]:
+        """For the trace's info: model, checkpointing, preserve_rng_state, early_stop."""
+
+
+def installed_adapter() -> TitanAdapter:
+    """The adapter for the TorchTitan that is installed."""
+    if has_python_jobs():
+        from autosac.capture.jobs.titan_v03 import TitanV03
+
+        return TitanV03()
+    from autosac.capture.jobs.titan_v02 import TitanV02
+
+    return TitanV02()
+
+
+class SyntheticTokenizer:
+    """Stands in for the tokenizer: the job's vocabulary without its files."""
+
+    eos_id = bos_id = 0
+    pad_id = -1
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._vocabulary_size = vocabulary_size
+
+    def get_vocab_size(self) -> int:
+        return self._vocabulary_size
+
+    def encode(self, *_: Any, **__: Any) -> list[int]:
+        return [1]
+
+
+class SyntheticLoader:
+    """Random token batches of the job's shape, on the CPU as TorchTitan's loaders yield them."""
+
+    def __init__(self, batch_size: int, seq_len: int, vocabulary_size: int) -> None:
+        self.batch_size, self.seq_len, self.vocabulary_size = batch_size, seq_len, vocabulary_size
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            tokens = torch.randint(1, self.vocabulary_size, (self.batch_size, self.seq_len + 1), generator=generator)
+            yield self.inputs(tokens[:, :-1]), tokens[:, 1:]
+
+    def inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model is given."""
+        return {"input": tokens}
+
+
+def import_torchtitan() -> None:
+    """Import torchtitan. CaptureError in one line where it is missing or its own imports fail."""
+    try:
+        if without_triton.is_missing():
+            without_triton.import_kernels()
+        import torchtitan.train  # noqa: F401
+    except ImportError as e:
+        raise CaptureError(f"torchtitan cannot be imported: {one_line(e)}") from e
+
+
+def plain_text(message: str) -> str:
+    """A message that TorchTitan's argument parser has drawn in a box, on one line."""
+    words = [word for word in message.split() if any(map(str.isalnum, word))]
+    return re.split(r" (?:For full|Argument) helptext", " ".join(words))[0][:300]
+
+
+def fingerprint(settings: dict[str, str], world_size: int) -> str:
+    """A hash of what is computed: the decisive settings and the world size, not checkpointing and not the rank."""
+    document = json.dumps({"world_size": world_size, **settings}, sort_keys=True)
+    return hashlib.sha256(document.encode()).hexdigest()
+
+
+def capture_titan(
+    request: TitanRequest,
+    progress: Callable[[str], None] = lambda _: None,
+    early: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Trace:
+    """Run the job for `request.steps` steps (`Recorder.steps`) on the simulated device and return the last one's Trace.
+
+    `early` is told what captures of other pipeline stages need (`CaptureFuture.early`) before the first step has run.
+    Once per process. UsageError for a wrong job, CaptureError (with the operator or call) for one that cannot run.
+    """
+    session = CaptureSession(request.gpu)
+    logging.disable(logging.WARNING)
+    process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
+    meshes.install(request.rank)
+    import_torchtitan()
+    patches.install_torchtitan(request.gpu)
+    stages = StageMetadata()
+    stages.received = list(request.stage_inputs) if request.stage_inputs else None
+    stages.install()
+    adapter = installed_adapter()
+    config = adapter.parse(request)
+    settings = adapter.settings(config)
+    if request.plan_file is not None:
+        check_settings(Plan.load(request.plan_file).made_for.job_settings, settings)
+    if request.observe and compiles_model(settings):
+        # A policy decides on the operators that the model calls, which compiled code does not.
+        config.compile.components = [component for component in config.compile.components if component != "model"]
+    config, cut = cut_of(adapter, config, request)
+    from autosac.capture.jobs.transforms import transform_of
+
+    with session.active() as recorder:
+        routing = _routing(request, recorder)
+        values.route_by(routing)
+        if routing is not None:
+            stages.on_inferred = routing.begin_step  # those runs are none of the step
+        progress("building the model")
+        try:
+            trainer = adapter.build(config, transform_of(request, recorder))
+        except Exception as e:
+            raise explain(e, "building the job") from e
+        for part in trainer.model_parts:
+            recorder.add_model(part)
+        known = {"parallelism": _degrees(trainer), **cut}
+        stages.on_sent = lambda shapes: early({**known, "stage_outputs": shapes})
+        trainer.step = 1
+        trainer.metrics_processor.should_log = lambda _: False
+        batches = trainer.batch_generator(trainer.dataloader)
+        for step, last in recorder.steps(request.steps):
+            progress(f"step {step} of {last}")
+            if routing is not None:
+                routing.begin_step()
+            try:
+                trainer.train_step(batches)
+            except Exception as e:
+                raise explain(e, f"training step {step}") from e
+        info = {**_info(request, config, settings, trainer), **adapter.describe(config)}
+        if request.plan_file is not None:
+            info["checkpointing"] = "plan"
+        return recorder.trace({**info, "stage_outputs": stages.sent, **cut})
+
+
+def _routing(request: TitanRequest, recorder: Recorder) -> Routing | None:
+    """Who draws the routing of tokens, or None if it is balanced."""
+    if request.moe_load.is_balanced:
+        return None
+
+    def locate() -> tuple[str, bool]:
+        place = recorder.phases.locate()
+        return recorder.phases.modules.names[place.module], place.phase is Phase.RECOMPUTE
+
+    return Routing(request.moe_load, request.rank, locate)
+
+
+def _info(request: TitanRequest, config: Any, settings: dict[str, str], trainer: Any) -> dict[str, Any]:
+    tokens = config.training.local_batch_size * config.training.seq_len * trainer.gradient_accumulation_steps
+    load = {} if request.moe_load.is_balanced else {"moe_load": asdict(request.moe_load)}
+    return {
+        **load,
+        "job_fingerprint": fingerprint(settings, request.world_size),
+        "job_settings": settings,
+        "world_size": request.world_size,
+        "rank": request.rank,
+        "gpu": request.gpu.name,
+        "torch_version": torch.__version__,
+        "torchtitan_version": installed_version(),
+        "local_batch_size": config.training.local_batch_size,
+        "seq_len": config.training.seq_len,
+        "tokens_per_step": tokens,
+        "flops_per_token": float(trainer.metrics_processor.num_flops_per_token),
+        "parallelism": _degrees(trainer),
+        "parameter_shapes": modules.shapes_by_name(trainer.model_parts),
+        "fsdp_units": fsdp_units(trainer.model_parts),
+    }
+
+
+def _degrees(trainer: Any) -> dict[str, int]:
+    names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
+    return {name: int(getattr(trainer.parallel_dims, name, 1)) for name in names}
+
+
+def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:
+    """Clean names of the modules that FSDP manages as units; modules above them are checkpointed as a whole."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return sorted(
+        {
+            modules.clean_name(name)
+            for part in model_parts
+            for name, module in modules.unwrapped(part).named_modules()
+            if isinstance(module, FSDPModule)
+        }
+    )

@@ -1,0 +1,178 @@
+"""TorchTitan 0.2: jobs are files (TOML), models come from a registry of train specs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib.util
+import io
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosac.capture.jobs import titan_flux
+from autosac.capture.jobs.layers import Attributes, module_attributes
+from autosac.capture.jobs.pipeline import overlapped_in_order
+from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
+from autosac.capture.patches import python_patches as patches
+from autosac.capture.process.failures import one_line
+from autosac.capture.process.request import TitanRequest
+from autosac.errors import CaptureError, UsageError
+from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.titan.settings import job_settings
+
+
+class TitanV02:
+    """See `autosac.capture.jobs.titan.TitanAdapter`."""
+
+    def parse(self, request: TitanRequest) -> Any:
+        """TorchTitan's JobConfig."""
+        self._gpu = request.gpu
+        return _parse(request)
+
+    def settings(self, config: Any) -> dict[str, str]:
+        """By their names in the job file."""
+        return job_settings(config)
+
+    def build(self, config: Any, transform: Transform | None) -> Any:
+        """The model's own Trainer or that of ``torchtitan.train``; `transform` gets where ``apply_ac`` would be called."""
+        from autosac.integrations.torchtitan import plugin
+
+        overlapped_in_order()
+        if config.model.converters:
+            patches.install_torchao(self._gpu)
+        _install_synthetic_data(config)
+        spec = _train_spec(config)
+        encoders = titan_flux.without_weights() if titan_flux.is_flux(spec) else contextlib.nullcontext()
+        with plugin.transform(transform), encoders:
+            return _trainer_class(spec)(config)
+
+    def layers(self, config: Any) -> list[Attributes]:
+        """By the modules of the model as it is built on the meta device."""
+        spec = _train_spec(config)
+        arguments = copy.deepcopy(spec.model_args[config.model.flavor])
+        arguments.update_from_config(config)
+        if getattr(arguments, "n_layers", None) is None:
+            return []
+        with torch.device("meta"):
+            model: Any = spec.model_cls(arguments)
+        layers = list(getattr(model, "layers", nn.ModuleList()).children())
+        return [module_attributes(layer) for layer in layers] if len(layers) == arguments.n_layers else []
+
+    def with_layers(self, config: Any, count: int) -> Any:
+        """Registers the train spec again; the configuration is the same."""
+        import torchtitan.protocols.train_spec as registry
+
+        spec = _train_spec(config)
+        arguments: Any = spec.model_args[config.model.flavor]
+        if not hasattr(arguments, "n_layers"):
+            raise CaptureError(f"{config.model.name} has no layers that could be left out")
+        fewer = dataclasses.replace(arguments, n_layers=count)
+        registry._extra_train_specs[config.model.name] = dataclasses.replace(
+            spec, model_args={**spec.model_args, config.model.flavor: fewer}
+        )
+        return config
+
+    def describe(self, config: Any) -> dict[str, Any]:
+        """As the job file says it."""
+        section = config.activation_checkpoint
+        selective = section.mode == "selective"
+        return {
+            "model": f"{config.model.name} {config.model.flavor}",
+            "checkpointing": f"selective-{section.selective_ac_option}" if selective else str(section.mode),
+            "preserve_rng_state": section.preserve_rng_state,
+            "early_stop": section.early_stop,
+        }
+
+
+def _checkpointing_arguments(request: TitanRequest) -> list[str]:
+    mode = request.checkpointing_mode()
+    if mode == "job":
+        return []
+    kind, _, option = mode.partition("-")
+    chosen = ["--activation_checkpoint.mode", kind]
+    return [*chosen, "--activation_checkpoint.selective_ac_option", option] if option else chosen
+
+
+def _parse(request: TitanRequest) -> Any:
+    """TorchTitan's JobConfig for the request. UsageError in one line if TorchTitan rejects it."""
+    from torchtitan.config import ConfigManager
+
+    arguments = ["--job.config_file", request.config_file] if request.config_file else []
+    arguments += [*request.overrides, *_checkpointing_arguments(request), "--comm.mode", "fake_backend"]
+    arguments += ["--debug.seed", "0", "--training.steps", "1000", "--checkpoint.no-enable"]
+    _check_toml(request.config_file)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            return ConfigManager().parse_args(arguments)
+    except SystemExit as e:
+        raise UsageError(f"TorchTitan rejects the job's arguments: {plain_text(said.getvalue())}") from e
+    except (ValueError, TypeError, ImportError, AttributeError) as e:
+        raise UsageError(f"TorchTitan rejects the job: {one_line(e)}") from e
+
+
+def _check_toml(path: str | None) -> None:
+    """UsageError for a job file that is missing or is no TOML (TorchTitan would log a traceback)."""
+    if path is None:
+        return
+    try:
+        parse_toml(read_bounded(path, TEXT_BYTES))
+    except OSError as e:
+        raise UsageError(f"job file {path}: {e.strerror or e}") from e
+    except DocumentError as e:
+        raise UsageError(f"job file {path} is not valid TOML: {e}") from e
+
+
+def _train_spec(config: Any) -> Any:
+    """The job's train spec. UsageError if there is none, or it has no such flavor."""
+    import torchtitan.protocols.train_spec as registry
+
+    try:
+        spec = registry.get_train_spec(config.model.name)
+    except (ValueError, ImportError, TypeError) as e:
+        raise UsageError(f"unknown model {config.model.name!r}: {one_line(e)}") from e
+    if config.model.flavor not in spec.model_args:
+        raise UsageError(
+            f"unknown flavor {config.model.flavor!r} of {config.model.name}; it has: {', '.join(spec.model_args)}"
+        )
+    return spec
+
+
+def _trainer_class(spec: Any) -> Any:
+    """The Trainer in the ``train`` module of the innermost package around the model; TorchTitan's own, if no other."""
+    import torchtitan.train as general
+
+    package = spec.model_cls.__module__
+    while package := package.rpartition(".")[0]:
+        if importlib.util.find_spec(f"{package}.train") is not None:
+            module = importlib.import_module(f"{package}.train")
+            own = [
+                value for value in vars(module).values()
+                if isinstance(value, type) and issubclass(value, general.Trainer) and value.__module__ == module.__name__
+            ]  # fmt: skip
+            if own:
+                return own[-1]
+    return general.Trainer
+
+
+def _install_synthetic_data(config: Any) -> None:
+    """Register the job's train spec with a synthetic tokenizer and loader in place of its own."""
+    import torchtitan.protocols.train_spec as registry
+
+    spec = _train_spec(config)
+    vocabulary_size = getattr(spec.model_args[config.model.flavor], "vocab_size", 2048)
+
+    def build_loader(*, job_config: Any, **_: Any) -> Any:
+        training = job_config.training
+        if titan_flux.is_flux(spec):
+            return titan_flux.FluxLoader(job_config)
+        return SyntheticLoader(training.local_batch_size, training.seq_len, vocabulary_size)
+
+    registry._extra_train_specs[config.model.name] = dataclasses.replace(
+        spec,
+        build_tokenizer_fn=lambda _: SyntheticTokenizer(vocabulary_size),
+        build_dataloader_fn=build_loader,
+    )

@@ -1,0 +1,192 @@
+"""TorchTitan 0.3: jobs are Python configurations, trees of components that build themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchtitan.config import ConfigManager, Configurable
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, MemoryBudgetAC, SelectiveAC
+
+from autosac.capture.jobs.layers import Attributes, config_attributes
+from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
+from autosac.capture.process.failures import one_line
+from autosac.capture.process.request import TitanRequest
+from autosac.errors import CaptureError, UsageError
+from autosac.integrations.torchtitan.policy import AutoSAC, ModelPolicy
+from autosac.titan.settings import python_job_settings
+from autosac.titan.version import split_python_job
+
+_NAMES = {FullAC: "full", SelectiveAC: "selective-op", MemoryBudgetAC: "memory_budget"}
+
+
+class TitanV03:
+    """See `autosac.capture.jobs.titan.TitanAdapter`."""
+
+    def parse(self, request: TitanRequest) -> Any:
+        """The configuration that the job's function returns, under the overrides, without what reads or writes files."""
+        config = _parse(request)
+        config.activation_checkpoint = _checkpointing(config.activation_checkpoint, request)
+        vocabulary_size = getattr(config.model_spec.model, "vocab_size", 2048)
+        config.tokenizer = _Tokenizer.Config(vocabulary_size=vocabulary_size)
+        config.dataloader = _Loader.Config(vocabulary_size=vocabulary_size)
+        config.comm.mode = "fake_backend"
+        config.debug.seed = 0
+        config.training.steps = 1000
+        config.checkpoint.enable = config.validator.enable = False
+        config.metrics.enable_tensorboard = config.metrics.enable_wandb = False
+        return config
+
+    def settings(self, config: Any) -> dict[str, str]:
+        """By their names in the configuration."""
+        return python_job_settings(config)
+
+    def build(self, config: Any, transform: Transform | None) -> Any:
+        """The Trainer that the configuration builds; `transform` is its checkpointing policy."""
+        _flash_attention()
+        _check_pipelines(config)
+        if transform is None:
+            return _built(config)
+        done: list[torch.nn.Module] = []
+
+        def function(model: torch.nn.Module) -> None:
+            transform(model)
+            done.append(model)
+
+        trainer = _built(dataclasses.replace(config, activation_checkpoint=_Transformed.Config(function=function)))
+        if not done:
+            name = getattr(config.model_spec.parallelize_fn, "__qualname__", "parallelize function")
+            raise UsageError(f"TorchTitan's {name} does not apply the job's activation checkpointing policy")
+        return trainer
+
+    def layers(self, config: Any) -> list[Attributes]:
+        """By the configurations of the layers."""
+        return [config_attributes(layer) for layer in getattr(config.model_spec.model, "layers", ())]
+
+    def with_layers(self, config: Any, count: int) -> Any:
+        """The model's configuration lists its layers."""
+        spec = config.model_spec
+        if not getattr(spec.model, "layers", None):
+            raise CaptureError(f"{spec.name} has no layers that could be left out")
+        model = dataclasses.replace(spec.model, layers=spec.model.layers[:count])
+        return dataclasses.replace(config, model_spec=dataclasses.replace(spec, model=model))
+
+    def describe(self, config: Any) -> dict[str, Any]:
+        """By the class of the policy. TorchTitan 0.3 never lets recomputation stop early."""
+        policy = config.activation_checkpoint
+        owner = type(policy)._owner if policy is not None else None
+        return {
+            "model": f"{config.model_spec.name} {config.model_spec.flavor}",
+            "checkpointing": _NAMES.get(owner, owner.__name__) if owner is not None else "none",
+            "preserve_rng_state": _common(policy).get("preserve_rng_state", True),
+            "early_stop": False,
+        }
+
+
+def _flash_attention() -> None:
+    """Varlen attention activates FlashAttention 3 or 4, whose package is for CUDA only; the operators are the same."""
+    from torchtitan.models.common import attention
+    from torchtitan.tools import utils
+
+    attention.current_flash_attention_impl = utils.get_cuda_flash_attention_impl
+
+
+def _check_pipelines(config: Any) -> None:
+    """CaptureError where TorchTitan calls pipeline schedules in a way that this torch does not know."""
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    wanted = config.parallelism.pipeline_parallel_degree > 1
+    if wanted and "arg_mbs" not in inspect.signature(PipelineScheduleSingle.step).parameters:
+        raise CaptureError(
+            f"torch {torch.__version__} has no pipeline schedules that take lists of microbatches, as this TorchTitan's do"
+        )
+
+
+def _built(config: Any) -> Any:
+    try:
+        return config.build()
+    except ValueError as e:
+        if config.parallelism.spmd_backend == "spmd_types" and "DTensors on the full SPMD mesh" in str(e):
+            raise CaptureError(
+                f"fully_shard of torch {torch.__version__} does not know TorchTitan's spmd_types: "
+                "add -- --parallelism.spmd_backend partial_dtensor (or full_dtensor)"
+            ) from e
+        raise
+
+
+class _Transformed(ModelPolicy):
+    """A function of the model in place of the job's checkpointing."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(ActivationCheckpointing.Config):
+        function: Callable[[torch.nn.Module], None]
+
+    def checkpoint(self, model: torch.nn.Module) -> None:
+        self.config.function(model)
+
+
+class _Tokenizer(SyntheticTokenizer, Configurable):
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        vocabulary_size: int
+
+    def __init__(self, config: Config, **_: Any) -> None:
+        super().__init__(config.vocabulary_size)
+
+
+class _Loader(SyntheticLoader, Configurable):
+    """As TorchTitan's text data sets yield: tokens, and their positions in their documents, one to a sequence."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        vocabulary_size: int
+
+    def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **_: Any) -> None:
+        super().__init__(local_batch_size, seq_len, config.vocabulary_size)
+
+    def inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"input": tokens, "positions": torch.arange(self.seq_len).repeat(self.batch_size, 1)}
+
+
+def _parse(request: TitanRequest) -> Any:
+    assert request.config_file is not None
+    module, config = split_python_job(request.config_file)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            parsed = ConfigManager().parse_args(["--module", module, "--config", config, *request.overrides])
+    except SystemExit as e:
+        raise UsageError(f"TorchTitan rejects the job's arguments: {plain_text(said.getvalue())}") from e
+    except (ValueError, TypeError, ImportError, AttributeError) as e:
+        raise UsageError(f"TorchTitan rejects the job: {one_line(e)}") from e
+    if getattr(parsed, "model_spec", None) is None:
+        raise UsageError(f"{request.config_file} gives a {type(parsed).__qualname__} without a model to train")
+    return parsed
+
+
+def _common(policy: Any) -> dict[str, Any]:
+    """What all checkpointing policies have in common."""
+    if policy is None:
+        return {}
+    return {field.name: getattr(policy, field.name) for field in dataclasses.fields(ActivationCheckpointing.Config)}
+
+
+def _checkpointing(own: Any, request: TitanRequest) -> Any:
+    """The configuration of the checkpointing policy that the request asks for, given the job's own."""
+    mode = request.checkpointing_mode()
+    if mode == "job":
+        if isinstance(own, AutoSAC.Config):
+            plan = f"--plan {own.plan}" if own.plan else "--plan with one"
+            raise UsageError(f"the job is checkpointed by a plan: give {plan}, or --ac for another way")
+        return own
+    if mode == "none":
+        return None
+    policies = {"full": FullAC.Config, "selective-op": SelectiveAC.Config}
+    if mode not in policies:
+        raise UsageError(f"this TorchTitan has no {mode} checkpointing: none, full or selective-op")
+    return policies[mode](**_common(own))

@@ -1,0 +1,52 @@
+"""What is done to the model during a capture, at the place where TorchTitan applies its own checkpointing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.record.recorder import Recorder
+from autosac.capture.record.regions import RecomputationLog, RegionLog, candidate_modules
+from autosac.integrations.apply import PlanMismatchWarning, apply
+from autosac.integrations.observe import observe
+from autosac.integrations.recompute import tape
+from autosac.plans import Plan
+
+
+def observe_candidates(model_parts: list[nn.Module], recorder: Recorder) -> None:
+    """Observe all modules that could be checkpointed."""
+    log = RegionLog(recorder)
+    for part in model_parts:
+        observe(part, candidate_modules(part), log)
+
+
+def apply_plan_file(model: nn.Module, path: str, recorder: Recorder) -> None:
+    """Apply the plan in the file `path`. A step that does not follow it shall stop, not recompute more: it would not be the
+    step that the plan is judged by.
+    """
+    warnings.simplefilter("error", PlanMismatchWarning)
+    tape.observer[0] = RecomputationLog(recorder)
+    apply(model, Plan.load(path))
+
+
+def transform_of(request: TitanRequest, recorder: Recorder) -> Callable[[nn.Module], None] | None:
+    """What is done to each part of the model where the job applies its checkpointing: observe its modules, or apply a plan;
+    None to leave the job's own alone.
+    """
+    if request.observe:
+        return partial(_observe, recorder)
+    if request.plan_file is not None:
+        return partial(_apply, request.plan_file, recorder)
+    return None
+
+
+def _observe(recorder: Recorder, model: nn.Module) -> None:
+    observe_candidates([model], recorder)
+
+
+def _apply(plan_file: str, recorder: Recorder, model: nn.Module) -> None:
+    apply_plan_file(model, plan_file, recorder)

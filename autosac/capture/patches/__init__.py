@@ -1,0 +1,1 @@
+"""What is changed in PyTorch while a capture runs."""

@@ -1,0 +1,1 @@
+"""Captures in processes of their own: server, worker, requests, and the store of what was captured before."""

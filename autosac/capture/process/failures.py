@@ -1,0 +1,87 @@
+"""Why a job could not be captured, in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+
+from autosac.capture.record.sources import innermost_line
+from autosac.errors import AutosacError, CaptureError
+
+_LIMIT = 400  # characters of a message
+# What to do about errors whose own messages do not help, by a part of the message.
+_REMEDIES = {
+    "is shared with a parameter already managed by another FSDP group": (
+        "the model ties parameters, as an embedding and its output layer, that lie in different FSDP units, which this torch "
+        "refuses, in the real job too: use tensor parallelism (parallelism.tensor_parallel_degree = 2) or DDP "
+        "(data_parallel_shard_degree = 1 and data_parallel_replicate_degree = the number of GPUs), or a flavor without tied "
+        "embeddings"
+    ),
+    "Cannot access storage of SparseTensorImpl": (
+        "sparse tensors cannot be simulated: plan the model with dense ones (Embedding and EmbeddingBag with sparse=True "
+        "make sparse gradients)"
+    ),
+    "Cannot access storage of TensorWrapper": (
+        "function transforms (torch.func: grad, vmap, jvp) cannot be simulated: plan the model with an ordinary backward"
+    ),
+    "version_counter for inference tensor": (
+        "inference tensors (torch.inference_mode inside the step) cannot be simulated: use torch.no_grad() in its place"
+    ),
+    "is not supported for tensor subclasses": (
+        "the step reads the elements of a tensor through numpy, and simulated tensors have none: compute it with PyTorch"
+    ),
+    "its data is not allocated yet": (
+        "the step hands the memory of a tensor to code that is not PyTorch's (an extension, a real process group), and "
+        "simulated tensors have none: leave that out of the captured step"
+    ),
+    "DataDependentOutputException": (
+        "the step asks whether tensors have certain values, which simulated ones have not: leave the check out"
+    ),
+}
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks; its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def explain(error: BaseException, doing: str) -> AutosacError:
+    """A CaptureError that names the call in the user's or model's code where capture failed, and what to do.
+
+    An AutosacError is its own explanation. With AUTOSAC_DEBUG=1 in the environment the traceback is printed, too.
+    """
+    if os.environ.get("AUTOSAC_DEBUG") == "1":
+        traceback.print_exception(error)
+    if isinstance(error, AutosacError):
+        return error
+    where = innermost_line(error.__traceback__)
+    for part, remedy in _REMEDIES.items():
+        if part in f"{type(error).__name__}: {error}":
+            return CaptureError(f"{doing}: {remedy} (at {where})")
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    told = _told(error, _LIMIT) if root is error else f"{_told(error, _LIMIT // 2)}, because of {_told(root, _LIMIT // 2)}"
+    return CaptureError(f"{doing}: {told} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)")
+
+
+def _told(error: BaseException, limit: int) -> str:
+    """Its type and message on one line."""
+    message = one_line(error)
+    if len(message) > limit:
+        message = message[: limit - 3] + "..."
+    kind = type(error).__name__
+    return message if message == kind else f"{kind}: {message}"
+
+
+def how_it_ended(code: int) -> str:
+    """What an exit code (minus the signal's number) of a process says, as the end of a sentence."""
+    if code >= 0:
+        return f"ended early with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = ": Linux does that when memory runs out; free some, or use a machine with more" if -code == signal.SIGKILL else ""
+    return f"was ended by signal {-code} ({name}){hint}"

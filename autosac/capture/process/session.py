@@ -1,0 +1,64 @@
+"""One capture in one process: the simulated device, the mode, the recorder and the patches, put together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from autosac.capture.device import device as simulated
+from autosac.capture.device import kernels
+from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.device.mode import SimulatedDeviceMode
+from autosac.capture.patches import python_patches as patches
+from autosac.capture.record.recorder import Recorder
+from autosac.target import TargetGPU
+
+_prepared: list[TargetGPU] = []
+
+
+def prepare(gpu: TargetGPU) -> None:
+    """Register the simulated accelerator, if it is not yet. A process can stand for one GPU only."""
+    if not _prepared:
+        simulated.hide_cuda()
+        simulated.install(gpu)
+        kernels.install(gpu)
+        _prepared.append(gpu)
+    assert _prepared == [gpu], "one process simulates one kind of GPU"
+
+
+class CaptureSession:
+    """Owns a capture. One per process: the device backend can be registered only once.
+
+    `target` is the simulated accelerator's device type, or ``"cpu"``.
+    """
+
+    def __init__(self, gpu: TargetGPU, target: str = DEVICE_TYPE) -> None:
+        self.gpu = gpu
+        self.target = target
+        if target == DEVICE_TYPE:
+            prepare(gpu)
+        simulated.hide_cuda()
+        self.recorder = Recorder(target)
+        self.mode = SimulatedDeviceMode(target, self.recorder)
+        patches.install(self.mode, self.recorder)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the job shall build its tensors."""
+        return torch.device(self.target, 0) if self.target == DEVICE_TYPE else torch.device(self.target)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Recorder]:
+        """Everything inside runs on the simulated device.
+
+        One autograd thread: a deterministic order, one stack of modes and one current stream, and errors that are not
+        swallowed by a device thread.
+        """
+        simulated.set_log(self.recorder)
+        try:
+            with self.mode, torch.autograd.set_multithreading_enabled(False):
+                yield self.recorder
+        finally:
+            simulated.set_log(None)

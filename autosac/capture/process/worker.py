@@ -1,0 +1,172 @@
+"""The capture process: imports PyTorch and TorchTitan once, then forks one child per capture, as many at once as there are
+processors and memory for.
+
+It reads one JSON request per line from its standard input and writes one JSON answer per line to a file descriptor:
+``{"id", "progress"}`` while it works, perhaps ``{"id", "early"}`` with what the captures of other pipeline stages need, then
+``{"id", "done"}`` or ``{"id", "error", "kind"}``; for an answer that is too long for one line, ``{"file"}`` with the name of
+the file that holds it. A child saves its trace under the name in the request.
+
+The process ends with its input, and as soon as the process that started it ends (`lifeline`); its children end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import math
+import os
+import select
+import signal
+import sys
+import tempfile
+import warnings
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from autosac.capture.patches import imports
+from autosac.capture.process import lifeline
+from autosac.capture.process.failures import explain, how_it_ended
+from autosac.capture.process.request import TitanRequest
+
+_SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its own; those that run still grow
+
+
+class Worker:
+    """See the module's docstring."""
+
+    def __init__(self, answers: int, folder: str) -> None:
+        self.answers = answers
+        self.folder = folder
+        self.children: dict[int, int] = {}
+        self.pending: deque[tuple[dict[str, Any], TitanRequest]] = deque()
+        affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+        self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
+
+    def serve(self) -> None:
+        """Answer requests until the input ends; then end the captures that are under way."""
+        buffer = b""
+        open_input = True
+        preloaded = False
+        while open_input:
+            if select.select([0], [], [], 0.02)[0]:
+                chunk = os.read(0, 65536)
+                open_input = bool(chunk)
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in lines:
+                    message = json.loads(line)
+                    request = TitanRequest.from_json(message["request"])
+                    if not preloaded:
+                        preloaded = self.attempt(message["id"], functools.partial(preload, request))
+                    if preloaded:
+                        self.pending.append((message, request))
+            self.reap()
+            while self.pending and self.has_room():
+                self.start(*self.pending.popleft())
+        for child in self.children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    def has_room(self) -> bool:
+        """Whether another capture may run beside those that do."""
+        return not self.children or (len(self.children) < self.processors and available_bytes() > _SPARE_BYTES)
+
+    def attempt(self, identity: int, action: Any) -> bool:
+        """Run `action`; answer with its error if it fails."""
+        try:
+            action()
+        except (Exception, SystemExit) as e:
+            error = explain(e, "capturing the job")
+            self.answer(id=identity, error=str(error), kind=type(error).__name__)
+            return False
+        return True
+
+    def start(self, message: dict[str, Any], request: TitanRequest) -> None:
+        """Fork a child that captures and exits."""
+        identity, parent, code = message["id"], os.getpid(), 1
+        try:
+            child = os.fork()
+        except OSError as e:
+            self.answer(id=identity, error=f"no process can be started for a capture: {e.strerror}", kind="CaptureError")
+            return
+        if child:
+            self.children[child] = identity
+            return
+        try:
+            lifeline.end_with(parent)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # requests are the parent's alone
+            if self.attempt(identity, lambda: self.capture(identity, request, message["trace"])):
+                self.answer(id=identity, done=True)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            code = 0
+        finally:
+            os._exit(code)
+
+    def capture(self, identity: int, request: TitanRequest, path: str) -> None:
+        """Capture and save."""
+        from autosac.capture.jobs.titan import capture_titan
+
+        capture_titan(
+            request,
+            lambda text: self.answer(id=identity, progress=text),
+            lambda info: self.answer(id=identity, early=info),
+        ).save(path)
+
+    def reap(self) -> None:
+        """Answer for children that died without a word."""
+        for child, identity in list(self.children.items()):
+            finished, status = os.waitpid(child, os.WNOHANG)
+            if finished:
+                del self.children[child]
+                code = os.waitstatus_to_exitcode(status)
+                if code:
+                    self.answer(id=identity, error=f"the capture process {how_it_ended(code)}", kind="CaptureError")
+
+    def answer(self, **message: Any) -> None:
+        """One line. Children share the descriptor: a write of at most PIPE_BUF bytes is never mixed with another's."""
+        line = json.dumps(message).encode() + b"\n"
+        if len(line) > select.PIPE_BUF:
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".answer")
+            with os.fdopen(handle, "wb") as file:
+                file.write(line)
+            line = json.dumps({"file": name}).encode() + b"\n"
+        os.write(self.answers, line)
+
+
+def available_bytes() -> float:
+    """Memory that a new process can have without swapping; infinite where the system does not say (macOS)."""
+    with contextlib.suppress(OSError), Path("/proc/meminfo").open() as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 2**10
+    return math.inf
+
+
+def preload(request: TitanRequest) -> None:
+    """Import what every capture of this job needs, after the simulated device has been installed."""
+    from autosac.capture.process import session
+
+    session.prepare(request.gpu)
+    from autosac.capture.jobs import transforms  # noqa: F401
+    from autosac.capture.jobs.titan import import_torchtitan, installed_adapter
+
+    with imports.deferred_compilation():
+        import_torchtitan()
+    installed_adapter()
+    gc.freeze()
+
+
+def main(answers: int, parent: int, folder: str) -> None:
+    """Serve the process `parent`; `folder` takes the answers that are too long for one line."""
+    if sys.platform == "linux":  # elsewhere the end of its input ends it: a process that forks shall have one thread only
+        lifeline.end_with(parent)
+    if os.environ.get("AUTOSAC_DEBUG") != "1":
+        warnings.filterwarnings("ignore")
+    gc.disable()  # importing makes no garbage; TorchTitan collects at its own steps
+    imports.install()
+    with contextlib.suppress(ImportError):  # the first capture says so
+        import torch  # noqa: F401 # before the first request comes
+    Worker(answers, folder).serve()

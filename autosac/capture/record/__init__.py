@@ -1,0 +1,1 @@
+"""What happens on the simulated device, recorded as a Trace."""

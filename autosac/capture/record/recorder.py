@@ -1,0 +1,327 @@
+"""The recorder: turns what happens on the simulated device into a Trace.
+
+It puts together who knows what: `phases` (where in the job an operator belongs), `storages` (which memory it uses),
+`signatures` (what it was called with), `collectives` (what it transfers), and logs the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from autosac.capture.device import device as simulated
+from autosac.capture.device.cache import Entry
+from autosac.capture.record.accumulation import EngineAdditions
+from autosac.capture.record.collectives import CollectiveCall, describe_collective
+from autosac.capture.record.log import EventLog, in_order
+from autosac.capture.record.phases import PhaseTracker, Place, Table
+from autosac.capture.record.signatures import SignatureTable, operator_name
+from autosac.capture.record.storages import StorageTable
+from autosac.trace import (
+    Collective,
+    EventRecord,
+    EventWait,
+    Group,
+    HostWait,
+    Label,
+    Op,
+    Phase,
+    RecordStream,
+    Region,
+    StreamWait,
+    Trace,
+    WorkWait,
+)
+
+_current_node = torch._C._current_autograd_node
+_DDP_STEPS = 3
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+
+_LOOKS = frozenset(
+    {
+        torch.ops.aten.as_strided.default, torch.ops.aten.detach.default, torch.ops.aten.view.dtype,
+        torch.ops.aten._conj.default, torch.ops.aten._neg_view.default,
+    }
+)  # fmt: skip
+
+
+class Recorder:
+    """Collects one rank's prologue and recorded step. Implements DeviceLog and OperatorLog."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.log = EventLog()
+        self.phases = PhaseTracker(self.log)
+        self.storages = StorageTable(self.log, target)
+        self.signatures = SignatureTable(target)
+        self.groups: Table[Group] = Table()
+        self.regions: list[Region] = []
+        self.model_parts: list[torch.nn.Module] = []
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.uses_ddp = False
+        self._additions: EngineAdditions | None = None
+        self._work = 0
+        self._batch = -1
+        self._work_of_storage: dict[int, int] = {}
+
+    # ---- the job tells what it consists of --------------------------------------------------------------------------
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """A part of the model: its modules get names, its parameters and buffers labels."""
+        self.model_parts.append(model)
+        self.phases.modules.add(model)
+
+    def steps(self, count: int) -> Iterator[tuple[int, int]]:
+        """The numbers of the steps to run, one by one, each with that of the last, the only one that is recorded.
+
+        DDP sorts its buckets anew in the second step: then the third is the first that is like all that follow.
+        """
+        number = 0
+        while number < count:
+            number += 1
+            if number == count:
+                self.begin_recording()
+            else:
+                self.begin_step(number)
+            yield number, count
+            if self.uses_ddp:
+                count = max(count, _DDP_STEPS)
+        self.end_recording()
+
+    def begin_step(self, step: int) -> None:
+        """A step begins that only counts for the prologue."""
+        self.phases.begin_step()
+        self.log.begin_step(step)
+
+    def begin_recording(self) -> None:
+        """The step to keep begins."""
+        self.phases.begin_step()
+        self.storages.forget_addition()
+        self._label_gradients()  # pipeline stages under FSDP reduce theirs after the engine has run
+        self.log.begin()
+
+    def end_recording(self) -> None:
+        """The step to keep has ended."""
+        self.phases.leave_backward_modules()
+        self.log.end()
+        self._label_persistent()
+
+    def enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        """A module's forward begins."""
+        if not self.model_parts:
+            self.add_model(module)
+        if self.phases.enter_module(module):
+            self.storages.label_inputs(args)
+
+    def exit_module(self) -> None:
+        """The innermost module's forward ends."""
+        self.phases.exit_module()
+
+    def run_backward(self, engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the autograd engine."""
+        additions, self._additions = self._additions, EngineAdditions()
+        try:
+            return self.phases.run_backward(engine, *args, **kwargs)
+        except SystemError as e:
+            raise simulated.take_lost_error() or e from None
+        finally:
+            self._additions = additions
+            self._label_gradients()
+
+    def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """`Optimizer.step` begins."""
+        self.optimizers[id(optimizer)] = optimizer
+        self.phases.enter_optimizer()
+
+    def exit_optimizer(self) -> None:
+        """`Optimizer.step` ends."""
+        self.phases.exit_optimizer()
+
+    def _label_gradients(self) -> None:
+        for model in self.model_parts:
+            self.storages.label([p.grad for p in model.parameters() if p.grad is not None], Label.GRADIENT)
+
+    def _label_persistent(self) -> None:
+        self._label_gradients()
+        for model in self.model_parts:
+            self.storages.label(list(model.parameters()), Label.PARAMETER)
+            self.storages.label(list(model.buffers()), Label.BUFFER)
+        for optimizer in self.optimizers.values():
+            self.storages.label(list(optimizer.state.values()), Label.OPTIMIZER_STATE)
+
+    # ---- OperatorLog ------------------------------------------------------------------------------------------------
+
+    def operator(
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+    ) -> None:
+        """Record one operator that ran on the target device."""
+        if self.phases.is_repeating and func in _LOOKS:
+            return  # how a recomputation looks at its results depends on what was kept; it launches nothing
+        stream = simulated.current_stream().stream_id
+        place = self.phases.locate()
+        if tensors is None:
+            tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(t, torch.Tensor)]
+        inputs = tuple([self.storages.of(t) for t in tensors])
+        call = describe_collective(func, args)
+        out_tensors = [out] if isinstance(out, torch.Tensor) else [
+            o for o in pytree.tree_leaves(out) if isinstance(o, torch.Tensor)
+        ]  # fmt: skip
+        label = Label.COMMUNICATION if stream != 0 or call is not None else Label.NONE
+        if func is _COPIES[0] and inputs == (-1,) and place.phase is Phase.OTHER:
+            label = Label.INPUT  # a batch comes from the host
+        name = operator_name(func)
+        outputs = tuple([self.storages.returned(t, name, stream, place, label) for t in out_tensors])
+        if self.log.recording:
+            signature = self._signature(func, args, kwargs, entry, tensors, out_tensors)
+            if call is not None:
+                nbytes = call.nbytes(tensors, out_tensors)
+                self._collective(call, nbytes, signature, stream, place, inputs, outputs)
+            else:
+                self.log.events.append(
+                    Op(signature, stream, place.module, place.phase, place.source, inputs, outputs)
+                )  # fmt: skip
+            if func in _COPIES and _host_waits(func, args, kwargs, out):
+                self.log.events.append(HostWait(stream, -1, "stream"))
+        if self._additions is not None and place.phase is Phase.BACKWARD:
+            self.storages.forget_addition()
+            if self._additions.is_one(func, args, out, _current_node()):
+                self.storages.expect_addition(args[0], out)
+
+    def _signature(
+        self, func: Any, args: Any, kwargs: Any, entry: Entry | None, tensors: list[Any], out_tensors: list[Any]
+    ) -> int:
+        if entry is None:
+            return self.signatures.add(func, args, kwargs, tensors, out_tensors)
+        if entry.signature < 0:
+            entry.signature = self.signatures.add(func, args, kwargs, tensors, out_tensors)
+        return entry.signature
+
+    def host_reads(self) -> None:
+        """The host reads a value: it waits for the current stream."""
+        self.log.add(HostWait(simulated.current_stream().stream_id, -1, "item"))
+
+    def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None:
+        """`Tensor.record_stream`; the prologue keeps these too, for the allocator."""
+        storage = self.storages.of(tensor)
+        if storage >= 0:
+            self.log.events.append(RecordStream(storage, stream_id))
+
+    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """`UntypedStorage.resize_`."""
+        if not self.storages.holds(storage, nbytes):
+            stream = simulated.current_stream().stream_id
+            self.storages.resized(storage, nbytes, stream, self.phases.locate())
+
+    def triton_kernel(self, name: str, arguments: Iterable[Any]) -> None:
+        """A Triton kernel is launched from Python."""
+        place = self.phases.locate()
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        if self.log.recording:
+            signature = self.signatures.add_kernel(f"triton.{name}", tensors)
+            stream = simulated.current_stream().stream_id
+            inputs = tuple(self.storages.of(t) for t in tensors)
+            self.log.events.append(Op(signature, stream, place.module, place.phase, place.source, inputs, ()))
+
+    # ---- DeviceLog --------------------------------------------------------------------------------------------------
+
+    def event_record(self, event: int, stream: int) -> None:
+        self.log.add(EventRecord(event, stream))
+
+    def event_wait(self, event: int, stream: int) -> None:
+        self.log.add(EventWait(event, stream))
+
+    def stream_wait(self, stream: int, other: int) -> None:
+        self.log.add(StreamWait(stream, other))
+
+    def host_wait(self, stream: int, event: int, reason: str) -> None:
+        self.log.add(HostWait(stream, event, reason))
+
+    def work_wait(self, work: int) -> None:
+        """`Work.wait` on the current stream."""
+        self.log.add(WorkWait(work, simulated.current_stream().stream_id))
+
+    def begin_batch(self) -> None:
+        """The point-to-point transfers until `end_batch` are one."""
+        self._work += 1
+        self._batch = self._work
+
+    def end_batch(self) -> None:
+        self._batch = -1
+
+    @property
+    def last_work(self) -> int:
+        """The work id of the newest collective."""
+        return self._work
+
+    # ---- collectives ------------------------------------------------------------------------------------------------
+
+    def _collective(
+        self,
+        call: CollectiveCall,
+        nbytes: int,
+        signature: int,
+        stream: int,
+        place: Place,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+    ) -> None:
+        if call.kind == "wait":
+            work = self._work_of_storage.get(inputs[0] if inputs else -1)
+            if work is not None:
+                self.log.events.append(WorkWait(work, stream))
+            return
+        if self._batch < 0:
+            self._work += 1
+        work = self._batch if self._batch >= 0 else self._work
+        if call.functional:
+            for storage in outputs:
+                self._work_of_storage[storage] = work
+        self.log.events.append(
+            Collective(
+                kind=call.kind,
+                nbytes=nbytes,
+                group=self.groups.add(Group.of(call.group_name, call.ranks)),
+                stream=stream,
+                asynchronous=call.asynchronous,
+                work=work,
+                peer=call.peer,
+                batch=self._batch,
+                signature=signature,
+                module=place.module,
+                phase=place.phase,
+                source=place.source,
+                inputs=inputs,
+                outputs=outputs,
+            )
+        )
+
+    # ---- the result -------------------------------------------------------------------------------------------------
+
+    def trace(self, info: dict[str, Any]) -> Trace:
+        """The finished Trace."""
+        highest = max(self.storages.streams)
+        return Trace(
+            info=info,
+            signatures=self.signatures.finished(),
+            storages=self.storages.finished(),
+            modules=tuple(self.phases.modules.names),
+            module_parents=tuple(self.phases.modules.parents),
+            module_classes=tuple(self.phases.modules.classes),
+            sources=tuple(self.phases.sources.index),
+            groups=tuple(self.groups.index),
+            streams=("compute", *(f"stream {i}" for i in range(1, highest + 1))),
+            prologue=in_order(self.log.prologue),
+            events=tuple(self.log.events),
+            regions=tuple(sorted(self.regions, key=lambda region: (region.first, -region.last))),
+        )
+
+
+def _host_waits(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+    """Copies between host and device block the host unless `non_blocking` is asked for (CUDA's Copy.cu)."""
+    source = args[0] if func is _COPIES[0] else args[1]
+    blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+    return blocking and isinstance(source, torch.Tensor) and source.device.type != out.device.type

@@ -1,0 +1,175 @@
+"""Recording the regions: what a selective checkpointing policy would see in each module that could be checkpointed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autosac.capture.record.recorder import Recorder
+from autosac.capture.record.signatures import is_random, is_view, mutated_arguments, scalar_arguments, tensor_meta
+from autosac.integrations.observe import RegionRecorder
+from autosac.integrations.operators.modules import unwrapped
+from autosac.integrations.recompute.entries import Observer
+from autosac.trace import Alloc, Call, Collective, Free, Region
+
+# Recomputing these is wrong or wasteful: a router's choice must not differ between forward and recomputation, a scaling
+# factor is tiny, and a shape that depends on data makes the host wait again. Collectives are kept too, except gathers: what
+# they make is larger than what they read, and whether to repeat one is a question of what it costs on the wire.
+_MUST_SAVE = {"aten.topk.default", "aten.max.default", "aten.histc.default"}
+
+
+def candidate_modules(model: nn.Module) -> list[str]:
+    """Names of the modules that could be checkpointed: called, not leaves, with parameters that need gradients.
+
+    The root is none (its loss and logits live outside), nor are containers, which are never called.
+    """
+    containers = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    return [
+        name
+        for name, module in unwrapped(model).named_modules()
+        if name
+        and any(True for _ in module.children())
+        and not (isinstance(module, containers) and type(module).forward is nn.Module.forward)
+        and not isinstance(module, containers[:2])
+        and any(p.requires_grad for p in module.parameters())
+    ]
+
+
+class RegionLog:
+    """Builds the trace's regions from what `autosac.integrations.observe` reports."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def begin(self, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RegionRecorder:
+        """One forward of the module begins."""
+        return _OpenRegion(self._recorder, fqn, args, kwargs)
+
+
+class RecomputationLog(Observer):
+    """Logs the recomputations of a plan's units: each as a region, whose calls are the operators that run again.
+
+    In place of inputs it has the number of the forward that it repeats, counted from the module's first.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._fqn = ""
+        self._first = self._last = self._forward = 0
+        self._starts: list[tuple[tuple[str, int], int]] = []
+
+    def place(self) -> tuple[int, int]:
+        """Module and line of the operator that just ran."""
+        return self._recorder.phases.here()
+
+    def begin(self, fqn: str, forward: int) -> None:
+        """The recomputation of a unit begins, of its forward of this number."""
+        self._forward = forward
+        self._recorder.phases.begin_recomputation(fqn)
+        self._fqn, self._first, self._starts = fqn, len(self._recorder.log.events) - 1, []
+
+    def operator(self, place: tuple[int, int], key: tuple[str, int]) -> None:
+        """The operator with this key runs again."""
+        self._starts.append((key, len(self._recorder.log.events)))
+        self._recorder.phases.repeat(place)
+
+    def ran(self) -> None:
+        """All operators have run; what comes are views of their results."""
+        self._last = len(self._recorder.log.events)
+
+    def end(self) -> None:
+        """The recomputation has ended."""
+        recorder = self._recorder
+        recorder.phases.end_recomputation(self._fqn)
+        if not recorder.log.recording:
+            return
+        last = len(recorder.log.events)
+        ends = [*(first for _, first in self._starts), self._last][1:]
+        calls = tuple(
+            Call(*key, (), first, end, False, False, False, (), (), ())
+            for (key, first), end in zip(self._starts, ends, strict=True)
+        )
+        module = recorder.phases.modules.names.index(self._fqn)
+        recorder.regions.append(Region(module, self._first, last, calls, (self._forward,), ()))
+
+
+class _OpenRegion:
+    """One forward execution. Its operators and its end are reported in order; nested regions have their own."""
+
+    def __init__(self, recorder: Recorder, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._recorder = recorder
+        self._recording = recorder.log.recording
+        if not self._recording:
+            return
+        self._module = recorder.phases.modules.names.index(fqn)
+        self._first = len(recorder.log.events)
+        self._inputs = recorder.storages.of_all((args, kwargs))
+        self._calls: list[Call] = []
+        self._op_first = 0
+
+    def op_begin(self) -> None:
+        if self._recording:
+            self._op_first = len(self._recorder.log.events)
+
+    def op_end(
+        self, op: str, occurrence: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        if not self._recording:
+            return
+        recorder = self._recorder
+        first, last = self._op_first, len(recorder.log.events)
+        created: dict[int, None] = {}
+        communicates = False
+        for event in recorder.log.events[first:last]:
+            if type(event) is Alloc:
+                created[event.storage] = None
+            elif type(event) is Free:
+                created.pop(event.storage, None)
+            elif type(event) is Collective and event.kind != "all_gather":
+                communicates = True
+        to_host = op == "aten._to_copy.default" and str(kwargs.get("device", "")) == "cpu"
+        dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and op != "aten.index.Tensor"
+        self._calls.append(
+            Call(
+                op=op,
+                occurrence=occurrence,
+                outputs=tuple(
+                    tensor_meta(t, recorder.target) for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)
+                ),
+                first=first,
+                last=last,
+                is_view=is_view(func) and not created,
+                is_random=is_random(func, scalar_arguments(func, args, kwargs)),
+                must_save=communicates or to_host or dynamic or op in _MUST_SAVE,
+                created=tuple(created),
+                reads=recorder.storages.of_all((args, kwargs)),
+                writes=self._writes(func, args, kwargs),
+            )
+        )
+
+    def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        names = mutated_arguments(func)
+        if not names:
+            return ()
+        schema_names = [argument.name for argument in func._schema.arguments]
+        written = [value for name, value in zip(schema_names, args, strict=False) if name in names]
+        written += [value for name, value in kwargs.items() if name in names]
+        return self._recorder.storages.of_all(written)
+
+    def end(self, out: Any) -> None:
+        if not self._recording:
+            return
+        recorder = self._recorder
+        recorder.regions.append(
+            Region(
+                module=self._module,
+                first=self._first,
+                last=len(recorder.log.events),
+                calls=tuple(self._calls),
+                inputs=self._inputs,
+                outputs=recorder.storages.of_all(out),
+            )
+        )

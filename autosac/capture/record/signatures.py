@@ -1,0 +1,143 @@
+"""From an operator call to the trace's Signature: what its cost can depend on."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autosac.capture.device.operators import per_operator
+from autosac.trace import Scalar, Signature, TensorMeta
+
+# No kernel is launched: allocations without initialisation, metadata, aliases.
+_METADATA_ONLY = {
+    "aten.empty.memory_format", "aten.empty_like.default", "aten.empty_strided.default", "aten.new_empty.default",
+    "aten.new_empty_strided.default", "aten.detach.default", "aten.alias.default", "aten.lift_fresh.default",
+    "aten._unsafe_view.default", "aten.set_.source_Storage_storage_offset", "aten.resize_.default",
+    "_c10d_functional.wait_tensor.default", "aten._reshape_alias.default", "aten._conj.default",
+    "aten._neg_view.default", "aten.view_as_real.default", "aten.view_as_complex.default", "aten.as_strided.default",
+    "aten.unbind.int", "aten.split_with_sizes.default", "aten.split.Tensor", "aten.detach_.default",
+}  # fmt: skip
+_RANDOM_PREFIXES = (
+    "aten._scaled_dot_product_", "aten._fused_sdp_choice", "aten._flash_attention", "aten._efficient_attention",
+)  # fmt: skip
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@per_operator
+def operator_name(func: Any) -> str:
+    """``aten.mm.default``; higher-order operators by their name."""
+    return str(func)
+
+
+@per_operator
+def is_view(func: Any) -> bool:
+    """The operator launches nothing on the device."""
+    return bool(getattr(func, "is_view", False)) or operator_name(func) in _METADATA_ONLY
+
+
+@per_operator
+def mutated_arguments(func: Any) -> tuple[str, ...]:
+    """Names of the arguments that the operator writes to."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return ()
+    return tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+def is_random(func: Any, arguments: tuple[tuple[str, Scalar], ...]) -> bool:
+    """The call draws from the device's generator; attention does only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    if operator_name(func).startswith(_RANDOM_PREFIXES):
+        return any(name == "dropout_p" and bool(value) for name, value in arguments)
+    return True
+
+
+def tensor_meta(tensor: torch.Tensor, target: str) -> TensorMeta:
+    """Shape, stride, dtype and place of a tensor."""
+    device = tensor.fake_device.type if isinstance(tensor, FakeTensor) else tensor.device.type
+    stride = tuple(map(int, tensor.stride())) if tensor.layout is torch.strided else ()
+    place = "device" if device == target else "cpu"
+    return TensorMeta(tuple(map(int, tensor.shape)), stride, _dtype_name(tensor.dtype), place)
+
+
+def scalar_arguments(func: Any, args: Any, kwargs: Any) -> tuple[tuple[str, Scalar], ...]:
+    """Non-tensor arguments by schema name, defaults left out."""
+    schema = getattr(func, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema is not None else []
+    found: list[tuple[str, Scalar]] = []
+    for position, value in enumerate(args):
+        scalar = _scalar(value)
+        if scalar is not None:
+            found.append((names[position] if position < len(names) else str(position), scalar))
+    for name, value in kwargs.items():
+        scalar = _scalar(value)
+        if scalar is not None:
+            found.append((name, scalar))
+    return tuple(found)
+
+
+def _scalar(value: Any) -> Scalar:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.dtype):
+        return _dtype_name(value)
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, (bool, int, float)) for v in value):
+        return tuple(value)
+    return None
+
+
+class SignatureTable:
+    """The distinct signatures of a trace, in order of appearance."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.index: dict[Signature, int] = {}
+
+    def add(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> int:
+        """The index of the signature of one call."""
+        arguments = scalar_arguments(func, args, kwargs)
+        signature = Signature(
+            name=operator_name(func),
+            inputs=tuple(tensor_meta(t, self.target) for t in inputs),
+            outputs=tuple(tensor_meta(t, self.target) for t in outputs),
+            arguments=arguments,
+            is_view=is_view(func),
+            is_random=is_random(func, arguments),
+            mutates=self._mutated_positions(func, args, kwargs),
+        )
+        return self.index.setdefault(signature, len(self.index))
+
+    def add_kernel(self, name: str, tensors: list[torch.Tensor]) -> int:
+        """The index of a kernel that was launched without an operator."""
+        signature = Signature(name=name, inputs=tuple(tensor_meta(t, self.target) for t in tensors), outputs=())
+        return self.index.setdefault(signature, len(self.index))
+
+    @staticmethod
+    def _mutated_positions(func: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
+        """Positions in the flattened list of input tensors that are written to."""
+        names = mutated_arguments(func)
+        if not names:
+            return ()
+        schema_names = [a.name for a in func._schema.arguments]
+        positions: list[int] = []
+        count = 0
+        for name, value in [*zip(schema_names, args, strict=False), *kwargs.items()]:
+            tensors = [
+                v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, torch.Tensor)
+            ]
+            if name in names:
+                positions += range(count, count + len(tensors))
+            count += len(tensors)
+        return tuple(positions)
+
+    def finished(self) -> tuple[Signature, ...]:
+        """All signatures."""
+        return tuple(self.index)

@@ -1,0 +1,53 @@
+"""Which line of the user's program (or of the model library) issued an operator."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import FrameType, TracebackType
+
+_SPEC = importlib.util.find_spec("torch")
+_TORCH = f"{Path(_SPEC.origin).parent}/" if _SPEC is not None and _SPEC.origin else "(torch is missing)"
+_OWN = f"{Path(__file__).resolve().parents[2]}/"
+
+
+@cache
+def _is_internal(filename: str) -> bool:
+    """PyTorch's and this project's own frames, except optimizers and FSDP, which are informative."""
+    if filename.startswith("<"):
+        return True
+    if filename.startswith((_OWN, f"{Path(_OWN).parent}/integrations/")):
+        return True
+    if filename.startswith(_TORCH):
+        return not filename.startswith((f"{_TORCH}optim", f"{_TORCH}distributed/fsdp"))
+    return filename.endswith(("contextlib.py", "threading.py"))
+
+
+@cache
+def _line(filename: str, number: int) -> str:
+    parts = Path(filename).parts
+    return f"{'/'.join(parts[-2:])}:{number}"
+
+
+def calling_line() -> str:
+    """``folder/file.py:line`` of the nearest frame outside of PyTorch and of this project; "" if there is none."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not _is_internal(filename):
+            return _line(filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def innermost_line(traceback: TracebackType | None) -> str:
+    """``folder/file.py:line`` of the innermost frame of a traceback outside of PyTorch and of this project."""
+    found = "an unknown place"
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if not _is_internal(filename):
+            found = _line(filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found

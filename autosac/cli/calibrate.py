@@ -1,0 +1,297 @@
+"""``autosac calibrate``: measure this machine and write a hardware profile that the other commands accept by path.
+
+Order matters: everything that is captured is captured in child processes before the first use of a CUDA device here, for a
+process that has a CUDA context cannot fork. Under torchrun all ranks time the collectives, then rank 0 goes on alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autosac.cli.options import (
+    MOST_GPUS,
+    add_output,
+    decimal,
+    filled,
+    filled_path,
+    whole,
+    whole_from_environment,
+    world_size_of_environment,
+)
+from autosac.errors import UsageError
+from autosac.files.writing import check_outputs
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from autosac.estimator.calibration.campaign import Campaign, Result
+    from autosac.target import TargetGPU
+    from autosac.trace import Signature, Trace
+
+_ROUNDS_A_MINUTE, _MOST_ROUNDS = 4, 40
+_RESERVE = 0.2  # of the time, for host, memory and fits
+_CAPTURE_SHARE = 0.15
+_COLLECTIVES_SHARE = 0.15
+_REFERENCE_GPU = "a100-sxm-80gb"  # prices that only decide what is measured first
+_FACTS = (
+    "import json, torch; p = torch.cuda.get_device_properties(0); "
+    "print(json.dumps([p.name, p.total_memory, p.major, p.minor, p.multi_processor_count, p.L2_cache_size]))"
+)
+Report = Callable[[int, int, str], None]
+
+
+def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
+    """The options."""
+    command = commands.add_parser("calibrate", help="measure this machine and write a hardware profile for it")
+    command.epilog = "TorchTitan's own arguments may follow after --. Under torchrun the collectives are measured too."
+    command.add_argument(
+        "job", type=filled, nargs="?", metavar="JOB.toml",
+        help="measure the operators of this TorchTitan job, or of a saved capture",
+    )  # fmt: skip
+    command.add_argument("--sweep", action="store_true", help="measure the default sweep of operators (the default)")
+    command.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what to measure (default cuda)")
+    command.add_argument(
+        "-o", "--output", type=filled_path, required=True, metavar="PROFILE.toml", help="write the profile here"
+    )
+    command.add_argument("--minutes", type=decimal, default=15.0, metavar="M", help="at most so long (default 15)")
+    command.add_argument("--resume", action="store_true", help="go on with what an interrupted calibration has measured")
+    command.add_argument("--threads", type=whole(1, 4096), metavar="N", help="of the CPU (default: as PyTorch has it)")
+    command.add_argument(
+        "--world-size", type=whole(1, MOST_GPUS), metavar="N", help="number of GPUs of the job (default: $NGPU or 1)"
+    )
+    add_output(command)
+    command.set_defaults(run="calibrate")
+
+
+def calibrate(arguments: argparse.Namespace) -> None:
+    """Run it; see the module's docstring."""
+    begin = time.monotonic()
+    _check(arguments)
+    ranks, rank = _torchrun()
+    gpu = _gpu_facts() if arguments.device == "cuda" else None
+    with _bar(enabled=not arguments.quiet and not arguments.debug and rank == 0) as report:
+        report(0, 1, "capturing what is to be measured")
+        found = _wanted(arguments, gpu) if rank == 0 else None
+        import torch
+
+        if arguments.threads is not None:
+            torch.set_num_threads(arguments.threads)
+        collectives: dict[tuple[str, int, int], float] = {}
+        if ranks > 1:
+            report(0, 1, "collectives")
+            collectives = _collectives(arguments, arguments.minutes * 60 * _COLLECTIVES_SHARE)
+        if found is None:
+            return
+        result = _run(arguments, found, collectives, begin + arguments.minutes * 60 * (1 - _RESERVE), report)
+    if arguments.json:
+        print(json.dumps(_document(result), indent=1))
+        return
+    from autosac.report import summaries as reports
+
+    reports.console().print(_summary(result))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if not 0 < arguments.minutes <= 24 * 60:
+        raise UsageError(f"--minutes must be above 0 and at most a day, not {arguments.minutes:g}")
+    if arguments.job is not None and arguments.sweep:
+        raise UsageError("give a job or --sweep, not both")
+    if arguments.overrides and arguments.job is None:
+        raise UsageError("TorchTitan's arguments need a job")
+    if arguments.output.suffix != ".toml":
+        raise UsageError(f"{arguments.output}: a profile's name ends in .toml")
+    check_outputs([("-o", arguments.output)], [Path(arguments.job)] if arguments.job is not None else [])
+    world_size_of_environment()
+
+
+def _torchrun() -> tuple[int, int]:
+    """The number of processes and this one's rank, as torchrun's environment says; one process without it."""
+    ranks = whole_from_environment("WORLD_SIZE", 1, 1, MOST_GPUS, "torchrun sets it; unset it otherwise")
+    rank = whole_from_environment("RANK", 0, 0, ranks - 1, "torchrun sets it; unset it otherwise")
+    whole_from_environment("LOCAL_RANK", 0, 0, 4096, "torchrun sets it; unset it otherwise")
+    return ranks, rank
+
+
+def _gpu_facts() -> TargetGPU:
+    """The CUDA device of this machine, asked for in a process of its own."""
+    from autosac.target import TargetGPU
+
+    child = subprocess.run([sys.executable, "-c", _FACTS], capture_output=True, text=True)
+    if child.returncode:
+        raise UsageError("there is no CUDA device to calibrate; --device cpu calibrates the CPU")
+    name, memory, major, minor, sm_count, cache = json.loads(child.stdout.splitlines()[-1])
+    return TargetGPU(
+        name=name, memory_bytes=memory, compute_capability=(major, minor), sm_count=sm_count, l2_bytes=cache
+    )
+
+
+# ---- what is to be measured ------------------------------------------------------------------------------------
+
+
+def _wanted(arguments: argparse.Namespace, gpu: TargetGPU | None) -> tuple[tuple[Signature, ...], bool, dict[str, Any]]:
+    """The operators, whether they are a sample, and the host's probes."""
+    from autosac.capture.jobs.eager import EagerRequest, capture_eager
+    from autosac.estimator.calibration.campaign import by_value
+    from autosac.estimator.calibration.host import Probe, checkpoint_probes, probes
+    from autosac.estimator.calibration.sweep import Scale, sweep_step
+    from autosac.target import TargetGPU
+
+    request = EagerRequest(gpu=gpu or TargetGPU(), target="cpu" if gpu is None else "gpu")
+    probed = {name: Probe(make, capture_eager(make, request)) for name, make in probes().items()}
+    if gpu is None:
+        for name, (make, selective) in checkpoint_probes().items():
+            probed[name] = Probe(make, capture_eager(make, request), selective)
+    if arguments.job is not None:
+        return by_value(_job_trace(arguments, gpu), _REFERENCE_GPU), False, probed
+    rounds = min(max(1, int(arguments.minutes * _ROUNDS_A_MINUTE)), _MOST_ROUNDS)
+    scale = Scale.of(arguments.device, gpu.memory_bytes if gpu is not None else 0)
+    until = time.monotonic() + arguments.minutes * 60 * _CAPTURE_SHARE
+    trace = capture_eager(sweep_step(scale, rounds, until), request)
+    return _operators(trace), True, probed
+
+
+def _operators(trace: Trace) -> tuple[Signature, ...]:
+    """In the order in which they appear."""
+    from autosac.trace import Op
+
+    return tuple(dict.fromkeys(trace.signatures[event.signature] for event in trace.events if type(event) is Op))
+
+
+def _job_trace(arguments: argparse.Namespace, gpu: TargetGPU | None) -> Trace:
+    from autosac.trace import Trace, is_capture
+
+    if is_capture(arguments.job):
+        if arguments.overrides:
+            raise UsageError(f"{arguments.job} is a captured step: TorchTitan's arguments need the job")
+        return Trace.load(arguments.job)
+    if gpu is None:
+        raise UsageError(f"{arguments.job} is a TorchTitan job, which runs a GPU's operators: --device cpu takes a capture")
+    from autosac.capture.process.request import TitanRequest
+    from autosac.capture.process.server import CaptureServer
+    from autosac.jobs.checks import check_job_file
+    from autosac.titan.version import check_job, has_python_jobs
+
+    world_size = arguments.world_size or world_size_of_environment()
+    check_job(arguments.job)
+    if not has_python_jobs():
+        check_job_file(arguments.job, arguments.overrides, world_size)
+    request = TitanRequest(
+        config_file=arguments.job, overrides=arguments.overrides, world_size=world_size, gpu=gpu
+    )
+    with CaptureServer(debug=arguments.debug) as server:
+        return server.capture(request)
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------
+
+
+def _collectives(arguments: argparse.Namespace, seconds: float) -> dict[tuple[str, int, int], float]:
+    """Timed by all ranks together."""
+    import torch
+    import torch.distributed as dist
+
+    from autosac.estimator.calibration.collectives import measure_collectives
+
+    device = torch.device("cpu")
+    if arguments.device == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        found, missing = measure_collectives(device, seconds)
+    finally:
+        dist.destroy_process_group()
+    if os.environ.get("RANK", "0") == "0":
+        for kind, why in missing.items():
+            print(f"not measured: {kind}: {why}", file=sys.stderr)
+    return found
+
+
+def _run(
+    arguments: argparse.Namespace,
+    found: tuple[tuple[Signature, ...], bool, dict[str, Any]],
+    collectives: dict[tuple[str, int, int], float],
+    deadline: float,
+    report: Report,
+) -> Result:
+    import torch
+
+    from autosac.estimator.calibration.campaign import Campaign
+    from autosac.estimator.calibration.campaign import calibrate as run_campaign
+    from autosac.estimator.calibration.machine import Machine
+
+    signatures, sampled, probed = found
+    campaign: Campaign = Campaign(
+        machine=Machine(arguments.device, torch.get_num_threads()),
+        signatures=signatures,
+        probes=probed,
+        output=arguments.output,
+        deadline=deadline,
+        resume=arguments.resume,
+        sampled=sampled,
+        collectives=collectives,
+    )
+    return run_campaign(campaign, report)
+
+
+# ---- output ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _bar(*, enabled: bool) -> Iterator[Report]:
+    """A bar on standard error; nothing where nobody watches."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    from autosac.report.terminal import PlainConsole
+
+    stderr = PlainConsole(stderr=True)
+    if not enabled or not stderr.is_terminal:
+        yield lambda done, total, text: None
+        return
+    text = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), TaskProgressColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
+
+
+def _document(result: Result) -> dict[str, Any]:
+    return {
+        "profile": str(result.profile),
+        "measured": result.measured,
+        "left": result.left,
+        "skipped": dict(result.skipped),
+        "models_rel_std": dict(result.groups),
+        "host_us": dict(result.host_us),
+    }
+
+
+def _summary(result: Result) -> RenderableType:
+    from rich.console import Group
+
+    from autosac.report.tables import Table
+
+    lines: list[Any] = [f"profile written to {result.profile}: {result.measured} operators measured"]
+    if result.left:
+        lines.append(f"{result.left} operators were left when the time was up; --resume measures them")
+    if result.host_us:
+        lines.append("host: " + ", ".join(f"{name.removesuffix('_us')} {us:.2f} us" for name, us in result.host_us.items()))
+    table = Table(title="Fitted models (leave-one-out error of one operator)", title_justify="left")
+    table.add_column("operators")
+    table.add_column("error", justify="right")
+    for name, std in sorted(result.groups.items()):
+        table.add_row(name, f"{std * 100:.1f} %")
+    lines.append(table)
+    if result.skipped:
+        lines.append(f"{len(result.skipped)} operators were skipped:")
+        lines += [f"- {name}: {why}" for name, why in result.skipped.items()]
+    return Group(*lines)

@@ -1,0 +1,1 @@
+"""TorchTitan jobs from their files: what the command line and the plugin ask for."""

@@ -1,0 +1,237 @@
+"""TorchTitan jobs from their files: simulate, plan. What the command line and the TorchTitan plugin call.
+
+With pipeline parallelism, one rank of every stage is captured, planned and verified by itself, for early stages hold more
+microbatches than late ones; the stages are then executed together, and the plan holds the units of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from autosac.capture.process.server import CaptureServer
+from autosac.cli.counting import Parts
+from autosac.errors import InfeasibleError, UsageError
+from autosac.files.temporary import temporary_folder
+from autosac.induction import capturing, early_info
+from autosac.jobs.dynamic_shapes import has_router
+from autosac.jobs.titan import BASELINES, Capture, Progress, TitanCaptures, TitanJob, own_stage
+from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets
+from autosac.planning.confidence import Confidence, confidence_of
+from autosac.planning.stage_plans import join_plans
+from autosac.plans import Plan
+from autosac.quantities import parse_budget
+from autosac.simulation import Pipeline, Simulation, simulation_of
+
+__all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_draws", "simulate_job", "simulation_of"]
+
+
+def simulate_job(
+    job: TitanJob,
+    *,
+    checkpointing: str = "job",
+    plan_file: str | None = None,
+    beside: Sequence[str] = (),
+    all_stages: bool = True,
+) -> tuple[Simulation, dict[str, Simulation]]:
+    """Capture the job and simulate it: as it is, with another way of checkpointing, or under a plan.
+
+    With it, by name, the same job under the ways of checkpointing in `beside`. With pipeline parallelism and `all_stages`,
+    all stages are captured and executed together, and the simulation is that of the stage with the highest peak.
+    """
+    plan = None
+    if plan_file is not None:
+        plan = Plan.load(plan_file)
+        _check_made_for(plan, job)
+    modes: dict[str, tuple[str, str | None]] = {
+        "": (checkpointing, plan_file),
+        **{name: (name, None) for name in beside},
+    }
+
+    def started(one: TitanJob, mode: str, file: str | None) -> Capture:
+        return capturing(server, one.request(mode, plan_file=file), job.progress, whole=one.whole)
+
+    captures = Parts(job.progress, "capture")
+    with CaptureServer(debug=job.debug, on_progress=captures) as server:
+        own, capture = own_stage(job, server, lambda one: started(one, checkpointing, plan_file))
+        first = {key: capture if key == "" else started(own, mode, file) for key, (mode, file) in modes.items()}
+        under_way = {key: [future] for key, future in first.items()}
+        if all_stages and job.rank == 0:
+            for key, (mode, file) in modes.items():
+                under_way[key] += [started(stage, mode, file) for stage in job.stages(early_info(first[key]))[1:]]
+        captures.total = sum(map(len, under_way.values()))
+        found = captures.each(future for futures in under_way.values() for future in futures)
+        traces = {key: [next(found).result() for _ in futures] for key, futures in under_way.items()}
+    job.progress("simulating")
+    simulations = {
+        key: _fullest([simulation_of(trace, job.target, plan if key == "" else None) for trace in stages])
+        for key, stages in traces.items()
+    }
+    return simulations.pop(""), simulations
+
+
+def simulate_draws(
+    job: TitanJob,
+    count: int,
+    *,
+    checkpointing: str = "job",
+    plan_file: str | None = None,
+    observe: bool = False,
+    all_stages: bool = True,
+) -> list[Simulation]:
+    """As `simulate_job`, in each of the first `count` draws of the job's load of experts; of all stages together."""
+    plan = Plan.load(plan_file) if plan_file is not None else None
+    if plan is not None:
+        _check_made_for(plan, job)
+
+    def started(one: TitanJob) -> Capture:
+        request = one.request(checkpointing, plan_file=plan_file, observe=observe)
+        return capturing(server, request, job.progress, whole=one.whole)
+
+    progress = Parts(job.progress, "draw", count)
+    with CaptureServer(debug=job.debug, on_progress=progress) as server:
+        own, capture = own_stage(job.draw(0), server, started)
+        draws = [own.draw(number) for number in range(count)]
+        under_way = [[capture], *([started(draw)] for draw in draws[1:])]
+        if all_stages and job.rank == 0:
+            for draw, futures in zip(draws, under_way, strict=True):
+                futures += [started(stage) for stage in draw.stages(early_info(futures[0]))[1:]]
+        traces = [[future.result() for future in futures] for futures in progress.each(under_way)]
+    if not any(map(has_router, traces[0])):
+        raise UsageError(f"load of experts {job.moe_load}: the job has no mixture of experts")
+    job.progress("simulating")
+    return [_fullest([simulation_of(trace, job.target, plan) for trace in found]) for found in traces]
+
+
+def _fullest(stages: Sequence[Simulation]) -> Simulation:
+    """The stage with the highest peak, in the pipeline of all of them."""
+    if len(stages) == 1:
+        return stages[0]
+    joined = Pipeline(stages=tuple(stages)).joined()
+    return max(joined, key=lambda stage: stage.peak_active_bytes)
+
+
+def _check_made_for(plan: Plan, job: TitanJob) -> None:
+    if plan.made_for.world_size != job.world_size:
+        raise UsageError(
+            f"the plan was made for a world of {plan.made_for.world_size} GPUs, this job has {job.world_size}"
+        )
+
+
+def plan_titan_job(
+    job: TitanJob,
+    goal: Goal,
+    budgets_bytes: Sequence[int] = (),
+    *,
+    pareto: int = 0,
+    confidence: Confidence | None = None,
+    all_stages: bool = True,
+) -> tuple[Planned | InfeasibleError, ...]:
+    """Plan the job for the goal's budget, for several budgets, or for `pareto` budgets evenly spaced over all that matter.
+
+    The latter include the peak of each baseline, so that no baseline can look better than the plans at its own memory. With
+    `confidence` the plans fit with that probability. Without `all_stages` only the job's own rank is planned for.
+
+    An InfeasibleError stands where no plan meets a budget. CaptureError if the job cannot be captured.
+    """
+    with (
+        temporary_folder() as folder,
+        CaptureServer(debug=job.debug, on_progress=job.progress) as server,
+    ):
+        captures = captures_of(job, server, folder, all_stages=all_stages)
+        budgets = tuple(budgets_bytes) or (goal.budget_bytes,)
+        if pareto:
+            per_stage = [pareto_budgets(stage, goal.budget_kind, pareto) for stage in captures]
+            budgets = tuple(max(column) for column in zip(*per_stage, strict=True))
+            budgets = tuple(sorted(budgets + between(baseline_peaks(captures, goal.budget_kind), budgets)))
+        return plans_of(captures, goal, budgets, job.progress, confidence)
+
+
+def baseline_peaks(captures: Sequence[TitanCaptures], kind: str) -> list[int]:
+    """The peak of every baseline that all stages can run under, each that of the stage that needs most."""
+    names = [name for name in BASELINES if all(stage.working(name) for stage in captures)]
+    return [max(stage.baseline(name).peak_bytes(kind) for stage in captures) for name in names]
+
+
+def between(peaks: Iterable[int], budgets: Sequence[int]) -> tuple[int, ...]:
+    """The peaks that lie between the least and the most of some budgets and are none of them, ascending."""
+    return tuple(sorted({peak for peak in peaks if min(budgets) < peak < max(budgets)} - set(budgets)))
+
+
+def captures_of(
+    job: TitanJob, server: CaptureServer, folder: Path, names: Sequence[str] = BASELINES, *, all_stages: bool = True
+) -> list[TitanCaptures]:
+    """The captures of one rank of each pipeline stage, those under the baselines `names` begun; of the job's own rank if
+    that is not 0, or without `all_stages`.
+    """
+
+    def started(one: TitanJob) -> Capture:
+        return capturing(server, one.request(names[0], observe=names[0] == "none"), one.progress, whole=one.whole)
+
+    job, capture = own_stage(job, server, started)
+    captures = [TitanCaptures(job, server, folder, {names[0]: capture})]
+    captures[0].start(*names)
+    if job.rank == 0 and all_stages:
+        stages = captures[0].stages(names[0])[1:]
+        captures += [TitanCaptures(stage, server, folder) for stage in stages]
+    for stage in captures[1:]:
+        stage.start(*names)
+    return captures
+
+
+def plans_of(
+    captures: Sequence[TitanCaptures],
+    goal: Goal,
+    budgets: Sequence[int],
+    progress: Progress,
+    confidence: Confidence | None = None,
+) -> tuple[Planned | InfeasibleError, ...]:
+    """A plan of the whole job for each budget; an InfeasibleError where there is none."""
+    inner = budgets if confidence is None else [confidence.inner_bytes(budget) for budget in budgets]
+    if len(captures) == 1:
+        whole = make_plans(captures[0], goal, inner, progress)
+    else:
+        whole = _of_stages(captures, goal, inner, progress)
+    if confidence is None:
+        return whole
+    return tuple(confidence.certain(result, budget) for result, budget in zip(whole, budgets, strict=True))
+
+
+def _of_stages(
+    captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], progress: Progress
+) -> tuple[Planned | InfeasibleError, ...]:
+    """Every stage's plans, joined. The stage that needs most is planned first: what it has no plan for, no other need try."""
+
+    def needs(position: int) -> float:
+        stage = captures[position]
+        return stage.baseline("full").peak_bytes(goal.budget_kind) if stage.working("full") else float("inf")
+
+    plans: dict[int, tuple[Planned | InfeasibleError, ...]] = {}
+    for position in sorted(range(len(captures)), key=needs, reverse=True):
+        plans[position] = make_plans(captures[position], goal, budgets, progress)
+        if all(isinstance(result, InfeasibleError) for result in plans[position]):
+            return tuple(InfeasibleError(f"pipeline stage {position}: {result}") for result in plans[position])
+    baselines = [stage.baselines() for stage in captures]
+    columns = zip(*(plans[position] for position in range(len(captures))), strict=True)
+    return tuple(join_plans(stages, baselines) for stages in columns)
+
+
+def plan_job(
+    *,
+    config_file: str,
+    overrides: Sequence[str],
+    gpu: str,
+    world_size: int,
+    budget: str,
+    solver: str = "knapsack",
+    confidence: float = 0.0,
+    offload: bool = False,
+) -> Plan:
+    """What the TorchTitan plugin calls on rank 0: the plan for the running job. `confidence`: 0 for none."""
+    job = TitanJob.of(config_file, gpu=gpu, world_size=world_size, overrides=tuple(overrides))
+    goal = Goal(budget_bytes=parse_budget(budget, job.target.hardware.usable_bytes), solver=solver, offload=offload)
+    sure = confidence_of(confidence, goal.budget_kind, job.target.allocator) if confidence else None
+    (planned,) = plan_titan_job(job, goal, confidence=sure)
+    if isinstance(planned, InfeasibleError):
+        raise planned
+    return planned.plan

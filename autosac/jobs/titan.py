@@ -1,0 +1,274 @@
+"""A TorchTitan job from its file, and the captures of it that planning needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from autosac.capture.jobs.load import MoELoad
+from autosac.capture.process.request import TitanRequest
+from autosac.capture.process.server import CaptureServer
+from autosac.cli.options import MOST_GPUS, world_size_of_environment
+from autosac.errors import CaptureError, FirstStageError, UsageError
+from autosac.induction import Capturing, capturing, early_info
+from autosac.jobs.checks import check_job_file
+from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes
+from autosac.plans import Plan, Unit
+from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
+from autosac.titan.settings import is_of_compiled_model
+from autosac.titan.version import check_job, has_python_jobs
+from autosac.trace import Trace
+
+# The policies that a plan is shown beside.
+BASELINES = ("none", "full", "selective-op")
+Progress = Callable[[str], None]
+StageInputs = tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitanJob:
+    """A TorchTitan job: its file (TorchTitan 0.2) or MODULE:CONFIG (0.3), TorchTitan's own arguments, how many GPUs and of
+    which kind, and the rank to look at.
+
+    `stage_inputs` and `moe_load`: see `autosac.capture.process.request.TitanRequest`. `whole`: its layers are known not to
+    be worth capturing by a few of them (`autosac.induction`).
+    """
+
+    config_file: str
+    target: Target
+    overrides: tuple[str, ...] = ()
+    world_size: int = 1
+    rank: int = 0
+    stage_inputs: StageInputs | None = None
+    whole: bool = False
+    moe_load: MoELoad = field(default_factory=MoELoad)
+    debug: bool = False
+    progress: Progress = field(default=_silent)
+
+    @staticmethod
+    def of(
+        config_file: str,
+        *,
+        gpu: str,
+        world_size: int | None = None,
+        overrides: Sequence[str] = (),
+        rank: int = 0,
+        cluster: str | None = None,
+        allocator: str | None = None,
+        moe_load: MoELoad | None = None,
+        debug: bool = False,
+        progress: Progress = _silent,
+    ) -> TitanJob:
+        """The job, checked as far as it can be without capturing it. UsageError for what is unknown or wrong."""
+        check_job(config_file)
+        if world_size is None:
+            world_size = world_size_of_environment()
+        if not 1 <= world_size <= MOST_GPUS:
+            raise UsageError(f"world size {world_size}: expected a whole number from 1 to {MOST_GPUS}")
+        if not has_python_jobs():
+            check_job_file(config_file, overrides, world_size)
+        return TitanJob(
+            config_file=config_file,
+            target=Target.of(
+                gpu, world_size, cluster=cluster, allocator=TITAN_ALLOCATOR if allocator is None else allocator
+            ),
+            overrides=tuple(overrides),
+            world_size=world_size,
+            rank=rank,
+            moe_load=moe_load or MoELoad(),
+            debug=debug,
+            progress=progress,
+        )
+
+    def request(
+        self, checkpointing: str = "job", *, observe: bool = False, plan_file: str | None = None
+    ) -> TitanRequest:
+        """The capture request for one way of checkpointing."""
+        return TitanRequest(
+            config_file=self.config_file,
+            overrides=self.overrides,
+            world_size=self.world_size,
+            rank=self.rank,
+            gpu=self.target.gpu,
+            checkpointing="plan" if plan_file else checkpointing,
+            plan_file=plan_file,
+            observe=observe,
+            ranks_per_node=self.target.cluster.gpus_per_node,
+            stage_inputs=self.stage_inputs,
+            moe_load=self.moe_load,
+        )
+
+    def draw(self, number: int) -> TitanJob:
+        """The job with another draw of its load of experts."""
+        return replace(self, moe_load=replace(self.moe_load, draw=number))
+
+    def stages(self, first: Mapping[str, Any]) -> tuple[TitanJob, ...]:
+        """The job as seen from one rank of each pipeline stage, given what the capture of the first one's rank told early
+        (`autosac.induction.early_info`).
+
+        Pipeline stages are TorchTitan's outermost dimension: stage s begins at rank s * world size / stages.
+        """
+        count = int((first.get("parallelism") or {}).get("pp", 1))
+        outputs = first.get("stage_outputs")
+        inputs = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in outputs) if outputs else None
+        ranks = [stage * (self.world_size // count) for stage in range(count)]
+        others = replace(self, stage_inputs=inputs, whole="cut" not in first)
+        return (replace(self, rank=0), *(replace(others, rank=rank) for rank in ranks[1:]))
+
+
+Capture: TypeAlias = "Future[Trace] | Capturing"
+
+
+def own_stage(
+    job: TitanJob, server: CaptureServer, start: Callable[[TitanJob], Capture]
+) -> tuple[TitanJob, Capture]:
+    """The job as its own rank sees it, and its capture, which `start` starts.
+
+    A rank of a later pipeline stage needs to know what the first stage sends. Its capture tells that it does, and then that of
+    the first rank tells the rest.
+    """
+    capture = start(job)
+    if job.rank == 0:
+        return job, capture
+    try:
+        capture.result()
+    except FirstStageError:
+        job.progress("capturing the first pipeline stage")
+        first = replace(job, rank=0)
+        later = first.stages(early_info(capturing(server, first.request("none"), job.progress)))[-1]
+        job = replace(later, rank=job.rank)
+        capture = start(job)
+    return job, capture
+
+
+class TitanCaptures:
+    """The captures that planning needs, from one capture process; see `autosac.planning.closed_loop.Captures`.
+
+    `started`: captures of the job under some of BASELINES that have begun, by name.
+    """
+
+    def __init__(
+        self, job: TitanJob, server: CaptureServer, folder: Path, started: Mapping[str, Capture] | None = None
+    ) -> None:
+        self._job = job
+        self._server = server
+        self._folder = folder
+        self._under_plans: dict[tuple[Unit, ...], Future[Trace]] = {}
+        self._started: dict[str, Capture] = dict(started or {})
+        self._simulations: dict[str, Simulation] = {}
+        self._failures: dict[str, str] = {}
+
+    def start(self, *names: str) -> None:
+        """Begin to capture the step under some of BASELINES, unless that has begun."""
+        for name in names:
+            self._begin(name, self._job.request(name, observe=name == "none"))
+
+    def _begin(self, key: str, request: TitanRequest) -> None:
+        if key not in self._started:
+            self._started[key] = capturing(self._server, request, self._job.progress, whole=self._job.whole)
+
+    def stages(self, name: str) -> tuple[TitanJob, ...]:
+        """The job as seen from one rank of each pipeline stage, this one's first, as soon as its capture tells."""
+        self.start(name)
+        return self._job.stages(early_info(self._started[name]))
+
+    def baseline(self, name: str) -> Simulation:
+        """The step under one of BASELINES. CaptureError if the job cannot run so."""
+        if name == "none" and not self.compiled:
+            return self.observed()
+        key = "none, compiled" if name == "none" else name
+        if key not in self._simulations:
+            if name == "none":
+                self._begin(key, self._job.request("none"))
+            self.start(name)
+            self._simulations[key] = simulation_of(self._started[key].result(), self._job.target)
+        return self._simulations[key]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the job compiles its model. The observed step is of one that is not compiled."""
+        return is_of_compiled_model(self.observed().trace)
+
+    def _with_open_sizes(self, trace: Trace) -> Trace:
+        """The observed step, with the sizes left open that routing changes: what a plan may not insist on.
+
+        Compared with another draw of a few layers; of all with pipeline parallelism, where every stage needs some.
+        """
+        layer = routers_layer(trace)
+        if layer is None:
+            return trace
+        load = self._job.moe_load
+        other = MoELoad(kind="uniform") if load.is_balanced else replace(load, draw=load.draw + 1)
+        request = replace(self._job, moe_load=other).request("none", observe=True)
+        if int((trace.info.get("parallelism") or {}).get("pp", 1)) == 1:
+            request = replace(request, layers=layer + 1)
+        return with_open_sizes(trace, self._server.capture(request))
+
+    def observed(self) -> Simulation:
+        """The step without checkpointing, its regions observed; as it is without compilation."""
+        if "none" not in self._simulations:
+            self.start("none")
+            trace = self._with_open_sizes(self._started["none"].result())
+            self._simulations["none"] = simulation_of(trace, self._job.target)
+        return self._simulations["none"]
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """The step under each of BASELINES that the job can run under; `failures` says why not under the others.
+
+        All are begun; one is waited for when it is asked for.
+        """
+        self.start(*BASELINES)
+        return _Baselines(self)
+
+    def working(self, name: str) -> bool:
+        """Whether the job can run under this one of BASELINES. CaptureError if it cannot run without checkpointing."""
+        if name not in BASELINES or name in self._failures:
+            return False
+        try:
+            self.baseline(name)
+        except CaptureError as e:
+            if name == "none":
+                raise
+            self._failures[name] = str(e)
+        return name not in self._failures
+
+    def failures(self) -> Mapping[str, str]:
+        """Why the job cannot run under a baseline, by its name."""
+        return self._failures
+
+    def begin(self, plan: Plan) -> None:
+        """Begin to capture the step under a plan, unless that has begun."""
+        if plan.units not in self._under_plans:
+            path = self._folder / f"plan{len(self._under_plans) + 1}.json"
+            plan.save(path)
+            self._under_plans[plan.units] = self._server.submit(self._job.request(plan_file=str(path)))
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+        self.begin(plan)
+        return simulation_of(self._under_plans[plan.units].result(), self._job.target, plan)
+
+
+class _Baselines(Mapping[str, Simulation]):
+    """The baselines that work, each captured by the time it is asked for."""
+
+    def __init__(self, captures: TitanCaptures) -> None:
+        self._captures = captures
+
+    def __getitem__(self, name: str) -> Simulation:
+        if not self._captures.working(name):
+            raise KeyError(name)
+        return self._captures.baseline(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return filter(self._captures.working, BASELINES)
+
+    def __len__(self) -> int:
+        return sum(map(self._captures.working, BASELINES))

@@ -1,0 +1,65 @@
+"""A baseline as a plan: the same modules checkpointed, the same operators recomputed, as far as plans decide on them.
+
+What a job offers by itself (full checkpointing, TorchTitan's selective one) may be faster than what the search found: the
+allocator reserves less for some plans than for others with the same active peak. `mirrored` reads from a baseline's trace what
+it recomputes, so that it competes as a plan.
+"""
+
+from __future__ import annotations
+
+from autosac.derivation.steps import NotDerivableError, Recomputation, Steps, executions
+from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
+from autosac.plans import Unit
+from autosac.trace import Collective, Event, Op, Signature, Trace
+
+
+def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
+    """The units that do what a baseline of the same job does; empty if it recomputes something that no plan may.
+
+    Of a module that runs several times the first recomputation counts.
+    """
+    steps = Steps(baseline)
+    try:
+        blocks = {baseline.modules[block.module]: block for block in reversed(steps.recomputations)}
+    except NotDerivableError:
+        return ()
+    units = {unit.name: unit for unit in policies.units}
+    if not blocks.keys() <= units.keys():
+        return ()
+    if baseline.info.get("checkpointing") != "full" and any(units[name].plain for name in blocks):
+        return ()
+    return tuple(
+        unit.keeping(_kept(policies.base.trace, unit, steps, blocks[unit.name]))
+        for unit in policies.units
+        if unit.name in blocks
+    )
+
+
+def _kept(observed: Trace, unit: UnitPolicy, steps: Steps, block: Recomputation) -> tuple[int, ...]:
+    """The items that a unit keeps: those of which no operator ran again, none if all did.
+
+    The recomputation's operators are the forward's in their order, less what was kept: each is the next that looks like it.
+    """
+    calls = executions(observed, unit.module)[0].calls
+    ran = [(c, s) for c, call in enumerate(calls) for s in _operators(observed, observed.events[call.first : call.last])]
+    again = _operators(steps.trace, steps.rows[block.first : block.last])
+    rerun: set[int] = set()
+    at = 0
+    for signature in again:
+        found = next((i for i in range(at, len(ran)) if ran[i][1] == signature), None)
+        if found is not None:  # else a hook's, of which policies see nothing
+            rerun.add(ran[found][0])
+            at = found + 1
+    items, groups = unit.sac.problem.items, unit.sac.stats.groups
+    # What costs no time is not kept either: that is also what recomputation does not come to because it stops early.
+    kept = {
+        i for i, (item, group) in enumerate(zip(items, groups, strict=True))
+        if item.forced is None and item.recompute_ms > 0 and not rerun & set(group.members)
+    }  # fmt: skip
+    return tuple(sorted(kept | {i for i, item in enumerate(items) if item.forced is True})) if kept else ()
+
+
+def _operators(trace: Trace, events: tuple[Event, ...]) -> list[Signature]:
+    """The signatures of what launches something."""
+    signatures = [trace.signatures[e.signature] for e in events if type(e) is Op or type(e) is Collective]
+    return [signature for signature in signatures if not signature.is_view]

@@ -1,0 +1,95 @@
+"""Verified plans, and the bracket of solvers' budgets that leads to one that just fits (for `search` and `offloading`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from autosac.planning.planner import Costs, Goal
+from autosac.plans import Plan
+from autosac.simulation import Simulation
+from autosac.solvers import TwoLevelSolution
+
+
+class Verifier(Protocol):
+    """Simulates the step under a plan."""
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plan, the step simulated under it, and the solution that it came from (None: from no solver).
+
+    `costs`: what the solution minimised, None for the time of recomputation. `mirrors`: the baseline that it does the same as.
+    """
+
+    plan: Plan
+    simulation: Simulation
+    solution: TwoLevelSolution | None = None
+    costs: Costs | None = None
+    mirrors: str = ""
+
+    def fits(self, goal: Goal) -> bool:
+        """The verified peak is within the goal's budget."""
+        return self.simulation.peak_bytes(goal.budget_kind) <= goal.budget_bytes
+
+    def uses(self, goal: Goal) -> bool:
+        """There is nothing to gain from what the plan leaves of the budget."""
+        peak = self.simulation.peak_bytes(goal.budget_kind)
+        return peak >= goal.utilisation * goal.budget_bytes or not any(unit.recompute_ms for unit in self.plan.units)
+
+
+class Candidates:
+    """Every plan that was verified, each once. `progress` is told `doing` before a step is simulated."""
+
+    def __init__(self, verifier: Verifier, progress: Callable[[str], None], doing: str) -> None:
+        self._verifier = verifier
+        self._progress = progress
+        self._doing = doing
+        self.verified: list[Candidate] = []
+
+    def verify(
+        self, plan: Plan, solution: TwoLevelSolution | None = None, costs: Costs | None = None, mirrors: str = ""
+    ) -> Candidate:
+        """The candidate with the plan's units, simulated if there is none yet."""
+        for known in self.verified:
+            if known.plan.units == plan.units:
+                return known
+        self._progress(f"{self._doing} (plan {len(self.verified) + 1})")
+        simulation = self._verifier.under(plan)
+        candidate = Candidate(plan=plan, simulation=simulation, solution=solution, costs=costs, mirrors=mirrors)
+        self.verified.append(candidate)
+        return candidate
+
+
+class Bracket:
+    """What a solver is to keep within, `inner`, such that the verified peak becomes `aim_bytes`.
+
+    The border lies between `low`, the largest inner budget that did not exceed the goal, and `high`, the smallest that did.
+    What the verified peak lies above the inner budget corrects the next one, as long as that stays inside the bracket; else it
+    is the bracket's middle.
+    """
+
+    def __init__(self, inner: int, high: int, aim_bytes: int) -> None:
+        self.inner, self.low, self.high = inner, 0, high
+        self._aim_bytes = aim_bytes
+
+    def unsolved(self) -> None:
+        """There is no solution for so little."""
+        self.low = max(self.low, self.inner)
+        self.inner = self._middle()
+
+    def verified(self, candidate: Candidate, goal: Goal) -> None:
+        """A candidate came out of this inner budget."""
+        if candidate.fits(goal):
+            self.low = max(self.low, self.inner)
+        else:
+            self.high = min(self.high, self.inner)
+        wanted = self._aim_bytes - (candidate.simulation.peak_bytes(goal.budget_kind) - self.inner)
+        self.inner = wanted if self.low < wanted < self.high else self._middle()
+
+    def _middle(self) -> int:
+        return (self.low + self.high) // 2

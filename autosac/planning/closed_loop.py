@@ -1,0 +1,195 @@
+"""The closed loop: from a captured step to a plan that has been simulated under itself.
+
+1. Simulate the step without checkpointing. If it fits the budget there is nothing to do.
+2. Statistics of every unit's operators (`unit_policies`), the global problem (`build_problem`), both held by a `Planner`.
+3. Global MILP: which units, and how many bytes each may keep; then a local policy for each (`unit_policies`).
+4. Simulate the step under that plan, on a trace derived from few captures (`autosac.derivation`). The model that the MILP
+   solves bounds *active* memory from the un-checkpointed step; what the budget bounds is the simulated peak of the planned
+   step, reserved by default. So the MILP's own budget is moved by what the two differ, until the simulated peak uses the
+   budget and does not exceed it (`search`): a bracket of the largest inner budget that fitted and the smallest that
+   did not.
+5. Of all plans that fit, the one with the shortest simulated step is captured: the plan that is given has been verified by
+   running the job under it. If that capture is not as it was derived, all plans are captured from then on (`find_verified`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from autosac.cli.counting import Parts
+from autosac.derivation import Captures as Derivable
+from autosac.derivation import Derivation
+from autosac.errors import InfeasibleError, UsageError
+from autosac.planning.candidates import Candidate
+from autosac.planning.offloading import Offloading
+from autosac.planning.planner import Goal, Planner, full_plan, plan_of
+from autosac.planning.search import Search
+from autosac.plans import Plan, Prediction
+from autosac.quantities import format_ms
+from autosac.simulation import Simulation
+from autosac.titan.settings import is_of_compiled_model
+
+__all__ = [
+    "Captures",
+    "Goal",
+    "Planned",
+    "Planner",
+    "derivation_for",
+    "find_verified",
+    "full_plan",
+    "make_plan",
+    "make_plans",
+    "pareto_budgets",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A verified plan, its simulation, and what is worth telling."""
+
+    plan: Plan
+    simulation: Simulation
+    notes: tuple[str, ...] = ()
+
+
+class Captures(Protocol):
+    """The captures that planning needs."""
+
+    def observed(self) -> Simulation:
+        """The step without checkpointing, the regions of all candidates observed."""
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """The step under the policies that the plan is shown beside, by name; "none" is among them."""
+
+    def failures(self) -> Mapping[str, str]:
+        """Why the step cannot be run under a policy that is no baseline for that reason."""
+
+    def begin(self, plan: Plan) -> None:
+        """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+
+
+def make_plan(captures: Captures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
+    """The verified plan for a goal. InfeasibleError if there is none; it says the smallest budget that would do."""
+    (planned,) = make_plans(captures, goal, (goal.budget_bytes,), progress)
+    if isinstance(planned, InfeasibleError):
+        raise planned
+    return planned
+
+
+def make_plans(
+    captures: Captures, goal: Goal, budgets_bytes: Sequence[int], progress: Callable[[str], None] = lambda _: None
+) -> tuple[Planned | InfeasibleError, ...]:
+    """Verified plans for several budgets of one kind, in the order given; an error in place of a plan that cannot be.
+
+    The step is captured and its problem built once. The smallest budget is planned for first, and what was verified for it
+    counts for all that are larger: more memory never means a slower plan. UsageError if a budget is given twice.
+    """
+    if len(set(budgets_bytes)) < len(budgets_bytes):
+        raise UsageError("a budget is given twice")
+    base, baselines = captures.observed(), captures.baselines()
+    progress = parts = Parts(progress, "budget", len(budgets_bytes))
+    search: Search | None = None
+    derivation: Derivation | None = None
+    offloading: Offloading | None = None
+    found: dict[int, tuple[Candidate, tuple[str, ...]] | InfeasibleError] = {}
+    for budget_bytes in parts.each(sorted(budgets_bytes)):
+        wanted = replace(goal, budget_bytes=budget_bytes)
+        if baselines["none"].peak_bytes(goal.budget_kind) <= budget_bytes:
+            best = Candidate(plan=plan_of(base, wanted, ()), simulation=baselines["none"])
+            found[budget_bytes] = best, ("the step fits the budget without any checkpointing",)
+            continue
+        if search is None or derivation is None:
+            progress("simulating the step without checkpointing")
+            planner = Planner(base, goal)
+            derivation = derivation_for(captures, planner)
+            search = Search(derivation, planner, progress)
+            offloading = Offloading(planner, derivation, progress) if goal.offload else None
+        try:
+            best = find_verified(search, derivation, wanted, baselines, progress)
+            best, hosted = offloading.improved(wanted, best) if offloading else (best, ())
+            found[budget_bytes] = best, (*search.notes(wanted, best), *hosted, *derivation.notes())
+        except InfeasibleError as e:
+            found[budget_bytes] = e
+    predict = partial(_prediction, baselines["none"])
+    predictions = {name: predict(simulation) for name, simulation in baselines.items()}  # the last are waited for here
+    failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
+
+    def planned(budget_bytes: int) -> Planned | InfeasibleError:
+        answer = found[budget_bytes]
+        if isinstance(answer, InfeasibleError):
+            return answer
+        best, notes = answer
+        own = predict(best.simulation)
+        faster = tuple(
+            f"the job's own {name} fits as well and is faster, by {format_ms(own.step_ms - other.step_ms)}"
+            for name, other in predictions.items()
+            if baselines[name].peak_bytes(goal.budget_kind) <= budget_bytes and other.step_ms < 0.999 * own.step_ms
+        )
+        plan = replace(
+            best.plan,
+            made_for=replace(best.plan.made_for, budget_bytes=budget_bytes),
+            predictions={"autosac": own, **predictions},
+        )
+        return Planned(plan=plan, simulation=best.simulation, notes=(*notes, *faster, *failures))
+
+    return tuple(map(planned, budgets_bytes))
+
+
+def derivation_for(captures: Derivable, planner: Planner) -> Derivation:
+    """The steps under a planner's plans."""
+    return Derivation(captures, {unit.name: unit.recompute_all() for unit in planner.policies.units})
+
+
+def find_verified(
+    search: Search,
+    derivation: Derivation,
+    goal: Goal,
+    baselines: Mapping[str, Simulation],
+    progress: Callable[[str], None],
+) -> Candidate:
+    """The fastest plan that fits, as captured. InfeasibleError, of which the smallest budget is of a captured step too."""
+    while True:
+        failure: InfeasibleError | None = None
+        try:
+            found = search.run(goal)
+            if found is not None:
+                derivation.expect(found.plan)
+            search.compete(goal, baselines)  # waits for the baselines, which hardly ever change the answer
+            for baseline in baselines.values():
+                baseline.prediction()  # worked out while that capture goes on
+            best = search.best(goal, baselines)
+        except InfeasibleError as e:
+            failure = e
+            best = min(search.verified, key=lambda c: c.simulation.peak_bytes(goal.budget_kind))
+        progress("capturing the step under the plan")
+        agrees = derivation.confirm(best.plan, best.simulation)
+        best = search.settle(best, derivation.under(best.plan))
+        if agrees and failure is not None:
+            raise failure
+        if agrees:
+            return best
+        search.forget(derivation.is_derived)
+
+
+def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]:
+    """`count` budgets from the least that any plan needs to what no checkpointing needs, evenly spaced, ascending."""
+    if count < 2:
+        raise UsageError("a Pareto curve needs at least two budgets")
+    baselines = captures.baselines()
+    high = baselines["none"].peak_bytes(kind)
+    low = min(simulation.peak_bytes(kind) for simulation in baselines.values())
+    return tuple(low + (high - low) * i // (count - 1) for i in range(count))
+
+
+def _prediction(none: Simulation, simulation: Simulation) -> Prediction:
+    """A step's prediction. Recomputation is a part of a compiled backward: there, it is what the step takes longer for it."""
+    prediction = simulation.prediction()
+    if not is_of_compiled_model(simulation.trace):
+        return prediction
+    return replace(prediction, recompute_ms=max(0.0, prediction.step_ms - none.step_ms))

@@ -1,0 +1,246 @@
+"""Plans for given peaks: the global problem of one captured step, solved as often as asked (see `closed_loop`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from autosac.errors import UsageError
+from autosac.planning.baseline_plans import mirrored
+from autosac.planning.build_problem import build_problem
+from autosac.planning.step_costs import StepCosts, UnitCost
+from autosac.planning.unit_policies import UnitPolicies
+from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
+from autosac.simulation import Simulation
+from autosac.solvers import (
+    GlobalProblem,
+    LocalItem,
+    LocalProblem,
+    Segment,
+    TwoLevelSolution,
+    check_backend,
+    joint_bound_ms,
+    relative_gap,
+    solve_two_level,
+)
+from autosac.titan.settings import is_of_compiled_model
+
+SOLVERS = ("greedy", "knapsack", "ilp")
+OBJECTIVES = ("recompute", "step")
+_MOST_SECONDS = 86_400.0
+
+Costs: TypeAlias = tuple[UnitCost, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is asked for. `utilisation` is the share of the budget from which on a verified plan is good enough.
+
+    `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: results may wait in
+    host memory where that makes the step shorter (`autosac.planning.offloading`).
+    """
+
+    budget_bytes: int
+    budget_kind: str = "reserved"
+    solver: str = "knapsack"
+    milp: str = "cbc"
+    time_limit_s: float = 30.0
+    gap: float = 5e-3
+    rounds: int = 8
+    utilisation: float = 0.99
+    objective: str = "step"
+    offload: bool = False
+
+    @property
+    def aim_bytes(self) -> int:
+        """The verified peak to aim at: between what is good enough and the budget."""
+        return int(self.budget_bytes * (1 + self.utilisation) / 2)
+
+    def __post_init__(self) -> None:
+        if self.budget_bytes <= 0:
+            raise UsageError("the budget must be more than zero")
+        if self.budget_kind not in ("reserved", "active"):
+            raise UsageError(f"budget kind {self.budget_kind!r}: expected 'reserved' or 'active'")
+        if self.solver not in SOLVERS:
+            raise UsageError(f"solver {self.solver!r}: expected one of {', '.join(SOLVERS)}")
+        if self.objective not in OBJECTIVES:
+            raise UsageError(f"objective {self.objective!r}: expected one of {', '.join(OBJECTIVES)}")
+        if not 0 < self.time_limit_s <= _MOST_SECONDS:
+            raise UsageError(
+                f"the time limit must be more than zero seconds and at most {_MOST_SECONDS:.0f}, not {self.time_limit_s:g}"
+            )
+        if not 0 <= self.gap < 1:
+            raise UsageError(f"the gap must be at least 0 and less than 1, not {self.gap}")
+        check_backend(self.milp)
+
+
+def full_plan(base: Simulation, goal: Goal | None = None) -> Plan:
+    """Full checkpointing: see `Planner.smallest`."""
+    return Planner(base, goal or Goal(budget_bytes=1)).smallest()
+
+
+def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
+    """A plan with these units, made for the captured job and the goal."""
+    info = base.trace.info
+    degrees = info.get("parallelism") or {}
+    return Plan(
+        made_for=MadeFor(
+            job_fingerprint=str(info.get("job_fingerprint", "")),
+            model=str(info.get("model", "")),
+            torch_version=str(info.get("torch_version", "")),
+            torchtitan_version=str(info.get("torchtitan_version", "")),
+            gpu=base.target.hardware.name,
+            world_size=int(info.get("world_size", 1)),
+            budget_bytes=goal.budget_bytes,
+            budget_kind=goal.budget_kind,
+            pipeline_stages=int(degrees.get("pp", 1)),
+            job_settings=dict(info.get("job_settings", {})),
+            parameters=tuple((name, tuple(shape)) for name, shape in info.get("parameter_shapes", {}).items()),
+        ),
+        units=units,
+        settings=Settings(
+            preserve_rng_state=bool(info.get("preserve_rng_state", True)), early_stop=bool(info.get("early_stop", True))
+        ),
+    )
+
+
+class Planner:
+    """Plans for inner budgets: the global problem of one captured step, solved as often as asked.
+
+    Recomputation costs its time, or what `costs` say that the step pays for it (one for each unit, see `step_costs`).
+    """
+
+    def __init__(self, base: Simulation, goal: Goal) -> None:
+        self.base = base
+        self.goal = goal
+        self.policies = UnitPolicies(base)
+        self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
+
+    def solve(
+        self, inner_bytes: int, costs: Costs | None = None, *, level: bool = False
+    ) -> tuple[Plan, TwoLevelSolution]:
+        """The plan with the least cost of recomputation whose active peak, by the problem, is within `inner_bytes`; with
+        `level` one in which equal units keep nearly the same. InfeasibleError if there is none.
+        """
+        goal = self.goal
+        problem, items = self.priced(costs)
+        solution = solve_two_level(
+            problem,
+            items,
+            inner_bytes,
+            local=goal.solver,
+            solver=goal.milp,
+            time_limit_s=goal.time_limit_s,
+            gap=goal.gap,
+            level=level,
+        )
+        return replace(self.plan(solution.kept), reasons=(self._reasons(solution, costs),)), solution
+
+    def _reasons(self, solution: TwoLevelSolution, costs: Costs | None) -> Reasons:
+        budgets, points = solution.budgets, self.problem.problem.points
+        binding = zip(budgets.binding, budgets.binding_ms_per_gib, strict=True)
+        return Reasons(
+            objective="recompute" if costs is None else "step",
+            method="joint milp" if solution.polished else solution.method + ", levelled" * solution.level,
+            ms_per_gib=max(0.0, budgets.shadow_ms_per_gib),
+            binding=tuple(Binding(points[p].label, price_ms) for p, price_ms in binding),
+        )
+
+    def plan(self, kept: Sequence[tuple[int, ...] | None]) -> Plan:
+        """The plan that keeps these items of each unit (None: not checkpointed)."""
+        pairs = zip(self.problem.modules, kept, strict=True)
+        chosen = (self.policies.of_module(module).keeping(items) for module, items in pairs if items is not None)
+        return plan_of(self.base, self.goal, tuple(chosen))
+
+    def gap(self, recompute_ms: float, peak_bytes: int, costs: Costs | None = None) -> float:
+        """By how much a plan is above the least possible at its own peak, at the most (0.01: 1 %).
+
+        Its recomputation, or with `costs` the step with what it pays for that. The reference is the relaxation of the joint
+        problem over all operators of all units.
+        """
+        problem, items = self.priced(costs)
+        # A little more than the peak, for the solver's tolerances: the bound stays one.
+        limit = peak_bytes + peak_bytes // 10**6 + 4096
+        fixed_ms = 0.0 if costs is None else self.base.step_ms
+        bound_ms = joint_bound_ms(problem, items, limit, solver=self.goal.milp)
+        return relative_gap(fixed_ms + recompute_ms, fixed_ms + bound_ms)
+
+    def measured(self, plan: Plan) -> tuple[float, int]:
+        """The recomputation (ms) and the highest peak (bytes) of any plan, as the problem counts them."""
+        units = {unit.fqn: unit for unit in plan.units}
+        chosen = [(units.get(unit.name), unit.stored_bytes) for unit in self.problem.problem.units]
+        # Plain checkpointing holds less than any policy can: it is counted as the policy that keeps only what must be.
+        kept = [None if unit is None else max(unit.kept_bytes, stored_bytes) for unit, stored_bytes in chosen]
+        times = zip(chosen, self.problem.executions, strict=True)
+        recompute_ms = math.fsum(unit.recompute_ms * len(spans) for (unit, _), spans in times if unit is not None)
+        return recompute_ms, int(self.problem.problem.peaks_bytes(kept).max())
+
+    def priced(self, costs: Costs | None = None) -> tuple[GlobalProblem, list[LocalProblem]]:
+        """The global problem and its units' items, whose times are what the step pays."""
+        problem = self.problem.problem
+        items = [self.policies.of_module(module).sac.problem for module in self.problem.modules]
+        if costs is None:
+            return problem, items
+        units = list(problem.units)
+        for u, cost in enumerate(costs):
+            if cost.plain_ms is None:
+                units[u] = units[u].paying(cost.hidden_ms, cost.floor_ms)
+            else:
+                items[u] = _all_or_none(items[u], cost.plain_ms)
+                units[u] = replace(
+                    units[u], discardable_bytes=0, recompute_ms=cost.plain_ms, segments=(Segment(0.0, 1.0),)
+                )
+        return replace(problem, units=tuple(units)), items
+
+    @cached_property
+    def _step_costs(self) -> StepCosts:
+        recompute_ms = [unit.recompute_ms for unit in self.problem.problem.units]
+        return StepCosts(self.base, self.problem, recompute_ms)
+
+    def costs(self) -> Costs | None:
+        """What the step pays for recomputation; None if that is its time everywhere, or cannot be told (the job is compiled,
+        the captured step is not).
+        """
+        if is_of_compiled_model(self.base.trace):
+            return None
+        return self._step_costs.initial()
+
+    def refined(self, costs: Costs, plan: Plan) -> Costs:
+        """The costs as the step under a plan shows them."""
+        position = {unit.name: u for u, unit in enumerate(self.problem.problem.units)}
+        lumps = {
+            position[unit.fqn]: self._step_costs.lump(
+                position[unit.fqn], sum(decision.keep for decision in unit.decisions), unit.recompute_ms
+            )
+            for unit in plan.units
+        }
+        return self._step_costs.refined(costs, lumps)
+
+    def smallest(self) -> Plan:
+        """The plan with the least memory of those that recompute everything in all units of one level of the module tree.
+
+        Not always the outermost: to recompute a whole network at once takes as much as never to have checkpointed it.
+        """
+        chosen = min(self.problem.problem.levels(), key=self._peak_bytes, default=[])
+        policies = (self.policies.of_module(self.problem.modules[u]) for u in chosen)
+        return plan_of(self.base, self.goal, tuple(policy.recompute_all() for policy in policies))
+
+    def mirror(self, baseline: Simulation) -> Plan:
+        """The plan that does what the job does under a baseline; without units if no plan can."""
+        return plan_of(self.base, self.goal, mirrored(self.policies, baseline.trace))
+
+    def _peak_bytes(self, chosen: list[int]) -> int:
+        """The peak if these units keep only what they must."""
+        problem = self.problem.problem
+        wanted = set(chosen)
+        kept = [unit.stored_bytes if u in wanted else None for u, unit in enumerate(problem.units)]
+        return int(problem.peaks_bytes(kept).max())
+
+
+def _all_or_none(local: LocalProblem, plain_ms: float) -> LocalProblem:
+    """The items of a unit in which nothing is gained by keeping what may be recomputed."""
+    items = tuple(item._replace(recompute_ms=0.0) for item in local.items)
+    return LocalProblem(items=(*items, LocalItem(0, plain_ms, False)))

@@ -1,0 +1,263 @@
+"""The search for the plan with the shortest step whose verified peak fits (see `autosac.planning.closed_loop`).
+
+For one objective, `_fit` looks for the inner budget of the MILP at which the verified peak just fits. The first objective
+is the time of recomputation itself. Where the step pays less for it, or more (`step_costs`), what the step pays is
+the next: solve, simulate, measure again at the plan that was found, as long as the step gets shorter (`run`). Whatever was
+verified on the way competes, by its simulated step.
+
+The solver knows of active memory only. Where the budget bounds what the allocator reserves, two more plans may compete: one
+for which it may reserve less, as equal units keep nearly the same (`_level`), and whatever baseline is faster than all that
+was found, as a plan (`compete`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from autosac.errors import InfeasibleError
+from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
+from autosac.planning.planner import Costs, Goal, Planner
+from autosac.quantities import format_bytes
+from autosac.simulation import Simulation
+
+# A bracket of inner budgets narrower than this is not worth another capture.
+_NARROW_BYTES = 2**20
+# Inner budgets that are tried beyond one that exceeded, where the verified peak need not rise with them.
+_BEYOND = 3
+# How a job asks for the baselines that checkpoint.
+_SETTINGS = {
+    "full": 'activation_checkpoint.mode = "full"',
+    "selective-op": 'activation_checkpoint.mode = "selective" with selective_ac_option = "op"',
+}
+# A step that is not shorter than this share of the one before is no reason to go on.
+_SHORTER = 0.999
+
+
+class Search:
+    """Verifies plans of one planner for one budget after the other; what was verified counts for every budget."""
+
+    def __init__(self, verifier: Verifier, planner: Planner, progress: Callable[[str], None]) -> None:
+        self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
+        self._planner = planner
+        self._progress = progress
+        base, kind = planner.base, planner.goal.budget_kind
+        # By how much the verified peak lies above what the problem promises; corrected by each verification.
+        self._excess_bytes = max(0, base.peak_bytes(kind) - base.peak_active_bytes)
+
+    @property
+    def verified(self) -> list[Candidate]:
+        """Every plan that was verified."""
+        return self._candidates.verified
+
+    def run(self, goal: Goal) -> Candidate | None:
+        """The fastest verified plan that fits; None if there is none."""
+        self._fit(goal, None)
+        best = self._fastest(goal)
+        if best is None:
+            return None
+        planner = self._planner
+        costs: Costs | None = None
+        for _ in range(goal.rounds):
+            free_ms = planner.base.step_ms / _SHORTER
+            if goal.objective != "step" or best.simulation.recompute_ms == 0 or best.simulation.step_ms <= free_ms:
+                break
+            costs = planner.costs() if costs is None else planner.refined(costs, best.plan)
+            if costs is None:
+                break
+            self._progress("measuring what the step pays for recomputation")
+            self._fit(goal, costs)
+            before, best = best, self._fastest(goal) or best
+            if best.simulation.step_ms > _SHORTER * before.simulation.step_ms:
+                break
+        if goal.budget_kind == "reserved":
+            self._level(goal, best)
+        return self._fastest(goal)
+
+    def _fit(self, goal: Goal, costs: Costs | None) -> None:
+        """Verify plans until one fits and uses the budget, or no inner budget is left to try.
+
+        A bracket finds the border between what fits and what does not, if there is but one. What the allocator reserves
+        does not always rise with what is active: if nothing below the border uses the budget, a few budgets above it are
+        tried as well.
+        """
+        exceeds = max(self._planner.base.peak_active_bytes, goal.budget_bytes)
+        bracket = Bracket(goal.aim_bytes - self._excess_bytes, exceeds, goal.aim_bytes)
+        for _ in range(goal.rounds):
+            inner = bracket.inner
+            self._progress(f"solving for {format_bytes(inner)} of active memory")
+            candidate = self._candidate(inner, costs)
+            if candidate is None:
+                bracket.unsolved()
+                if not self.verified:
+                    self._candidates.verify(self._planner.smallest())
+                continue
+            self._excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
+            if candidate.fits(goal) and candidate.uses(goal):
+                return
+            bracket.verified(candidate, goal)
+            if bracket.high - bracket.low < _NARROW_BYTES:
+                break
+        exceeded = bracket.high
+        if goal.budget_kind == "reserved" and exceeded < goal.budget_bytes:
+            for step in range(1, _BEYOND + 1):
+                inner = exceeded + (goal.budget_bytes - exceeded) * step // (_BEYOND + 1)
+                self._progress(f"solving for {format_bytes(inner)} of active memory")
+                candidate = self._candidate(inner, costs)
+                if candidate is not None and candidate.fits(goal) and candidate.uses(goal):
+                    return
+
+    def _level(self, goal: Goal, best: Candidate) -> None:
+        """Try plans in which equal units keep nearly the same.
+
+        At the most they save what the best plan's allocator reserves beyond its active peak and the un-checkpointed step's
+        does not. They are verified while what they recompute for that is less than what the best plan recomputes.
+        """
+        spare_bytes = _reserved_beyond_active(best.simulation) - _reserved_beyond_active(self._planner.base)
+        if best.solution is None:
+            return
+        worth_ms = best.solution.budgets.shadow_ms_per_gib * spare_bytes / 2**30
+        if worth_ms < (1 - _SHORTER) * best.simulation.step_ms:
+            return
+        excess_bytes = best.simulation.peak_bytes(goal.budget_kind) - best.solution.peak_bytes - spare_bytes
+        for _ in range(_BEYOND):
+            inner = goal.aim_bytes - excess_bytes
+            self._progress(f"solving for {format_bytes(inner)} of active memory, equal units alike")
+            try:
+                plan, solution = self._planner.solve(inner, best.costs, level=True)
+            except InfeasibleError:
+                return
+            if solution.recompute_ms >= best.solution.recompute_ms:
+                return
+            candidate = self._candidates.verify(plan, solution, best.costs)
+            if candidate.fits(goal) and candidate.uses(goal):
+                return
+            excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
+
+    def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
+        """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host
+        nothing per operator, and the allocator may reserve less for what every layer does alike. If nothing fits, that which
+        needs least competes as well: what a job can do by itself is never refused.
+        """
+        best = self._fastest(goal)
+        least = None if best is not None else _least(baselines, goal.budget_kind)
+        for name, baseline in baselines.items():
+            if baseline.peak_bytes(goal.budget_kind) > goal.budget_bytes and name != least:
+                continue
+            if best is not None and baseline.step_ms >= best.simulation.step_ms:
+                continue
+            mirror = self._planner.mirror(baseline)
+            if mirror.units:
+                prices = best.plan.reasons if best is not None else ()
+                reasons = tuple(replace(reason, method=f"as the job's {name}", binding=()) for reason in prices)
+                self._candidates.verify(replace(mirror, reasons=reasons), mirrors=name)
+            else:
+                self._candidates.verify(self._planner.smallest())
+
+    def best(self, goal: Goal, baselines: Mapping[str, Simulation]) -> Candidate:
+        """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError says the
+        smallest budget that would do, and names a baseline that needs less.
+        """
+        best = self._fastest(goal)
+        if best is None:
+            raise self._infeasible(goal, baselines)
+        return best
+
+    def _fastest(self, goal: Goal) -> Candidate | None:
+        fitting = [c for c in self.verified if c.fits(goal)]
+        if not fitting:
+            return None
+        limit_ms = min(c.simulation.step_ms for c in fitting) * (1 + 1e-6)
+        fastest = [c for c in fitting if c.simulation.step_ms <= limit_ms]
+        return min(fastest, key=lambda c: (c.simulation.recompute_ms, c.simulation.peak_bytes(goal.budget_kind)))
+
+    def settle(self, candidate: Candidate, simulation: Simulation) -> Candidate:
+        """The candidate with another simulation of its plan in place of its own."""
+        settled = replace(candidate, simulation=simulation)
+        self.verified[self.verified.index(candidate)] = settled
+        return settled
+
+    def forget(self, is_wrong: Callable[[Simulation], bool]) -> None:
+        """Do as if the plans with these simulations had never been verified."""
+        self.verified[:] = [candidate for candidate in self.verified if not is_wrong(candidate.simulation)]
+
+    def _candidate(self, inner: int, costs: Costs | None) -> Candidate | None:
+        try:
+            plan, solution = self._planner.solve(inner, costs)
+        except InfeasibleError:
+            return None
+        return self._candidates.verify(plan, solution, costs)
+
+    def _infeasible(self, goal: Goal, baselines: Mapping[str, Simulation]) -> InfeasibleError:
+        """What the smallest budget would be: the verified peak of the plan with the least memory, or of a baseline that no
+        plan can express.
+        """
+        kind = goal.budget_kind
+        smallest = self._candidates.verify(self._planner.smallest()).simulation
+        least = min(c.simulation.peak_bytes(kind) for c in self.verified)
+        report = smallest.memory.peak()
+        name = _least(baselines, kind)
+        own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
+        told = f"the smallest budget that would do is {format_bytes(least)}"
+        if name is not None and own_bytes < least:
+            fits = "fits" if own_bytes <= goal.budget_bytes else "needs less"
+            told = (
+                f"the smallest that a plan needs is {format_bytes(least)}, but {_SETTINGS[name]} of the job itself {fits} "
+                f"with {format_bytes(own_bytes)}, which no plan can express"
+            )
+        return InfeasibleError(
+            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {told}; with all recomputed the peak is at "
+            f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}"
+        )
+
+    def gap(self, candidate: Candidate) -> float | None:
+        """By how much a verified plan is above the joint problem's bound at its own peak, at the most; None if it offloads,
+        which that problem does not know.
+        """
+        solution = candidate.solution
+        if candidate.plan.offloads:
+            return None
+        if solution is None:
+            return self._planner.gap(*self._planner.measured(candidate.plan))
+        return self._planner.gap(solution.recompute_ms, solution.peak_bytes, candidate.costs)
+
+    def notes(self, goal: Goal, best: Candidate) -> tuple[str, ...]:
+        """What is worth telling of the plan."""
+        peak = best.simulation.peak_bytes(goal.budget_kind)
+        report = best.simulation.memory.peak()
+        count = len(self.verified)
+        found = [
+            f"the verified peak uses {peak / goal.budget_bytes:.1%} of the budget; "
+            f"{count} {'plan was' if count == 1 else 'plans were'} simulated",
+            f"the peak is at {report.op} in the {report.phase.name.lower()} of {report.module or 'the step'}",
+        ]
+        if best.mirrors:
+            found.append(f"it does what the job does under {best.mirrors}: nothing that was found is faster")
+        solution = best.solution
+        if solution is not None and solution.method != "milp":
+            found.append(f"the MILP found nothing within its time limit; decided by: {solution.method}")
+        if solution is not None and solution.level:
+            found.append("equal modules keep nearly the same, for which the allocator reserves less")
+        if best.plan.units:
+            gap = self.gap(best)
+            what = "recomputation" if best.costs is None else "the step"
+            known = f"at most {gap:.1%} above the least possible at this peak (linear bound)" if gap is not None else ""
+            found.append(
+                f"priced operator by operator, {what} is {known}"
+                if known
+                else "how far it is from the best plan that offloads is not known"
+            )
+            price_ms = 0.0 if solution is None else solution.budgets.shadow_ms_per_gib
+            if price_ms > 0:
+                found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
+        return tuple(found + list(self._planner.policies.refusals))
+
+
+def _least(baselines: Mapping[str, Simulation], kind: str) -> str | None:
+    """The baseline with the least memory, if there is one that checkpoints."""
+    names = [name for name in baselines if name in _SETTINGS]
+    return min(names, key=lambda name: baselines[name].peak_bytes(kind), default=None)
+
+
+def _reserved_beyond_active(simulation: Simulation) -> int:
+    return simulation.peak_bytes("reserved") - simulation.peak_active_bytes

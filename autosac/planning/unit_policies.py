@@ -1,0 +1,186 @@
+"""Per-operator policies of every unit: from the SACEstimator's statistics to the units of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autosac.estimator.sac_estimator import SACEstimator, SACModule
+from autosac.estimator.sac_stats import tradeoff
+from autosac.planning.build_problem import UnitStatistics
+from autosac.plans import Decision, Parameters, Unit
+from autosac.simulation import Simulation
+from autosac.solvers import LocalItem, LocalProblem, LocalSolution
+from autosac.titan.settings import is_of_compiled_model
+from autosac.trace import Region
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitPolicy:
+    """One module that may be checkpointed, with the statistics of (the first of) its executions.
+
+    `offloaded`: the items whose results wait in host memory. `plain`: it is recomputed as a whole, or not at all.
+    """
+
+    name: str
+    module: int
+    sac: SACModule
+    parameters: Parameters
+    offloaded: frozenset[int] = frozenset()
+    plain: bool = False
+
+    def whole(self) -> UnitPolicy:
+        """The unit of which nothing can be kept."""
+        items = tuple(item._replace(forced=False) for item in self.sac.problem.items)
+        problem = LocalProblem(items=items)
+        return replace(self, sac=replace(self.sac, problem=problem, tradeoff=tradeoff(problem)), plain=True)
+
+    def offloading(self, items: Collection[int]) -> UnitPolicy:
+        """The unit whose results of these items wait in host memory: kept, without taking memory on the device."""
+        problem = LocalProblem(
+            items=tuple(
+                LocalItem(0, 0.0, forced=True) if i in items else item for i, item in enumerate(self.sac.problem.items)
+            )
+        )
+        sac = replace(self.sac, problem=problem, tradeoff=tradeoff(problem))
+        return replace(self, sac=sac, offloaded=frozenset(items))
+
+    def recompute_all(self) -> Unit:
+        """The unit that keeps nothing at all: plain checkpointing."""
+        return self.keeping(())
+
+    def keeping(self, kept: Sequence[int]) -> Unit:
+        """The unit that keeps these items; nothing, if it is `plain`."""
+        items = self.sac.problem.items
+        keep = set() if self.plain else {i for i in kept if i < len(items)}
+        return self.unit(
+            LocalSolution(
+                kept=tuple(sorted(keep)),
+                kept_bytes=sum(items[i].memory_bytes for i in keep),
+                recompute_ms=math.fsum(item.recompute_ms for i, item in enumerate(items) if i not in keep),
+            )
+        )
+
+    def unit(self, solution: LocalSolution) -> Unit:
+        """The unit of a plan that follows a local solution."""
+        stats = self.sac.stats
+        total, groups = stats.memory_bytes, [stats.groups[item] for item in self.offloaded.intersection(solution.kept)]
+        offloaded = frozenset(i for group in groups for i in group.members)
+        held = solution.kept_bytes + sum(stats.operators[i].memory_bytes for i in offloaded)
+        return Unit(
+            fqn=self.name,
+            discard_fraction=1 - held / total if total else 1.0,
+            kept_bytes=solution.kept_bytes,
+            recompute_ms=solution.recompute_ms,
+            decisions=self._decisions(stats.kept_operators(solution), offloaded),
+            parameters=self.parameters,
+        )
+
+    def _decisions(self, kept: frozenset[int], offloaded: frozenset[int]) -> tuple[Decision, ...]:
+        return tuple(
+            Decision(
+                op=operator.name,
+                occurrence=operator.occurrence,
+                keep=i in kept,
+                outputs=tuple((meta.shape, meta.dtype) for meta in operator.outputs),
+                memory_bytes=operator.memory_bytes,
+                runtime_ms=operator.runtime_ms,
+                msps=operator.memory_bytes / operator.runtime_ms * 1e3 if operator.runtime_ms > 0 else None,
+                offload=i in offloaded and operator.memory_bytes > 0,
+            )
+            for i, operator in enumerate(self.sac.stats.operators)
+            if operator.occurrence >= 0
+        )
+
+
+class UnitPolicies:
+    """All modules of a captured step that may be checkpointed; `refusals` says of others why they may not."""
+
+    def __init__(self, base: Simulation) -> None:
+        self.base = base
+        trace = base.trace
+        compiled = is_of_compiled_model(trace)  # what is compiled obeys PyTorch's own modes
+        estimator = SACEstimator(trace, base.pricing.event_ms.tolist(), skip_dead=not compiled)
+        self.modules = estimator.modules()
+        fsdp = set(trace.info.get("fsdp_units", ()))
+        self.units: list[UnitPolicy] = []
+        self._regions: dict[int, int] = {}
+        refused: dict[str, str] = {}
+        for index, sac in self.modules.items():
+            region = trace.regions[index]
+            name = trace.modules[region.module]
+            if region.module in self._regions:
+                first = trace.regions[self._regions[region.module]]
+                if not _same_calls(first, region):
+                    refused[name] = "its executions differ in their operators"
+                continue
+            self._regions[region.module] = index
+            if sac.stats.refusal is not None:
+                refused[name] = sac.stats.refusal
+                continue
+            parameters = tuple(
+                (parameter.removeprefix(f"{name}."), tuple(shape))
+                for parameter, shape in trace.info.get("parameter_shapes", {}).items()
+                if parameter.startswith(f"{name}.")
+            )
+            unit = UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters)
+            # FSDP gathers an inner unit's parameters again where all is recomputed; what it runs for that is no policy's.
+            above = any(inner.startswith(f"{name}.") for inner in fsdp)
+            self.units.append(unit.whole() if above else unit)
+        self.units = [unit for unit in self.units if unit.name not in refused]
+        self.refusals = tuple(f"{name} is not checkpointed: {reason}" for name, reason in refused.items())
+
+    @cached_property
+    def _by_module(self) -> dict[int, UnitPolicy]:
+        return {unit.module: unit for unit in self.units}
+
+    def of_module(self, module: int) -> UnitPolicy:
+        """The policy of a module by its index in the trace."""
+        return self._by_module[module]
+
+    def offloading(self, items: Mapping[str, Collection[int]]) -> UnitPolicies:
+        """The same modules, of which these have results that wait in host memory: their items, by the module's name."""
+        found = copy(self)
+        found.units = [unit.offloading(items[unit.name]) if unit.name in items else unit for unit in self.units]
+        found.__dict__.pop("_by_module", None)
+        return found
+
+    def is_inside(self, inner: UnitPolicy, outer: UnitPolicy) -> bool:
+        """`inner` lies within `outer` in the module tree."""
+        return inner.name.startswith(f"{outer.name}.")
+
+    def statistics(self) -> dict[int, UnitStatistics]:
+        """What the global problem needs, by region."""
+        found = {}
+        for index in self.modules:
+            policy = self._by_module.get(self.base.trace.regions[index].module)
+            if policy is not None:
+                tradeoff = policy.sac.tradeoff
+                found[index] = UnitStatistics(
+                    stored_bytes=tradeoff.stored_bytes,
+                    discardable_bytes=tradeoff.discardable_bytes,
+                    recompute_ms=tradeoff.runtime_ms,
+                    # The whole curve: its relaxation is then that of the joint problem, a bound of every plan.
+                    segments=policy.sac.segments(max_segments=len(tradeoff.points)),
+                )
+        return found
+
+    def allowed(self) -> dict[int, bool]:
+        """Every unit here may be checkpointed."""
+        return dict.fromkeys(self._by_module, True)
+
+
+def _same_calls(first: Region, other: Region) -> bool:
+    """Two executions of a module ran the same operators with outputs of the same look."""
+
+    def look(region: Region) -> list[tuple[object, ...]]:
+        return [
+            (call.op, tuple((meta.shape, meta.dtype) for meta in call.outputs))
+            for call in region.calls
+            if call.occurrence >= 0
+        ]
+
+    return look(first) == look(other)

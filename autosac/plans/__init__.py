@@ -1,0 +1,37 @@
+"""Plans: their values and file (`plan`, `schema`), what differs between two (`diff`), why they are as they are (`reasons`)."""
+
+from autosac.plans.plan import (
+    SMALLEST_OFFLOAD_BYTES,
+    Binding,
+    Certainty,
+    Decision,
+    Fingerprint,
+    MadeFor,
+    Parameters,
+    Plan,
+    Prediction,
+    Reasons,
+    Settings,
+    Unit,
+)
+from autosac.plans.schema import (
+    ANY_SIZE,
+    SCHEMA_VERSION,
+)
+
+__all__ = [
+    "ANY_SIZE",
+    "SCHEMA_VERSION",
+    "SMALLEST_OFFLOAD_BYTES",
+    "Binding",
+    "Certainty",
+    "Decision",
+    "Fingerprint",
+    "MadeFor",
+    "Parameters",
+    "Plan",
+    "Prediction",
+    "Reasons",
+    "Settings",
+    "Unit",
+]

@@ -1,0 +1,317 @@
+"""The Plan: which operators of which modules are kept and which recomputed, as plain immutable data with a
+JSON form.
+
+A plan is a list of *units*, the modules that are wrapped in activation checkpointing. Every unit carries one
+`Decision` for each operator of its forward that is no view, in order, keyed by (operator, occurrence) and
+with the shapes and dtypes of its outputs as a fingerprint, so that a plan can be checked against the running
+model operator by operator.
+
+The file is JSON (`save`, `load`). Units with the same decisions share one entry of its ``policies``, units
+with the same parameters one entry of its ``layouts``. What is read is checked first (`autosac.plans.schema`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from autosac.errors import PlanError
+from autosac.files.documents import DATA_BYTES, read_bounded
+from autosac.files.writing import write_text_atomically
+from autosac.plans.schema import ANY_SIZE as ANY_SIZE
+from autosac.plans.schema import SCHEMA_VERSION, checked_document
+
+# To copy less to the host costs more than it frees on the device.
+SMALLEST_OFFLOAD_BYTES = 2**16
+
+Fingerprint: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+Parameters: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Keep or recompute one operator of a unit's forward; what is kept may wait in host memory (`offload`).
+
+    `op` is the overload (``"aten.mm.default"``), `occurrence` how many calls of it came before in this
+    forward, `outputs` the (shape, dtype) of each output tensor, with `ANY_SIZE` for sizes that vary. The
+    metrics are those that the decision was taken by: `memory_bytes` that recomputing it frees, the
+    `runtime_ms` that recomputing it costs, and `msps`, memory saved per second of recomputation (AUTO-SAC
+    section 5.3), in bytes/s, None where the runtime is zero.
+    """
+
+    op: str
+    occurrence: int
+    keep: bool
+    outputs: Fingerprint
+    memory_bytes: int = 0
+    runtime_ms: float = 0.0
+    msps: float | None = None
+    offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A module to wrap: its qualified name in the bare model, its decisions, and its parameters (name, global
+    shape). `kept_bytes` is what the device holds of it, without what is offloaded.
+    """
+
+    fqn: str
+    discard_fraction: float
+    kept_bytes: int
+    recompute_ms: float
+    decisions: tuple[Decision, ...]
+    parameters: Parameters = ()
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What waits in host memory between its forward and its backward."""
+        return sum(decision.memory_bytes for decision in self.decisions if decision.offload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments."""
+
+    preserve_rng_state: bool = True
+    early_stop: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeFor:
+    """What the plan was made for.
+
+    `budget_kind` says what the budget bounds: ``"reserved"`` or ``"active"`` memory. `parameters` are all of
+    the model that the plan covers (name in the bare model, global shape). With `pipeline_stages` > 1 the plan
+    holds the units of all stages and a running model may be any part of it. `job_settings`: the settings of the job file that
+    decide what is computed. `overrides`: TorchTitan's arguments that the job needs with this plan.
+    """
+
+    job_fingerprint: str
+    model: str
+    torch_version: str
+    torchtitan_version: str
+    gpu: str
+    world_size: int
+    budget_bytes: int
+    budget_kind: str
+    pipeline_stages: int = 1
+    parameters: Parameters = ()
+    job_settings: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the simulators say of one training step under one policy.
+
+    `peak_reserved_bytes` is None where not simulated.
+    """
+
+    step_ms: float
+    peak_active_bytes: int
+    peak_reserved_bytes: int | None
+    fits: bool
+    recompute_ms: float
+
+
+class Binding(NamedTuple):
+    """A point of the step at which memory held the decision back, and what one GiB more there would have saved."""
+
+    where: str
+    ms_per_gib: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasons:
+    """Why a plan is as it is, for one rank: what was minimised, by which method, and what held it back.
+
+    `objective`: ``"recompute"``, the time of recomputation, or ``"step"``, what the step pays for it. `ms_per_gib`: by how
+    much less of that there would be for one GiB more of memory (the shadow price).
+    """
+
+    objective: str
+    method: str
+    ms_per_gib: float
+    binding: tuple[Binding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certainty:
+    """How sure a plan is (`autosac.planning.confidence`).
+
+    `confidence`: the probability that was asked for. `margin_bytes`: what of the budget was left to errors of the prediction.
+    `fits`: the probability that the plan fits the budget. The step time lies in the interval with probability `confidence`.
+    """
+
+    confidence: float
+    margin_bytes: int
+    fits: float
+    step_low_ms: float
+    step_high_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checkpointing plan.
+
+    `predictions` maps a policy's name (autosac, none, full, selective-op) to its prediction. `reasons`: of each rank that
+    was planned for (one, or one of every pipeline stage), if a solver decided. `certainty`: if a confidence was asked for.
+    """
+
+    made_for: MadeFor
+    units: tuple[Unit, ...]
+    settings: Settings = field(default_factory=Settings)
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    reasons: tuple[Reasons, ...] = ()
+    certainty: Certainty | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no model can obey. PlanError says what."""
+        _check_units(self.units, "the plan")
+
+    def to_bytes(self) -> bytes:
+        """The plan as the JSON text that `save` writes."""
+        return (_layout(_encode(self)) + "\n").encode()
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan; the file appears whole or not at all. OSError if it cannot."""
+        write_text_atomically(Path(path), self.to_bytes().decode())
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan file.
+
+        PlanError if it is none, or is truncated, damaged, or of another schema version.
+        """
+        try:
+            content = read_bounded(path, DATA_BYTES)
+        except OSError as e:
+            raise PlanError(f"cannot read the plan {path}: {e.strerror}") from e
+        return Plan.from_bytes(content, name=str(path))
+
+    @staticmethod
+    def from_bytes(content: bytes, name: str = "the plan") -> Plan:
+        """The plan whose JSON text is `content`; errors call it `name`. PlanError as `load`."""
+        return _decode(checked_document(content, name))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything waits in host memory."""
+        return any(decision.offload for unit in self.units for decision in unit.decisions)
+
+    def hash(self) -> str:
+        """The SHA-256, in hexadecimal, of the plan's canonical JSON (sorted keys, no spaces)."""
+        text = json.dumps(_encode(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+# ---- JSON --------------------------------------------------------------------------------------------------
+
+
+def _encode(plan: Plan) -> dict[str, Any]:
+    policies: dict[tuple[Decision, ...], int] = {}
+    layouts: dict[Parameters, int] = {}
+    units = []
+    for unit in plan.units:
+        units.append(
+            {
+                "fqn": unit.fqn,
+                "discard_fraction": unit.discard_fraction,
+                "kept_bytes": unit.kept_bytes,
+                "recompute_ms": unit.recompute_ms,
+                "policy": policies.setdefault(unit.decisions, len(policies)),
+                "layout": layouts.setdefault(unit.parameters, len(layouts)),
+            }
+        )
+    return {
+        "format": "autosac-plan",
+        "schema": SCHEMA_VERSION,
+        "made_for": asdict(plan.made_for),
+        "settings": asdict(plan.settings),
+        "predictions": {name: asdict(prediction) for name, prediction in plan.predictions.items()},
+        "reasons": [{**asdict(r), "binding": [list(point) for point in r.binding]} for r in plan.reasons],
+        "certainty": None if plan.certainty is None else asdict(plan.certainty),
+        "units": units,
+        "layouts": [list(layout) for layout in layouts],
+        "policies": [[_row(decision) for decision in policy] for policy in policies],
+    }
+
+
+def _row(decision: Decision) -> dict[str, Any]:
+    row = asdict(decision)
+    if not decision.offload:  # as in plans of versions that did not know it
+        del row["offload"]
+    return row
+
+
+def _decode(document: dict[str, Any]) -> Plan:
+    policies = [
+        tuple(Decision(**{**row, "outputs": _shapes(row["outputs"])}) for row in policy)
+        for policy in document["policies"]
+    ]
+    layouts = [_parameters(layout) for layout in document["layouts"]]
+    units = []
+    for row in document["units"]:
+        fields = {key: value for key, value in row.items() if key not in ("policy", "layout")}
+        units.append(Unit(**fields, decisions=policies[row["policy"]], parameters=layouts[row["layout"]]))
+    made_for = document["made_for"]
+    return Plan(
+        made_for=replace(
+            MadeFor(**made_for),
+            parameters=_parameters(made_for["parameters"]),
+            overrides=tuple(made_for.get("overrides", ())),
+        ),
+        settings=Settings(**document["settings"]),
+        predictions={name: Prediction(**row) for name, row in document["predictions"].items()},
+        units=tuple(units),
+        reasons=tuple(
+            Reasons(**{**row, "binding": tuple(Binding(*point) for point in row["binding"])})
+            for row in document.get("reasons", [])
+        ),
+        certainty=Certainty(**document["certainty"]) if document.get("certainty") else None,
+    )
+
+
+def _shapes(rows: list[Any]) -> Fingerprint:
+    return tuple((tuple(shape), dtype) for shape, dtype in rows)
+
+
+def _parameters(rows: list[Any]) -> Parameters:
+    return tuple((name, tuple(shape)) for name, shape in rows)
+
+
+def _layout(value: Any, depth: int = 0) -> str:
+    """JSON with one line per entry, down to one line for each decision, unit and parameter."""
+    inline = json.dumps(value, allow_nan=False)
+    if depth == 3 or not isinstance(value, dict | list | tuple) or len(inline) + depth <= 110:
+        return inline
+    indent, end = " " * (depth + 1), " " * depth
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(key)}: {_layout(item, depth + 1)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(indent + row for row in rows) + f"\n{end}}}"
+    return "[\n" + ",\n".join(indent + _layout(item, depth + 1) for item in value) + f"\n{end}]"
+
+
+# ---- checks ------------------------------------------------------------------------------------------------
+
+
+def _check_units(units: tuple[Unit, ...], name: str) -> None:
+    names: set[str] = set()
+    for unit in units:
+        if not unit.fqn:
+            raise PlanError(f"{name} checkpoints the whole model as one unit: choose modules inside it")
+        if unit.fqn in names:
+            raise PlanError(f"{name} names the unit {unit.fqn} twice")
+        names.add(unit.fqn)
+        for decision in unit.decisions:
+            if decision.offload and not decision.keep:
+                raise PlanError(f"{name} offloads {decision.op} of {unit.fqn}, which it does not keep")
+    for fqn in names:
+        parts = fqn.split(".")
+        for i in range(1, len(parts)):
+            if ".".join(parts[:i]) in names:
+                raise PlanError(f"{name} nests the unit {fqn} in the unit {'.'.join(parts[:i])}")

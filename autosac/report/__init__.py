@@ -1,0 +1,1 @@
+"""What people read and look at: tables, texts and pictures."""

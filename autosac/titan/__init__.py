@@ -1,0 +1,1 @@
+"""What a TorchTitan job's settings say, without capturing it."""

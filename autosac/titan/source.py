@@ -1,0 +1,113 @@
+"""What the installed TorchTitan 0.2 says of its settings and models, read from its source without importing it.
+
+Importing TorchTitan takes seconds, for it imports PyTorch; the dataclasses of its settings and the tables of its models are
+plain literals that `ast` understands. What is written otherwise is not known here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Field(NamedTuple):
+    """A setting: its type as written (``"str | None"``) and its default (`UNKNOWN` if that is no literal)."""
+
+    type: str
+    default: Any
+
+
+UNKNOWN = object()
+Section = Mapping[str, "Field | Mapping[str, Field]"]
+
+
+@lru_cache(maxsize=4)
+def dataclasses_of(path: Path) -> dict[str, dict[str, Field]]:
+    """The dataclasses in a source file, by name: their fields. Empty if the file cannot be read."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    return {
+        node.name: {
+            item.target.id: Field(ast.unparse(item.annotation), _literal(item.value))
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        }
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def sections() -> dict[str, dict[str, Field]]:
+    """The settings of a job file by section, that of AutoSAC's plugin with them. Empty if TorchTitan is not as expected."""
+    root = _torchtitan()
+    classes = dict(dataclasses_of(root / "config" / "job_config.py")) if root is not None else {}
+    if "JobConfig" not in classes:
+        return {}
+    found = {name: classes[field.type] for name, field in classes["JobConfig"].items() if field.type in classes}
+    plugin = dataclasses_of(Path(__file__).resolve().parents[1] / "integrations" / "torchtitan" / "job_config.py")
+    if "AutoSAC" in plugin:
+        found["autosac"] = plugin["AutoSAC"]
+    return found
+
+
+def nested(type_name: str) -> dict[str, Field] | None:
+    """The fields of a dataclass among TorchTitan's settings; None if the type is none."""
+    root = _torchtitan()
+    return dataclasses_of(root / "config" / "job_config.py").get(type_name) if root is not None else None
+
+
+def model_facts(name: str, flavor: str) -> dict[str, int]:
+    """n_layers, n_heads and n_kv_heads of a model that comes with TorchTitan, as far as its source tells them."""
+    root = _torchtitan()
+    if root is None or not name.isidentifier():
+        return {}
+    folder = root / "models" / name
+    call = _flavor(folder / "__init__.py", flavor)
+    if call is None or not isinstance(call.func, ast.Name):
+        return {}
+    fields = dataclasses_of(folder / "model" / "args.py").get(call.func.id, {})
+    facts: dict[str, int] = {}
+    given = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+    for fact in ("n_layers", "n_heads", "n_kv_heads"):
+        value = given.get(fact, fields[fact].default if fact in fields else UNKNOWN)
+        if fact == "n_kv_heads" and value is None:
+            value = facts.get("n_heads", UNKNOWN)
+        if type(value) is int:
+            facts[fact] = value
+    return facts
+
+
+def _flavor(path: Path, flavor: str) -> ast.Call | None:
+    """The call that makes a flavor's arguments in the table of a model's package."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == flavor and isinstance(value, ast.Call):
+                    return value
+    return None
+
+
+def _torchtitan() -> Path | None:
+    specification = importlib.util.find_spec("torchtitan")
+    if specification is None or specification.origin is None:
+        return None
+    return Path(specification.origin).parent
+
+
+def _literal(node: ast.expr | None) -> Any:
+    if node is None:
+        return UNKNOWN
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return UNKNOWN

@@ -1,0 +1,171 @@
+"""Applying a plan to a PyTorch model: `apply` makes each planned module a checkpointed one.
+
+A checkpointed module (`Checkpointed`) runs its forward as it is. What autograd saves in it is exchanged for what the plan
+keeps and a tape of the operators, from which the rest is made again in the backward (`tape`, `recomputation`). In a module
+that is being compiled, PyTorch's own selective checkpointing takes the same decisions: the compiler understands only that,
+and turns the decisions into tags on its graph (`compiled_modes`).
+
+It composes with FSDP, tensor parallelism and `torch.compile` in TorchTitan's order: tensor parallelism, `apply`, compile,
+FSDP. Before anything is changed, the plan is compared with the model (`check`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.utils.checkpoint import checkpoint
+
+from autosac.errors import PlanError
+from autosac.integrations.operators.keys import quiet_hooks
+from autosac.integrations.operators.modules import find_module, is_compiled, parameters_of
+from autosac.integrations.recompute import compiled_parts
+from autosac.integrations.recompute.compiled_modes import context_fn
+from autosac.integrations.recompute.entries import RecomputationError
+from autosac.integrations.recompute.offload import Offloader
+from autosac.integrations.recompute.policy import PlanMismatchWarning, UnitPolicy
+from autosac.integrations.recompute.sharding import Gathering
+from autosac.integrations.recompute.tape import RecordingMode, Tape
+from autosac.integrations.recompute.units import Unit as UnitModule
+from autosac.integrations.recompute.units import become, is_transformed
+from autosac.plans import Plan, Settings, Unit
+
+__all__ = ["PlanMismatchWarning", "RecomputationError", "apply", "check"]
+
+# How many forwards of each unit on an accelerator have their recomputation compared with what was saved; on the CPU all have.
+AUDITED_FORWARDS = 2
+
+
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
+    """Make every unit of the plan inside `model` a checkpointed module; `model` is changed in place and returned.
+
+    Call it before `torch.compile` and before FSDP's `fully_shard`. PlanError, before anything is changed, if
+    the plan was made for another model; it names the first difference.
+    """
+    units = check(model, plan)
+    offloader = Offloader() if plan.offloads else None
+    for unit, module in units:
+        become(module, Checkpointed, _Checkpointing(unit, plan.settings, offloader))
+    return model
+
+
+class Checkpointed(UnitModule):
+    """A module under a plan."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result, of which less is saved for the backward."""
+        state: _Checkpointing = self._autosac
+        if torch.compiler.is_compiling():
+            return state.compiled(self.original_forward, *args, **kwargs)
+        if not torch.is_grad_enabled() or is_transformed():
+            return self.original_forward(*args, **kwargs)
+        if torch._guards.TracingContext.try_get() is not None:
+            return state.compiled(self.original_forward, *args, **kwargs)
+        return state.run(self, args, kwargs)
+
+
+class _Checkpointing:
+    """What a checkpointed module keeps beside itself. Copies of the module share it."""
+
+    def __init__(self, unit: Unit, settings: Settings, offloader: Offloader | None) -> None:
+        self._made_of = unit, settings
+        self.policy = UnitPolicy(unit)
+        self.compiled = partial(
+            checkpoint,
+            use_reentrant=False,
+            preserve_rng_state=True,  # without it a recomputed dropout would be another one
+            early_stop=settings.early_stop,
+            context_fn=context_fn(self.policy, offloads=offloader is not None),
+        )
+        self._offloader = offloader
+        self._forwards = 0
+
+    def __deepcopy__(self, memo: Any) -> _Checkpointing:
+        """Plans do not change."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickled by what it was made of."""
+        return _checkpointing, (*self._made_of, self._offloader is not None)
+
+    def run(self, module: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward with gradients, outside of compiled code."""
+        if not self._forwards:
+            quiet_hooks(module)
+            compiled_parts.prepare(module)
+        self._forwards += 1
+        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._is_audited(module))
+        tape.gathering = Gathering(module)
+        with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), RecordingMode(tape):
+            out = module.original_forward(*args, **kwargs)
+        tape.complete(out)
+        if self._offloader is not None:
+            self._offloader.forward_ended(tape)
+        return out
+
+    def _is_audited(self, module: nn.Module) -> bool:
+        if self._forwards <= AUDITED_FORWARDS:
+            return True
+        first = next(module.parameters(), None)
+        return first is None or first.device.type == "cpu"
+
+
+def _checkpointing(unit: Unit, settings: Settings, offloads: bool) -> _Checkpointing:
+    return _Checkpointing(unit, settings, Offloader() if offloads else None)
+
+
+def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
+    """The plan's units with their modules in `model`; PlanError names the first difference between plan and
+    model.
+
+    A plan for several pipeline stages may have units that this part of the model has not.
+    """
+    running = parameters_of(model)
+    partial = plan.made_for.pipeline_stages > 1
+    _compare(dict(running), dict(plan.made_for.parameters), "the model", partial=partial)
+    found = []
+    for unit in plan.units:
+        module = find_module(model, unit.fqn)
+        if module is None:
+            if partial:
+                continue
+            raise PlanError(f"the plan was made for another model: it checkpoints {unit.fqn}, which is not there")
+        _check_module(unit, module)
+        found.append((unit, module))
+    version = plan.made_for.torch_version
+    if version.split(".")[:2] != torch.__version__.split(".")[:2]:
+        warnings.warn(f"the plan was made with torch {version}; this is {torch.__version__}", stacklevel=3)
+    return found
+
+
+def _check_module(unit: Unit, module: nn.Module) -> None:
+    if any(isinstance(inner, ActivationWrapper | Checkpointed) for inner in module.modules()):
+        raise PlanError(f"{unit.fqn} has activation checkpointing already: apply the plan to a model without it")
+    if any(is_compiled(inner) for inner in module.modules()):
+        raise PlanError(f"{unit.fqn} is compiled already: apply the plan before torch.compile")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise PlanError(f"{unit.fqn} is a TorchScript module, whose operators cannot be seen: leave it out of the plan")
+    if type(module).forward is nn.Module.forward and "forward" not in vars(module):
+        raise PlanError(f"{unit.fqn} is a {type(module).__name__}, which is never called: choose modules inside it")
+    _compare(dict(parameters_of(module)), dict(unit.parameters), unit.fqn, partial=False)
+
+
+def _compare(
+    running: dict[str, tuple[int, ...]], planned: dict[str, tuple[int, ...]], where: str, *, partial: bool
+) -> None:
+    if not planned:
+        return
+    what = "the plan was made for another model"
+    for name, shape in running.items():
+        if name not in planned:
+            raise PlanError(f"{what}: {where} has a parameter {name}, the plan's has not")
+        if shape != planned[name]:
+            raise PlanError(f"{what}: {name} of {where} is {list(shape)}, the plan's is {list(planned[name])}")
+    if not partial:
+        for name in planned:
+            if name not in running:
+                raise PlanError(f"{what}: the plan's has a parameter {name}, {where} has not")

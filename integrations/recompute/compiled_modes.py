@@ -1,0 +1,106 @@
+"""A plan's decisions inside a module that is being compiled.
+
+The compiler understands only PyTorch's own selective checkpointing: its modes turn the decisions into tags on the compiler's
+graph, whose writes are written out of place. The backward's part of that graph begins with what the forward saved. A buffer
+that the module changes is then changed already, so whatever was computed from its earlier contents has to be saved (torch 2.13
+recomputes it from the new contents). Which operators those are is known when the graph is traced: AOTAutograd runs the module
+once before, to find out what it mutates, and this pass is watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from autosac.errors import PlanError
+from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
+from autosac.integrations.operators.keys import Keyer, is_random, op_name
+from autosac.integrations.recompute.policy import UnitPolicy
+
+
+def context_fn(policy: UnitPolicy, *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
+    """What `torch.utils.checkpoint.checkpoint` takes as its ``context_fn`` (a plain function: Dynamo takes nothing else).
+
+    It raises PlanError if the plan offloads, which compiled code does not do.
+    """
+    of_old_contents: set[int] = set()
+
+    def modes() -> tuple[Any, Any]:
+        if offloads:
+            raise PlanError(f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading")
+        passes = {again: _Pass(policy, of_old_contents) for again in (False, True)}
+        return create_selective_checkpoint_contexts(
+            lambda context, func, *args, **kwargs: passes[context.is_recompute].decide(func, args, kwargs, context.op_output)
+        )
+
+    return modes
+
+
+class _Pass:
+    """One run over the unit's operators."""
+
+    def __init__(self, policy: UnitPolicy, of_old_contents: set[int]) -> None:
+        self._policy = policy
+        self._of_old_contents = of_old_contents
+        self._keyer = Keyer()
+        self._number = 0
+        self._made: dict[int, torch.Tensor] = {}
+        self._readers: dict[int, list[int]] = {}
+
+    def decide(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> CheckpointPolicy:
+        """Save or recompute the result of this call. PlanError if it cannot be done rightly."""
+        self._number += 1
+        self._follow(func, args, kwargs, out)
+        occurrence = self._keyer.occurrence(func)
+        if occurrence < 0:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        if self._number in self._of_old_contents or is_random(func, args, kwargs) or is_foreign(func):
+            return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
+        rows = self._policy.decisions(func)
+        if occurrence >= len(rows):
+            self._policy.warn(
+                f"as compiled runs more calls of {op_name(func)} than the plan's {len(rows)}",
+                "recomputing this operator",
+            )
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if rows[occurrence].keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Note which operators read what the unit did not make, and whether this one changes some of that."""
+        for tensor in _tensors((args, kwargs)):
+            if (place := _place(tensor)) not in self._made:
+                self._readers.setdefault(place, []).append(self._number)
+        if not only_metadata(func):
+            for written in written_arguments(func):
+                for tensor in _tensors(argument(written, args, kwargs)):
+                    self._written(func, tensor)
+        for tensor in _tensors(out):
+            if (place := _place(tensor)) not in self._readers:
+                self._made[place] = tensor
+
+    def _written(self, func: Any, tensor: torch.Tensor) -> None:
+        place = _place(tensor)
+        if place in self._made:
+            return
+        if not isinstance(tensor, FunctionalTensor):
+            raise PlanError(
+                f"{self._policy.fqn} is compiled by a backend that runs PyTorch's checkpointing as it is, and changes a "
+                f"tensor that is not its own ({op_name(func)}): the recomputation would change it again; leave the module "
+                "out of the plan"
+            )
+        self._of_old_contents.update(self._readers.get(place, ()))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Identifies the memory of a tensor, views included."""
+    held = tensor.elem if isinstance(tensor, FunctionalTensor) else tensor
+    return held.untyped_storage()._cdata

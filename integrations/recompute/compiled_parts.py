@@ -1,0 +1,104 @@
+"""What the dispatcher does not see inside a unit that runs eagerly: compiled modules, and Triton kernels.
+
+A compiled module inside a unit (TorchTitan compiles the parts of a mixture-of-experts block one by one) is one entry on the
+tape. To make its saved tensors again it is called again, as PyTorch's checkpointing would: with the same arguments, autocast
+state and random numbers, and what it saves then stands for what it saved in the forward, by its position. A Triton kernel that
+is launched from Python is an entry, too: it may change every tensor that the unit made and that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosac.integrations.operators.effects import Launch
+from autosac.integrations.operators.keys import tensors_in
+from autosac.integrations.recompute.entries import Part
+from autosac.integrations.recompute.generators import states_before
+from autosac.integrations.recompute.tape import present
+
+_DEVICES = ("cpu", "cuda")
+
+
+def prepare(module: nn.Module) -> None:
+    """Let the tape see what is compiled inside `module`, and Triton's launches."""
+    for inner in module.modules():
+        if "_orig_mod" in inner._modules:
+            own = vars(inner)
+            if "forward" in own and not hasattr(own["forward"], "_autosac_part"):
+                own["forward"] = _seen(own["forward"])
+        elif inner._compiled_call_impl is not None and not hasattr(inner._compiled_call_impl, "_autosac_part"):
+            inner._compiled_call_impl = _seen(inner._compiled_call_impl)
+    _see_launches()
+
+
+def _seen(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tape = present.tape
+        if tape is None or tape.is_busy or tape.part is not None or torch.compiler.is_compiling():
+            return call(*args, **kwargs)
+        part = Part(call, _autocast(), [t.requires_grad for t in tensors_in((args, kwargs))])
+        entry = tape.begin(part, args, kwargs, ("compiled", -1))
+        entry.random = states_before(args, kwargs)
+        tape.part = part
+        try:
+            out = call(*args, **kwargs)
+        finally:
+            tape.part = None
+        tape.end(entry, out, None)
+        return out
+
+    run._autosac_part = True  # type: ignore[attr-defined]
+    return run
+
+
+def _autocast() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What sets autocast as it is now."""
+    states = [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
+        for device in _DEVICES
+    ]
+
+    @contextlib.contextmanager
+    def restored() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for device, enabled, dtype, cached in states:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cached))
+            yield
+
+    return restored
+
+
+def _see_launches() -> None:
+    """Triton's launches become entries of the tape that is being written. Once in a process."""
+    if "triton" not in sys.modules and importlib.util.find_spec("triton") is None:
+        return
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        return
+    original = JITFunction.run
+    if hasattr(original, "_autosac_part"):
+        return
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tape = present.tape
+        if tape is None or tape.is_busy or tape.part is not None or kwargs.get("warmup"):
+            return original(self, *args, **kwargs)
+        launch = Launch(functools.partial(original, self), getattr(self, "__name__", "kernel"))
+        entry = tape.begin(launch, args, kwargs, (f"triton.{launch.name}", -1))
+        out = original(self, *args, **kwargs)
+        tape.end(entry, None, None)
+        return out
+
+    run._autosac_part = True  # type: ignore[attr-defined]
+    JITFunction.run = run

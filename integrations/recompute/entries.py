@@ -1,0 +1,130 @@
+"""What stands on a tape, and what stands in place of saved tensors; who observes recomputations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from autosac.errors import AutosacError
+from autosac.integrations.recompute import witness
+from autosac.integrations.recompute.generators import GeneratorStates
+from autosac.integrations.recompute.memories import View, Wrapped, counter_of, version_of
+
+if TYPE_CHECKING:
+    from autosac.integrations.recompute.tape import Tape
+
+
+class RecomputationError(AutosacError, RuntimeError):
+    """What a unit's backward needs cannot be computed again as it was. No gradient was made from it."""
+
+
+class Entry:
+    """One operator on the tape. `reads`: the contents that it needs; `outputs`: the memory of each plain tensor in its result.
+
+    `key` is (operator, occurrence) for reports, `place` whatever an observer wants to have back with the recomputation.
+    """
+
+    __slots__ = (
+        "args", "changed", "dtype", "func", "is_forced", "key", "kwargs", "outputs", "place", "random", "reads", "writes",
+    )  # fmt: skip
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, reads: list[View], key: tuple[str, int]) -> None:
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.reads = reads
+        self.changed: list[tuple[int, torch.Tensor]] = []  # while it runs: the memories that it changes
+        self.writes: tuple[int, ...] = ()
+        self.outputs: tuple[int, ...] = ()
+        self.random: GeneratorStates | None = None
+        self.key = key
+        self.place: Any = None
+        self.is_forced = False
+        self.dtype = torch.get_default_dtype()  # what factories make, and numbers become, without a dtype
+
+
+class Part:
+    """A compiled module as an entry's function: how autocast was, and which of its arguments needed gradients."""
+
+    def __init__(self, call: Any, autocast: Any, needs_gradient: list[bool]) -> None:
+        self.call = call
+        self.autocast = autocast
+        self.needs_gradient = needs_gradient
+        self.packed = 0
+
+
+class SavedInPart(NamedTuple):
+    """A tensor that a compiled module saved: the position of its entry on the tape, and of the tensor among those it saves."""
+
+    entry: int
+    number: int
+
+
+class Held:
+    """A saved tensor that is held as it is. `counter` is a tensor that counts the changes of what was saved."""
+
+    __slots__ = ("counter", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, counter: torch.Tensor | None = None, version: int | None = None) -> None:
+        self.tensor = tensor
+        self.counter = tensor if counter is None else counter
+        self.version = version_of(tensor) if counter is None else version
+
+    def unpack(self, fqn: str) -> torch.Tensor:
+        """The tensor. RuntimeError, as autograd's, if it was changed in place since."""
+        now = version_of(self.counter)
+        if now != self.version:
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{self.tensor.dtype} {list(self.tensor.shape)}, saved in the module {fqn}, is at version {now}; "
+                f"expected version {self.version} instead"
+            )
+        return self.tensor
+
+
+class Holder:
+    """A saved tensor that was let go: which one it was, and, for a moment in the backward, the recomputed one.
+
+    `counter` counts its changes in place without holding its memory: others that share the memory may count by themselves.
+    """
+
+    __slots__ = ("__weakref__", "counter", "held", "tape", "value", "version", "view", "witness")
+
+    def __init__(self, tape: Tape, view: Any, tensor: torch.Tensor) -> None:
+        self.tape = tape
+        self.view = view
+        self.version = version_of(tensor)
+        self.witness = witness.of(tensor) if tape.audited else None
+        self.counter = counter_of(tensor)
+        self.value: torch.Tensor | None = None
+        self.held: Held | None = None
+
+
+class Observer:
+    """What a capture wants to know of recomputations. This one wants nothing."""
+
+    def place(self) -> Any:
+        """Where the operator that just ran belongs; `operator` gets it back."""
+        return None
+
+    def begin(self, fqn: str, forward: int) -> None:
+        """The recomputation of a unit begins, of its forward of this number."""
+
+    def operator(self, place: Any, key: tuple[str, int]) -> None:
+        """The operator with this key is about to run again."""
+
+    def ran(self) -> None:
+        """All operators have run again; what is left are views of their results."""
+
+    def end(self) -> None:
+        """The recomputation has ended."""
+
+
+def views_of(view: Any) -> list[View]:
+    """The plain tensors that a saved tensor is made of."""
+    if isinstance(view, View):
+        return [view]
+    if not isinstance(view, Wrapped):
+        return []
+    return [plain for inner in view.inner for plain in views_of(inner)]

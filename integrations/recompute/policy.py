@@ -1,0 +1,70 @@
+"""A unit's decisions, made ready for looking up while the unit runs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from autosac.integrations.operators.keys import fingerprint, op_name
+from autosac.plans import ANY_SIZE, Decision, Fingerprint, Unit
+
+
+class PlanMismatchWarning(UserWarning):
+    """A checkpointed module does not do what its plan says: what the plan does not know is recomputed, which costs time."""
+
+
+class UnitPolicy:
+    """A unit's decisions, shared by all executions of the module."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.fqn = unit.fqn
+        self.size = len(unit.decisions)
+        self.keeps = any(decision.keep for decision in unit.decisions)
+        self._by_name: dict[str, list[Decision]] = {}
+        for decision in unit.decisions:
+            self._by_name.setdefault(decision.op, []).append(decision)
+        self._by_func: dict[Any, list[Decision]] = {}
+        self._warned = False
+
+    def decisions(self, func: Any) -> list[Decision]:
+        """The decisions about this operator, by occurrence."""
+        rows = self._by_func.get(func)
+        if rows is None:
+            rows = self._by_func[func] = self._by_name.get(op_name(func), [])
+        return rows
+
+    def decision(self, func: Any, occurrence: int, out: Any) -> Decision | None:
+        """The decision about this call; None, with a warning, if the plan knows of none or its result is another one."""
+        rows = self.decisions(func)
+        if occurrence >= len(rows):
+            self.warn(f"runs more calls of {op_name(func)} than the plan's {len(rows)}")
+            return None
+        planned, found = rows[occurrence].outputs, fingerprint(out)
+        if found != planned and not _alike(found, planned):
+            self.warn(f"{op_name(func)} (call {occurrence}) returns {_words(found)}; the plan has {_words(planned)}")
+            return None
+        return rows[occurrence]
+
+    def warn(self, reason: str, consequence: str = "recomputing what the plan does not know") -> None:
+        """Say once that the module does not follow its plan, and what is done about it."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"module {self.fqn} {reason}: {consequence} (gradients stay right; said once)",
+                PlanMismatchWarning,
+                stacklevel=2,
+            )
+
+
+def _alike(found: Fingerprint, planned: Fingerprint) -> bool:
+    """Whether they agree wherever the plan does not leave a size open."""
+    return len(found) == len(planned) and all(
+        dtype == planned_dtype
+        and len(shape) == len(planned_shape)
+        and all(size == wanted or wanted == ANY_SIZE for size, wanted in zip(shape, planned_shape, strict=True))
+        for (shape, dtype), (planned_shape, planned_dtype) in zip(found, planned, strict=True)
+    )
+
+
+def _words(outputs: Fingerprint) -> str:
+    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in outputs) or "no tensor"

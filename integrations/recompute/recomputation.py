@@ -1,0 +1,293 @@
+"""Making a unit's saved tensors again from its tape.
+
+`recompute` finds the operators that lead to the tensors that can still be asked for (`_Need`), beginning from what is kept and
+what was there before, runs these and no others in the order of the forward, and lets go of each result with its last use.
+They run without gradients, autocast and the hooks of tensor subclasses: what these did in the forward is on the tape already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from autosac.integrations.operators.keys import tensors_in
+from autosac.integrations.recompute import flags, witness
+from autosac.integrations.recompute.entries import Entry, Holder, Part, RecomputationError, SavedInPart, views_of
+from autosac.integrations.recompute.memories import (
+    Memory,
+    View,
+    Wrapped,
+    alias,
+    has_storage,
+    looked_at,
+    plain_tensors,
+    version_of,
+    whole_copy,
+)
+from autosac.integrations.recompute.offload import Parcel
+from autosac.integrations.recompute.sharding import is_empty
+from autosac.integrations.recompute.tape import Tape, observer
+
+# Memory from outside that a unit changes is copied for the recomputation up to this size; a larger one may not change later.
+COPIED_BYTES = 2**24
+
+
+def prune(tape: Tape) -> None:
+    """After the forward: let go of what is kept and of copies that no recomputation will need."""
+    holders = tape.holders()
+    need = _Need(tape, holders, use_kept=True)
+    without = _Need(tape, holders, use_kept=False)
+    for number, memory in enumerate(tape.memories):
+        if memory.kept is not None and number not in need.kept:
+            memory.kept = None
+        if memory.external is None:
+            continue
+        asked = {epoch for at, epoch in without.contents if at == number}
+        if memory.is_written and memory.epoch in asked and memory.external.nbytes <= COPIED_BYTES:
+            with torch.no_grad():
+                memory.snapshots.setdefault(memory.epoch, whole_copy(alias(memory.external)))
+        elif memory.is_written:
+            memory.version = version_of(memory.external)
+        memory.snapshots = {epoch: copy for epoch, copy in memory.snapshots.items() if epoch in asked}
+        if memory.epoch not in asked or memory.epoch in memory.snapshots:
+            memory.external = None
+
+
+def recompute(tape: Tape) -> None:
+    """Give every holder its tensor. RecomputationError if that cannot be done as it was."""
+    _Recomputation(tape).run()
+
+
+class _Need:
+    """Which operators have to run again for these holders, and which memories are read for that.
+
+    Contents are asked for backwards from the holders: one that is kept, or was there before, is there; another one needs the
+    operator that wrote it, and all that this operator read.
+    """
+
+    def __init__(self, tape: Tape, holders: Iterable[Holder], *, use_kept: bool) -> None:
+        self._tape = tape
+        self._use_kept = use_kept
+        self.contents: set[tuple[int, int]] = set()
+        self.kept: set[int] = set()
+        waiting = [view for holder in holders for view in views_of(holder.view)]
+        self.entries: set[int] = {holder.view.entry for holder in holders if isinstance(holder.view, SavedInPart)}
+        waiting += [view for position in self.entries for view in tape.entries[position].reads]
+        seen: set[tuple[int, int, int]] = set()
+        while waiting:
+            view = waiting.pop()
+            content = (view.memory, view.epoch, view.wait)
+            if content in seen:
+                continue
+            seen.add(content)
+            for position in self._makers(view):
+                if position not in self.entries:
+                    self.entries.add(position)
+                    waiting += tape.entries[position].reads
+
+    def _makers(self, view: View) -> list[int]:
+        """The operators that a content needs: none if it is there."""
+        memory = self._tape.memories[view.memory]
+        if (self._use_kept or memory.is_forced) and is_kept(memory, view.epoch):
+            self.kept.add(view.memory)
+            return []
+        self.contents.add((view.memory, view.epoch))
+        if memory.writers[0] < 0:
+            return []  # it was there before, or has been copied
+        return [position for position in (memory.writers[view.epoch], view.wait) if position >= 0]
+
+
+def is_kept(memory: Memory, epoch: int) -> bool:
+    """Whether this content is kept, and is still what was kept."""
+    if memory.kept is None or memory.kept_epoch != epoch:
+        return False
+    if isinstance(memory.kept, Parcel):
+        return not memory.kept.is_changed()
+    return memory.kept_version is None or version_of(memory.kept) == memory.kept_version
+
+
+class _Recomputation:
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._holders = [holder for holder in tape.holders() if holder.value is None]
+        if tape.offloader is not None:
+            tape.offloader.backward_begins(tape)
+        need = _Need(tape, self._holders, use_kept=True)
+        self._order = sorted(need.entries)
+        # What is kept, and what is made again, by memory.
+        self._kept: dict[int, Any] = {number: tape.memories[number].kept for number in need.kept}
+        self._made: dict[int, torch.Tensor] = {}
+        self._saved: dict[SavedInPart, torch.Tensor] = {}
+        self._last = self._last_uses()
+
+    def _last_uses(self) -> dict[int, int]:
+        """For every memory that no holder waits for, the last operator that reads it."""
+        last: dict[int, int] = {}
+        for position in self._order:
+            entry = self._tape.entries[position]
+            for view in entry.reads:
+                last[view.memory] = position
+            for number in entry.outputs:
+                last[number] = position
+        for holder in self._holders:
+            for view in views_of(holder.view):
+                last.pop(view.memory, None)
+        return last
+
+    def run(self) -> None:
+        tape = self._tape
+        for number in self._kept:
+            if not tape.memories[number].is_forced:
+                tape.memories[number].kept = None
+        busy, tape.is_busy = tape.is_busy, True
+        observer[0].begin(tape.fqn, tape.forward)
+        try:
+            with flags.restored(tape.flags), _bare():
+                for position in self._order:
+                    self._run(position, tape.entries[position])
+                observer[0].ran()
+                for holder in self._holders:
+                    if isinstance(holder.view, SavedInPart):
+                        holder.value = self._saved[holder.view]
+                    else:
+                        holder.value = self._tensor(holder.view)
+        finally:
+            observer[0].end()
+            tape.is_busy = busy
+        for holder in self._holders:
+            assert holder.value is not None
+            if witness.differs(holder.value, holder.witness):
+                raise RecomputationError(
+                    f"the module {tape.fqn} does not give the same values when it is recomputed ({holder.value.dtype} "
+                    f"{list(holder.value.shape)}, made by {self._maker(holder)}): something in it has a hidden state, or "
+                    "writes to tensors unseen by PyTorch; leave the module out of the plan"
+                )
+
+    def _maker(self, holder: Holder) -> str:
+        if isinstance(holder.view, SavedInPart):
+            return "a compiled part"
+        names = []
+        for view in views_of(holder.view):
+            writer = self._tape.memories[view.memory].writers[view.epoch]
+            names.append(self._tape.entries[writer].key[0] if writer >= 0 else "nobody")
+        return ", ".join(names)
+
+    def _run(self, position: int, entry: Entry) -> None:
+        if entry.is_forced:
+            raise RecomputationError(
+                f"the module {self._tape.fqn} changes in place what the custom operator {entry.key[0]} returned, which "
+                "cannot run again: leave the module out of the plan"
+            )
+        observer[0].operator(entry.place, entry.key)
+        args, kwargs = self._resolved(entry.args, entry.writes), self._resolved(entry.kwargs, entry.writes)
+        if torch.get_default_dtype() is not entry.dtype:  # `flags.restored` sets it back
+            torch.set_default_dtype(entry.dtype)
+        with entry.random.restored() if entry.random is not None else contextlib.nullcontext():
+            if isinstance(entry.func, Part):
+                out = self._run_part(position, entry.func, args, kwargs)
+            else:
+                out = entry.func(*args, **kwargs)
+        del args, kwargs
+        plain = [t for tensor in tensors_in(out) for t in plain_tensors(tensor)]
+        if len(plain) != len(entry.outputs):
+            raise RecomputationError(
+                f"{entry.key[0]} of the module {self._tape.fqn} returns {len(plain)} tensors when it is recomputed and "
+                f"returned {len(entry.outputs)} in the forward: leave the module out of the plan"
+            )
+        for number, tensor in zip(entry.outputs, plain, strict=True):
+            if number >= 0 and number not in self._made and has_storage(tensor):
+                self._made[number] = tensor
+        del out, plain
+        for number in sorted({view.memory for view in entry.reads}.union(entry.outputs)):
+            if self._last.get(number) == position:
+                self._made.pop(number, None)
+                self._kept.pop(number, None)
+
+    def _run_part(self, position: int, part: Part, args: Any, kwargs: Any) -> Any:
+        """Call a compiled module again, and take what it saves."""
+        flags = iter(part.needs_gradient)
+        args, kwargs = _tree_map(lambda t: t.detach().requires_grad_(next(flags)), (args, kwargs))
+        saved: list[torch.Tensor] = []
+
+        def pack(tensor: torch.Tensor) -> int:
+            saved.append(tensor)
+            return len(saved) - 1
+
+        with torch.enable_grad(), part.autocast(), torch.autograd.graph.saved_tensors_hooks(pack, saved.__getitem__):
+            out = part.call(*args, **kwargs)
+        if len(saved) != part.packed:
+            raise RecomputationError(
+                f"a compiled part of the module {self._tape.fqn} saves {len(saved)} tensors when it runs again and saved "
+                f"{part.packed} in the forward: leave the module out of the plan"
+            )
+        self._saved.update((SavedInPart(position, n), tensor) for n, tensor in enumerate(saved))
+        return _tree_map(torch.Tensor.detach, out)
+
+    def _resolved(self, value: Any, writes: Collection[int]) -> Any:
+        kind = type(value)
+        if kind is View or kind is Wrapped:
+            return self._tensor(value, writes)
+        if kind is tuple or kind is list:
+            return kind([self._resolved(item, writes) for item in value])
+        if kind is dict:
+            return {key: self._resolved(item, writes) for key, item in value.items()}
+        return value
+
+    def _tensor(self, view: Any, writes: Collection[int] = ()) -> torch.Tensor:
+        if type(view) is View:
+            return looked_at(self._base(view, view.memory in writes), view)
+        if type(view) is Wrapped:
+            made: torch.Tensor = view.around([self._tensor(inner, writes) for inner in view.inner])
+            return made
+        whole: torch.Tensor = view  # what has no storage stands for itself
+        return whole
+
+    def _base(self, view: View, is_written: bool) -> torch.Tensor:
+        """A tensor on the memory that a view looks at, with the view's content; a copy if what is from outside is written."""
+        number = view.memory
+        memory = self._tape.memories[number]
+        if number in self._kept and memory.kept_epoch == view.epoch:
+            kept = self._kept[number]
+            if isinstance(kept, Parcel):
+                kept = self._kept[number] = kept.tensor()
+            tensor: torch.Tensor = kept
+            return tensor
+        if number in self._made:
+            return self._made[number]
+        if view.epoch in memory.snapshots:
+            copy = memory.snapshots[view.epoch]
+            return copy.clone() if is_written else copy
+        assert memory.external is not None
+        if version_of(memory.external) != memory.version:
+            raise RecomputationError(
+                f"the module {self._tape.fqn} cannot be recomputed: a tensor that it reads ({memory.external.dtype} "
+                f"{list(memory.external.shape)}) was changed in place after its forward; leave the module out of the plan, or "
+                "do not change the tensor before the backward"
+            )
+        if is_empty(memory.external) and not self._tape.gather(memory.external):
+            raise RecomputationError(
+                f"the module {self._tape.fqn} cannot be recomputed: a parameter ({memory.external.dtype} "
+                f"{list(memory.external.shape)}) has been let go by what shards it; leave the module out of the plan"
+            )
+        return memory.external
+
+
+def _tree_map(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """The tree with its tensors exchanged, in order."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)([_tree_map(function, item) for item in tree])
+    if type(tree) is dict:
+        return {key: _tree_map(function, item) for key, item in tree.items()}
+    return tree
+
+
+@contextlib.contextmanager
+def _bare() -> Iterator[None]:
+    """Operators run as they are on the tape."""
+    with torch.no_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunctionSubclass():
+        yield

@@ -1,0 +1,462 @@
+"""What one forward of a unit leaves for its backward: a tape of operators, and holders in place of saved tensors.
+
+While the unit's forward runs, a dispatch mode (`RecordingMode`) notes every operator that computes something, with its
+arguments by the memory that they look at (`memories`), and autograd's saved tensors are given to the tape (`Tape.pack`):
+
+- what the unit did not make (`external`), what it returns, what is changed after it was saved, and what the tape cannot make
+  again is held as it is, as autograd itself would, with autograd's own check that nobody changes it (`Held`);
+- everything else is let go, and a `Holder` remembers which content it was. When the backward asks for the first of them,
+  `recomputation` runs the operators that lead to them again, from what the plan keeps and from what was there before.
+
+So no Python code of the module runs a second time: nothing that it reads from outside (attributes, flags, random numbers of
+Python, other tensors under the same name) can differ, and nothing that it changes outside is changed twice.
+
+- Memory from outside that the unit changes is copied before the change, if something was computed from it; the recomputation
+  works on the copy and changes nothing outside.
+- Random operators note the state of their generator.
+- What is kept serves only as long as it is the content that was kept: a later change in place, inside the unit or after it,
+  makes the tape run the operator again in place of returning a wrong value.
+- The results of operators of other libraries are always kept: nothing is known of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from autosac.integrations.operators.effects import Launch, is_foreign, is_wait, only_metadata, written_by
+from autosac.integrations.operators.keys import (
+    CountingMode,
+    Keyer,
+    is_collective,
+    is_random,
+    is_view,
+    op_name,
+    quiet,
+    tensors_in,
+)
+from autosac.integrations.recompute import flags
+from autosac.integrations.recompute.entries import (
+    Entry,
+    Held,
+    Holder,
+    Observer,
+    Part,
+    RecomputationError,
+    SavedInPart,
+    views_of,
+)
+from autosac.integrations.recompute.generators import states_before
+from autosac.integrations.recompute.memories import (
+    Memory,
+    View,
+    Wrapped,
+    alias,
+    has_storage,
+    looked_at,
+    own,
+    plain_tensors,
+    version_of,
+    whole_copy,
+)
+from autosac.integrations.recompute.offload import Offloader
+from autosac.integrations.recompute.policy import UnitPolicy
+from autosac.integrations.recompute.sharding import Gathering
+from autosac.plans import ANY_SIZE, Decision
+
+_SKIPPED_NAMESPACES = frozenset({"prim", "profiler"})
+
+
+class _Present(threading.local):
+    """The tape that this thread is writing at present, and who observes."""
+
+    tape: Tape | None = None
+
+
+present = _Present()
+observer = [Observer()]
+
+
+class Tape:
+    """See the module's docstring. One for each forward of a unit."""
+
+    def __init__(self, policy: UnitPolicy, offloader: Offloader | None, *, forward: int, audited: bool) -> None:
+        self.policy = policy
+        self.fqn = policy.fqn
+        self.forward = forward
+        self.entries: list[Entry] = []
+        self.memories: list[Memory] = []
+        self.audited = audited
+        self.is_busy = False  # recomputing in the middle of its own forward
+        self.part: Part | None = None  # the compiled module that is running
+        self.offloader = offloader
+        self.offloaded: list[Memory] = []
+        self.flags = flags.present()
+        self.gathering: Gathering | None = None
+        self.previous: weakref.ref[Any] | None = None
+        self.lock = threading.RLock()
+        self._numbers: dict[int, int] = {}
+        self._holders: list[weakref.ref[Holder]] = []
+
+    # ---- autograd's saved tensors -------------------------------------------------------------------------------------
+
+    def pack(self, tensor: torch.Tensor) -> Held | Holder:
+        """In place of a saved tensor."""
+        view = self._internal(tensor)
+        if self.part is not None:
+            number, self.part.packed = self.part.packed, self.part.packed + 1
+            if view is None and self._is_new(tensor):
+                view = SavedInPart(len(self.entries), number)
+        if view is None:
+            return Held(tensor)
+        holder = Holder(self, view, tensor)
+        reference = weakref.ref(holder)
+        self._holders.append(reference)
+        for plain in views_of(view):
+            self.memories[plain.memory].holders.append(reference)
+        return holder
+
+    def unpack(self, packed: Held | Holder) -> torch.Tensor:
+        """The saved tensor, for the backward."""
+        if isinstance(packed, Held):
+            return packed.unpack(self.fqn)
+        if packed.held is not None:
+            return packed.held.unpack(self.fqn)
+        with self.lock:
+            if packed.value is None:
+                from autosac.integrations.recompute.recomputation import recompute
+
+                recompute(self)
+            value, packed.value = packed.value, None
+        assert value is not None
+        return value
+
+    def holders(self) -> list[Holder]:
+        """Those whose tensors the backward can still ask for, in the order in which they were saved."""
+        alive = [holder for reference in self._holders if (holder := reference()) is not None]
+        return [holder for holder in alive if holder.held is None]
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        """Whether the compiled module that is running made the tensor."""
+        plain = plain_tensors(tensor)
+        return all(has_storage(t) and t.untyped_storage()._cdata not in self._numbers for t in plain) and not isinstance(
+            tensor, torch.nn.Parameter
+        )
+
+    def _internal(self, tensor: torch.Tensor) -> Any:
+        """The view for a saved tensor that can be made again; None if it has to be held."""
+        if type(tensor) is torch.Tensor or not is_traceable_wrapper_subclass(tensor):
+            if not has_storage(tensor):
+                return None
+            number = self._numbers.get(tensor.untyped_storage()._cdata)
+            if number is None or self.memories[number].external is not None:
+                return None
+            return self._view(tensor, number)
+        names, context = tensor.__tensor_flatten__()
+        parts = [getattr(tensor, name) for name in names]
+        inner = [self._internal(part) if isinstance(part, torch.Tensor) else part for part in parts]
+        if any(view is None for view in inner):
+            return None
+        return Wrapped(type(tensor), tuple(names), context, tuple(inner), tensor.size(), tensor.stride())
+
+    # ---- the forward --------------------------------------------------------------------------------------------------
+
+    def begin(self, func: Any, args: Any, kwargs: Any, key: tuple[str, int]) -> Entry:
+        """An operator is about to run: note what it needs, and save what it changes."""
+        reads: list[View] = []
+        entry = Entry(func, self._described(args, reads), self._described(kwargs, reads), reads, key)
+        if isinstance(func, Launch):
+            written = [t for t in tensors_in((args, kwargs)) if has_storage(t)]
+            written = [t for t in written if self.memories[self._number(t)].external is None]
+        else:
+            written = [t for value in written_by(func, args, kwargs) for t in tensors_in(value)]
+        changed = [] if not written else self._changed(written)
+        entry.changed = changed
+        if not written or not _only_changes(func):
+            for view in reads:
+                self.memories[view.memory].read_epoch = view.epoch
+        else:  # what is changed is read only to be changed
+            for view in reads:
+                if all(view.memory != number for number, _ in changed):
+                    self.memories[view.memory].read_epoch = view.epoch
+        if changed:
+            entry.writes = self._before_write(changed)
+        if is_foreign(func) and tensors_in((args, kwargs)):
+            entry.is_forced = True
+        elif is_random(func, args, kwargs):
+            entry.random = states_before(args, kwargs)
+        return entry
+
+    def end(self, entry: Entry, out: Any, decision: Decision | None) -> None:
+        """It has run: note what it made, and keep it if that is decided."""
+        position = len(self.entries)
+        keeps = entry.is_forced or (decision is not None and decision.keep)
+        for number in entry.writes:
+            memory = self.memories[number]
+            memory.epoch += 1
+            memory.writers.append(position)
+            if memory.kept is not None and not keeps:
+                memory.kept = None
+        plain = [t for tensor in tensors_in(out) for t in plain_tensors(tensor)]
+        numbers: list[int] = []
+        made: list[tuple[Memory, torch.Tensor]] = []
+        for tensor in plain:
+            number = -1
+            if has_storage(tensor):
+                storage = tensor.untyped_storage()
+                found = self._numbers.get(storage._cdata)
+                if found is None:
+                    number = self._add(storage, position, None)
+                    made.append((self.memories[number], tensor))
+                else:
+                    number = found
+            numbers.append(number)
+        made += [(self.memories[number], tensor) for number, tensor in entry.changed]
+        entry.changed = []
+        if not numbers and not entry.writes:
+            return  # a question about a tensor (its value, whether it equals another one)
+        entry.outputs = tuple(numbers)
+        entry.place = observer[0].place()
+        self.entries.append(entry)
+        if is_wait(entry.func):
+            for number in numbers:
+                if number >= 0:
+                    self.memories[number].wait = position
+        if keeps:
+            self._keep(entry, made, decision)
+
+    def _keep(self, entry: Entry, made: list[tuple[Memory, torch.Tensor]], decision: Decision | None) -> None:
+        for memory, tensor in made:
+            if memory.external is not None:
+                continue
+            if memory.kept is None:
+                memory.kept = alias(tensor)
+            memory.kept_epoch = memory.epoch
+            memory.is_forced = entry.is_forced
+            if decision is not None and decision.offload and _may_leave(entry.func, decision):
+                self.offloaded.append(memory)
+
+    def _changed(self, written: list[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+        """The memories that an operator is about to change, each with a tensor that looks at it."""
+        found: dict[int, torch.Tensor] = {}
+        for tensor in written:
+            for plain in plain_tensors(tensor):
+                if has_storage(plain):
+                    found.setdefault(self._number(plain), plain)
+        return list(found.items())
+
+    def _before_write(self, changed: list[tuple[int, torch.Tensor]]) -> tuple[int, ...]:
+        """Save what is about to be lost: saved tensors, and contents from outside that something was computed from."""
+        for number, tensor in changed:
+            memory = self.memories[number]
+            if memory.holders:
+                self._hold(memory, tensor)
+            if memory.external is not None and memory.read_epoch == memory.epoch:
+                with torch.no_grad():
+                    memory.snapshots[memory.epoch] = whole_copy(alias(tensor))
+        return tuple(number for number, _ in changed)
+
+    def _hold(self, memory: Memory, tensor: torch.Tensor) -> None:
+        """What was saved of this memory, which `tensor` looks at, is held as it is from now on."""
+        holders, memory.holders = memory.holders, []
+        for reference in holders:
+            holder = reference()
+            if holder is None or holder.held is not None:
+                continue
+            with torch.no_grad():
+                if isinstance(holder.view, View):
+                    holder.held = Held(looked_at(alias(tensor), holder.view), holder.counter, holder.version)
+                elif len(views_of(holder.view)) == 1:
+                    inner = [looked_at(alias(tensor), v) if isinstance(v, View) else v for v in holder.view.inner]
+                    holder.held = Held(holder.view.around(inner))
+                else:
+                    raise RecomputationError(
+                        f"the module {self.fqn} changes a {holder.view.kind.__name__} that it has saved for its backward: "
+                        "leave the module out of the plan"
+                    )
+
+    def complete(self, out: Any) -> None:
+        """The forward has ended and returns `out`."""
+        for tensor in _all_tensors(out):
+            for plain in plain_tensors(tensor):
+                if has_storage(plain) and (number := self._numbers.get(plain.untyped_storage()._cdata)) is not None:
+                    memory = self.memories[number]
+                    if memory.holders and plain is tensor:
+                        self._hold(memory, plain)
+        self._numbers = {}
+        for memory in self.memories:
+            memory.holders = []
+            if memory.kept is not None:
+                if memory.kept_epoch == memory.epoch:
+                    memory.kept_version = version_of(memory.kept)
+                else:
+                    memory.kept = None
+        if not self.holders():  # nothing can be asked for
+            self.entries, self.memories, self.offloaded = [], [], []
+            return
+        from autosac.integrations.recompute.recomputation import prune
+
+        prune(self)
+
+    # ---- memories -----------------------------------------------------------------------------------------------------
+
+    def _add(self, storage: torch.UntypedStorage, creator: int, external: torch.Tensor | None) -> int:
+        number = self._numbers[storage._cdata] = len(self.memories)
+        self.memories.append(Memory(storage, creator, external))
+        return number
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        """The memory that a plain tensor looks at; one that was not met before is external."""
+        storage = tensor.untyped_storage()
+        number = self._numbers.get(storage._cdata)
+        if number is None:
+            number = self._add(storage, -1, own(tensor))
+            self.memories[number].version = version_of(tensor)
+        return number
+
+    def _view(self, tensor: torch.Tensor, number: int) -> View:
+        memory = self.memories[number]
+        return View(
+            number, memory.epoch, memory.wait, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset(),
+            tensor.is_conj(), tensor.is_neg(),
+        )  # fmt: skip
+
+    def _described(self, value: Any, reads: list[View]) -> Any:
+        """Arguments with views in place of tensors; what is read is added to `reads`."""
+        if isinstance(value, torch.Tensor):
+            return self._describe(value, reads)
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind([self._described(item, reads) for item in value])
+        if kind is dict:
+            return {key: self._described(item, reads) for key, item in value.items()}
+        return value
+
+    def _describe(self, tensor: torch.Tensor, reads: list[View]) -> Any:
+        if type(tensor) is torch.Tensor or not is_traceable_wrapper_subclass(tensor):
+            if not has_storage(tensor):
+                return own(tensor)
+            number = self._number(tensor)
+            view = self._view(tensor, number)
+            reads.append(view)
+            memory = self.memories[number]
+            if memory.external is not None and not memory.is_written:
+                version = version_of(memory.external)
+                if version != memory.version:
+                    raise RecomputationError(
+                        f"the module {self.fqn} reads a tensor ({tensor.dtype} {list(tensor.shape)}) before and after it is "
+                        "changed out of sight of the module's operators: leave the module out of the plan"
+                    )
+            return view
+        names, context = tensor.__tensor_flatten__()
+        parts = [getattr(tensor, name) for name in names]
+        inner = tuple(self._describe(part, reads) if isinstance(part, torch.Tensor) else part for part in parts)
+        return Wrapped(type(tensor), tuple(names), context, inner, tensor.size(), tensor.stride())
+
+    def gather(self, parameter: torch.Tensor) -> bool:
+        """Fill a parameter that FSDP has let go of; False if that cannot be done."""
+        return self.gathering is not None and self.gathering.gather(parameter)
+
+    # ---- offloading (`offload.Execution`) --------------------------------------------------------
+
+    def offload(self) -> None:
+        """Begin to copy to the host what the plan offloads."""
+        assert self.offloader is not None
+        for memory in self.offloaded:
+            if memory.kept is not None:
+                memory.kept = self.offloader.send(memory.kept)
+
+    def parcels(self) -> Any:
+        """What is offloaded and has not been given yet."""
+        from autosac.integrations.recompute.offload import Parcel
+
+        return [memory.kept for memory in self.offloaded if isinstance(memory.kept, Parcel)]
+
+    def forget(self) -> None:
+        """What is offloaded was changed while it was copied: it is computed again."""
+        for memory in self.offloaded:
+            memory.kept = None
+
+
+class RecordingMode(CountingMode):
+    """Writes the tape."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+        self._keyer = Keyer()
+        self._outer: Tape | None = None
+        self._counted = 0
+
+    def __enter__(self) -> RecordingMode:
+        """Begin to write."""
+        self._outer, present.tape = present.tape, self._tape
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Write no more."""
+        super().__exit__(kind, value, traceback)
+        present.tape = self._outer
+        policy = self._tape.policy
+        if kind is None and self._counted != policy.size and policy.size:
+            policy.warn(f"ran {self._counted} operators; the plan has {policy.size}")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator and note it."""
+        kwargs = kwargs or {}
+        tape = self._tape
+        if tape.is_busy or tape.part is not None or quiet.depth:
+            return func(*args, **kwargs)
+        occurrence = self._keyer.occurrence(func)
+        if occurrence < 0 and (is_view(func) or func in _IGNORED or _namespace(func) in _SKIPPED_NAMESPACES):
+            return func(*args, **kwargs)
+        if only_metadata(func):
+            self._counted += occurrence >= 0
+            return func(*args, **kwargs)
+        entry = tape.begin(func, args, kwargs, (op_name(func), occurrence))
+        out = func(*args, **kwargs)
+        decision = None
+        if occurrence >= 0:
+            self._counted += 1
+            if tape.policy.size:
+                decision = tape.policy.decision(func, occurrence, out)
+        tape.end(entry, out, decision)
+        return out
+
+
+_IGNORED = {torch.ops.aten.detach.default}
+
+
+def _namespace(func: Any) -> str:
+    return getattr(func, "namespace", "")
+
+
+def _only_changes(func: Any) -> bool:
+    """Whether all that the operator returns is what it changed."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and all(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
+
+
+def _all_tensors(tree: Any, depth: int = 8) -> list[torch.Tensor]:
+    """The tensors in what a module returns: containers, and attributes of objects (dataclasses, model outputs)."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if depth == 0 or isinstance(tree, str | bytes | int | float | complex | None | type):
+        return []
+    if isinstance(tree, dict):
+        items: Any = tree.values()
+    elif isinstance(tree, list | tuple | set | frozenset):
+        items = tree
+    else:
+        items = getattr(tree, "__dict__", {}).values() if not isinstance(tree, torch.nn.Module) else ()
+    return [tensor for item in items for tensor in _all_tensors(item, depth - 1)]
+
+
+def _may_leave(func: Any, decision: Decision) -> bool:
+    """Whether a result may be copied when its unit has ended, to a buffer that the next step can use again."""
+    return not is_collective(func) and not any(ANY_SIZE in shape for shape, _ in decision.outputs)

@@ -1,0 +1,77 @@
+"""Comparing a recomputed tensor with the one that it stands for, without keeping that one.
+
+On the CPU a witness is a checksum of all bytes: a recomputed tensor that differs in one bit is noticed. On other devices it
+is a sample of the elements (`_SAMPLES`), compared with a tolerance: kernels that add up atomically do not repeat themselves
+to the bit, and reading everything twice would cost time in every step. It finds what the tape cannot see: kernels that
+write without the dispatcher, operators with a hidden state.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from autosac.integrations.recompute.memories import has_storage, plain_tensors
+
+_SAMPLES = 64
+_RELATIVE = 0.05
+
+
+def of(tensor: torch.Tensor) -> Any:
+    """The witness of a tensor's present content; None where there is nothing to look at."""
+    plain = plain_tensors(tensor)
+    if any(isinstance(t, FakeTensor) or t.device.type == "meta" or not has_storage(t) for t in plain):
+        return None
+    if all(t.device.type == "cpu" for t in plain):
+        return tuple(_checksum(t) for t in plain)
+    with _disable_current_modes(), torch.no_grad():
+        return tuple(_sample(t) for t in plain)
+
+
+def differs(tensor: torch.Tensor, seen: Any) -> bool:
+    """Whether a recomputed tensor is not the one that `seen` is the witness of."""
+    if seen is None:
+        return False
+    now = of(tensor)
+    if now is None or len(now) != len(seen):
+        return True
+    return any(_unlike(a, b) for a, b in zip(now, seen, strict=True))
+
+
+def _unlike(a: Any, b: Any) -> bool:
+    if isinstance(a, int):
+        return bool(a != b)
+    if a.shape != b.shape:
+        return True
+    scale = b.abs().mean()
+    close = torch.isclose(a, b, rtol=_RELATIVE, atol=0.0, equal_nan=True) | ((a - b).abs() <= _RELATIVE * scale)
+    return not bool(close.all())
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    """CRC-32 of the elements' bytes in logical order; read without an operator, which a recording mode would note."""
+    if tensor.numel() == 0:
+        return 0
+    size = tensor.element_size()
+    if tensor.is_contiguous():
+        return zlib.crc32((ctypes.c_char * (tensor.numel() * size)).from_address(tensor.data_ptr()))
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    if extent <= 2 * tensor.numel():  # transposed or padded: all bytes in between belong to the same memory
+        return zlib.crc32((ctypes.c_char * (extent * size)).from_address(tensor.data_ptr()))
+    with _disable_current_modes(), torch.no_grad():
+        return _checksum(tensor.detach().contiguous())
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    count = min(_SAMPLES, tensor.numel())
+    places = torch.arange(count, device=tensor.device) * (tensor.numel() // max(count, 1))
+    indices = torch.unravel_index(places, tensor.shape) if tensor.dim() else ()
+    picked = tensor.detach()[indices].reshape(-1)
+    if picked.is_complex():
+        picked = torch.view_as_real(picked.resolve_conj()).reshape(-1)
+    return picked.to(torch.float64) if picked.device.type != "mps" else picked.float()
