@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from autosac.files import temporary
 from autosac.files.temporary import PREFIX, remove_abandoned, temporary_folder
-from autosac.files.writing import temporary, write_bytes_atomically
+from autosac.files.writing import write_bytes_atomically
 
 OWNER = """
 import sys, time
@@ -24,7 +25,7 @@ with temporary_folder() as folder:
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from autosac.files.writing import writing as files
+from autosac.files import writing as files
 os.fdopen = lambda *_: print("open", flush=True) or time.sleep(100)
 files.write_bytes_atomically(Path(sys.argv[1]), b"new")
 """
