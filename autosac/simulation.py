@@ -64,7 +64,9 @@ class Target:
         UsageError (HardwareError) for what is unknown or wrong.
         """
         hardware = load_hardware(gpu)
-        machines = load_cluster(cluster).sized(world_size) if cluster is not None else default_cluster(hardware, world_size)
+        machines = (
+            load_cluster(cluster).sized(world_size) if cluster is not None else default_cluster(hardware, world_size)
+        )
         host = HostModel()
         if hardware.launch_us:
             host = host.scaled(hardware.launch_us)
@@ -173,9 +175,12 @@ class Simulation:
         """Device time of recomputation."""
         events = self.trace.events
         return float(
-            sum(ms for event, ms in zip(events, self.pricing.event_ms.tolist(), strict=True)
-                if ms and getattr(event, "phase", None) is Phase.RECOMPUTE)
-        )  # fmt: skip
+            sum(
+                ms
+                for event, ms in zip(events, self.pricing.event_ms.tolist(), strict=True)
+                if ms and getattr(event, "phase", None) is Phase.RECOMPUTE
+            )
+        )
 
     @property
     def peak_active_bytes(self) -> int:

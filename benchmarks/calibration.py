@@ -101,9 +101,12 @@ class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
-        )  # fmt: skip
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, channels, height, width] -> the same."""
@@ -166,7 +169,14 @@ MODELS: dict[str, MakeStep] = {
         _language, batch=4, length=256, words=4000, width=256, heads=4, layers=4, llama=False, optimizer=adamw
     ),
     "gpt, fused AdamW": partial(
-        _language, batch=2, length=192, words=2000, width=320, heads=5, layers=3, llama=False,
+        _language,
+        batch=2,
+        length=192,
+        words=2000,
+        width=320,
+        heads=5,
+        layers=3,
+        llama=False,
         optimizer=partial(adamw, fused=True),
     ),
     "llama": partial(
@@ -176,14 +186,22 @@ MODELS: dict[str, MakeStep] = {
         _language, batch=2, length=32, words=256, width=64, heads=2, layers=6, llama=True, optimizer=adamw
     ),
     "llama, tiny, checkpointed": partial(
-        _language, batch=2, length=32, words=256, width=64, heads=2, layers=6, llama=True, optimizer=adamw,
+        _language,
+        batch=2,
+        length=32,
+        words=256,
+        width=64,
+        heads=2,
+        layers=6,
+        llama=True,
+        optimizer=adamw,
         checkpointed=True,
     ),
     "mlp": partial(_classifier, parts=partial(_dense, 768, 4, nn.ReLU), inputs=(256, 768)),
     "mlp, wide": partial(_classifier, parts=partial(_dense, 1536, 3, nn.GELU), inputs=(512, 1536)),
     "convnet": partial(_classifier, parts=partial(_pooled, (16, 32, 64)), inputs=(16, 3, 64, 64)),
     "resnet": partial(_classifier, parts=_residual, inputs=(8, 3, 64, 64)),
-}  # fmt: skip
+}
 
 
 # ---- the truth -------------------------------------------------------------------------------------------------

@@ -49,7 +49,6 @@ def _reversed(planner: Planner, plan: Plan) -> Plan:
     return replace(plan, units=tuple(units), reasons=())
 
 
-
 def _beyond(simulation: Simulation) -> str:
     return format_bytes(simulation.peak_reserved_bytes - simulation.peak_active_bytes)
 

@@ -26,13 +26,19 @@ def margins(accuracy: str) -> str:
     return _HEAD + "".join(
         (
             _table("active", f"active_bytes.all.peak, {h100}", [row[:3] for row in study]),
-            _table("reserved", f"reserved_bytes.all.peak without expandable segments, {h100}",
-                   [(row[0], *row[3:5]) for row in study]),
-            _table("reserved-expandable",
-                   "reserved memory of published TorchTitan runs with expandable segments, printed by "
-                   "benchmarks.torchtitan_published", [row[:3] for row in published]),
+            _table(
+                "reserved",
+                f"reserved_bytes.all.peak without expandable segments, {h100}",
+                [(row[0], *row[3:5]) for row in study],
+            ),
+            _table(
+                "reserved-expandable",
+                "reserved memory of published TorchTitan runs with expandable segments, printed by "
+                "benchmarks.torchtitan_published",
+                [row[:3] for row in published],
+            ),
         )
-    )  # fmt: skip
+    )
 
 
 def _table(name: str, source: str, rows: list[tuple[str, ...]]) -> str:

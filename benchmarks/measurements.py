@@ -131,6 +131,7 @@ def collectives(data: Path) -> list[dict[str, str]]:
     return [
         row
         for row in rows(path)
-        if row["nccl_dtype"] == "half" and not (row["system"] == "l40s" and float(row["bytes"]) > 2**25)
+        if row["nccl_dtype"] == "half"
+        and not (row["system"] == "l40s" and float(row["bytes"]) > 2**25)
         and measured_ms(row, "latency_ms", path)
-    ]  # fmt: skip
+    ]

@@ -79,10 +79,17 @@ def main() -> None:
     parser.add_argument("--budget-kind", choices=("active", "reserved"), default="active")
     arguments = parser.parse_args()
     overrides = (
-        "--training.seq_len", str(arguments.seq_len), "--training.local_batch_size", str(arguments.local_batch_size)
-    )  # fmt: skip
+        "--training.seq_len",
+        str(arguments.seq_len),
+        "--training.local_batch_size",
+        str(arguments.local_batch_size),
+    )
     job = TitanJob.of(
-        arguments.job, gpu=arguments.gpu, world_size=arguments.world_size, overrides=overrides, cluster=arguments.cluster
+        arguments.job,
+        gpu=arguments.gpu,
+        world_size=arguments.world_size,
+        overrides=overrides,
+        cluster=arguments.cluster,
     )
     total = job.target.hardware.usable_bytes
     budgets = [parse_budget(text, total) for text in arguments.budgets.split(",")]

@@ -79,9 +79,12 @@ def main(argv: Sequence[str]) -> None:
     out = Console(width=130)
     for gpu in arguments.gpus.split(","):
         job = TitanJob.of(
-            arguments.job, gpu=gpu, world_size=arguments.world_size, overrides=tuple(argv[split + 1 :]),
+            arguments.job,
+            gpu=gpu,
+            world_size=arguments.world_size,
+            overrides=tuple(argv[split + 1 :]),
             progress=lambda text: print(text, file=sys.stderr),
-        )  # fmt: skip
+        )
         budgets = [parse_budget(text, job.target.hardware.usable_bytes) for text in arguments.budgets.split(",")]
         out.print(compare(job, budgets, arguments.budget_kind))
 

@@ -138,10 +138,17 @@ def _made_up(distinct: int) -> Trace:
         return Signature("aten._scaled_dot_product_flash_attention.default", (q, q, q), (q,), (("is_causal", True),))
 
     return Trace(
-        info={}, signatures=tuple(signature(i) for i in range(distinct)), storages=(), modules=("",), module_parents=(-1,),
-        module_classes=("Model",), sources=("",), groups=(), prologue=(),
+        info={},
+        signatures=tuple(signature(i) for i in range(distinct)),
+        storages=(),
+        modules=("",),
+        module_parents=(-1,),
+        module_classes=("Model",),
+        sources=("",),
+        groups=(),
+        prologue=(),
         events=tuple(Op(i % distinct, 0, 0, Phase.FORWARD, 0, (), ()) for i in range(_OPERATORS)),
-    )  # fmt: skip
+    )
 
 
 def _speed_lines() -> list[str]:

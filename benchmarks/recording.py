@@ -60,8 +60,16 @@ class _Log:
         """Note it, unless it is a view."""
         if occurrence >= 0:
             keep = op.startswith("aten.addmm") and occurrence % 2 == 0
-            self.rows.append(Decision(op=op, occurrence=occurrence, keep=keep, outputs=((tuple(out[0].shape), "float32"),)
-                                      if isinstance(out, tuple) else ((tuple(out.shape), "float32"),)))  # fmt: skip
+            self.rows.append(
+                Decision(
+                    op=op,
+                    occurrence=occurrence,
+                    keep=keep,
+                    outputs=((tuple(out[0].shape), "float32"),)
+                    if isinstance(out, tuple)
+                    else ((tuple(out.shape), "float32"),),
+                )
+            )
 
     def end(self, out: Any) -> None:
         """Nothing to do."""
@@ -74,11 +82,23 @@ def under_plan(block: Block, x: torch.Tensor, *, keeps: bool) -> Callable[[torch
     observe(copy.deepcopy(model), ["block"], log)["block"](x)
     rows = tuple(log.rows if keeps else ())
     made_for = MadeFor(
-        job_fingerprint="", model="", torch_version=torch.__version__, torchtitan_version="", gpu="cpu", world_size=1,
-        budget_bytes=0, budget_kind="active", parameters=parameters_of(model),
-    )  # fmt: skip
+        job_fingerprint="",
+        model="",
+        torch_version=torch.__version__,
+        torchtitan_version="",
+        gpu="cpu",
+        world_size=1,
+        budget_bytes=0,
+        budget_kind="active",
+        parameters=parameters_of(model),
+    )
     unit = Unit(
-        fqn="block", discard_fraction=0.5, kept_bytes=0, recompute_ms=0.0, decisions=rows, parameters=parameters_of(block)
+        fqn="block",
+        discard_fraction=0.5,
+        kept_bytes=0,
+        recompute_ms=0.0,
+        decisions=rows,
+        parameters=parameters_of(block),
     )
     planned: nn.Module = autosac.apply(model, Plan(made_for=made_for, units=(unit,)))["block"]  # type: ignore[index]
     return planned

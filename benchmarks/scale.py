@@ -144,10 +144,14 @@ def main() -> int:
                 found = measure(job_file(Path(folder), name, ranks), ranks)
             missed |= found.wall_s > GOAL_S or found.gib > GOAL_GIB
             table.add_row(
-                " ".join(JOBS[name][:2]), f"{ranks:,}", f"{found.wall_s:.0f} s", f"{found.user_s:.0f} s",
-                f"{found.gib:.1f} GiB", f"{found.document['step']['step_ms'] / 1e3:.2f} s",
+                " ".join(JOBS[name][:2]),
+                f"{ranks:,}",
+                f"{found.wall_s:.0f} s",
+                f"{found.user_s:.0f} s",
+                f"{found.gib:.1f} GiB",
+                f"{found.document['step']['step_ms'] / 1e3:.2f} s",
                 f"{found.document['peak_reserved_bytes'] / 2**30:.1f} GiB",
-            )  # fmt: skip
+            )
             Console().print(table)
     return int(missed)
 

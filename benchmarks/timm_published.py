@@ -44,9 +44,7 @@ class ConvNeXtV1Block(nn.Module):
 
 
 def _vit(patch: int, dim: int, depth: int, heads: int) -> nn.Module:
-    return VisionTransformer(
-        image_size=224, patch_size=patch, dim=dim, depth=depth, num_heads=heads, num_classes=1000
-    )
+    return VisionTransformer(image_size=224, patch_size=patch, dim=dim, depth=depth, num_heads=heads, num_classes=1000)
 
 
 def _convnext(*dims: int) -> nn.Module:

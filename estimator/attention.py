@@ -113,7 +113,10 @@ class LearnedAttention:
         ms = _forward_ms(ampere, known, replace(self._rates, flops=self._rates.flops * share))
         other = (rows != known).any(axis=1)
         if other.any():
-            ada, rates = _bundle(_ADA), replace(Rates.of(load_hardware(_ADA), "bfloat16"), sm_count=self._hardware.sm_count)
+            ada, rates = (
+                _bundle(_ADA),
+                replace(Rates.of(load_hardware(_ADA), "bfloat16"), sm_count=self._hardware.sm_count),
+            )
             ms[other] *= _forward_ms(ada, rows[other], rates) / _forward_ms(ada, known[other], rates)
         return ms
 

@@ -78,9 +78,13 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
 
 
 def price(
-    trace: Trace, hardware: Hardware, cluster: Cluster | None = None, *, models: Models | None = None,
+    trace: Trace,
+    hardware: Hardware,
+    cluster: Cluster | None = None,
+    *,
+    models: Models | None = None,
     collectives: CollectiveModel | None = None,
-) -> Pricing:  # fmt: skip
+) -> Pricing:
     """Price every event of `trace` on `hardware` in `cluster` (default: the machines that this GPU usually
     comes in).
 

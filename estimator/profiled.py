@@ -54,7 +54,9 @@ class ProfiledModel:
             raise HardwareError(f"{path}: operators must be a list of [key, milliseconds, relative error]")
         for row in rows:
             if not _is_valid(row):
-                raise HardwareError(f"{path}: {printable(str(row)[:120])} is not [key, milliseconds > 0, relative error >= 0]")
+                raise HardwareError(
+                    f"{path}: {printable(str(row)[:120])} is not [key, milliseconds > 0, relative error >= 0]"
+                )
             measured[row[0]] = (float(row[1]), float(row[2]))
         return ProfiledModel(measured)
 

@@ -82,7 +82,9 @@ def _find(kind: str, wanted: str, folder: Path) -> Path:
         if path.is_file():
             return path
     except (OSError, RuntimeError) as e:  # a name that is too long, a home that nobody has
-        raise HardwareError(f"profile {printable(wanted)[:200]} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+        raise HardwareError(
+            f"profile {printable(wanted)[:200]} cannot be read: {getattr(e, 'strerror', None) or e}"
+        ) from e
     what = {"hardware": "GPU", "clusters": "cluster"}[kind]
     if wanted.endswith(".toml") or "/" in wanted:
         raise HardwareError(f"{what} profile {wanted} is not a file")
@@ -169,7 +171,11 @@ class Reader:
     def integers(self, key: str, count: int, most: int) -> tuple[int, ...]:
         """A list of `count` whole numbers from 0 to `most`."""
         value = self._take(key, None)
-        if not isinstance(value, list) or len(value) != count or any(type(v) is not int or not 0 <= v <= most for v in value):
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or any(type(v) is not int or not 0 <= v <= most for v in value)
+        ):
             self.fail(key, f"must be a list of {count} whole numbers from 0 to {most}, not {_shown(value)}")
         return tuple(value)
 

@@ -71,7 +71,9 @@ def categorise(trace: Trace, lifetimes: Lifetimes) -> npt.NDArray[np.int8]:
     kept &= next_backward < lifetimes.events
     category[unlabelled & ~found & kept] = Category.ACTIVATION
     category[unlabelled & ~found & in_backward & reads[lifetimes.storage]] = Category.ACTIVATION_GRADIENT
-    category[unlabelled & ~found & in_backward & _from_host(trace, len(storages))[lifetimes.storage]] = Category.ACTIVATION
+    category[unlabelled & ~found & in_backward & _from_host(trace, len(storages))[lifetimes.storage]] = (
+        Category.ACTIVATION
+    )
     category[lifetimes.storage >= lifetimes.first_workspace] = Category.WORKSPACE
     return category
 

@@ -96,43 +96,77 @@ def html_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ())
     figure = go.Figure()
     for category, values in series.gib.items():
         figure.add_scatter(
-            x=series.x, y=values, name=label(category), stackgroup="memory", mode="lines",
-            line={"width": 0, "shape": "hv"}, fillcolor=COLORS[category], hovertemplate="%{y:.3f} GiB",
-        )  # fmt: skip
+            x=series.x,
+            y=values,
+            name=label(category),
+            stackgroup="memory",
+            mode="lines",
+            line={"width": 0, "shape": "hv"},
+            fillcolor=COLORS[category],
+            hovertemplate="%{y:.3f} GiB",
+        )
     if series.reserved_gib is not None:
         line = {"color": "black", "dash": "dot", "width": 1, "shape": "hv"}
         figure.add_scatter(
             x=series.x, y=series.reserved_gib, name="reserved", mode="lines", line=line, hovertemplate="%{y:.3f} GiB"
         )
     figure.add_scatter(
-        x=series.x, y=series.total_gib, name="all", mode="lines", line={"color": "black", "width": 0.7, "shape": "hv"},
+        x=series.x,
+        y=series.total_gib,
+        name="all",
+        mode="lines",
+        line={"color": "black", "width": 0.7, "shape": "hv"},
         customdata=[list(what) for what in series.what],
         hovertemplate="%{y:.3f} GiB<br>%{customdata[0]}<br>%{customdata[1]} (%{customdata[2]})",
-    )  # fmt: skip
+    )
     named: set[Phase] = set()
     for phase, first, last in series.phases:
         figure.add_vrect(
-            x0=first, x1=last, fillcolor=SHADES[phase], layer="below", line_width=0, name=phase.name.lower(),
-            showlegend=phase not in named, legendgroup=f"phase {phase.name}",
-        )  # fmt: skip
+            x0=first,
+            x1=last,
+            fillcolor=SHADES[phase],
+            layer="below",
+            line_width=0,
+            name=phase.name.lower(),
+            showlegend=phase not in named,
+            legendgroup=f"phase {phase.name}",
+        )
         named.add(phase)
     for limit in limits:
         figure.add_hline(
-            y=limit.gib, line_color=limit.color, line_dash="dash", annotation_text=limit.label, annotation_position="top left"
+            y=limit.gib,
+            line_color=limit.color,
+            line_dash="dash",
+            annotation_text=limit.label,
+            annotation_position="top left",
         )
     at = series.peak
     figure.add_scatter(
-        x=[series.x[at]], y=[series.total_gib[at]], mode="markers", marker={"color": "black", "size": 7},
-        showlegend=False, hoverinfo="skip",
-    )  # fmt: skip
+        x=[series.x[at]],
+        y=[series.total_gib[at]],
+        mode="markers",
+        marker={"color": "black", "size": 7},
+        showlegend=False,
+        hoverinfo="skip",
+    )
     figure.add_annotation(
-        x=series.x[at], y=series.total_gib[at], text=peak.replace("\n", "<br>"), ax=90, ay=-45, arrowhead=2,
-        bgcolor="rgba(255,255,255,0.85)", align="left",
-    )  # fmt: skip
+        x=series.x[at],
+        y=series.total_gib[at],
+        text=peak.replace("\n", "<br>"),
+        ax=90,
+        ay=-45,
+        arrowhead=2,
+        bgcolor="rgba(255,255,255,0.85)",
+        align="left",
+    )
     figure.update_layout(
-        hovermode="x unified", template="plotly_white", xaxis_title=series.unit, yaxis_title="GiB on the device",
-        yaxis_range=[0, _top(series, limits)], legend_traceorder="reversed",
-    )  # fmt: skip
+        hovermode="x unified",
+        template="plotly_white",
+        xaxis_title=series.unit,
+        yaxis_title="GiB on the device",
+        yaxis_range=[0, _top(series, limits)],
+        legend_traceorder="reversed",
+    )
     return figure
 
 
@@ -174,9 +208,14 @@ def png_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ()) 
     for limit in limits:
         axes.axhline(limit.gib, color=limit.color, linestyle="--", linewidth=1.2)
         axes.annotate(
-            limit.label, (0, limit.gib), xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points",
-            fontsize=9, color=limit.color,
-        )  # fmt: skip
+            limit.label,
+            (0, limit.gib),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize=9,
+            color=limit.color,
+        )
     axes.set_ylim(0, _top(series, limits))
     axes.set_xlim(series.x[0], max(series.x[-1], series.x[0] + 1e-9))
     _mark_peak(axes, series, peak)
@@ -185,7 +224,9 @@ def png_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ()) 
     shown = {stretch.phase for stretch in series.phases}
     phases = [Patch(color=shade, label=phase.name.lower()) for phase, shade in SHADES.items() if phase in shown]
     if phases:
-        figure.legend(handles=phases, title="phase of the step", loc="outside right lower", frameon=False, alignment="left")
+        figure.legend(
+            handles=phases, title="phase of the step", loc="outside right lower", frameon=False, alignment="left"
+        )
     return figure
 
 
@@ -195,10 +236,15 @@ def _mark_peak(axes: Any, series: TimelineSeries, peak: str) -> None:
     top = float(series.total_gib[series.peak])
     axes.plot(series.peak_x, top, "ko", markersize=4)
     axes.annotate(
-        peak, (series.peak_x, top), xytext=(-26 if right else 26, 14), textcoords="offset points",
-        ha="right" if right else "left", fontsize=9,
-        arrowprops={"arrowstyle": "->", "shrinkB": 3}, bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1},
-    )  # fmt: skip
+        peak,
+        (series.peak_x, top),
+        xytext=(-26 if right else 26, 14),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        fontsize=9,
+        arrowprops={"arrowstyle": "->", "shrinkB": 3},
+        bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1},
+    )
 
 
 def _top(series: TimelineSeries, limits: Sequence[Limit]) -> float:

@@ -167,9 +167,7 @@ def _finished(rank: RankTimeline) -> float:
     return max(last, float(rank.host_end_ms[-1]))
 
 
-def _modules(
-    rank: RankTimeline, device_ms: Times, phases: NDArray[np.int8], step_ms: float
-) -> tuple[ModuleTimes, ...]:
+def _modules(rank: RankTimeline, device_ms: Times, phases: NDArray[np.int8], step_ms: float) -> tuple[ModuleTimes, ...]:
     trace = rank.trace
     module = np.array([getattr(event, "module", -1) for event in trace.events])
     if trace.modules and not trace.modules[0]:

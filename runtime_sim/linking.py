@@ -85,9 +85,14 @@ class _Rank:
     """Links one rank's trace, step after step. See the module's docstring for the rules."""
 
     def __init__(
-        self, program: Program, rendezvous: Rendezvous, position: int, trace: Trace,
-        event_ms: NDArray[np.float64], overlap: OverlapModel,
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        rendezvous: Rendezvous,
+        position: int,
+        trace: Trace,
+        event_ms: NDArray[np.float64],
+        overlap: OverlapModel,
+    ) -> None:
         self.program, self.rendezvous, self.position, self.trace = program, rendezvous, position, trace
         self.ms: list[float] = event_ms.tolist()
         self.views = [signature.is_view for signature in trace.signatures]
@@ -226,8 +231,9 @@ class _Rank:
     def _never(self, index: int, stream: int, what: str, why: str) -> SimulationError:
         """The error for a wait (of the host if `stream` is -1) that nothing ever ends."""
         who = "the host" if stream < 0 else f"stream {self.streams[stream]!r}"
-        behind = next((i for i, event in self.relevant
-                       if i > index and type(event) is Op and stream in (-1, event.stream)), None)  # fmt: skip
+        behind = next(
+            (i for i, event in self.relevant if i > index and type(event) is Op and stream in (-1, event.stream)), None
+        )
         coming = "nothing" if behind is None else describe(self.trace, behind)
         return SimulationError(
             f"deadlock on rank {self.program.ranks[self.position]}: {who} waits for {what} at event {index} of the "

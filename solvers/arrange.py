@@ -73,9 +73,7 @@ def _next(local: LocalProblem, solve: LocalSolver, low: LocalSolution) -> LocalS
     return found
 
 
-def _equal(
-    problem: GlobalProblem, items: Sequence[LocalProblem], policies: Iterable[int]
-) -> Iterable[list[int]]:
+def _equal(problem: GlobalProblem, items: Sequence[LocalProblem], policies: Iterable[int]) -> Iterable[list[int]]:
     """The units with a policy, those that are equal together, each group in order."""
     equal: dict[Hashable, list[int]] = defaultdict(list)
     for u in sorted(policies):

@@ -30,7 +30,9 @@ def products() -> Callable[..., Any]:
 
     def of(*, rows: int, width: int, blocks: int) -> Callable[[torch.device], Any]:
         def make_step(device: torch.device) -> Any:
-            model = nn.Sequential(*(Block(width) for _ in range(blocks)), nn.Linear(width, width, bias=False)).to(device)
+            model = nn.Sequential(*(Block(width) for _ in range(blocks)), nn.Linear(width, width, bias=False)).to(
+                device
+            )
             x = torch.randn(rows, width, device=device)
 
             def step() -> None:

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["Policy", "Results", "Row", "Suite", "load_suite", "run_suite"]
 
 _PLACES = {
-    "Policy": "policies", "Results": "results", "Row": "results", "Suite": "suite", "load_suite": "suite",
+    "Policy": "policies",
+    "Results": "results",
+    "Row": "results",
+    "Suite": "suite",
+    "load_suite": "suite",
     "run_suite": "run",
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,15 @@ from autosac.bench.results import Results
 
 GIB = 2**30
 COLOURS = {
-    "none": "#8c8c8c", "full": "#d62728", "selective-op": "#ff7f0e", "greedy": "#9ecae1", "knapsack": "#4292c6",
-    "ilp": "#08519c", "joint": "#2ca02c", "global MILP": "#8c8c8c",
-}  # fmt: skip
+    "none": "#8c8c8c",
+    "full": "#d62728",
+    "selective-op": "#ff7f0e",
+    "greedy": "#9ecae1",
+    "knapsack": "#4292c6",
+    "ilp": "#08519c",
+    "joint": "#2ca02c",
+    "global MILP": "#8c8c8c",
+}
 _MORE_COLOURS = ("#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#c49c94")
 
 

@@ -77,9 +77,15 @@ def _budget_table(case: CaseResult) -> tuple[list[str], list[list[str]]]:
             continue
         count = len(budget.modules)
         mean = sum(m.discard_fraction for m in budget.modules) / count if count else 0.0
-        rows.append([
-            budget.budget, format_bytes(budget.peak_bytes), format_ms(budget.recompute_ms), str(count), f"{mean:.1%}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                budget.budget,
+                format_bytes(budget.peak_bytes),
+                format_ms(budget.recompute_ms),
+                str(count),
+                f"{mean:.1%}",
+            ]
+        )
     return headings, rows
 
 
@@ -123,8 +129,13 @@ def _plotly(figure: Figure) -> Any:
     drawn = go.Figure()
     for series in figure.series:
         if figure.x:
-            drawn.add_scatter(x=figure.x, y=series.values, name=series.name, mode="lines+markers",
-                              line={"color": series.colour, "shape": "vh"})  # fmt: skip
+            drawn.add_scatter(
+                x=figure.x,
+                y=series.values,
+                name=series.name,
+                mode="lines+markers",
+                line={"color": series.colour, "shape": "vh"},
+            )
         else:
             drawn.add_bar(x=figure.categories, y=series.values, name=series.name, marker_color=series.colour)
     for value, text in figure.lines:
@@ -132,9 +143,14 @@ def _plotly(figure: Figure) -> Any:
     for value, text in figure.vertical:
         drawn.add_vline(x=value, line={"dash": "dot", "color": "#555"}, annotation_text=text)
     drawn.update_layout(
-        title=figure.title, xaxis_title=figure.x_title, yaxis_title=figure.value_title, template="plotly_white",
-        barmode="group", hovermode="closest" if figure.x else "x unified", height=470,
-    )  # fmt: skip
+        title=figure.title,
+        xaxis_title=figure.x_title,
+        yaxis_title=figure.value_title,
+        template="plotly_white",
+        barmode="group",
+        hovermode="closest" if figure.x else "x unified",
+        height=470,
+    )
     if figure.logarithmic:
         drawn.update_yaxes(type="log")
     return drawn
@@ -168,8 +184,15 @@ def _drawn(figure: Figure) -> bytes:
         )
     for value, text in figure.vertical:
         axes.axvline(value, color="#555555", linestyle=":", linewidth=1)
-        axes.annotate(text, (value, 0.93), xycoords=("data", "axes fraction"), xytext=(-4, 0), textcoords="offset points",
-                      ha="right", fontsize=8)  # fmt: skip
+        axes.annotate(
+            text,
+            (value, 0.93),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, 0),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+        )
     if figure.logarithmic:
         axes.set_yscale("log")
     axes.set(title=figure.title, xlabel=figure.x_title, ylabel=figure.value_title)
@@ -190,8 +213,13 @@ def _bars(axes: Any, figure: Figure) -> None:
         heights = [0.0 if value is None else value for value in series.values]
         axes.bar(places, heights, width, color=series.colour, label=series.name)
     crowded = sum(map(len, figure.categories)) > 90
-    axes.set_xticks(range(len(figure.categories)), figure.categories, rotation=30 if crowded else 0, fontsize=8,
-                    ha="right" if crowded else "center")  # fmt: skip
+    axes.set_xticks(
+        range(len(figure.categories)),
+        figure.categories,
+        rotation=30 if crowded else 0,
+        fontsize=8,
+        ha="right" if crowded else "center",
+    )
     axes.margins(y=0.22)
 
 

@@ -236,9 +236,19 @@ class Results:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of the main table."""
         headings = [
-            "configuration", "policy", "active", "reserved", "of budget", "step", "slowdown",
-            "recompute", "of step", "below full", "found in", "on the GPU",
-        ]  # fmt: skip
+            "configuration",
+            "policy",
+            "active",
+            "reserved",
+            "of budget",
+            "step",
+            "slowdown",
+            "recompute",
+            "of step",
+            "below full",
+            "found in",
+            "on the GPU",
+        ]
         rows = []
         for name, group in self.groups():
             for row in group:
@@ -247,12 +257,21 @@ class Results:
                     rows.append([*cells, row.error, *[""] * (len(headings) - 3)])
                     continue
                 use = _percent(row.budget_use) + ("" if row.fits else " !")
-                rows.append([
-                    *cells, _bytes(row.peak_active_bytes), _bytes(row.peak_reserved_bytes), use,
-                    format_ms(row.step_ms or 0), _percent(row.slowdown), format_ms(row.recompute_ms or 0),
-                    _percent(row.overhead), _percent(row.reduction), _seconds(row.policy_s),
-                    "" if row.fits_gpu is None else "fits" if row.fits_gpu else "out of memory",
-                ])  # fmt: skip
+                rows.append(
+                    [
+                        *cells,
+                        _bytes(row.peak_active_bytes),
+                        _bytes(row.peak_reserved_bytes),
+                        use,
+                        format_ms(row.step_ms or 0),
+                        _percent(row.slowdown),
+                        format_ms(row.recompute_ms or 0),
+                        _percent(row.overhead),
+                        _percent(row.reduction),
+                        _seconds(row.policy_s),
+                        "" if row.fits_gpu is None else "fits" if row.fits_gpu else "out of memory",
+                    ]
+                )
         return headings, rows
 
     def solver_table(self) -> tuple[list[str], list[list[str]]]:
@@ -267,8 +286,19 @@ class Results:
 
     def measured_table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of what was measured, beside what was predicted."""
-        headings = ["configuration", "policy", "step", "measured", "slowdown", "measured", "peak active", "measured",
-                    "error", "peak reserved", "measured"]  # fmt: skip
+        headings = [
+            "configuration",
+            "policy",
+            "step",
+            "measured",
+            "slowdown",
+            "measured",
+            "peak active",
+            "measured",
+            "error",
+            "peak reserved",
+            "measured",
+        ]
         rows = []
         for name, group in self.groups():
             none = next((r.measured for r in group if r.policy == "none"), None)
@@ -308,12 +338,16 @@ def _measured_cells(row: Row, base_ms: float | None) -> list[str]:
     step, active, reserved = measured.step_ms, measured.peak_active_bytes, measured.peak_reserved_bytes
     error = row.peak_active_bytes / active - 1 if row.peak_active_bytes and active else None
     return [
-        predicted[0], "" if step is None else format_ms(step),
-        predicted[1], _percent(step / base_ms - 1) if step is not None and base_ms else "",
-        _bytes(row.peak_active_bytes), _bytes(active),
+        predicted[0],
+        "" if step is None else format_ms(step),
+        predicted[1],
+        _percent(step / base_ms - 1) if step is not None and base_ms else "",
+        _bytes(row.peak_active_bytes),
+        _bytes(active),
         "" if error is None else f"{error:+.1%}",
-        _bytes(row.peak_reserved_bytes), _bytes(reserved),
-    ]  # fmt: skip
+        _bytes(row.peak_reserved_bytes),
+        _bytes(reserved),
+    ]
 
 
 def _bytes(value: int | None) -> str:

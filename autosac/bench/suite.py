@@ -251,12 +251,13 @@ def _model(table: dict[str, Any]) -> Model:
             if not table.get("job") and not key.isidentifier():
                 raise UsageError(f"configuration {row['name']} of {table['name']}: {key!r} is no name of an argument")
     configurations = tuple(
-        Configuration(name=row["name"], arguments=tuple((k, v) for k, v in row.items() if k != "name"))
-        for row in rows
+        Configuration(name=row["name"], arguments=tuple((k, v) for k, v in row.items() if k != "name")) for row in rows
     )
     size = table.get("world_size", 1)
     if type(size) is not int or not 1 <= size <= MOST_GPUS:
-        raise UsageError(f"model {table['name']}: world_size is {size!r}: expected a whole number from 1 to {MOST_GPUS}")
+        raise UsageError(
+            f"model {table['name']}: world_size is {size!r}: expected a whole number from 1 to {MOST_GPUS}"
+        )
     return Model(**{**table, "configurations": configurations, "blocks": _texts(table.get("blocks", []), "blocks")})
 
 

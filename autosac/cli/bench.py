@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
     """The options."""
     command = commands.add_parser("bench", help="compare checkpointing policies, predicted and measured")
-    command.add_argument("suite", type=filled_path, metavar="SUITE.toml", help="models, configurations, budgets and policies")
-    command.add_argument("-o", "--output", type=filled_path, default=Path("bench"), metavar="DIR", help="(default: bench)")
-    command.add_argument("--docs", type=filled_path, metavar="FILE.md", help="write the tables as a page of documentation")
+    command.add_argument(
+        "suite", type=filled_path, metavar="SUITE.toml", help="models, configurations, budgets and policies"
+    )
+    command.add_argument(
+        "-o", "--output", type=filled_path, default=Path("bench"), metavar="DIR", help="(default: bench)"
+    )
+    command.add_argument(
+        "--docs", type=filled_path, metavar="FILE.md", help="write the tables as a page of documentation"
+    )
     part = command.add_argument_group("a part of the suite, or other settings than its own")
     part.add_argument("--models", type=names, metavar="A,B", help="only these models")
     part.add_argument("--configurations", type=names, metavar="A,B", help="only these configurations")

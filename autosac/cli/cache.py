@@ -14,7 +14,9 @@ def cache(arguments: argparse.Namespace) -> None:
     """Run it. UsageError if there is no cache, OSError if a capture cannot be removed."""
     store = default_store()
     if store is None:
-        raise UsageError("nothing is kept: the environment variable AUTOSAC_CACHE is off; unset it to see or clear the cache")
+        raise UsageError(
+            "nothing is kept: the environment variable AUTOSAC_CACHE is off; unset it to see or clear the cache"
+        )
     folder, (count, nbytes) = store.folder, store.size()
     if arguments.clear:
         store.clear()

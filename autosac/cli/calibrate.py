@@ -54,16 +54,21 @@ def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
     command = commands.add_parser("calibrate", help="measure this machine and write a hardware profile for it")
     command.epilog = "TorchTitan's own arguments may follow after --. Under torchrun the collectives are measured too."
     command.add_argument(
-        "job", type=filled, nargs="?", metavar="JOB.toml",
+        "job",
+        type=filled,
+        nargs="?",
+        metavar="JOB.toml",
         help="measure the operators of this TorchTitan job, or of a saved capture",
-    )  # fmt: skip
+    )
     command.add_argument("--sweep", action="store_true", help="measure the default sweep of operators (the default)")
     command.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what to measure (default cuda)")
     command.add_argument(
         "-o", "--output", type=filled_path, required=True, metavar="PROFILE.toml", help="write the profile here"
     )
     command.add_argument("--minutes", type=decimal, default=15.0, metavar="M", help="at most so long (default 15)")
-    command.add_argument("--resume", action="store_true", help="go on with what an interrupted calibration has measured")
+    command.add_argument(
+        "--resume", action="store_true", help="go on with what an interrupted calibration has measured"
+    )
     command.add_argument("--threads", type=whole(1, 4096), metavar="N", help="of the CPU (default: as PyTorch has it)")
     command.add_argument(
         "--world-size", type=whole(1, MOST_GPUS), metavar="N", help="number of GPUs of the job (default: $NGPU or 1)"
@@ -174,7 +179,9 @@ def _job_trace(arguments: argparse.Namespace, gpu: TargetGPU | None) -> Trace:
             raise UsageError(f"{arguments.job} is a captured step: TorchTitan's arguments need the job")
         return Trace.load(arguments.job)
     if gpu is None:
-        raise UsageError(f"{arguments.job} is a TorchTitan job, which runs a GPU's operators: --device cpu takes a capture")
+        raise UsageError(
+            f"{arguments.job} is a TorchTitan job, which runs a GPU's operators: --device cpu takes a capture"
+        )
     from autosac.capture.process.request import TitanRequest
     from autosac.capture.process.server import CaptureServer
     from autosac.jobs.checks import check_job_file
@@ -184,9 +191,7 @@ def _job_trace(arguments: argparse.Namespace, gpu: TargetGPU | None) -> Trace:
     check_job(arguments.job)
     if not has_python_jobs():
         check_job_file(arguments.job, arguments.overrides, world_size)
-    request = TitanRequest(
-        config_file=arguments.job, overrides=arguments.overrides, world_size=world_size, gpu=gpu
-    )
+    request = TitanRequest(config_file=arguments.job, overrides=arguments.overrides, world_size=world_size, gpu=gpu)
     with CaptureServer(debug=arguments.debug) as server:
         return server.capture(request)
 
@@ -284,7 +289,9 @@ def _summary(result: Result) -> RenderableType:
     if result.left:
         lines.append(f"{result.left} operators were left when the time was up; --resume measures them")
     if result.host_us:
-        lines.append("host: " + ", ".join(f"{name.removesuffix('_us')} {us:.2f} us" for name, us in result.host_us.items()))
+        lines.append(
+            "host: " + ", ".join(f"{name.removesuffix('_us')} {us:.2f} us" for name, us in result.host_us.items())
+        )
     table = Table(title="Fitted models (leave-one-out error of one operator)", title_justify="left")
     table.add_column("operators")
     table.add_column("error", justify="right")

@@ -22,7 +22,9 @@ def gpus(arguments: argparse.Namespace) -> None:
     """Run ``autosac gpus``."""
     names = known_hardware() if arguments.name is None else (arguments.name,)
     found = [load_hardware(name) for name in names]
-    _show(arguments, [asdict(gpu) for gpu in found], gpu_table(found) if arguments.name is None else gpu_facts(found[0]))
+    _show(
+        arguments, [asdict(gpu) for gpu in found], gpu_table(found) if arguments.name is None else gpu_facts(found[0])
+    )
 
 
 def clusters(arguments: argparse.Namespace) -> None:
@@ -100,9 +102,13 @@ def cluster_table(found: Sequence[Cluster]) -> RenderableType:
         table.add_column(heading)
     for cluster in found:
         table.add_row(
-            cluster.name, str(cluster.gpus_per_node), f"{cluster.intra_gbps:g}", f"{cluster.inter_gbps:g}",
-            cluster.description, cluster.source,
-        )  # fmt: skip
+            cluster.name,
+            str(cluster.gpus_per_node),
+            f"{cluster.intra_gbps:g}",
+            f"{cluster.inter_gbps:g}",
+            cluster.description,
+            cluster.source,
+        )
     note = "one direction; in the node: of one GPU, network: of one node; as many nodes as the job's world size fills"
     return Group(table, Text(f"- {note}"))
 

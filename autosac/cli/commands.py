@@ -295,6 +295,8 @@ def _naming_capture(job: str) -> Iterator[None]:
         if not is_capture(job):
             raise
         raise TraceError(f"{job} is damaged: {e}") from e
+
+
 def _what_is_simulated(job: str) -> str:
     return f"the step captured in {Path(job).name}" if is_capture(job) else "the job as it is"
 

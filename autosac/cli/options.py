@@ -82,7 +82,9 @@ def whole_from_environment(name: str, default: int, least: int, most: int, inste
     value = parse_whole(text, least, most)
     if value is None:
         hint = f"; {instead}" if instead else ""
-        raise UsageError(f"the environment variable {name} is {text!r}: expected a whole number from {least} to {most}{hint}")
+        raise UsageError(
+            f"the environment variable {name} is {text!r}: expected a whole number from {least} to {most}{hint}"
+        )
     return value
 
 

@@ -93,7 +93,9 @@ def _add_job(command: argparse.ArgumentParser) -> None:
     )
     job.add_argument("--no-cache", action="store_true", help="capture again, also what is kept from earlier runs")
     machine = command.add_argument_group("the machine")
-    machine.add_argument("--gpu", type=filled, required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file")
+    machine.add_argument(
+        "--gpu", type=filled, required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file"
+    )
     machine.add_argument(
         "--cluster", type=filled, help="a cluster by name (hgx-h100, ...) or file; default: as the GPU usually comes"
     )
@@ -110,9 +112,15 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         metavar="LOAD",
         help="how tokens spread over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
     )
-    load.add_argument("--moe-seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="seed of the draws (default 0)")
     load.add_argument(
-        "--moe-draws", type=whole(1, MOST_DRAWS), default=None, metavar="N", help="how many draws to look at (default 8)"
+        "--moe-seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="seed of the draws (default 0)"
+    )
+    load.add_argument(
+        "--moe-draws",
+        type=whole(1, MOST_DRAWS),
+        default=None,
+        metavar="N",
+        help="how many draws to look at (default 8)",
     )
     _add_output(command)
 
@@ -130,7 +138,10 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--budgets", metavar="A,B,...", help="several budgets in one go: 40GiB,45GiB,50GiB (instead of --budget)"
     )
     decision.add_argument(
-        "--pareto", type=whole(2, MOST_BUDGETS), metavar="N", help="N budgets from the least that will do to no checkpointing"
+        "--pareto",
+        type=whole(2, MOST_BUDGETS),
+        metavar="N",
+        help="N budgets from the least that will do to no checkpointing",
     )
     decision.add_argument(
         "--pareto-html", type=filled_path, metavar="FILE", help="the curve as a page (with --budgets or --pareto)"
@@ -183,27 +194,38 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
     policy = what.add_mutually_exclusive_group()
     policy.add_argument("--plan", type=filled_path, metavar="PLAN.json", help="the job under this plan")
     policy.add_argument(
-        "--ac", type=filled, metavar="MODE",
+        "--ac",
+        type=filled,
+        metavar="MODE",
         help="none, full, selective-op or selective-N in place of the job's own checkpointing",
-    )  # fmt: skip
+    )
     what.add_argument(
         "--time", action="store_true", help="show what the step time consists of: cost models, modules, critical path"
     )
     what.add_argument(
-        "--interference", choices=("on", "off"), default="on",
+        "--interference",
+        choices=("on", "off"),
+        default="on",
         help="whether computation and communication slow each other down where they overlap (default on)",
-    )  # fmt: skip
+    )
     what.add_argument(
-        "--collectives", choices=("fitted", "alpha-beta", "chunks"), default="fitted",
+        "--collectives",
+        choices=("fitted", "alpha-beta", "chunks"),
+        default="fitted",
         help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or NCCL's chunks",
-    )  # fmt: skip
+    )
     what.add_argument("--memory", action="store_true", help="show what the peak consists of")
     what.add_argument("--memory-html", type=filled_path, metavar="FILE", help="the memory timeline as a page")
     what.add_argument("--memory-png", type=filled_path, metavar="FILE", help="the memory timeline as a picture")
     what.add_argument(
-        "--memory-snapshot", type=filled_path, metavar="FILE", help="a snapshot for PyTorch's own memory viewer (memory_viz)"
+        "--memory-snapshot",
+        type=filled_path,
+        metavar="FILE",
+        help="a snapshot for PyTorch's own memory viewer (memory_viz)",
     )
-    what.add_argument("--trace", type=filled_path, metavar="FILE", help="the timeline for Perfetto (Chrome trace format)")
+    what.add_argument(
+        "--trace", type=filled_path, metavar="FILE", help="the timeline for Perfetto (Chrome trace format)"
+    )
     what.add_argument("--save-capture", type=filled_path, metavar="FILE", help="keep the captured step (a trace file)")
     command.set_defaults(run="simulate")
 
@@ -241,7 +263,9 @@ def _stopped_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+    numbers = [
+        number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
+    ]
     before = {number: signal.getsignal(number) for number in numbers}
     caught = [number for number in numbers if before[number] is not signal.SIG_IGN]
 

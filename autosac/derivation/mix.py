@@ -235,9 +235,14 @@ class _Mixture:
         if kind is Op:
             signature, stream, module, phase, source, inputs, outputs = event
             return Op(
-                tables.signature_maps[k][signature], stream, module, phase, tables.source_maps[k][source],
-                tuple([self._name(k, s) for s in inputs]), tuple([self._name(k, s) for s in outputs]),
-            )  # fmt: skip
+                tables.signature_maps[k][signature],
+                stream,
+                module,
+                phase,
+                tables.source_maps[k][source],
+                tuple([self._name(k, s) for s in inputs]),
+                tuple([self._name(k, s) for s in outputs]),
+            )
         if kind is Alloc or kind is Free or kind is RecordStream:
             return event._replace(storage=self._name(k, event.storage))
         if kind is Collective:

@@ -24,9 +24,19 @@ from autosac.trace import Alloc, Call, Region, Signature, Storage, TensorMeta, T
 # Fields of rows that are indices or sizes which change with the layers; they do not tell what a row is.
 _UNSTABLE = frozenset({"first", "last", "event", "work", "batch", "nbytes", "peer"})
 _PARTS = (
-    "info", "modules", "module_parents", "module_classes", "sources", "groups", "streams",
-    "signatures", "storages", "prologue", "events", "regions",
-)  # fmt: skip
+    "info",
+    "modules",
+    "module_parents",
+    "module_classes",
+    "sources",
+    "groups",
+    "streams",
+    "signatures",
+    "storages",
+    "prologue",
+    "events",
+    "regions",
+)
 assert set(_PARTS) == {field.name for field in fields(Trace)}
 Template: TypeAlias = dict[str, Any]
 
@@ -57,7 +67,9 @@ class TraceFamily:
             return fit_sequence(getattr(smaller, name), getattr(larger, name), key, element_key, name)
 
         names = [list(zip(t.modules, t.module_parents, t.module_classes, strict=True)) for t in two]
-        self._modules = fit_sequence(names[0], names[1], lambda row, _: (pattern_of(row[0]), row[2]), element_key, "modules")
+        self._modules = fit_sequence(
+            names[0], names[1], lambda row, _: (pattern_of(row[0]), row[2]), element_key, "modules"
+        )
         infos = [_freeze(trace.info) for trace in two]
         self._info = fit(infos[0], infos[1], infos[1], element_key, "info")
         self._rows = {
@@ -258,4 +270,3 @@ def _thaw(value: Any) -> Any:
     if value.kind == "float":
         return float(value.content)
     return sorted(value.content) if value.kind == "sorted" else [_thaw(v) for v in value.content]
-

@@ -89,7 +89,9 @@ def _check_types(document: Mapping[str, Any], known: Mapping[str, Mapping[str, F
         if section not in known:
             if own:
                 continue
-            raise UsageError(f"job file {path}: there is no section [{printable(section)}]; it may have {', '.join(known)}")
+            raise UsageError(
+                f"job file {path}: there is no section [{printable(section)}]; it may have {', '.join(known)}"
+            )
         if not isinstance(table, dict):
             raise UsageError(f"job file {path}: {section} is {_shown(table)}: expected a section [{section}]")
         _check_section(f"{section}", table, known[section], path, own)
@@ -101,7 +103,9 @@ def _check_section(name: str, table: Mapping[str, Any], fields: Mapping[str, Fie
         if field is None:
             if own:
                 continue
-            raise UsageError(f"job file {path}: there is no setting {name}.{printable(key)}; [{name}] has {', '.join(fields)}")
+            raise UsageError(
+                f"job file {path}: there is no setting {name}.{printable(key)}; [{name}] has {', '.join(fields)}"
+            )
         inner = titan_source.nested(field.type)
         if inner is not None:
             if not isinstance(value, dict):
@@ -305,8 +309,9 @@ def _check_pipeline(settings: _Settings) -> None:
     stages = _degrees(settings)["pipeline_parallel_degree"]
     if stages == 1:
         return
-    size, batch = (settings.number(f) for f in (
-        "parallelism.pipeline_parallel_microbatch_size", "training.local_batch_size"))  # fmt: skip
+    size, batch = (
+        settings.number(f) for f in ("parallelism.pipeline_parallel_microbatch_size", "training.local_batch_size")
+    )
     if size and batch and batch % size:
         raise UsageError(
             f"{settings.said('parallelism.pipeline_parallel_microbatch_size')}: expected a divisor of "

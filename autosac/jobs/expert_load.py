@@ -74,10 +74,13 @@ def statistics(simulations: Sequence[Simulation]) -> tuple[Statistic, ...]:
 
         found.append(
             Statistic(
-                name=name, median=at_quantile(values, 0.5, bad), p95=at_quantile(values, HIGH, bad),
-                least=min(values), most=max(values),
+                name=name,
+                median=at_quantile(values, 0.5, bad),
+                p95=at_quantile(values, HIGH, bad),
+                least=min(values),
+                most=max(values),
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 

@@ -126,9 +126,7 @@ class TitanJob:
 Capture: TypeAlias = "Future[Trace] | Capturing"
 
 
-def own_stage(
-    job: TitanJob, server: CaptureServer, start: Callable[[TitanJob], Capture]
-) -> tuple[TitanJob, Capture]:
+def own_stage(job: TitanJob, server: CaptureServer, start: Callable[[TitanJob], Capture]) -> tuple[TitanJob, Capture]:
     """The job as its own rank sees it, and its capture, which `start` starts.
 
     A rank of a later pipeline stage needs to know what the first stage sends. Its capture tells that it does, and then that of

@@ -41,7 +41,9 @@ def _kept(observed: Trace, unit: UnitPolicy, steps: Steps, block: Recomputation)
     The recomputation's operators are the forward's in their order, less what was kept: each is the next that looks like it.
     """
     calls = executions(observed, unit.module)[0].calls
-    ran = [(c, s) for c, call in enumerate(calls) for s in _operators(observed, observed.events[call.first : call.last])]
+    ran = [
+        (c, s) for c, call in enumerate(calls) for s in _operators(observed, observed.events[call.first : call.last])
+    ]
     again = _operators(steps.trace, steps.rows[block.first : block.last])
     rerun: set[int] = set()
     at = 0
@@ -53,9 +55,10 @@ def _kept(observed: Trace, unit: UnitPolicy, steps: Steps, block: Recomputation)
     items, groups = unit.sac.problem.items, unit.sac.stats.groups
     # What costs no time is not kept either: that is also what recomputation does not come to because it stops early.
     kept = {
-        i for i, (item, group) in enumerate(zip(items, groups, strict=True))
+        i
+        for i, (item, group) in enumerate(zip(items, groups, strict=True))
         if item.forced is None and item.recompute_ms > 0 and not rerun & set(group.members)
-    }  # fmt: skip
+    }
     return tuple(sorted(kept | {i for i, item in enumerate(items) if item.forced is True})) if kept else ()
 
 

@@ -140,8 +140,12 @@ def search_batches(
             continue
         progress(f"a local batch of {size} without checkpointing")
         try:
-            trial = Trial(local_batch_size=size, outcome="no plan fits", least_bytes=least.get(size),
-                          unplanned=batches.unplanned(size))  # fmt: skip
+            trial = Trial(
+                local_batch_size=size,
+                outcome="no plan fits",
+                least_bytes=least.get(size),
+                unplanned=batches.unplanned(size),
+            )
         except CaptureError as e:
             trials[size] = Trial(local_batch_size=size, outcome=f"cannot run: {e}")
             continue

@@ -81,9 +81,7 @@ class StepCosts:
         self._planning = planning
         self._recompute_ms = recompute_ms
         self._kernels = np.flatnonzero(base.timeline.ranks[base.stage].engine == Engine.COMPUTE)
-        self._places = [
-            self._place(u, span) for u, executions in enumerate(planning.executions) for span in executions
-        ]
+        self._places = [self._place(u, span) for u, executions in enumerate(planning.executions) for span in executions]
         self._operators = [self._count(executions[0]) for executions in planning.executions]
 
     def _place(self, unit: int, span: Span) -> _Place:
@@ -98,7 +96,9 @@ class StepCosts:
         """Of an execution's forward: operators with kernels, views, and the host's time for all of it."""
         trace = self._base.trace
         region = trace.regions[span.region]
-        views = [trace.signatures[e.signature].is_view for e in trace.events[region.first : region.last] if type(e) is Op]
+        views = [
+            trace.signatures[e.signature].is_view for e in trace.events[region.first : region.last] if type(e) is Op
+        ]
         host_ms = self._base.timeline.problem.host_ms[self._base.stage][region.first : region.last]
         return len(views) - sum(views), sum(views), float(host_ms.sum())
 

@@ -95,7 +95,11 @@ def _does(unit: Unit | None) -> str:
 
 
 def _kept(unit: Unit | None) -> set[str]:
-    return {f"{d.op}#{d.occurrence}{' (host)' * d.offload}" for d in unit.decisions if d.keep} if unit is not None else set()
+    return (
+        {f"{d.op}#{d.occurrence}{' (host)' * d.offload}" for d in unit.decisions if d.keep}
+        if unit is not None
+        else set()
+    )
 
 
 def _short(operators: tuple[str, ...]) -> str:

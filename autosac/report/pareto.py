@@ -92,7 +92,11 @@ def pareto_html(path: str | Path, plans: Sequence[Plan]) -> None:
             hoverinfo="text",
             mode="markers",
             name=p.name if p.fits else f"{p.name}, {_TOO_LARGE}",
-            marker={"size": 12, "symbol": "diamond" if p.fits else "diamond-open", "color": _COLOURS.get(p.name, "#9467bd")},
+            marker={
+                "size": 12,
+                "symbol": "diamond" if p.fits else "diamond-open",
+                "color": _COLOURS.get(p.name, "#9467bd"),
+            },
         )
     for plan in plans:
         figure.add_vline(x=plan.made_for.budget_bytes / GIB, line={"width": 1, "dash": "dot", "color": "#bbbbbb"})
@@ -129,9 +133,14 @@ def _drawn(figure: Any, plans: Sequence[Plan]) -> bytes:
         chosen = [p for p in curve if p.fits is fits]
         if chosen:
             axes.plot(
-                [p.peak_gib for p in chosen], [p.step_ms for p in chosen], "o", color="#1f77b4", zorder=3,
-                markerfacecolor="#1f77b4" if fits else "white", label="AutoSAC" if fits else f"AutoSAC, {_TOO_LARGE}",
-            )  # fmt: skip
+                [p.peak_gib for p in chosen],
+                [p.step_ms for p in chosen],
+                "o",
+                color="#1f77b4",
+                zorder=3,
+                markerfacecolor="#1f77b4" if fits else "white",
+                label="AutoSAC" if fits else f"AutoSAC, {_TOO_LARGE}",
+            )
     for p in others:
         axes.plot(
             p.peak_gib,

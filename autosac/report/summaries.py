@@ -96,13 +96,17 @@ def batch_table(result: BatchPlan) -> Table:
         planned, plain, size = trial.planned, trial.unplanned, trial.local_batch_size
         best = planned is result.planned
         table.add_row(
-            str(size), str(sizes.accumulation(size)), gib(trial.least_bytes) if trial.least_bytes else "",
-            gib(plain.peak_bytes) if plain else "", f"{plain.tokens_per_second:,.0f}" if plain else "",
+            str(size),
+            str(sizes.accumulation(size)),
+            gib(trial.least_bytes) if trial.least_bytes else "",
+            gib(plain.peak_bytes) if plain else "",
+            f"{plain.tokens_per_second:,.0f}" if plain else "",
             gib(planned.simulation.peak_bytes(kind)) if planned else "",
             f"{trial.tokens_per_second:,.0f}" if planned else "",
             format_ms(planned.plan.predictions["autosac"].recompute_ms) if planned else "",
-            "best" if best else trial.outcome, style="bold" if best else "",
-        )  # fmt: skip
+            "best" if best else trial.outcome,
+            style="bold" if best else "",
+        )
     return table
 
 
@@ -116,17 +120,26 @@ def budgets_table(found: Sequence[Planned]) -> Table:
         made_for, p = planned.plan.made_for, planned.plan.predictions["autosac"]
         peak = planned.simulation.peak_bytes(kind)
         table.add_row(
-            format_bytes(made_for.budget_bytes), format_ms(p.step_ms), format_ms(p.recompute_ms),
-            format_bytes(p.peak_active_bytes), format_bytes(p.peak_reserved_bytes or 0),
-            f"{peak / made_for.budget_bytes:.1%}", str(len(planned.plan.units)),
-        )  # fmt: skip
+            format_bytes(made_for.budget_bytes),
+            format_ms(p.step_ms),
+            format_ms(p.recompute_ms),
+            format_bytes(p.peak_active_bytes),
+            format_bytes(p.peak_reserved_bytes or 0),
+            f"{peak / made_for.budget_bytes:.1%}",
+            str(len(planned.plan.units)),
+        )
     table.add_section()
     for name, p in found[0].plan.predictions.items():
         if name != "autosac":
             table.add_row(
-                POLICY_NAMES.get(name, name), format_ms(p.step_ms), format_ms(p.recompute_ms),
-                format_bytes(p.peak_active_bytes), format_bytes(p.peak_reserved_bytes or 0), "", "",
-            )  # fmt: skip
+                POLICY_NAMES.get(name, name),
+                format_ms(p.step_ms),
+                format_ms(p.recompute_ms),
+                format_bytes(p.peak_active_bytes),
+                format_bytes(p.peak_reserved_bytes or 0),
+                "",
+                "",
+            )
     return table
 
 
@@ -134,7 +147,9 @@ def _own_peaks(found: Sequence[Planned]) -> str | None:
     """Which budgets are the peaks of the usual policies."""
     made_for, predictions = found[0].plan.made_for, found[0].plan.predictions
     policies = {
-        p.peak_reserved_bytes if made_for.budget_kind == "reserved" else p.peak_active_bytes: POLICY_NAMES.get(name, name)
+        p.peak_reserved_bytes if made_for.budget_kind == "reserved" else p.peak_active_bytes: POLICY_NAMES.get(
+            name, name
+        )
         for name, p in predictions.items()
         if name != "autosac"
     }
@@ -204,7 +219,9 @@ def reasons_table(plan: Plan) -> Table:
         table.add_row(
             "what the step pays" if reasons.objective == "step" else "recomputation",
             reasons.method,
-            f"{format_ms(reasons.ms_per_gib)}\nMSPS of {1e3 / reasons.ms_per_gib:,.0f} GiB/s" if reasons.ms_per_gib else "-",
+            f"{format_ms(reasons.ms_per_gib)}\nMSPS of {1e3 / reasons.ms_per_gib:,.0f} GiB/s"
+            if reasons.ms_per_gib
+            else "-",
             "\n".join(points) or "nothing",
         )
     return table

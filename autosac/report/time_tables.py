@@ -132,7 +132,9 @@ class Shared(NamedTuple):
     together_communication_ms: float
 
     def __str__(self) -> str:
-        alone = f"computation {format_ms(self.alone_compute_ms)}, communication {format_ms(self.alone_communication_ms)}"
+        alone = (
+            f"computation {format_ms(self.alone_compute_ms)}, communication {format_ms(self.alone_communication_ms)}"
+        )
         together = f"{format_ms(self.together_compute_ms)} and {format_ms(self.together_communication_ms)}"
         return f"priced alone: {alone}; in the step, beside each other: {together}"
 

@@ -17,27 +17,38 @@ from autosac.trace import Trace
 _DECISIVE: dict[str, tuple[str, ...] | None] = {
     "model": ("name", "flavor", "converters"),
     "training": (
-        "local_batch_size", "seq_len", "global_batch_size", "dtype", "mixed_precision_param", "mixed_precision_reduce",
+        "local_batch_size",
+        "seq_len",
+        "global_batch_size",
+        "dtype",
+        "mixed_precision_param",
+        "mixed_precision_reduce",
         "enable_cpu_offload",
     ),
     "parallelism": None,
     "optimizer": ("name", "implementation", "early_step_in_backward"),
     "compile": None,
-}  # fmt: skip
+}
 
 
 # The same for the Python configurations of TorchTitan 0.3; the model, its loss and its optimizer are trees of components.
 _DECISIVE_IN_PYTHON: dict[str, tuple[str, ...] | None] = {
     "model_spec": ("name", "flavor"),
     "training": (
-        "local_batch_size", "seq_len", "global_batch_size", "dtype", "mixed_precision_param", "mixed_precision_reduce",
-        "enable_cpu_offload", "disable_cuda_graphs",
+        "local_batch_size",
+        "seq_len",
+        "global_batch_size",
+        "dtype",
+        "mixed_precision_param",
+        "mixed_precision_reduce",
+        "enable_cpu_offload",
+        "disable_cuda_graphs",
     ),
     "parallelism": None,
     "optimizer": ("implementation",),
     "compile": None,
     "override": ("imports",),
-}  # fmt: skip
+}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 

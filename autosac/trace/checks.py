@@ -24,10 +24,19 @@ _MOST_DIMENSIONS = 64
 _INFO_DEPTH = 16
 _KINDS = frozenset(
     {
-        "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send", "recv",
+        "all_gather",
+        "reduce_scatter",
+        "all_reduce",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send",
+        "recv",
         "barrier",
     }
-)  # fmt: skip
+)
 _PLACES = frozenset({"device", "cpu"})
 _REASONS = frozenset({"item", "stream", "event", "device"})
 
@@ -48,7 +57,9 @@ IMPOSSIBLE_CALL = (IndexError, KeyError, TypeError, ValueError, ZeroDivisionErro
 def impossible_call(signature: Any) -> SimulationError:
     """The error for such a signature."""
     shapes = ", ".join(str(list(meta.shape)) for meta in signature.inputs)
-    return SimulationError(f"the operator {printable(repr(signature.name))} cannot have been called with tensors of {shapes}")
+    return SimulationError(
+        f"the operator {printable(repr(signature.name))} cannot have been called with tensors of {shapes}"
+    )
 
 
 # ---- columns -------------------------------------------------------------------------------------------------
@@ -183,9 +194,11 @@ def check_document(document: dict[str, Any], fields: Mapping[str, tuple[str, ...
     if type(modules) is not list or len(modules) != 3:
         fail("modules", modules, "names, parents and classes")
     count = _table(
-        modules, ("names", "parents", "classes"),
-        {"names": _texts, "parents": _whole(-1, max(len(modules[0]) - 1, -1)), "classes": _texts}, "modules",
-    )  # fmt: skip
+        modules,
+        ("names", "parents", "classes"),
+        {"names": _texts, "parents": _whole(-1, max(len(modules[0]) - 1, -1)), "classes": _texts},
+        "modules",
+    )
     for i, parent in enumerate(modules[1]):
         if parent >= i:
             fail(f"modules.parents[{i}]", parent, f"a module before {i}")
@@ -196,35 +209,58 @@ def check_document(document: dict[str, Any], fields: Mapping[str, tuple[str, ...
     if len(streams) > _MOST_STREAMS:
         fail("streams", f"{len(streams)} names", f"at most {_MOST_STREAMS}")
     group = {
-        "name": _texts, "offset": _whole(0, MOST_RANKS), "dims": _dims, "explicit": _wholes(0, MOST_RANKS, "a rank"),
-    }  # fmt: skip
+        "name": _texts,
+        "offset": _whole(0, MOST_RANKS),
+        "dims": _dims,
+        "explicit": _wholes(0, MOST_RANKS, "a rank"),
+    }
     groups = _table(document["groups"], fields["Group"], group, "groups")
     signature = {
-        "name": _texts, "inputs": _metas(), "outputs": _metas(), "arguments": _arguments, "is_view": _flags,
-        "is_random": _flags, "mutates": _wholes(0, _MOST),
-    }  # fmt: skip
+        "name": _texts,
+        "inputs": _metas(),
+        "outputs": _metas(),
+        "arguments": _arguments,
+        "is_view": _flags,
+        "is_random": _flags,
+        "mutates": _wholes(0, _MOST),
+    }
     signatures = _table(document["signatures"], fields["Signature"], signature, "signatures")
     for i in range(signatures):
         _wholes(0, len(document["signatures"][1][i]) - 1, "an input")(
             [document["signatures"][6][i]], f"signatures.mutates[{i}]"
         )
     common: dict[str, Check] = {
-        "module": _whole(0, count - 1, "a module"), "source": _whole(0, len(sources) - 1, "a source"),
-        "phase": _whole(0, phases - 1, "a phase"), "stream": _whole(0, _MOST_STREAMS, "a stream"),
-        "op": _texts, "signature": _whole(0, signatures - 1, "a signature"),
-    }  # fmt: skip
+        "module": _whole(0, count - 1, "a module"),
+        "source": _whole(0, len(sources) - 1, "a source"),
+        "phase": _whole(0, phases - 1, "a phase"),
+        "stream": _whole(0, _MOST_STREAMS, "a stream"),
+        "op": _texts,
+        "signature": _whole(0, signatures - 1, "a signature"),
+    }
     storages = _table(
-        document["storages"], fields["Storage"],
-        {**common, "nbytes": _whole(0, _MOST_BYTES, "bytes"), "label": _whole(0, labels - 1, "a label")}, "storages",
-    )  # fmt: skip
+        document["storages"],
+        fields["Storage"],
+        {**common, "nbytes": _whole(0, _MOST_BYTES, "bytes"), "label": _whole(0, labels - 1, "a label")},
+        "storages",
+    )
     used = _wholes(-1, storages - 1, "a storage")
     rows = {
-        **common, "inputs": used, "outputs": used, "storage": _whole(0, storages - 1, "a storage"),
-        "event": _whole(0, _MOST, "an event"), "other": common["stream"], "work": _whole(-1, _MOST), "kind": _one_of(_KINDS),
-        "nbytes": _whole(0, _MOST_BYTES, "bytes"), "group": _whole(0, groups - 1, "a group"), "asynchronous": _flags,
-        "peer": _whole(-1, MOST_RANKS, "a rank"), "batch": _whole(-1, _MOST), "reason": _one_of(_REASONS),
+        **common,
+        "inputs": used,
+        "outputs": used,
+        "storage": _whole(0, storages - 1, "a storage"),
+        "event": _whole(0, _MOST, "an event"),
+        "other": common["stream"],
+        "work": _whole(-1, _MOST),
+        "kind": _one_of(_KINDS),
+        "nbytes": _whole(0, _MOST_BYTES, "bytes"),
+        "group": _whole(0, groups - 1, "a group"),
+        "asynchronous": _flags,
+        "peer": _whole(-1, MOST_RANKS, "a rank"),
+        "batch": _whole(-1, _MOST),
+        "reason": _one_of(_REASONS),
         "step": _whole(0, _MOST),
-    }  # fmt: skip
+    }
     waits = {**rows, "stream": _whole(-1, _MOST_STREAMS, "a stream"), "event": _whole(-1, _MOST, "an event")}
     for part in ("prologue", "events"):
         _events(document[part], fields, rows, waits, part)
@@ -234,7 +270,11 @@ def check_document(document: dict[str, Any], fields: Mapping[str, tuple[str, ...
 
 
 def _events(
-    document: Any, fields: Mapping[str, tuple[str, ...]], rows: Mapping[str, Check], waits: Mapping[str, Check], part: str
+    document: Any,
+    fields: Mapping[str, tuple[str, ...]],
+    rows: Mapping[str, Check],
+    waits: Mapping[str, Check],
+    part: str,
 ) -> None:
     if type(document) is not dict:
         fail(part, document, "the order and the columns of events")
@@ -278,10 +318,18 @@ def _regions(regions: Any, fields: Mapping[str, tuple[str, ...]], common: Mappin
             fail(where, [first, last, calls], "a range of events, and no calls beside the table")
         common["storages"]([inputs, outputs], where)
         call = {
-            "op": _texts, "occurrence": _whole(-1, _MOST), "outputs": _metas(least=-1), "first": place, "last": place,
-            "is_view": _flags, "is_random": _flags, "must_save": _flags, "created": common["storages"],
-            "reads": common["storages"], "writes": common["storages"],
-        }  # fmt: skip
+            "op": _texts,
+            "occurrence": _whole(-1, _MOST),
+            "outputs": _metas(least=-1),
+            "first": place,
+            "last": place,
+            "is_view": _flags,
+            "is_random": _flags,
+            "must_save": _flags,
+            "created": common["storages"],
+            "reads": common["storages"],
+            "writes": common["storages"],
+        }
         _table(table, fields["Call"], call, f"{where}.calls")
 
 
@@ -314,7 +362,8 @@ def _degrees(value: Any) -> bool:
 
 def _inputs(value: Any) -> bool:
     return type(value) is list and all(
-        type(row) is list and len(row) == 3 and _sizes(row[0]) and _sizes(row[1]) and type(row[2]) is str for row in value
+        type(row) is list and len(row) == 3 and _sizes(row[0]) and _sizes(row[1]) and type(row[2]) is str
+        for row in value
     )
 
 

@@ -11,8 +11,30 @@ from benchmarks.bad_input.trials import Trial
 WHOLE = ("0", "-1", "1.5", "²", "٣", "1_0", " 2", "+2", "0x2", "9" * 5000, "1e3", "", "nan", "two", "--", "1000000000")
 DECIMAL = ("nan", "inf", "-inf", "-1", "", "١", "1_0", "0x1", "1e999", "--", "one", "1,5", "[/bold]", "\x1b[31m")
 TEXT = ("", " ", "--", "[/bold]", "\x1b[31mred", "no-such", "a\nb", "\u202ex", "x" * 3000, "../../etc/passwd", "\ud800")
-AMOUNT = ("", "--", "12", "0GiB", "-3GiB", "5 furlongs", "130%", "1e999GiB", "100GiB", "nan", "inf", "NaN%", "1e-30GiB",
-          "٣GiB", "68 GiB GiB", "0x44GiB", "GiB", "%", "1_0GiB", "[/bold]", "\x1b[31m", "68GiB\n1GiB")  # fmt: skip
+AMOUNT = (
+    "",
+    "--",
+    "12",
+    "0GiB",
+    "-3GiB",
+    "5 furlongs",
+    "130%",
+    "1e999GiB",
+    "100GiB",
+    "nan",
+    "inf",
+    "NaN%",
+    "1e-30GiB",
+    "٣GiB",
+    "68 GiB GiB",
+    "0x44GiB",
+    "GiB",
+    "%",
+    "1_0GiB",
+    "[/bold]",
+    "\x1b[31m",
+    "68GiB\n1GiB",
+)
 ALLOCATOR = ("nonsense", "max_split_size_mb:" + "9" * 5000, "max_split_size_mb:²", "[/bold]", "backend:x", "a:b:c")
 LOADS = ("", "zipf:nan", "zipf:1e300", "zipf:0", "power-law:1e-300", "zipf:²", "[/bold]", "balanced:1", "zipf:")
 MODES = ("selective", "selective-0", "selective-²", "selective-" + "9" * 5000, "selective-1.5", "FULL")
@@ -89,10 +111,25 @@ def options(shop: Workshop) -> Trial:
     arguments += [f"{option}={value}"] if joined else [option, value]
     known = {"--module": "checkpoints no module", "--gpu": "GPU", "--alloc-conf": "PYTORCH_CUDA_ALLOC_CONF"}
     names = (
-        option, option[2:], option[2:].replace("-", " "), option[2:-1], known.get(option, option), "load of experts",
-        "activation checkpointing", "MILP", value.strip()[:20] or option, "polic", "budget", "batch size", "profile",
-        "time limit", "model", "cluster", "captured", "gap",
-    )  # fmt: skip
+        option,
+        option[2:],
+        option[2:].replace("-", " "),
+        option[2:-1],
+        known.get(option, option),
+        "load of experts",
+        "activation checkpointing",
+        "MILP",
+        value.strip()[:20] or option,
+        "polic",
+        "budget",
+        "batch size",
+        "profile",
+        "time limit",
+        "model",
+        "cluster",
+        "captured",
+        "gap",
+    )
     return Trial(kind="options", what=f"{which} {option} {value[:30]!r}", arguments=tuple(arguments), names=names)
 
 
@@ -218,9 +255,12 @@ def outputs(shop: Workshop) -> Trial:
         arguments = arguments[:3]
     given = (f"{option}={text}",) if option.startswith("--") else (option, text)
     return Trial(
-        kind="outputs", what=f"{which} {option}: {kind}", arguments=(*arguments, *given), refuse=refuse,
+        kind="outputs",
+        what=f"{which} {option}: {kind}",
+        arguments=(*arguments, *given),
+        refuse=refuse,
         names=(Path(text).name[-12:] or option, option),
-    )  # fmt: skip
+    )
 
 
 COMMAND_LINES = {

@@ -17,9 +17,25 @@ from benchmarks.bad_input.material import GPU, Raw
 from benchmarks.bad_input.trials import Trial
 
 HOSTILE = (
-    "[/bold]", "[bold red]x", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\rb", "a\nb", "\u202egpj.exe", "$x^$", ":smile:",
-    "\ud800", "²", "\x00", "%s%n{}", "<script>alert(1)</script>", " ", "x" * 3000, "\x9b31m", "=cmd|' /C calc'!A0",
-)  # fmt: skip
+    "[/bold]",
+    "[bold red]x",
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
+    "a\rb",
+    "a\nb",
+    "\u202egpj.exe",
+    "$x^$",
+    ":smile:",
+    "\ud800",
+    "²",
+    "\x00",
+    "%s%n{}",
+    "<script>alert(1)</script>",
+    " ",
+    "x" * 3000,
+    "\x9b31m",
+    "=cmd|' /C calc'!A0",
+)
 
 
 class Workshop:
@@ -107,10 +123,8 @@ def _free_plan(path: tuple[str | int, ...]) -> bool:
     """Names of policies and settings may be any, and a saving for each second may be large."""
     return (
         path[-1] == "msps"
-        or (len(path) == 2
-        and path[0] == "predictions")
-        or (path[:2] == ("made_for", "job_settings")
-        and len(path) == 3)
+        or (len(path) == 2 and path[0] == "predictions")
+        or (path[:2] == ("made_for", "job_settings") and len(path) == 3)
     )
 
 
@@ -124,9 +138,12 @@ def hostile_plans(shop: Workshop) -> Trial:
     file = shop.write(Spoiled(json.dumps(document).encode(), "", None), ".json")
     command = shop.rng.choice((("explain",), ("diff", str(shop.plan)), ("explain", "--json")))
     return Trial(
-        kind="hostile plans", what=f"{'.'.join(map(str, path))} = {text[:30]!r}",
-        arguments=(command[0], *command[1:], str(file)), refuse=None, names=(file.name,),
-    )  # fmt: skip
+        kind="hostile plans",
+        what=f"{'.'.join(map(str, path))} = {text[:30]!r}",
+        arguments=(command[0], *command[1:], str(file)),
+        refuse=None,
+        names=(file.name,),
+    )
 
 
 def _at(document: Any, path: tuple[str | int, ...]) -> Any:
@@ -153,9 +170,12 @@ def captures(shop: Workshop) -> Trial:
     path = shop.write(spoiled, ".trace")
     more = rng.choice(((), ("--json",), ("--memory", "--time")))
     return Trial(
-        kind="captures", what=spoiled.what, arguments=("simulate", str(path), "--gpu", GPU, "--quiet", *more),
-        refuse=spoiled.refuse, names=(path.name,),
-    )  # fmt: skip
+        kind="captures",
+        what=spoiled.what,
+        arguments=("simulate", str(path), "--gpu", GPU, "--quiet", *more),
+        refuse=spoiled.refuse,
+        names=(path.name,),
+    )
 
 
 _OPTIONAL_INFO = tuple(material.capture().info)
@@ -163,9 +183,12 @@ _OPTIONAL_INFO = tuple(material.capture().info)
 
 def _free_capture(path: tuple[str | int, ...]) -> bool:
     """Where other values may make sense: any text, arguments, what a table of `info` holds."""
-    return path[0] in ("sources", "streams") or "arguments" in path or path[:2] == ("signatures", 3) or (len(path) > 2 and (
-        path[:2] == ("signatures", 0) or path[0] in ("modules", "info")
-    ))  # fmt: skip
+    return (
+        path[0] in ("sources", "streams")
+        or "arguments" in path
+        or path[:2] == ("signatures", 3)
+        or (len(path) > 2 and (path[:2] == ("signatures", 0) or path[0] in ("modules", "info")))
+    )
 
 
 def hostile_captures(shop: Workshop) -> Trial:
@@ -175,38 +198,81 @@ def hostile_captures(shop: Workshop) -> Trial:
     text = rng.choice(HOSTILE)
     path = rng.choice(
         (
-            ("info", "model"), ("info", "gpu"), ("modules", 0, 1), ("modules", 2, 1), ("sources", 1), ("streams", 0),
-            ("groups", 0, 0), ("signatures", 0, 1), ("storages", 6, 2), ("storages", 6, 4),
+            ("info", "model"),
+            ("info", "gpu"),
+            ("modules", 0, 1),
+            ("modules", 2, 1),
+            ("sources", 1),
+            ("streams", 0),
+            ("groups", 0, 0),
+            ("signatures", 0, 1),
+            ("storages", 6, 2),
+            ("storages", 6, 4),
         )
-    )  # fmt: skip
+    )
     put(document, path, text)
     file = shop.write(Spoiled(gzip.compress(json.dumps(document).encode(), 1), "", None), ".trace")
     more = rng.choice(
         (
-            ("--memory", "--time"), ("--json",), ("--memory-png", str(shop.name(".png"))),
+            ("--memory", "--time"),
+            ("--json",),
+            ("--memory-png", str(shop.name(".png"))),
             ("--trace", str(shop.name(".json"))),
-            ("--memory-html", str(shop.name(".html"))), ("--memory-snapshot", str(shop.name(".pickle"))),
+            ("--memory-html", str(shop.name(".html"))),
+            ("--memory-snapshot", str(shop.name(".pickle"))),
         )
-    )  # fmt: skip
+    )
     return Trial(
-        kind="hostile captures", what=f"{'.'.join(map(str, path))} = {text[:30]!r}",
-        arguments=("simulate", str(file), "--gpu", GPU, "--quiet", *more), refuse=None, names=(file.name,),
-    )  # fmt: skip
+        kind="hostile captures",
+        what=f"{'.'.join(map(str, path))} = {text[:30]!r}",
+        arguments=("simulate", str(file), "--gpu", GPU, "--quiet", *more),
+        refuse=None,
+        names=(file.name,),
+    )
 
 
 OPERATORS = (
-    "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "aten._scaled_mm.default",
-    "aten._grouped_mm.default", "aten.convolution.default", "aten.convolution_backward.default", "aten.embedding.default",
-    "aten.embedding_dense_backward.default", "aten._scaled_dot_product_flash_attention.default",
-    "aten._scaled_dot_product_flash_attention_backward.default", "aten._scaled_dot_product_cudnn_attention.default",
-    "aten._scaled_dot_product_efficient_attention.default", "aten._scaled_dot_product_efficient_attention_backward.default",
-    "flex_attention", "flex_attention_backward", "aten._fused_rms_norm.default", "aten.native_layer_norm.default",
+    "aten.mm.default",
+    "aten.addmm.default",
+    "aten.bmm.default",
+    "aten.baddbmm.default",
+    "aten._scaled_mm.default",
+    "aten._grouped_mm.default",
+    "aten.convolution.default",
+    "aten.convolution_backward.default",
+    "aten.embedding.default",
+    "aten.embedding_dense_backward.default",
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_flash_attention_backward.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_efficient_attention_backward.default",
+    "flex_attention",
+    "flex_attention_backward",
+    "aten._fused_rms_norm.default",
+    "aten.native_layer_norm.default",
     "aten.sum.dim_IntList",
-    "aten.topk.default", "aten.sort.default", "aten.index_put_.default", "aten.scatter_add_.default", "aten.cat.default",
-    "aten._foreach_add_.List", "aten._fused_adamw_.default", "aten.copy_.default", "aten._local_scalar_dense.default",
-    "aten._log_softmax.default", "aten.cumsum.default", "aten.histc.default", "aten.native_batch_norm.default",
-    "aten.max_pool2d_with_indices.default", "triton.kernel", "no.such.operator", "", ".", "aten", "aten..",
-)  # fmt: skip
+    "aten.topk.default",
+    "aten.sort.default",
+    "aten.index_put_.default",
+    "aten.scatter_add_.default",
+    "aten.cat.default",
+    "aten._foreach_add_.List",
+    "aten._fused_adamw_.default",
+    "aten.copy_.default",
+    "aten._local_scalar_dense.default",
+    "aten._log_softmax.default",
+    "aten.cumsum.default",
+    "aten.histc.default",
+    "aten.native_batch_norm.default",
+    "aten.max_pool2d_with_indices.default",
+    "triton.kernel",
+    "no.such.operator",
+    "",
+    ".",
+    "aten",
+    "aten..",
+)
 _ARGUMENTS = (
     "dim",
     "dims",
@@ -274,16 +340,35 @@ def shuffled_captures(shop: Workshop) -> Trial:
         changed.append(f"{signatures[0][row]} of {signatures[1][row]}")
     file = shop.write(Spoiled(gzip.compress(json.dumps(document).encode(), 1), "", None), ".trace")
     return Trial(
-        kind="shuffled captures", what="; ".join(changed),
-        arguments=("simulate", str(file), "--gpu", GPU, "--quiet", *rng.choice(((), ("--json",), ("--memory", "--time")))),
-        refuse=None, names=(file.name,),
-    )  # fmt: skip
+        kind="shuffled captures",
+        what="; ".join(changed),
+        arguments=(
+            "simulate",
+            str(file),
+            "--gpu",
+            GPU,
+            "--quiet",
+            *rng.choice(((), ("--json",), ("--memory", "--time"))),
+        ),
+        refuse=None,
+        names=(file.name,),
+    )
 
 
 _EXTREME = (
-    Raw("nan"), Raw("inf"), Raw("-inf"), 1e300, 1e-300, -1, -0.5, Raw("1" * 5000), 10**400, Raw("9" * 25), Raw("1e400"),
+    Raw("nan"),
+    Raw("inf"),
+    Raw("-inf"),
+    1e300,
+    1e-300,
+    -1,
+    -0.5,
+    Raw("1" * 5000),
+    10**400,
+    Raw("9" * 25),
+    Raw("1e400"),
     Raw("[" * 3000 + "]" * 3000),
-)  # fmt: skip
+)
 
 
 def _edit_toml(document: dict[str, Any], rng: random.Random, *, optional: tuple[str, ...] = ()) -> Spoiled:
@@ -301,9 +386,12 @@ def _edit_toml(document: dict[str, Any], rng: random.Random, *, optional: tuple[
         what, refuse = f"without {path}", None
     else:
         new = {
-            "type": wrong_type(value, rng), "extreme": rng.choice(_EXTREME), "odd": {"odd": [{}]}, "empty": "",
+            "type": wrong_type(value, rng),
+            "extreme": rng.choice(_EXTREME),
+            "odd": {"odd": [{}]},
+            "empty": "",
             "date": Raw("1979-05-27T07:32:00Z"),
-        }[kind]  # fmt: skip
+        }[kind]
         put(table, path, new)
         shown = new.text[:20] if isinstance(new, Raw) else repr(new)[:30]
         what = f"{'.'.join(map(str, path))} = {shown}"
@@ -325,9 +413,12 @@ def profiles(shop: Workshop) -> Trial:
         spoiled = edit_bytes(material.toml_of(shop.hardware).encode(), rng)
     path = shop.write(spoiled, ".toml")
     return Trial(
-        kind="profiles", what=spoiled.what, arguments=("simulate", str(shop.capture), "--gpu", str(path), "--quiet"),
-        refuse=spoiled.refuse, names=(path.name,),
-    )  # fmt: skip
+        kind="profiles",
+        what=spoiled.what,
+        arguments=("simulate", str(shop.capture), "--gpu", str(path), "--quiet"),
+        refuse=spoiled.refuse,
+        names=(path.name,),
+    )
 
 
 def bases(shop: Workshop) -> Trial:
@@ -345,15 +436,21 @@ def bases(shop: Workshop) -> Trial:
         document = {"measured": material.MEASURED, "calibrated": material.CALIBRATED, "cluster": material.MEASURED}[
             what
         ]
-        spoiled = edit_json(document, rng, free=lambda p: "about" in p) if rng.random() < 0.7 else edit_bytes(
-            json.dumps(document).encode(), rng)  # fmt: skip
+        spoiled = (
+            edit_json(document, rng, free=lambda p: "about" in p)
+            if rng.random() < 0.7
+            else edit_bytes(json.dumps(document).encode(), rng)
+        )
         other.write_bytes(spoiled.content)
         path.write_text(material.toml_of({"base": GPU, what: str(other) if what == "cluster" else other.name}))
         names = (path.name, other.name)
     return Trial(
-        kind="bases", what=what, arguments=("simulate", str(shop.capture), "--gpu", str(path), "--quiet"),
-        refuse=True if what in ("base", "cluster") else None, names=names,
-    )  # fmt: skip
+        kind="bases",
+        what=what,
+        arguments=("simulate", str(shop.capture), "--gpu", str(path), "--quiet"),
+        refuse=True if what in ("base", "cluster") else None,
+        names=names,
+    )
 
 
 def clusters(shop: Workshop) -> Trial:
@@ -384,9 +481,12 @@ def jobs(shop: Workshop) -> Trial:
     path = shop.write(spoiled, ".toml")
     command = rng.choice(("plan", "simulate"))
     return Trial(
-        kind="jobs", what=spoiled.what, arguments=(command, str(path), "--gpu", GPU, "--quiet"), refuse=spoiled.refuse,
+        kind="jobs",
+        what=spoiled.what,
+        arguments=(command, str(path), "--gpu", GPU, "--quiet"),
+        refuse=spoiled.refuse,
         names=(path.name,),
-    )  # fmt: skip
+    )
 
 
 _NUMBERS = ("0", "-1", "long", "1.5", "", "1e9", "9" * 30, "²", "٣", "1_0", "NaN", " 8", "0x8", "-0")
@@ -396,10 +496,13 @@ def job_settings(shop: Workshop) -> Trial:
     """TorchTitan's arguments that cannot be."""
     rng = shop.rng
     whole = (
-        "training.local_batch_size", "training.seq_len", "parallelism.tensor_parallel_degree",
-        "parallelism.pipeline_parallel_degree", "parallelism.context_parallel_degree",
+        "training.local_batch_size",
+        "training.seq_len",
+        "parallelism.tensor_parallel_degree",
+        "parallelism.pipeline_parallel_degree",
+        "parallelism.context_parallel_degree",
         "parallelism.data_parallel_replicate_degree",
-    )  # fmt: skip
+    )
     world = "1"
     if rng.random() < 0.6:
         name, value = rng.choice(whole), rng.choice(_NUMBERS)
@@ -445,9 +548,12 @@ def suites(shop: Workshop) -> Trial:
         spoiled = edit_bytes(shop.suite.read_bytes(), rng)
     path = shop.write(spoiled, ".toml")
     return Trial(
-        kind="suites", what=spoiled.what, arguments=("bench", str(path), "-o", str(shop.name("out")), "--quiet"),
-        refuse=spoiled.refuse, names=(path.name, "model.py", "module.py"),
-    )  # fmt: skip
+        kind="suites",
+        what=spoiled.what,
+        arguments=("bench", str(path), "-o", str(shop.name("out")), "--quiet"),
+        refuse=spoiled.refuse,
+        names=(path.name, "model.py", "module.py"),
+    )
 
 
 def unreadable(shop: Workshop) -> Trial:

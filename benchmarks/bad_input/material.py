@@ -39,13 +39,17 @@ JOB: dict[str, Any] = {
     "optimizer": {"name": "AdamW", "lr": 8e-4, "implementation": "fused"},
     "training": {"local_batch_size": 8, "seq_len": 2048, "max_norm": 1.0, "steps": 10, "dtype": "float32"},
     "parallelism": {
-        "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": -1, "tensor_parallel_degree": 1,
-        "pipeline_parallel_degree": 1, "context_parallel_degree": 1, "pipeline_parallel_schedule": "1F1B",
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": -1,
+        "tensor_parallel_degree": 1,
+        "pipeline_parallel_degree": 1,
+        "context_parallel_degree": 1,
+        "pipeline_parallel_schedule": "1F1B",
     },
     "activation_checkpoint": {"mode": "none", "selective_ac_option": "op"},
     "compile": {"enable": False, "components": ["model", "loss"]},
     "checkpoint": {"enable": False, "interval": 500},
-}  # fmt: skip
+}
 SUITE: dict[str, Any] = {
     "name": "Tiny",
     "gpu": GPU,
@@ -81,14 +85,18 @@ CALIBRATED: dict[str, Any] = {
     "bandwidth": 3e12,
     "groups": {
         "elementwise:bfloat16": {
-            "points": [[1.0, 2.0], [3.0, 4.0]], "alpha": [0.1, 0.2], "scales": [1.0, 1.0], "amplitude": 1.0, "mean": 0.0,
+            "points": [[1.0, 2.0], [3.0, 4.0]],
+            "alpha": [0.1, 0.2],
+            "scales": [1.0, 1.0],
+            "amplitude": 1.0,
+            "mean": 0.0,
             "rel_std": 0.1,
         }
     },
     "collectives": [["all_reduce", 2, 1024, 0.01]],
     "memory": None,
     "about": {"date": "2026-01-01"},
-}  # fmt: skip
+}
 
 
 def plan() -> dict[str, Any]:
@@ -102,19 +110,30 @@ def plan() -> dict[str, Any]:
     )
     units = tuple(
         Unit(
-            fqn=f"layers.{i}", discard_fraction=0.5, kept_bytes=256, recompute_ms=0.1, decisions=decisions,
+            fqn=f"layers.{i}",
+            discard_fraction=0.5,
+            kept_bytes=256,
+            recompute_ms=0.1,
+            decisions=decisions,
             parameters=(("weight", (16, 16)),),
         )
         for i in range(2)
-    )  # fmt: skip
+    )
     prediction = Prediction(
         step_ms=10.0, peak_active_bytes=2**30, peak_reserved_bytes=2**31, fits=True, recompute_ms=1.0
     )
     made_for = MadeFor(
-        job_fingerprint="f", model="llama3 debugmodel", torch_version="2.13", torchtitan_version="0.2.2", gpu=GPU,
-        world_size=2, budget_bytes=2**32, budget_kind="reserved", parameters=(("layers.0.weight", (16, 16)),),
+        job_fingerprint="f",
+        model="llama3 debugmodel",
+        torch_version="2.13",
+        torchtitan_version="0.2.2",
+        gpu=GPU,
+        world_size=2,
+        budget_bytes=2**32,
+        budget_kind="reserved",
+        parameters=(("layers.0.weight", (16, 16)),),
         job_settings={"model.name": "llama3"},
-    )  # fmt: skip
+    )
     made = Plan(made_for=made_for, units=units, predictions={"autosac": prediction, "none": prediction})
     document: dict[str, Any] = json.loads(made.to_bytes())
     return document
@@ -165,11 +184,24 @@ def capture() -> Trace:
     )
     return Trace(
         info={
-            "job_fingerprint": "f", "job_settings": {"model.name": "toy"}, "model": "toy", "world_size": 2, "rank": 0,
-            "gpu": "NVIDIA H100", "local_batch_size": 1, "seq_len": 64, "tokens_per_step": 64, "flops_per_token": 1e6,
-            "parallelism": {"dp_shard": 2, "pp": 1}, "parameter_shapes": {"layers.0.weight": [256, 256]},
-            "fsdp_units": ["layers.0"], "checkpointing": "none", "preserve_rng_state": True, "early_stop": False,
-            "torch_version": "2.13", "torchtitan_version": "0.2.2",
+            "job_fingerprint": "f",
+            "job_settings": {"model.name": "toy"},
+            "model": "toy",
+            "world_size": 2,
+            "rank": 0,
+            "gpu": "NVIDIA H100",
+            "local_batch_size": 1,
+            "seq_len": 64,
+            "tokens_per_step": 64,
+            "flops_per_token": 1e6,
+            "parallelism": {"dp_shard": 2, "pp": 1},
+            "parameter_shapes": {"layers.0.weight": [256, 256]},
+            "fsdp_units": ["layers.0"],
+            "checkpointing": "none",
+            "preserve_rng_state": True,
+            "early_stop": False,
+            "torch_version": "2.13",
+            "torchtitan_version": "0.2.2",
         },
         signatures=signatures,
         storages=storages,
@@ -182,7 +214,7 @@ def capture() -> Trace:
         events=events,
         regions=(Region(1, 0, 6, calls, (1,), (3,)),),
         streams=("compute", "stream 1"),
-    )  # fmt: skip
+    )
 
 
 def shipped(kind: str, name: str) -> dict[str, Any]:

@@ -37,10 +37,12 @@ def main() -> int:
     file = arguments.output.with_suffix(".json")
     results = _load(file, rows)
     wanted = [
-        row for row in rows
-        if arguments.size in (None, row.size) and re.search(arguments.rows, row.key)
+        row
+        for row in rows
+        if arguments.size in (None, row.size)
+        and re.search(arguments.rows, row.key)
         and not (arguments.missing and row.key in results)
-    ]  # fmt: skip
+    ]
     good = True
     for row in wanted:
         result = run(row, arguments.limit)

@@ -70,9 +70,13 @@ def _line(row: Row, result: Result) -> str:
         reason = result.reason.replace("|", "\\|").replace("<", "&lt;")
         return f"| {' | '.join([*start, f'no: {reason}', '', '', '', '', ''])} |"
     figures = [
-        result.outcome, str(result.ranks), f"{result.cpu_s:.0f}" if result.cpu_s else "", f"{result.operators:,}",
-        f"{result.peak_bytes / 2**30:.2f}", f"{result.step_ms:,.1f}",
-    ]  # fmt: skip
+        result.outcome,
+        str(result.ranks),
+        f"{result.cpu_s:.0f}" if result.cpu_s else "",
+        f"{result.operators:,}",
+        f"{result.peak_bytes / 2**30:.2f}",
+        f"{result.step_ms:,.1f}",
+    ]
     return f"| {' | '.join([*start, *figures])} |"
 
 

@@ -117,7 +117,9 @@ def _training() -> None:
     from autosac.bench.suite import make_step_of
 
     make_step: Callable[..., Any] = make_step_of(
-        ROOT, "benchmarks/table_5_5/llama.py:make_step", {**_LLAMA, "batch_size": 4, "seq_len": 512, "dtype": "bfloat16"}
+        ROOT,
+        "benchmarks/table_5_5/llama.py:make_step",
+        {**_LLAMA, "batch_size": 4, "seq_len": 512, "dtype": "bfloat16"},
     )
     _, step = make_step(torch.device("cuda"))
     for _ in range(2):

@@ -51,7 +51,11 @@ def lines_of(document: dict[str, Any]) -> list[str]:
             error = _error(predicted.get(key), measured.get(key))
             if error is not None:
                 errors[key].append(error)
-            cells += [_cell(measured.get(key), scale, digits), _cell(predicted.get(key), scale, digits), _percent(error)]
+            cells += [
+                _cell(measured.get(key), scale, digits),
+                _cell(predicted.get(key), scale, digits),
+                _percent(error),
+            ]
         lines.append("| " + " | ".join([*cells, failure.replace("|", "/")]) + " |")
     lines.append("")
     for key, found in errors.items():

@@ -61,9 +61,7 @@ def _model(name: str, arguments: dict[str, int], dtype: str) -> Model:
     )
 
 
-def run_model(
-    model: Model, profile: str, measurement: Measurement, folder: Path, found: Callable[[Row], None]
-) -> None:
+def run_model(model: Model, profile: str, measurement: Measurement, folder: Path, found: Callable[[Row], None]) -> None:
     """The fixed policies of one model, then the plans; `found` gets every row as soon as there is one."""
     kind = "reserved" if measurement.device == "cuda" else "active"
     total = load_hardware(profile).usable_bytes
@@ -84,9 +82,7 @@ def run_model(
     if low is None or low >= high:
         return
     budgets = tuple(f"{(low + share * (high - low)) / _GIB:.6f}GiB" for share in _SHARES)
-    run_suite(
-        replace(suite, budgets=budgets, policies=(Policy("knapsack"),)), folder, _say, measurement, found
-    )
+    run_suite(replace(suite, budgets=budgets, policies=(Policy("knapsack"),)), folder, _say, measurement, found)
 
 
 def _peak(row: Row, kind: str) -> int | None:
@@ -111,7 +107,9 @@ def main() -> None:
             raise AutosacError("the time was up")
 
     for model in models(arguments.device, load_hardware(arguments.profile).usable_bytes):
-        check_measurable(Suite(name="check", models=(model,), budgets=("85%",), policies=(Policy("none"),)), measurement)
+        check_measurable(
+            Suite(name="check", models=(model,), budgets=("85%",), policies=(Policy("none"),)), measurement
+        )
         if time.monotonic() > until:
             rows.append({"model": model.name, "error": "the time was up"})
         else:

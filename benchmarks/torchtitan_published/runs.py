@@ -20,7 +20,14 @@ PUBLISHED = "torchtitan_published.csv"
 TORCHSIM_MEMORY = "torchsim_70b_memory.csv"
 TORCHSIM_TIME = "torchsim_70b_time.csv"
 _FOUR_PER_NODE = str(Path(__file__).parent / "h100_4_per_node.toml")
-_SETS_THE_NETWORK = ("Llama-3.1-70B", "FSDP", "128", "2", "64", "selective-op")  # nearly all of its step is communication
+_SETS_THE_NETWORK = (
+    "Llama-3.1-70B",
+    "FSDP",
+    "128",
+    "2",
+    "64",
+    "selective-op",
+)  # nearly all of its step is communication
 _MODELS = {"Llama3-": "", "Llama-3-": "", "Llama-3.1-": "", "Llama3.1-": "", "Llama2-": "llama2_"}
 
 

@@ -46,7 +46,14 @@ from autosac.trace import Op, Signature, Trace
 
 _MOST_IN_A_GROUP = 48
 _MOST_OF_A_PRODUCT = 200
-_PRODUCTS = ("matmul", "batched_matmul", "attention_forward", "attention_backward", "convolution", "convolution_backward")
+_PRODUCTS = (
+    "matmul",
+    "batched_matmul",
+    "attention_forward",
+    "attention_backward",
+    "convolution",
+    "convolution_backward",
+)
 _MEMORY_SHARE = 0.6  # of what is free may be taken by one operator
 _LOST = ("CUDA error", "device-side assert", "illegal memory access")
 _FEWEST_TO_POOL = 6
@@ -112,19 +119,24 @@ def calibrate(campaign: Campaign, report: Report = lambda done, total, text: Non
     return Result(
         profile=campaign.output,
         measured=len(measured),
-        skipped={s.name + " " + _sizes(s): journal.skipped[signature_key(s)]
-                 for s in signatures if signature_key(s) in journal.skipped and s not in measured},
+        skipped={
+            s.name + " " + _sizes(s): journal.skipped[signature_key(s)]
+            for s in signatures
+            if signature_key(s) in journal.skipped and s not in measured
+        },
         left=left,
         groups={name: process.rel_std for name, process in calibrated.groups.items()},
         host_us=host_us,
-    )  # fmt: skip
+    )
 
 
 def by_value(trace: Trace, gpu: str) -> tuple[Signature, ...]:
     """A trace's operators, those first that are expected to take most of its step, priced as on a known GPU."""
     counts = Counter(event.signature for event in trace.events if type(event) is Op)
     hardware = load_hardware(gpu)
-    wanted = [i for i in counts if shape_of(trace.signatures[i]) is not None and family(trace.signatures[i].name) != "host"]
+    wanted = [
+        i for i in counts if shape_of(trace.signatures[i]) is not None and family(trace.signatures[i].name) != "host"
+    ]
     if not wanted:
         raise UsageError("the trace is empty: it has no operators on the device that could be measured")
     models = default_models(hardware, learned=False).operators
@@ -163,8 +175,10 @@ def _measure(signatures: Sequence[Signature], journal: Journal, campaign: Campai
         if key in journal.done or key in journal.skipped:
             continue
         if time.monotonic() > campaign.deadline:
-            return sum(signature_key(s) not in journal.done and signature_key(s) not in journal.skipped
-                       for s in signatures[position:])  # fmt: skip
+            return sum(
+                signature_key(s) not in journal.done and signature_key(s) not in journal.skipped
+                for s in signatures[position:]
+            )
         report(position, len(signatures), signature.name)
         _measure_one(signature, key, journal, campaign.machine)
     return 0
@@ -265,7 +279,9 @@ def _process(members: Sequence[tuple[Shape, float]], plain: Calibrated) -> Gauss
     return fit_gaussian(np.array([shape.features for shape, _ in members], dtype=np.float64), values)
 
 
-def _host(campaign: Campaign, calibrated: Calibrated, measured: Mapping[Signature, tuple[float, float]]) -> dict[str, float]:
+def _host(
+    campaign: Campaign, calibrated: Calibrated, measured: Mapping[Signature, tuple[float, float]]
+) -> dict[str, float]:
     """The host's costs; see `host`. Empty without probes."""
     if not campaign.probes:
         return {}
@@ -295,7 +311,10 @@ class _Known:
 
 
 def _write(
-    campaign: Campaign, calibrated: Calibrated, measured: Mapping[Signature, tuple[float, float]], host_us: Mapping[str, float]
+    campaign: Campaign,
+    calibrated: Calibrated,
+    measured: Mapping[Signature, tuple[float, float]],
+    host_us: Mapping[str, float],
 ) -> None:
     output = campaign.output
     measured_path, models_path = output.with_suffix(".measured.json"), output.with_suffix(".calibrated.json")

@@ -99,9 +99,21 @@ def _step_of(parts: Callable[[], list[nn.Module]], optimizer: Callable[..., Any]
 def _mixture() -> list[nn.Module]:
     """Different operators one after the other: in a real step, hardly any finds its instructions in the cache."""
     return [
-        nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16, bias=False), nn.RMSNorm(16), nn.SiLU(), _Views(),
-        nn.Linear(16, 16), nn.Softmax(dim=-1), nn.ReLU(), _Chain(1), nn.Sigmoid(), nn.LayerNorm(16), nn.Dropout(0.1),
-    ]  # fmt: skip
+        nn.Linear(16, 16),
+        nn.LayerNorm(16),
+        nn.GELU(),
+        nn.Linear(16, 16, bias=False),
+        nn.RMSNorm(16),
+        nn.SiLU(),
+        _Views(),
+        nn.Linear(16, 16),
+        nn.Softmax(dim=-1),
+        nn.ReLU(),
+        _Chain(1),
+        nn.Sigmoid(),
+        nn.LayerNorm(16),
+        nn.Dropout(0.1),
+    ]
 
 
 def _checkpointed(part: nn.Module, saved: tuple[str, ...] | None = None) -> nn.Module:

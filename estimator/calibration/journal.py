@@ -34,7 +34,9 @@ class Journal:
         self.skipped: dict[str, str] = {}
         lines = _read(path) if path.exists() else []
         if lines and not resume:
-            raise UsageError(f"{path} is what an unfinished calibration left: give --resume to go on with it, or delete it")
+            raise UsageError(
+                f"{path} is what an unfinished calibration left: give --resume to go on with it, or delete it"
+            )
         if lines:
             self._take(lines, machine)
         self._file = path.open("a" if lines else "w", encoding="utf-8")
@@ -47,7 +49,9 @@ class Journal:
         if lines[0].get("format") != _FORMAT:
             raise UsageError(f"{self.path} is not the journal of a calibration")
         if lines[0].get("machine") != machine:
-            raise UsageError(f"{self.path} was begun on another machine or with other settings: delete it to begin anew")
+            raise UsageError(
+                f"{self.path} was begun on another machine or with other settings: delete it to begin anew"
+            )
         begun: dict[str, None] = {}
         for line in lines[1:]:
             if "begun" in line:
@@ -94,7 +98,9 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
 

@@ -73,9 +73,13 @@ def _features(signature: Signature, kind: str) -> tuple[float, ...] | None:
         if a is None:
             return None
         return (
-            _log(a.batch * a.heads), _log(a.query_length), _log(a.key_length), _log(a.head_size),
-            2.0 * a.causal, _log(a.heads / max(a.kv_heads, 1)),
-        )  # fmt: skip
+            _log(a.batch * a.heads),
+            _log(a.query_length),
+            _log(a.key_length),
+            _log(a.head_size),
+            2.0 * a.causal,
+            _log(a.heads / max(a.kv_heads, 1)),
+        )
     if kind in ("convolution", "convolution_backward"):
         return _convolution(signature, kind)
     return None
@@ -94,10 +98,17 @@ def _convolution(signature: Signature, kind: str) -> tuple[float, ...] | None:
     parts = float(sum(map(bool, mask))) if isinstance(mask, tuple) else 1.0
     inner = data.stride[1] == 1 if len(data.stride) > 1 else False
     return (
-        _log(data.shape[0]), _log(weight.shape[1]), _log(weight.shape[0]), _log(math.prod(out.shape[2:])),
-        _log(math.prod(weight.shape[2:])), _log(math.prod(data.shape[2:])), 4.0 * depthwise, parts, 2.0 * inner,
+        _log(data.shape[0]),
+        _log(weight.shape[1]),
+        _log(weight.shape[0]),
+        _log(math.prod(out.shape[2:])),
+        _log(math.prod(weight.shape[2:])),
+        _log(math.prod(data.shape[2:])),
+        4.0 * depthwise,
+        parts,
+        2.0 * inner,
         _log(flops),
-    )  # fmt: skip
+    )
 
 
 def _plain(signature: Signature, kind: str) -> tuple[float, ...]:
@@ -108,9 +119,13 @@ def _plain(signature: Signature, kind: str) -> tuple[float, ...]:
         walked = 4.0 if reduces_outer(signature) else 0.0
     rows = row_bytes(signature) if kind in ("norm", "norm_backward", "softmax", "reduction", "gather", "scatter") else 0
     return (
-        _log(work.nbytes), _log(rows), walked, _log(len(signature.inputs) + len(signature.outputs)),
-        _log(_window(argument(signature, "kernel_size"))), 2.0 * bool(signature.mutates),
-    )  # fmt: skip
+        _log(work.nbytes),
+        _log(rows),
+        walked,
+        _log(len(signature.inputs) + len(signature.outputs)),
+        _log(_window(argument(signature, "kernel_size"))),
+        2.0 * bool(signature.mutates),
+    )
 
 
 def _window(size: Scalar) -> float:

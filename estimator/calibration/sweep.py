@@ -94,7 +94,9 @@ def _backward(*outputs: torch.Tensor) -> None:
 def _linear(d: Draw) -> None:
     k = d.width(8192 if d.device.type != "cpu" else 4096)
     n = d.width(8192 if d.device.type != "cpu" else 4096)
-    m = d.size(16, max(32, int(min(d.scale.elements / max(n, k) * 2, d.scale.flops / 2 / n / k))), d.source.choice((1, 8, 64)))
+    m = d.size(
+        16, max(32, int(min(d.scale.elements / max(n, k) * 2, d.scale.flops / 2 / n / k))), d.source.choice((1, 8, 64))
+    )
     _backward(d.module(lambda: nn.Linear(k, n, bias=d.flip()))(d.tensor(m, k)))
 
 
@@ -207,9 +209,20 @@ def _optimizers(d: Draw) -> None:
 
 
 _KINDS: tuple[Callable[[Draw], None], ...] = (
-    _linear, _elementwise, _attention, _norms, _linear, _convolution, _in_place, _vocabulary, _batched, _linear, _rotary,
-    _convolution, _optimizers,
-)  # fmt: skip
+    _linear,
+    _elementwise,
+    _attention,
+    _norms,
+    _linear,
+    _convolution,
+    _in_place,
+    _vocabulary,
+    _batched,
+    _linear,
+    _rotary,
+    _convolution,
+    _optimizers,
+)
 
 
 def sweep_step(scale: Scale, rounds: int, until: float = math.inf) -> Callable[[torch.device], Any]:

@@ -5,10 +5,26 @@ from __future__ import annotations
 # Operators of PyTorch itself. Others are not known to give the same result when they run again with the same arguments.
 _KNOWN_NAMESPACES = frozenset(
     {
-        "aten", "prims", "rngprims", "c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor",
-        "symm_mem", "fsdp", "higher_order", "mkl", "mkldnn", "onednn", "quantized", "sparse", "inductor", "streams",
+        "aten",
+        "prims",
+        "rngprims",
+        "c10d",
+        "c10d_functional",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "_dtensor",
+        "symm_mem",
+        "fsdp",
+        "higher_order",
+        "mkl",
+        "mkldnn",
+        "onednn",
+        "quantized",
+        "sparse",
+        "inductor",
+        "streams",
     }
-)  # fmt: skip
+)
 
 
 def is_foreign_name(name: str) -> bool:

@@ -32,10 +32,14 @@ def context_fn(policy: UnitPolicy, *, offloads: bool) -> Callable[[], tuple[Any,
 
     def modes() -> tuple[Any, Any]:
         if offloads:
-            raise PlanError(f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading")
+            raise PlanError(
+                f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading"
+            )
         passes = {again: _Pass(policy, of_old_contents) for again in (False, True)}
         return create_selective_checkpoint_contexts(
-            lambda context, func, *args, **kwargs: passes[context.is_recompute].decide(func, args, kwargs, context.op_output)
+            lambda context, func, *args, **kwargs: passes[context.is_recompute].decide(
+                func, args, kwargs, context.op_output
+            )
         )
 
     return modes

@@ -26,8 +26,19 @@ class Entry:
     """
 
     __slots__ = (
-        "args", "changed", "dtype", "func", "is_forced", "key", "kwargs", "outputs", "place", "random", "reads", "writes",
-    )  # fmt: skip
+        "args",
+        "changed",
+        "dtype",
+        "func",
+        "is_forced",
+        "key",
+        "kwargs",
+        "outputs",
+        "place",
+        "random",
+        "reads",
+        "writes",
+    )
 
     def __init__(self, func: Any, args: Any, kwargs: Any, reads: list[View], key: tuple[str, int]) -> None:
         self.func = func

@@ -64,9 +64,20 @@ class Memory:
     """
 
     __slots__ = (
-        "epoch", "external", "holders", "is_forced", "kept", "kept_epoch", "kept_version", "read_epoch", "reference",
-        "snapshots", "version", "wait", "writers",
-    )  # fmt: skip
+        "epoch",
+        "external",
+        "holders",
+        "is_forced",
+        "kept",
+        "kept_epoch",
+        "kept_version",
+        "read_epoch",
+        "reference",
+        "snapshots",
+        "version",
+        "wait",
+        "writers",
+    )
 
     def __init__(self, storage: torch.UntypedStorage, creator: int, external: torch.Tensor | None) -> None:
         # A weak reference keeps the storage's address from being given to another one, but frees its memory.

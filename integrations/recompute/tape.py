@@ -143,9 +143,9 @@ class Tape:
     def _is_new(self, tensor: torch.Tensor) -> bool:
         """Whether the compiled module that is running made the tensor."""
         plain = plain_tensors(tensor)
-        return all(has_storage(t) and t.untyped_storage()._cdata not in self._numbers for t in plain) and not isinstance(
-            tensor, torch.nn.Parameter
-        )
+        return all(
+            has_storage(t) and t.untyped_storage()._cdata not in self._numbers for t in plain
+        ) and not isinstance(tensor, torch.nn.Parameter)
 
     def _internal(self, tensor: torch.Tensor) -> Any:
         """The view for a saved tensor that can be made again; None if it has to be held."""
@@ -321,9 +321,16 @@ class Tape:
     def _view(self, tensor: torch.Tensor, number: int) -> View:
         memory = self.memories[number]
         return View(
-            number, memory.epoch, memory.wait, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset(),
-            tensor.is_conj(), tensor.is_neg(),
-        )  # fmt: skip
+            number,
+            memory.epoch,
+            memory.wait,
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
 
     def _described(self, value: Any, reads: list[View]) -> Any:
         """Arguments with views in place of tensors; what is read is added to `reads`."""

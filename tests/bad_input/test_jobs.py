@@ -60,7 +60,9 @@ def test_types_and_ranges(tmp_path: Path, text: str, message: str) -> None:
 def test_what_does_not_exist(tmp_path: Path) -> None:
     """Unknown sections and settings are refused with those that there are, unless the job brings settings of its own."""
     assert "there is no section [trainig]; it may have job, " in refused(tmp_path, "[trainig]\nseq_len = 1")
-    assert "there is no setting training.seqlen; [training] has dataset, " in refused(tmp_path, "[training]\nseqlen = 1")
+    assert "there is no setting training.seqlen; [training] has dataset, " in refused(
+        tmp_path, "[training]\nseqlen = 1"
+    )
     own = tmp_path / "own.toml"
     own.write_text('[job]\ncustom_config_module = "mine"\n[mine]\nx = 1\n[training]\nnew = 2\n')
     check_job_file(str(own), (), 1)
@@ -69,28 +71,51 @@ def test_what_does_not_exist(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flavor", "world_size", "overrides", "message"),
     [
-        ("8B", 16, ("tensor_parallel_degree=16",), "llama3 8B has 8 key and value heads, which can be divided by 1, 2, 4, 8"),
-        ("debugmodel", 64, ("pipeline_parallel_degree=64",), "has 6 layers, enough for at most 8 ranks with 1 stage each"),
         (
-            "debugmodel", 8, ("pipeline_parallel_degree=8", "pipeline_parallel_schedule=Interleaved1F1B"),
+            "8B",
+            16,
+            ("tensor_parallel_degree=16",),
+            "llama3 8B has 8 key and value heads, which can be divided by 1, 2, 4, 8",
+        ),
+        (
+            "debugmodel",
+            64,
+            ("pipeline_parallel_degree=64",),
+            "has 6 layers, enough for at most 8 ranks with 1 stage each",
+        ),
+        (
+            "debugmodel",
+            8,
+            ("pipeline_parallel_degree=8", "pipeline_parallel_schedule=Interleaved1F1B"),
             "has 6 layers, enough for at most 4 ranks with 2 stages each",
         ),
         ("debugmodel", 8, ("tensor_parallel_degree=3",), "tensor_parallel 3 must divide the world of 8 GPUs"),
         (
-            "debugmodel", 8, ("data_parallel_shard_degree=3",),
+            "debugmodel",
+            8,
+            ("data_parallel_shard_degree=3",),
             "the degrees (data_parallel_shard 3) multiply to 3, but the world has 8 GPUs",
         ),
-        ("debugmodel", 8, ("tensor_parallel_degree=0",), "parallelism.tensor_parallel_degree is '0': expected a whole number"),
         (
-            "debugmodel", 8, ("expert_parallel_degree=2", "expert_tensor_parallel_degree=4"),
+            "debugmodel",
+            8,
+            ("tensor_parallel_degree=0",),
+            "parallelism.tensor_parallel_degree is '0': expected a whole number",
+        ),
+        (
+            "debugmodel",
+            8,
+            ("expert_parallel_degree=2", "expert_tensor_parallel_degree=4"),
             "parallelism.expert_tensor_parallel_degree is '4': expected 1, or 1 as parallelism.tensor_parallel_degree is",
         ),
         (
-            "debugmodel", 2, ("pipeline_parallel_degree=2", "pipeline_parallel_microbatch_size=3"),
+            "debugmodel",
+            2,
+            ("pipeline_parallel_degree=2", "pipeline_parallel_microbatch_size=3"),
             "pipeline_parallel_microbatch_size is '3': expected a divisor of training.local_batch_size = 8",
         ),
     ],
-)  # fmt: skip
+)
 def test_parallelism(tmp_path: Path, flavor: str, world_size: int, overrides: tuple[str, ...], message: str) -> None:
     """Degrees that the world, the model or the batch cannot be divided by."""
     given = [f"--parallelism.{override}" for override in overrides]

@@ -84,13 +84,21 @@ def row() -> Callable[..., Row]:
 
     def make(policy: str, peak: int, recompute_ms: float, **changes: Any) -> Row:
         return Row(
-            model="net", configuration="C1", policy=policy, budget_bytes=100,
-            peak_active_bytes=peak, peak_reserved_bytes=2 * peak, recompute_ms=recompute_ms,
+            model="net",
+            configuration="C1",
+            policy=policy,
+            budget_bytes=100,
+            peak_active_bytes=peak,
+            peak_reserved_bytes=2 * peak,
+            recompute_ms=recompute_ms,
             **{
-                "budget_kind": "active", "step_ms": 10 + recompute_ms, "reference_ms": 10.0, "full_recompute_ms": 4.0,
+                "budget_kind": "active",
+                "step_ms": 10 + recompute_ms,
+                "reference_ms": 10.0,
+                "full_recompute_ms": 4.0,
                 "fits_gpu": True,
                 **changes,
             },
-        )  # fmt: skip
+        )
 
     return make

@@ -44,7 +44,14 @@ def test_claims_that_hold(row: Make) -> None:
         row("greedy", 98, 1.01),
         row("ilp", 99, 1.0),
     )
-    assert [(claim.cases, claim.misses) for claim in found.claims()] == [(2, ()), (2, ()), (2, ()), (2, ()), (2, ()), (1, ())]
+    assert [(claim.cases, claim.misses) for claim in found.claims()] == [
+        (2, ()),
+        (2, ()),
+        (2, ()),
+        (2, ()),
+        (2, ()),
+        (1, ()),
+    ]
 
 
 def test_claims_that_do_not_hold(row: Make) -> None:
@@ -127,15 +134,19 @@ def test_measured_beside_predicted(row: Make) -> None:
 def case() -> CaseResult:
     """A case study in which 60 % of the memory is gone after the second of three groups."""
     return CaseResult(
-        model="net", configuration="C1", module="layers.1",
+        model="net",
+        configuration="C1",
+        module="layers.1",
         budgets=(
             BudgetChoice("40GB", 8.0, 40, (ModuleChoice("layers.0", 0.9, 4.0), ModuleChoice("layers.1", 0.9, 4.0))),
             BudgetChoice("10GB", 0.0, 0, (), "no plan meets 10 GB"),
         ),
         operators=(OperatorRow(0, "pow", 0.1, 64),),
         curve=((0.0, 0.0), (0.5, 0.04), (0.7, 0.2), (1.0, 1.0)),
-        forward_ms=5.0, step_ms=100.0, alike=4,
-    )  # fmt: skip
+        forward_ms=5.0,
+        step_ms=100.0,
+        alike=4,
+    )
 
 
 def test_the_claim_of_the_trade_off_curve() -> None:
@@ -150,9 +161,11 @@ def test_the_claim_of_the_trade_off_curve() -> None:
 def test_figures_and_page(row: Make) -> None:
     """Every figure has its values; the page needs no network; pictures are PNGs."""
     found = Results(
-        suite="<Tiny>", gpu="h100", rows=(row("none", 120, 0.0), row("ilp", 99, 1.0)),
+        suite="<Tiny>",
+        gpu="h100",
+        rows=(row("none", 120, 0.0), row("ilp", 99, 1.0)),
         solvers=(("net C1", (SolverTiming("greedy", 0.001, 1.0, 0.02), SolverTiming("ilp", 0.1, 1.0, 0.0))),),
-    )  # fmt: skip
+    )
     drawn = figures(found, case())
     assert [f.key for f in drawn] == [
         "peak",

@@ -25,7 +25,9 @@ TOLERANCE = 0.01
 def run(path: Path, capfd: pytest.CaptureFixture[str], *options: str) -> Any:
     """``autosac bench --json`` of the first configuration."""
     capfd.readouterr()
-    code = main(["bench", str(path), "-o", str(path.parent / "out"), "--configurations", "C1", "--json", "--quiet", *options])
+    code = main(
+        ["bench", str(path), "-o", str(path.parent / "out"), "--configurations", "C1", "--json", "--quiet", *options]
+    )
     out, err = capfd.readouterr()
     assert (code, err) == (0, "")
     return json.loads(out)

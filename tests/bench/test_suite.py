@@ -50,11 +50,15 @@ def test_the_configurations_of_table_5_5() -> None:
         for c in model.configurations
     }
     assert rows == {
-        ("Stable Diffusion", "C1"): (80, None, 512), ("Stable Diffusion", "C2"): (64, None, 512),
-        ("Stable Diffusion", "C3"): (192, None, 256), ("Stable Diffusion", "C4"): (160, None, 256),
-        ("Llama-3.2-1B", "C1"): (6, 4096, None), ("Llama-3.2-1B", "C2"): (10, 2048, None),
-        ("Llama-3.2-1B", "C3"): (16, 1024, None), ("Llama-3.2-1B", "C4"): (12, 1024, None),
-    }  # fmt: skip
+        ("Stable Diffusion", "C1"): (80, None, 512),
+        ("Stable Diffusion", "C2"): (64, None, 512),
+        ("Stable Diffusion", "C3"): (192, None, 256),
+        ("Stable Diffusion", "C4"): (160, None, 256),
+        ("Llama-3.2-1B", "C1"): (6, 4096, None),
+        ("Llama-3.2-1B", "C2"): (10, 2048, None),
+        ("Llama-3.2-1B", "C3"): (16, 1024, None),
+        ("Llama-3.2-1B", "C4"): (12, 1024, None),
+    }
     assert suite.budgets_bytes() == (68 * 2**30,)
     assert suite.case_budgets_bytes() == (40 * 10**9, 45 * 10**9, 50 * 10**9)
 

@@ -95,12 +95,20 @@ def test_why_a_run_ended() -> None:
 def test_the_comparison_of_rows() -> None:
     """Predicted stands beside measured with its error, for both kinds of rows; failures stand in the note."""
     rows = [
-        {"model": "a", "policy": "none", "step_ms": 90.0, "peak_active_bytes": GIB, "peak_reserved_bytes": None,
-         "budget_bytes": GIB, "error": "", "measured": {"step_ms": 100.0, "peak_active_bytes": 2 * GIB, "error": ""}},
+        {
+            "model": "a",
+            "policy": "none",
+            "step_ms": 90.0,
+            "peak_active_bytes": GIB,
+            "peak_reserved_bytes": None,
+            "budget_bytes": GIB,
+            "error": "",
+            "measured": {"step_ms": 100.0, "peak_active_bytes": 2 * GIB, "error": ""},
+        },
         {"model": "a", "policy": "knapsack", "budget_bytes": 3 * GIB, "error": "no plan", "measured": None},
         {"model": "b", "policy": "full", "predicted": {"step_ms": 10.5}, "measured": {"step_ms": 10.0}},
         {"model": "c", "error": "the time was up"},
-    ]  # fmt: skip
+    ]
     about = {"device": "cpu", "date": "2026-01-02T00:00:00", "versions": {"torch": "2"}}
     lines = lines_of({"about": about, "rows": rows})
     assert lines[0] == "cpu, 2026-01-02, torch 2"

@@ -20,12 +20,31 @@ from benchmarks.torchtitan_published.runs import PUBLISHED, TORCHSIM_MEMORY, Run
 from benchmarks.torchtitan_published.simulated import Result, captured, simulate_run
 
 ROW = {
-    "case_id": "X1", "model": "Llama3-8B", "hardware": "8xH100 95GiB devgpu", "n_gpus": "8", "gpu_mem_gib": "94.99",
-    "dp_replicate": "1", "fsdp_shard": "8", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "schedule": "",
-    "local_batch": "1", "global_batch": "8", "seq_len": "8192", "ac_mode": "selective-op", "compile": "no",
-    "low_precision": "bf16", "tokens_per_s_per_gpu": "6000", "step_time_s": "1.365", "mem_gib": "50",
-    "mem_kind": "peak_reserved", "date": "2025-03", "notes": "",
-}  # fmt: skip
+    "case_id": "X1",
+    "model": "Llama3-8B",
+    "hardware": "8xH100 95GiB devgpu",
+    "n_gpus": "8",
+    "gpu_mem_gib": "94.99",
+    "dp_replicate": "1",
+    "fsdp_shard": "8",
+    "tp": "1",
+    "pp": "1",
+    "cp": "1",
+    "ep": "1",
+    "schedule": "",
+    "local_batch": "1",
+    "global_batch": "8",
+    "seq_len": "8192",
+    "ac_mode": "selective-op",
+    "compile": "no",
+    "low_precision": "bf16",
+    "tokens_per_s_per_gpu": "6000",
+    "step_time_s": "1.365",
+    "mem_gib": "50",
+    "mem_kind": "peak_reserved",
+    "date": "2025-03",
+    "notes": "",
+}
 VOCABULARY, WIDTH, LAYERS, TOKENS = 2048, 256, 6, 2 * 64  # llama3's debug model, and the batch of `capture`
 
 
@@ -52,7 +71,9 @@ def test_a_row_becomes_a_job(tmp_path: Path) -> None:
     assert "--compile.enable" in arguments
 
 
-@pytest.mark.parametrize(("date", "components"), [("2024-12", "model,loss"), ("2025-02", "model"), ("2025-06", "model,loss")])
+@pytest.mark.parametrize(
+    ("date", "components"), [("2024-12", "model,loss"), ("2025-02", "model"), ("2025-06", "model,loss")]
+)
 def test_compiled_parts_are_those_of_the_date(tmp_path: Path, date: str, components: str) -> None:
     """The loss is compiled where TorchTitan did so then; the list is one argument, as TorchTitan reads lists."""
     arguments = run(tmp_path, compile="yes", date=date).overrides()
@@ -112,21 +133,40 @@ def test_eras_by_date() -> None:
     """Months before, at and after the changes; notes decide in the month that saw both norms."""
     months = ("2024-04", "2024-06", "2024-07", "2025-01", "2025-02", "2025-06", "2025-11", "2026-02")
     assert [era_of(month).name for month in months] == [
-        "2024-04", "2024-06", "2024-08", "2025-01", "2025-02", "2025-04", "2025-08", "0.2.2",
-    ]  # fmt: skip
+        "2024-04",
+        "2024-06",
+        "2024-08",
+        "2025-01",
+        "2025-02",
+        "2025-04",
+        "2025-08",
+        "0.2.2",
+    ]
     assert era_of("2025-03", "torch nn.RMSNorm").norm == "composite"
     assert era_of("2025-03", "old RMSNorm").norm == "own"
 
 
 def result(case: str, checkpointing: str, tokens: float, simulated: float, gib: float, simulated_gib: float) -> Result:
     one = Run(
-        case=case, model="Llama3-8B", gpu="a100-sxm-80gb", gpus=8, era=NOW, shard=8, checkpointing=checkpointing,
-        memory_gib=gib, tokens_per_second=tokens,
-    )  # fmt: skip
+        case=case,
+        model="Llama3-8B",
+        gpu="a100-sxm-80gb",
+        gpus=8,
+        era=NOW,
+        shard=8,
+        checkpointing=checkpointing,
+        memory_gib=gib,
+        tokens_per_second=tokens,
+    )
     return Result(
-        run=one, reserved_gib=simulated_gib, allocated_gib=1.0, oom=False, verdict="fits", step_ms=1.0,
+        run=one,
+        reserved_gib=simulated_gib,
+        allocated_gib=1.0,
+        oom=False,
+        verdict="fits",
+        step_ms=1.0,
         tokens_per_second=simulated,
-    )  # fmt: skip
+    )
 
 
 def test_errors_and_ratios(tmp_path: Path) -> None:
@@ -229,9 +269,17 @@ def test_captures_are_cached(server: CaptureServer, tmp_path: Path) -> None:
 def test_pipeline_stages_are_simulated_together(tmp_path: Path) -> None:
     """Two stages of the debug model: memory is that of the worse rank, and tokens count once for both."""
     one = run(
-        tmp_path, model="Llama3-debugmodel", n_gpus="4", fsdp_shard="2", pp="2", schedule="1F1B", local_batch="4",
-        global_batch="", seq_len="64", ac_mode="none",
-    )  # fmt: skip
+        tmp_path,
+        model="Llama3-debugmodel",
+        n_gpus="4",
+        fsdp_shard="2",
+        pp="2",
+        schedule="1F1B",
+        local_batch="4",
+        global_batch="",
+        seq_len="64",
+        ac_mode="none",
+    )
     with CaptureServer() as server:  # of its own: a capture process stands for one kind of GPU
         both = simulate_run(one, server, tmp_path)
     assert len(list(tmp_path.glob("*.trace"))) == 2

@@ -22,9 +22,17 @@ JOB += ("--parallelism.pipeline_parallel_schedule", "1F1B")
 def trace(**info: object) -> Trace:
     """A trace of nothing."""
     return Trace(
-        info=dict(info), signatures=(), storages=(), modules=("",), module_parents=(-1,), module_classes=("",),
-        sources=("",), groups=(), prologue=(), events=(),
-    )  # fmt: skip
+        info=dict(info),
+        signatures=(),
+        storages=(),
+        modules=("",),
+        module_parents=(-1,),
+        module_classes=("",),
+        sources=("",),
+        groups=(),
+        prologue=(),
+        events=(),
+    )
 
 
 def test_a_pipeline_tells_early() -> None:
@@ -38,9 +46,13 @@ def test_a_pipeline_tells_early() -> None:
         assert early["stage_outputs"] == [[list(shape), list(stride), d] for shape, stride, d in info["stage_outputs"]]
         assert early["parallelism"] == info["parallelism"] and early["parallelism"]["pp"] == 2
         later = TitanRequest(
-            config_file=None, overrides=JOB, world_size=4, rank=2, checkpointing="none",
+            config_file=None,
+            overrides=JOB,
+            world_size=4,
+            rank=2,
+            checkpointing="none",
             stage_inputs=tuple((tuple(shape), tuple(stride), d) for shape, stride, d in early["stage_outputs"]),
-        )  # fmt: skip
+        )
         assert server.capture(later).info["rank"] == 2
 
 

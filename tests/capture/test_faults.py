@@ -25,7 +25,7 @@ JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
 # Programs in place of the capture process: what they do after the first line of input. They have the same arguments.
 CLOSES_ITS_ANSWERS_FIRST = "os.close(answers); time.sleep(0.3)"
 ANSWERS_NONSENSE = "os.write(answers, b'{nonsense\\n'); time.sleep(100)"
-ANSWERS_UNKNOWN_KIND = "os.write(answers, b'{\"id\": 0, \"error\": \"no\", \"kind\": \"Strange\"}\\n'); time.sleep(100)"
+ANSWERS_UNKNOWN_KIND = 'os.write(answers, b\'{"id": 0, "error": "no", "kind": "Strange"}\\n\'); time.sleep(100)'
 WAITS = "time.sleep(100)"
 
 
@@ -78,9 +78,7 @@ def job(tmp_path: Path) -> str:
         (ANSWERS_NONSENSE, "the capture process cannot be used: Expecting property name enclosed in double quotes"),
     ],
 )
-def test_an_early_end_is_told(
-    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch, what: str, error: str
-) -> None:
+def test_an_early_end_is_told(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch, what: str, error: str) -> None:
     """The error is that of the process, also for a request that is written while the process can still be written to."""
     monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, what))
     assert within_limit(lambda: capture_twice(job)).startswith(error)
@@ -142,7 +140,9 @@ def test_a_capture_that_is_killed(job: str) -> None:
         while not (found := children(server._process.pid)) and time.monotonic() < limit:
             time.sleep(0.01)
         os.kill(found[0], signal.SIGKILL)
-        with pytest.raises(CaptureError, match=r"^the capture process was ended by signal 9 \(SIGKILL\): Linux does that"):
+        with pytest.raises(
+            CaptureError, match=r"^the capture process was ended by signal 9 \(SIGKILL\): Linux does that"
+        ):
             future.result(PATIENCE_S)
         assert server.submit(TitanRequest(config_file=job)).result(PATIENCE_S).info["model"] == "llama3 debugmodel"
 

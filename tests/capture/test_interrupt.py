@@ -98,12 +98,8 @@ def plan(folder: Path) -> Command:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize(
-    ("started", "number", "code"), [(simulate, signal.SIGINT, 130), (plan, signal.SIGTERM, 143)]
-)
-def test_nothing_is_left(
-    tmp_path: Path, started: Callable[[Path], Command], number: signal.Signals, code: int
-) -> None:
+@pytest.mark.parametrize(("started", "number", "code"), [(simulate, signal.SIGINT, 130), (plan, signal.SIGTERM, 143)])
+def test_nothing_is_left(tmp_path: Path, started: Callable[[Path], Command], number: signal.Signals, code: int) -> None:
     """One line, the exit code that shells give to a signal, no process, no temporary file, no output."""
     command = started(tmp_path)
     assert command.end_with(number) == (code, "", "autosac: interrupted\n")

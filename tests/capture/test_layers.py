@@ -54,31 +54,48 @@ JOBS = {
     "fsdp, full": (_request("llama3", 8, mode="full"), 3, 1, 8),
     "fsdp, every second block": (_request("llama3", 8, mode="selective-2"), 5, 2, 11),
     "fsdp, selective-op": (_request("llama3", 8, mode="selective-op"), 3, 1, 8),
-    "fsdp, never resharded": (
-        _request("llama3", 8, "--parallelism.fsdp_reshard_after_forward", "never"), 3, 1, 8
-    ),
+    "fsdp, never resharded": (_request("llama3", 8, "--parallelism.fsdp_reshard_after_forward", "never"), 3, 1, 8),
     "tp": (_request("llama3", 2, "--parallelism.tensor_parallel_degree", "2"), 3, 1, 8),
     "compiled": (_request("llama3", 8, "--compile.enable", mode="selective-op"), 4, 1, 12),
     "dense, then experts": (_request("deepseek_v3", 8), 4, 1, 8),
-    "experts spread, prefetched": (
-        _request("deepseek_v3", 8, "--parallelism.expert_parallel_degree", "4"), 5, 1, 12
-    ),
+    "experts spread, prefetched": (_request("deepseek_v3", 8, "--parallelism.expert_parallel_degree", "4"), 5, 1, 12),
     "experts in every second layer": (_request("llama4", 8), 4, 2, 10),
     "pipeline": (
         replace(
-            _request("llama3", 2, "--parallelism.pipeline_parallel_degree", "2"), overrides=(
-                "--model.name", "llama3", "--model.flavor", "debugmodel", "--parallelism.pipeline_parallel_degree", "2",
-                "--training.local_batch_size", "4", "--training.seq_len", "128",
-            )
-        ), 6, 2, 14,
+            _request("llama3", 2, "--parallelism.pipeline_parallel_degree", "2"),
+            overrides=(
+                "--model.name",
+                "llama3",
+                "--model.flavor",
+                "debugmodel",
+                "--parallelism.pipeline_parallel_degree",
+                "2",
+                "--training.local_batch_size",
+                "4",
+                "--training.seq_len",
+                "128",
+            ),
+        ),
+        6,
+        2,
+        14,
     ),
     "pipeline, tp": (
         _request(
-            "llama3", 4, "--parallelism.pipeline_parallel_degree", "2", "--parallelism.tensor_parallel_degree", "2",
-            "--parallelism.pipeline_parallel_schedule", "1F1B",
-        ), 6, 2, 14,
+            "llama3",
+            4,
+            "--parallelism.pipeline_parallel_degree",
+            "2",
+            "--parallelism.tensor_parallel_degree",
+            "2",
+            "--parallelism.pipeline_parallel_schedule",
+            "1F1B",
+        ),
+        6,
+        2,
+        14,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -105,9 +122,9 @@ def test_layers_that_alternate_do_not_repeat_one_by_one(server: CaptureServer) -
 
 def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
     """Qwen3 14B on 8 GPUs, 40 layers from 3, 4 and 5: the same trace as from all of them."""
-    request = replace(_request("llama3", 8, mode="selective-op"), overrides=(
-        "--model.name", "qwen3", "--model.flavor", "14B", *SMALL
-    ))  # fmt: skip
+    request = replace(
+        _request("llama3", 8, mode="selective-op"), overrides=("--model.name", "qwen3", "--model.flavor", "14B", *SMALL)
+    )
     refused: list[str] = []
     under_way = capturing(server, request, refused.append)
     full = server.submit(request)

@@ -51,7 +51,9 @@ def test_weights() -> None:
     """Zipf's weights are 1, 1/2, 1/3, ... in another order in every layer; power-law's follow Pareto's law."""
     weights = ZIPF.weights(64, "layers.0")
     assert sorted(1 / weights) == pytest.approx(list(range(1, 65)))
-    assert (ZIPF.weights(64, "layers.1") != weights).any() and (replace(ZIPF, draw=1).weights(64, "layers.0") != weights).any()
+    assert (ZIPF.weights(64, "layers.1") != weights).any() and (
+        replace(ZIPF, draw=1).weights(64, "layers.0") != weights
+    ).any()
     pareto = MoELoad.parse("power-law:2").weights(200_000, "")
     pareto = pareto / pareto.min()
     assert [(pareto > x).mean() for x in (2, 4)] == pytest.approx([1 / 4, 1 / 16], rel=0.05)
@@ -105,8 +107,12 @@ def test_recomputation_is_routed_alike() -> None:
 def test_draws_differ() -> None:
     """Seed, draw, rank and layer each change the choice; the same ones repeat it."""
     settings: list[tuple[Any, ...]] = [
-        (ZIPF,), (replace(ZIPF, seed=4),), (replace(ZIPF, draw=1),), (ZIPF, 1), (ZIPF, 0, "layers.1"),
-    ]  # fmt: skip
+        (ZIPF,),
+        (replace(ZIPF, seed=4),),
+        (replace(ZIPF, draw=1),),
+        (ZIPF, 1),
+        (ZIPF, 0, "layers.1"),
+    ]
     found = [np.asarray(router(*arguments).route((50, 16), 2)).tobytes() for arguments in settings]
     assert len(set(found)) == len(found)
     assert np.asarray(router(ZIPF).route((50, 16), 2)).tobytes() == found[0]

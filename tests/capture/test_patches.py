@@ -134,8 +134,15 @@ def test_native_operators(capture: Capture) -> None:
     """RMSNorm, SiLU and Mish are one kernel each in both directions, as CUDA runs them."""
     names = [name for _, _, name in capture(make_native).placed()]
     assert names == [
-        "_fused_rms_norm", "silu", "mish", "sum", "ones_like", "mish_backward", "silu_backward", "_fused_rms_norm_backward",
-    ]  # fmt: skip
+        "_fused_rms_norm",
+        "silu",
+        "mish",
+        "sum",
+        "ones_like",
+        "mish_backward",
+        "silu_backward",
+        "_fused_rms_norm_backward",
+    ]
 
 
 def make_cast(device: torch.device) -> Any:
@@ -166,9 +173,17 @@ def test_autocast_rules(capture: Capture) -> None:
     cast, up = ("_to_copy", "bfloat16"), ("_to_copy", "float32")
     norms = [entry for entry in found[10:] if entry != up]
     assert found[:10] == [
-        cast, cast, ("mm", "bfloat16"), up, ("exp", "float32"), ("sum", "float32"), ("sum", "float64"),
-        up, up, ("addcmul", "float32"),
-    ]  # fmt: skip
+        cast,
+        cast,
+        ("mm", "bfloat16"),
+        up,
+        ("exp", "float32"),
+        ("sum", "float32"),
+        ("sum", "float64"),
+        up,
+        up,
+        ("addcmul", "float32"),
+    ]
     assert {dtype for _, dtype in norms} == {"float32"}
 
 
@@ -271,9 +286,7 @@ def test_fsdp_unsharded_parameters(fsdp: Any) -> None:
     storages = [e.storage for e in fsdp.of(Alloc) if fsdp.trace.storages[e.storage].label is Label.UNSHARDED_PARAMETER]
     sizes = [(fsdp.trace.storages[s].nbytes, fsdp.trace.storages[s].phase) for s in storages]
     first, second = 10 * 8 * FLOAT + 2 * 8 * FLOAT, 8 * 10 * FLOAT  # all shards of three rows
-    assert sizes == [
-        (first, Phase.FORWARD), (second, Phase.FORWARD), (second, Phase.BACKWARD), (first, Phase.BACKWARD)
-    ]  # fmt: skip
+    assert sizes == [(first, Phase.FORWARD), (second, Phase.FORWARD), (second, Phase.BACKWARD), (first, Phase.BACKWARD)]
     freed = {event.storage for event in fsdp.of(Free)}
     assert freed >= set(storages)
     assert fsdp.labelled(Label.UNSHARDED_PARAMETER) == []
@@ -303,9 +316,10 @@ def make_dtensor(device: torch.device) -> Any:
 def test_dtensor_makes_no_phantom_operators(capture: Capture) -> None:
     """A DTensor program runs its local operators and nothing else: shape propagation is not recorded."""
     reading = capture(make_dtensor)
-    assert [(name, reading.signature(o).outputs[0].shape) for (_, _, name), o in zip(
-        reading.placed(), reading.operators(), strict=True
-    )] == [("mm", (2, 8)), ("relu", (2, 8)), ("add", (8, 8))]  # fmt: skip
+    assert [
+        (name, reading.signature(o).outputs[0].shape)
+        for (_, _, name), o in zip(reading.placed(), reading.operators(), strict=True)
+    ] == [("mm", (2, 8)), ("relu", (2, 8)), ("add", (8, 8))]
     assert sum(type(event) is Alloc for event in reading.trace.events) == 4
 
 

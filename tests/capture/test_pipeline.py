@@ -81,10 +81,12 @@ def test_full_checkpointing_repeats_each_forward_once(server: CaptureServer) -> 
     for trace in captured(server, "1F1B", "full"):
         count = matmuls(trace)
         outputs = sum(
-            type(e) is Op and e.phase is Phase.FORWARD and trace.modules[e.module] == "output"
+            type(e) is Op
+            and e.phase is Phase.FORWARD
+            and trace.modules[e.module] == "output"
             and trace.signatures[e.signature].name == "aten.mm.default"
             for e in trace.events
-        )  # fmt: skip
+        )
         assert count[Phase.RECOMPUTE] == count[Phase.FORWARD] - outputs
 
 

@@ -58,17 +58,20 @@ def test_streams_and_events(capture: Capture) -> None:
     assert record == EventRecord(record.event, side)
     assert reading.trace.storages[on_side.outputs[0]].stream == side
     kinds = (Op, StreamWait, EventRecord, EventWait, RecordStream, HostWait)
-    assert list(map(repr, reading.of(*kinds)[1:])) == [repr(event) for event in (  # events of two types may be equal
-        StreamWait(side, 0),
-        on_side,
-        record,
-        EventWait(record.event, 0),
-        RecordStream(on_side.outputs[0], 0),
-        on_compute,
-        HostWait(-1, record.event, "event"),
-        HostWait(side, -1, "stream"),
-        HostWait(-1, -1, "device"),
-    )]  # fmt: skip
+    assert list(map(repr, reading.of(*kinds)[1:])) == [
+        repr(event)
+        for event in (  # events of two types may be equal
+            StreamWait(side, 0),
+            on_side,
+            record,
+            EventWait(record.event, 0),
+            RecordStream(on_side.outputs[0], 0),
+            on_compute,
+            HostWait(-1, record.event, "event"),
+            HostWait(side, -1, "stream"),
+            HostWait(-1, -1, "device"),
+        )
+    ]
 
 
 def make_host_waits(device: torch.device) -> Any:
@@ -94,10 +97,15 @@ def make_host_waits(device: torch.device) -> Any:
 def test_host_waits(capture: Capture) -> None:
     """Reads and copies that CUDA blocks for make the host wait for the current stream; the others do not."""
     reading = capture(make_host_waits)
-    found = [(reading.name(before), wait.reason) for before, wait in zip(
-        [e for e in reading.trace.events if type(e) in (Op, HostWait)],
-        [e for e in reading.trace.events if type(e) in (Op, HostWait)][1:], strict=False,
-    ) if type(wait) is HostWait]  # fmt: skip
+    found = [
+        (reading.name(before), wait.reason)
+        for before, wait in zip(
+            [e for e in reading.trace.events if type(e) in (Op, HostWait)],
+            [e for e in reading.trace.events if type(e) in (Op, HostWait)][1:],
+            strict=False,
+        )
+        if type(wait) is HostWait
+    ]
     assert found == [
         ("_to_copy", "stream"),
         ("_to_copy", "stream"),

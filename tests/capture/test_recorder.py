@@ -72,11 +72,19 @@ def test_operators_phases_and_modules(plain: Any) -> None:
         ("backward", "b", "mm"),
         ("backward", "", "threshold_backward"),
         ("backward", "a", "mm"),
-        *(("optimizer", "", name) for name in (
-            "_foreach_lerp_", "_foreach_mul_", "_foreach_addcmul_", "_foreach_sqrt", "_foreach_div_", "_foreach_add_",
-            "_foreach_addcdiv_",
-        )),
-    ]  # fmt: skip
+        *(
+            ("optimizer", "", name)
+            for name in (
+                "_foreach_lerp_",
+                "_foreach_mul_",
+                "_foreach_addcmul_",
+                "_foreach_sqrt",
+                "_foreach_div_",
+                "_foreach_add_",
+                "_foreach_addcdiv_",
+            )
+        ),
+    ]
 
 
 def test_module_events(plain: Any) -> None:

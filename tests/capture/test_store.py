@@ -21,9 +21,17 @@ JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
 def trace(number: int = 0) -> Trace:
     """A trace of nothing, with a number."""
     return Trace(
-        info={"number": number}, signatures=(), storages=(), modules=("",), module_parents=(-1,), module_classes=("",),
-        sources=("",), groups=(), prologue=(), events=(),
-    )  # fmt: skip
+        info={"number": number},
+        signatures=(),
+        storages=(),
+        modules=("",),
+        module_parents=(-1,),
+        module_classes=("",),
+        sources=("",),
+        groups=(),
+        prologue=(),
+        events=(),
+    )
 
 
 @pytest.fixture
@@ -53,10 +61,15 @@ def test_a_fingerprint_covers_the_job(job: Path, tmp_path: Path) -> None:
     plan.write_text("{}")
     same.write_text(JOB)
     keys = [
-        key(job), key(job, "--training.seq_len", "128"), key(job, rank=1), key(job, checkpointing="full"),
-        key(job, observe=True), key(job, checkpointing="plan", plan_file=str(plan)), key(None),
+        key(job),
+        key(job, "--training.seq_len", "128"),
+        key(job, rank=1),
+        key(job, checkpointing="full"),
+        key(job, observe=True),
+        key(job, checkpointing="plan", plan_file=str(plan)),
+        key(None),
         fingerprint(TitanRequest(config_file=str(job), world_size=8), {"versions": 2}),
-    ]  # fmt: skip
+    ]
     assert None not in keys and len(set(keys)) == len(keys)
     assert key(same) == keys[0]
     plan.write_text("{ }")

@@ -203,10 +203,12 @@ def test_observed_regions(titan: Capture) -> None:
             assert set(call.created) <= {e.storage for e in trace.events[call.first : call.last] if type(e) is Alloc}
         missed = [trace.events[i] for i in set(range(region.first, region.last)) - covered]
         assert not [
-            e for e in missed
-            if type(e) is Op and not trace.signatures[e.signature].is_view
+            e
+            for e in missed
+            if type(e) is Op
+            and not trace.signatures[e.signature].is_view
             and not trace.signatures[e.signature].name.startswith(("fsdp.", "aten._foreach_copy_"))
-        ]  # fmt: skip
+        ]
 
 
 def group_shapes(trace: Trace, kind: str) -> set[tuple[tuple[int, int], ...]]:
@@ -233,9 +235,10 @@ def test_tensor_parallelism(titan: Capture) -> None:
     widths = {
         trace.signatures[event.signature].outputs[0].shape[-1]
         for _, event in trace.operators()
-        if trace.modules[event.module].endswith("feed_forward.w1") and event.phase is Phase.FORWARD
+        if trace.modules[event.module].endswith("feed_forward.w1")
+        and event.phase is Phase.FORWARD
         and trace.signatures[event.signature].name == "aten.mm.default"
-    }  # fmt: skip
+    }
     assert widths == {768 // 2}
     assert not any(storage.op.startswith("_c10d_functional.wait_tensor") for storage in trace.storages)
 
@@ -246,9 +249,10 @@ def test_context_parallelism(titan: Capture) -> None:
     tokens = {
         prod(trace.signatures[event.signature].outputs[0].shape[:-1])
         for _, event in trace.operators()
-        if trace.modules[event.module].endswith("feed_forward.w1") and event.phase is Phase.FORWARD
+        if trace.modules[event.module].endswith("feed_forward.w1")
+        and event.phase is Phase.FORWARD
         and trace.signatures[event.signature].name == "aten.mm.default"
-    }  # fmt: skip
+    }
     assert tokens == {2 * 128 // 2}
     assert ((8, 1),) in group_shapes(trace, "reduce_scatter")
     assert ((2, 1),) in group_shapes(trace, "all_gather") | group_shapes(trace, "all_to_all")

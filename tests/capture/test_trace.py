@@ -112,7 +112,9 @@ def test_saving_is_reproducible(tmp_path: Path) -> None:
 def test_round_trip_of_any_order(tmp_path_factory: Any, events: list[Event], prologue: list[Event]) -> None:
     """Columns by type and the order between them give back any sequence of events."""
     path = tmp_path_factory.mktemp("traces") / "trace"
-    trace = replace(trace_of(tuple(prologue), tuple(events)), regions=())  # which refer to the events of the hand-made trace
+    trace = replace(
+        trace_of(tuple(prologue), tuple(events)), regions=()
+    )  # which refer to the events of the hand-made trace
     trace.save(path)
     assert repr(Trace.load(path)) == repr(trace)
 

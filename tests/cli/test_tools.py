@@ -78,9 +78,7 @@ def test_cache_says_where_and_how_much(
     """Two captures, 3 KiB; with AUTOSAC_CACHE=off there is nothing to see, and that is said."""
     assert said(capsys, "cache") == f"{store}: 2 captures, 3.0 KiB of at most 1.00 GiB\n"
     document = json.loads(said(capsys, "cache", "--json"))
-    assert document == {
-        "path": str(store), "entries": 2, "bytes": 3072, "limit_bytes": 2**30, "cleared": False
-    }  # fmt: skip
+    assert document == {"path": str(store), "entries": 2, "bytes": 3072, "limit_bytes": 2**30, "cleared": False}
     monkeypatch.setenv("AUTOSAC_CACHE", "off")
     assert main(["cache"]) == 2
     assert "AUTOSAC_CACHE is off" in capsys.readouterr().err
@@ -98,7 +96,11 @@ def test_cache_is_cleared(store: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize(
     ("command", "option", "library"),
-    [("plan", "--pareto-html", "plotly"), ("plan", "--pareto-png", "matplotlib"), ("simulate", "--memory-png", "matplotlib")],
+    [
+        ("plan", "--pareto-html", "plotly"),
+        ("plan", "--pareto-png", "matplotlib"),
+        ("simulate", "--memory-png", "matplotlib"),
+    ],
 )
 def test_pictures_are_refused_before_the_work(
     command: str, option: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -118,9 +120,12 @@ def completed(words: list[str], folder: Path) -> set[str]:
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     child = subprocess.run(
-        ["bash", "-c", ask, "bash", *words], capture_output=True, text=True, cwd=folder,
+        ["bash", "-c", ask, "bash", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
         env={"SCRIPT": script(build_parser(), "bash"), "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+    )
     return set(child.stdout.split())
 
 

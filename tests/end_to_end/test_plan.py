@@ -61,9 +61,12 @@ def test_a_budget_that_cannot_be_met(autosac: Run, job_file: str, tmp_path: Path
 def test_pictures_and_exports(autosac: Run, job_file: str, tmp_path: Path) -> None:
     """Every file that simulate can write is written, and the memory tables are shown."""
     files = {
-        "--memory-html": "m.html", "--memory-png": "m.png", "--trace": "t.json", "--save-capture": "c.gz",
+        "--memory-html": "m.html",
+        "--memory-png": "m.png",
+        "--trace": "t.json",
+        "--save-capture": "c.gz",
         "--memory-snapshot": "s.pickle",
-    }  # fmt: skip
+    }
     options = [part for option, name in files.items() for part in (option, tmp_path / name)]
     ran = autosac("simulate", job_file, *GPU, "--ac", "selective-2", "--memory", *options)
     assert ran.code == 0, ran.err
@@ -82,10 +85,22 @@ def test_several_budgets_and_their_differences(autosac: Run, job_file: str, tmp_
     written; diff names what changes. (Of a batch that keeps the GPU busy: what a plan costs the host is hidden then.)
     """
     ran = autosac(
-        "plan", job_file, *GPU, "--pareto", "3", "-o", tmp_path / "p.json", "--json",
-        "--pareto-html", tmp_path / "p.html", "--pareto-png", tmp_path / "p.png",
-        "--", "--training.local_batch_size", "128",
-    )  # fmt: skip
+        "plan",
+        job_file,
+        *GPU,
+        "--pareto",
+        "3",
+        "-o",
+        tmp_path / "p.json",
+        "--json",
+        "--pareto-html",
+        tmp_path / "p.html",
+        "--pareto-png",
+        tmp_path / "p.png",
+        "--",
+        "--training.local_batch_size",
+        "128",
+    )
     assert ran.code == 0, ran.err
     predictions = [document["predictions"]["autosac"] for document in ran.document]
     others = [other for name, other in ran.document[0]["predictions"].items() if name != "autosac"]
@@ -114,9 +129,7 @@ def test_budgets_given_twice(autosac: Run, job_file: str) -> None:
 def test_every_pipeline_stage_gets_its_own_policy(autosac: Run, job_file: str, tmp_path: Path) -> None:
     """Two stages under 1F1B: the first holds two microbatches where the second holds one, and gives up more."""
     path = tmp_path / "plan.json"
-    stages = (
-        "--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B"
-    )  # fmt: skip
+    stages = ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B")
     job = ("plan", job_file, "--gpu", "h100-sxm-80gb", "--world-size", "4")
     ran = autosac(*job, "--budget", "275MiB", "-o", path, "--", *stages)
     assert ran.code == 0, ran.err
@@ -140,9 +153,7 @@ def test_never_slower_than_what_the_job_offers(autosac: Run, tmp_path: Path) -> 
     """
     path = tmp_path / "plan.json"
     job = Path(__file__).parents[2] / "examples" / "llama3_8b.toml"
-    ran = autosac(
-        "plan", job, "--gpu", "h100-sxm-80gb", "--world-size", "8", "--budget", "76.8GiB", "-o", path
-    )
+    ran = autosac("plan", job, "--gpu", "h100-sxm-80gb", "--world-size", "8", "--budget", "76.8GiB", "-o", path)
     assert ran.code == 0, ran.err
     stated = Plan.load(path).predictions
     assert stated["selective-op"].peak_reserved_bytes <= 76.8 * 2**30  # type: ignore[operator]
@@ -178,5 +189,8 @@ def test_a_compiled_job(autosac: Run, job_file: str, tmp_path: Path) -> None:
 
     assert simulated("--plan", path)["peak_active_bytes"] == stated.peak_active_bytes
     assert simulated("--ac", "none")["step"]["step_ms"] == none.step_ms
-    compiled, eager = simulated("--ac", "selective-op"), autosac("simulate", job_file, *GPU, "--ac", "selective-op", "--json")
+    compiled, eager = (
+        simulated("--ac", "selective-op"),
+        autosac("simulate", job_file, *GPU, "--ac", "selective-op", "--json"),
+    )
     assert compiled["step"]["step_ms"] < eager.document["step"]["step_ms"]

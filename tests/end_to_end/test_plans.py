@@ -67,9 +67,7 @@ def test_peaks_of_pipeline_stages(job: Job) -> None:
     """
     peaks = {}
     for schedule in ("1F1B", "GPipe"):
-        simulation, _ = simulate_job(
-            job("llama3", 4, parallelism__pipeline_parallel_schedule=schedule, **PIPELINE)
-        )
+        simulation, _ = simulate_job(job("llama3", 4, parallelism__pipeline_parallel_schedule=schedule, **PIPELINE))
         assert simulation.pipeline is not None
         stages = simulation.pipeline.stages
         assert [stage.trace.info["rank"] for stage in stages] == [0, 1, 2, 3]

@@ -34,9 +34,10 @@ def families_of(theme: str) -> list[str]:
 
     module = f"benchmarks.fuzz.families.{theme}"
     return [
-        name for name, family in FAMILIES.items()
+        name
+        for name, family in FAMILIES.items()
         if family.module == module and name not in SLOW and (not family.needs or find_spec(family.needs))
-    ]  # fmt: skip
+    ]
 
 
 def failures(work: list[tuple[str, list[int]]], plans: Path) -> list[str]:

@@ -20,7 +20,9 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
     meta = TensorMeta((4, 4), (4, 1), "float32")
     modules = ["", *(f"layers.{i}" for i in range(layers)), "output"]
     kind = [i if i < leading else leading + (i - leading) % kinds for i in range(layers)]
-    signatures = {f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)}
+    signatures = {
+        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)
+    }
     many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
     signatures["step"] = Signature("aten._foreach_add_.List", (*many, meta), (), mutates=tuple(range(layers)))
     position = {name: i for i, name in enumerate(signatures)}
@@ -48,9 +50,7 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
             begin = len(events)
             out = new(64, Label.NONE, Phase.FORWARD, 1 + i, name)
             events.append(Op(position[name], 0, 1 + i, Phase.FORWARD, 0, (last, copies[i]), (out,)))
-            calls.append(
-                Call(name, n, (meta,), begin, len(events), False, False, False, (out,), (last, copies[i]), ())
-            )
+            calls.append(Call(name, n, (meta,), begin, len(events), False, False, False, (out,), (last, copies[i]), ()))
             made[-1].append(out)
             last = out
         regions.append(Region(1 + i, first, len(events), tuple(calls), (made[-1][0] - 1,), (last,)))
@@ -65,7 +65,9 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
     events.extend(Free(storage) for storage in (*gradients[::-1], norms))
     return Trace(
         info={
-            "model": "made up", "flops_per_token": 10.0 + 7 * layers, "parallelism": {"tp": 1},
+            "model": "made up",
+            "flops_per_token": 10.0 + 7 * layers,
+            "parallelism": {"tp": 1},
             "fsdp_units": sorted(f"layers.{i}" for i in range(layers)),
             "parameter_shapes": {f"layers.{i}.weight": [kind[i] + 1, 4] for i in range(layers)},
         },
@@ -79,7 +81,7 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         prologue=prologue,
         events=tuple(events),
         regions=tuple(regions),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="session")

@@ -143,9 +143,7 @@ def test_plans_are_captured_on_the_whole_job(step: Step) -> None:
         ("abababc", "abababc", []),
     ],
 )
-def test_insertions_stand_in_the_middle_of_what_repeats(
-    shorter: str, longer: str, expected: list[Insertion]
-) -> None:
+def test_insertions_stand_in_the_middle_of_what_repeats(shorter: str, longer: str, expected: list[Insertion]) -> None:
     """Besides the copy that it repeats, the inserted run has as many before it as after it, to within one."""
     assert insertions(keys(shorter), keys(longer), "text") == expected
 

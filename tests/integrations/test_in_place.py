@@ -111,8 +111,18 @@ def indexed(y: torch.Tensor) -> torch.Tensor:
 
 
 FUNCTIONS = [
-    data, detached, unsafe_split, unsafe_chunk, transposed, resized, out_argument, view_of_view, conjugated, swapped, indexed,
-]  # fmt: skip
+    data,
+    detached,
+    unsafe_split,
+    unsafe_chunk,
+    transposed,
+    resized,
+    out_argument,
+    view_of_view,
+    conjugated,
+    swapped,
+    indexed,
+]
 
 
 @pytest.mark.parametrize("share", [0, 1, 2, 3])

@@ -183,9 +183,14 @@ def test_reading_a_kept_tensor_before_its_change(lab: Any, reader: str, again: l
     calls = lab.observed(model, ["0"], lambda m: m(x))["0"]
     ops = [c.op for c in calls]
     assert ops == [
-        "aten.full.default", "aten.mul.Tensor", "aten.mul_.Tensor", "aten.addmm.default", "aten.mul.Tensor",
-        "aten.sin.default", "aten.mul.Tensor",
-    ]  # fmt: skip
+        "aten.full.default",
+        "aten.mul.Tensor",
+        "aten.mul_.Tensor",
+        "aten.addmm.default",
+        "aten.mul.Tensor",
+        "aten.sin.default",
+        "aten.mul.Tensor",
+    ]
     keep = {0, 2} | ({1} if reader == "kept" else set())
     planned = apply(copy.deepcopy(model), lab.plan_for(model, {"0": lab.decisions_from(calls, keep)}))
     with warnings.catch_warnings(), lab.counting(planned, ["0"]) as ran:

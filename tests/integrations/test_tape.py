@@ -40,9 +40,13 @@ def test_dead_operators_do_not_run_again(lab: Any, cases: Any) -> None:
         warnings.simplefilter("error")
         assert lab.same(lab.step(model, case.tokens), case.reference)
     norm = [
-        "aten.pow.Tensor_Scalar", "aten.mean.dim", "aten.add_.Scalar", "aten.rsqrt.default",
-        "aten.mul.Tensor", "aten.mul.Tensor",
-    ]  # fmt: skip
+        "aten.pow.Tensor_Scalar",
+        "aten.mean.dim",
+        "aten.add_.Scalar",
+        "aten.rsqrt.default",
+        "aten.mul.Tensor",
+        "aten.mul.Tensor",
+    ]
     up, gate, product = ["aten.mm.default", "aten.silu.default"], ["aten.mm.default"], ["aten.mul.Tensor"]
     assert ran.again == {fqn: [*norm, *norm, *up, *gate, *product] for fqn in case.calls}
 

@@ -38,7 +38,7 @@ from autosac.trace import (
     TensorMeta,
     Trace,
     WorkWait,
-)  # fmt: skip
+)
 
 MIB = 2**20
 BYTES = {"a": MIB, "b": MIB, "c": 4096}
@@ -106,9 +106,20 @@ class Layers:
             made[name] = self.alloc(name, module, Phase.FORWARD)
             self.run(name, module, Phase.FORWARD, (read,), (made[name],))
             calls.append(
-                Call(f"aten.{name}.default", 0, (META,), begin, len(self.events), False, False, False,
-                     (made[name],), (read,), ())
-            )  # fmt: skip
+                Call(
+                    f"aten.{name}.default",
+                    0,
+                    (META,),
+                    begin,
+                    len(self.events),
+                    False,
+                    False,
+                    False,
+                    (made[name],),
+                    (read,),
+                    (),
+                )
+            )
             read = made[name]
         self.regions.append(Region(module, first, len(self.events), tuple(calls), (before,), (read,)))
         for name in self.policy.get(layer, ()):
@@ -146,11 +157,15 @@ class Job:
         """The step under a policy."""
         layers = Layers(self.count, self.gather_ms, policy)
         pricing = Pricing(
-            event_ms=np.array(layers.ms), source=("given",), event_source=np.zeros(len(layers.ms), dtype=np.int16),
+            event_ms=np.array(layers.ms),
+            source=("given",),
+            event_source=np.zeros(len(layers.ms), dtype=np.int16),
             event_rel_std=np.zeros(len(layers.ms), dtype=np.float32),
-        )  # fmt: skip
+        )
         simulation = Simulation(
-            trace=layers.trace, target=replace(Target.of("h100-sxm-80gb", 2), host=self.host), selective_modules=selective
+            trace=layers.trace,
+            target=replace(Target.of("h100-sxm-80gb", 2), host=self.host),
+            selective_modules=selective,
         )
         timeline = simulate(
             layers.trace, pricing, host=self.host, overlap=NoInterference(), selective_modules=selective, steps=2

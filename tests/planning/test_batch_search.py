@@ -20,7 +20,9 @@ class Fake:
     and under a plan on `plain[b] - lost[b]`, on all of them if it fits without checkpointing.
     """
 
-    def __init__(self, plain: dict[int, float], lost: dict[int, float], budget: int, broken: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, plain: dict[int, float], lost: dict[int, float], budget: int, broken: tuple[int, ...] = ()
+    ) -> None:
         self.plain, self.lost, self.budget, self.broken = plain, lost, budget, broken
         self.asked: dict[str, list[int]] = {"least": [], "unplanned": [], "planned": []}
 
@@ -63,9 +65,7 @@ def test_what_is_asked_and_what_is_not() -> None:
     fake = Fake(plain, {**dict.fromkeys(range(1, 33), 50.0), 9: 0.5}, 12)
     trials = search_batches(fake, sizes_of(32, own=8), 12)
     assert best_of(trials).local_batch_size == 9 and best_of(trials).tokens_per_second == 108.5
-    assert fake.asked == {
-        "least": [8, 9, 11, 15, 13, 12], "unplanned": [12, 11, 10, 9, 8], "planned": [12, 11, 10, 9]
-    }  # fmt: skip
+    assert fake.asked == {"least": [8, 9, 11, 15, 13, 12], "unplanned": [12, 11, 10, 9, 8], "planned": [12, 11, 10, 9]}
     outcomes = {trial.local_batch_size: trial.outcome for trial in trials}
     planned = dict.fromkeys((9, 10, 11, 12), "planned")
     assert outcomes == {8: "not faster", **planned, 13: "too large", 15: "too large"}

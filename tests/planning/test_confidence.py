@@ -64,7 +64,11 @@ def test_each_cause_has_its_rule() -> None:
     99 %: 0.03 %, 0.24 % and 3 %.
     """
     expandable = AllocatorConfig(expandable_segments=True)
-    rules = [margin_of("active", expandable), margin_of("reserved", expandable), margin_of("reserved", AllocatorConfig())]
+    rules = [
+        margin_of("active", expandable),
+        margin_of("reserved", expandable),
+        margin_of("reserved", AllocatorConfig()),
+    ]
     assert [margin.freedom for margin in rules] == [18, 11, 18]
     shares = [1 - margin.budget_bytes(10**12, 0.99) / 1e12 for margin in rules]
     assert 0.0003 < shares[0] < 0.0006 and 0.0024 < shares[1] < 0.005 and 0.029 < shares[2] < 0.04
@@ -82,9 +86,11 @@ def priced(simulation: Simulation, operator_std: float, gather_std: float) -> Si
     gathers = np.array([type(event) is Collective for event in simulation.trace.events])
     simulation = replace(simulation)
     vars(simulation)["pricing"] = Pricing(
-        event_ms=old.event_ms, source=("operators", "gathers"), event_source=gathers.astype(np.int16),
+        event_ms=old.event_ms,
+        source=("operators", "gathers"),
+        event_source=gathers.astype(np.int16),
         event_rel_std=np.where(gathers, gather_std, operator_std).astype(np.float32),
-    )  # fmt: skip
+    )
     return simulation
 
 

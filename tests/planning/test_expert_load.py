@@ -102,11 +102,18 @@ def call(op: str, *shape: int, occurrence: int = 0) -> Call:
 def trace(*regions: tuple[int, Sequence[Call]], names: Sequence[str] = ()) -> Trace:
     """A trace of observed regions, with operators of these names in the last MoE module."""
     return Trace(
-        info={}, signatures=tuple(Signature(name, (), ()) for name in names), storages=(), modules=MODULES,
-        module_parents=(-1, 0, 0, 0), module_classes=("",) * 4, sources=("",), groups=(), prologue=(),
+        info={},
+        signatures=tuple(Signature(name, (), ()) for name in names),
+        storages=(),
+        modules=MODULES,
+        module_parents=(-1, 0, 0, 0),
+        module_classes=("",) * 4,
+        sources=("",),
+        groups=(),
+        prologue=(),
         events=tuple(Op(i, 0, 2, Phase.FORWARD, 0, (), ()) for i in range(len(names))),
         regions=tuple(Region(module, 0, 0, tuple(calls), (), ()) for module, calls in regions),
-    )  # fmt: skip
+    )
 
 
 def shapes(found: Trace) -> list[list[tuple[int, ...]]]:
@@ -124,7 +131,9 @@ def test_open_sizes() -> None:
 
 def test_microbatches_open_sizes() -> None:
     """Two executions of one module within a capture tell the same; a view, which has no number, is left alone."""
-    one = trace((1, [call("mm", 8), call("view", 3, occurrence=-1)]), (1, [call("mm", 6), call("view", 2, occurrence=-1)]))
+    one = trace(
+        (1, [call("mm", 8), call("view", 3, occurrence=-1)]), (1, [call("mm", 6), call("view", 2, occurrence=-1)])
+    )
     assert shapes(with_open_sizes(one, one)) == [[(-1,), (3,)], [(-1,), (2,)]]
 
 

@@ -74,8 +74,10 @@ def test_a_plan_that_offloads_has_a_shorter_step(without: Planned, planned: Plan
     offloaded = {unit.fqn: [d for d in unit.decisions if d.offload] for unit in planned.plan.units}
     assert {d.op for rows in offloaded.values() for d in rows} == {"aten.mm.default"}
     assert not offloaded.get(str(BLOCKS - 1)), "the last block's backward comes right after its forward"
-    assert all(unit.kept_bytes + unit.offloaded_bytes <= sum(d.memory_bytes for d in unit.decisions if d.keep)
-               for unit in planned.plan.units)  # fmt: skip
+    assert all(
+        unit.kept_bytes + unit.offloaded_bytes <= sum(d.memory_bytes for d in unit.decisions if d.keep)
+        for unit in planned.plan.units
+    )
     (note,) = [note for note in planned.notes if "host memory" in note]
     assert "shorter than without offloading" in note and "GiB" in note
 

@@ -14,7 +14,11 @@ GIB = 2**30
 def prediction(step_ms: float, gib: float, *, fits: bool = True) -> Prediction:
     """A step of this time and peak."""
     return Prediction(
-        step_ms=step_ms, peak_active_bytes=int(gib * GIB), peak_reserved_bytes=int(gib * GIB), fits=fits, recompute_ms=1.0
+        step_ms=step_ms,
+        peak_active_bytes=int(gib * GIB),
+        peak_reserved_bytes=int(gib * GIB),
+        fits=fits,
+        recompute_ms=1.0,
     )
 
 
@@ -22,8 +26,14 @@ def plan(gib: float, step_ms: float, *, fits: bool = True) -> Plan:
     """A plan for a budget, beside full and no checkpointing."""
     return Plan(
         made_for=MadeFor(
-            job_fingerprint="f00", model="llama3 8B", torch_version="2.13.0", torchtitan_version="0.2.2",
-            gpu="h100-sxm-80gb", world_size=8, budget_bytes=int(gib * GIB), budget_kind="reserved",
+            job_fingerprint="f00",
+            model="llama3 8B",
+            torch_version="2.13.0",
+            torchtitan_version="0.2.2",
+            gpu="h100-sxm-80gb",
+            world_size=8,
+            budget_bytes=int(gib * GIB),
+            budget_kind="reserved",
         ),
         units=(),
         predictions={
@@ -31,7 +41,7 @@ def plan(gib: float, step_ms: float, *, fits: bool = True) -> Plan:
             "none": prediction(900.0, 120, fits=False),
             "full": prediction(1200.0, 40),
         },
-    )  # fmt: skip
+    )
 
 
 def test_peaks_between_the_budgets_are_budgets_too() -> None:

@@ -15,9 +15,15 @@ from autosac.plans import MadeFor, Plan, Unit
 
 GIB = 2**30
 MADE_FOR = MadeFor(
-    job_fingerprint="", model="m", torch_version="", torchtitan_version="", gpu="g", world_size=1, budget_bytes=1,
+    job_fingerprint="",
+    model="m",
+    torch_version="",
+    torchtitan_version="",
+    gpu="g",
+    world_size=1,
+    budget_bytes=1,
     budget_kind="reserved",
-)  # fmt: skip
+)
 
 
 class Fake:
@@ -38,11 +44,14 @@ class Fake:
         more_ms, spared = (self.level_ms, 8) if level else (0.0, 0)
         report = SimpleNamespace(op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")
         return SimpleNamespace(
-            inner=inner, level=level, recompute_ms=100 - inner + more_ms, step_ms=1000 + 100 - inner + more_ms,
+            inner=inner,
+            level=level,
+            recompute_ms=100 - inner + more_ms,
+            step_ms=1000 + 100 - inner + more_ms,
             peak_active_bytes=int(inner * GIB),
             peak_bytes=lambda kind: int((self.peak(inner) - spared if kind == "reserved" else inner) * GIB),
             memory=SimpleNamespace(peak=lambda: report),
-        )  # fmt: skip
+        )
 
     def plan(self, inner: float, level: bool = False) -> Plan:
         name = "level" if level else "a"
@@ -57,7 +66,9 @@ class Fake:
             self.solved.append(inner)
         found = self.simulation(inner, level)
         budgets = SimpleNamespace(shadow_ms_per_gib=1.0)
-        solution = SimpleNamespace(peak_bytes=inner_bytes, recompute_ms=found.recompute_ms, budgets=budgets, level=level)
+        solution = SimpleNamespace(
+            peak_bytes=inner_bytes, recompute_ms=found.recompute_ms, budgets=budgets, level=level
+        )
         return self.plan(inner, level), solution
 
     def mirror(self, baseline: Any) -> Plan:

@@ -94,9 +94,16 @@ def test_the_search_ends_when_nothing_is_paid(make_job: MakeJob) -> None:
     assert job.captured == 2
 
 
-SLOW_HOST = HostModel(**{**{name: getattr(INSTANT_HOST, name) for name in INSTANT_HOST.__slots__}, "eager_op_us": 8000.0,
-                         "backward_op_us": 8000.0, "recompute_op_us": 1000.0, "selective_op_us": 3000.0,
-                         "saved_op_us": 9000.0})  # fmt: skip
+SLOW_HOST = HostModel(
+    **{
+        **{name: getattr(INSTANT_HOST, name) for name in INSTANT_HOST.__slots__},
+        "eager_op_us": 8000.0,
+        "backward_op_us": 8000.0,
+        "recompute_op_us": 1000.0,
+        "selective_op_us": 3000.0,
+        "saved_op_us": 9000.0,
+    }
+)
 
 
 def test_a_slow_host_pays_for_every_operator(make_job: MakeJob) -> None:

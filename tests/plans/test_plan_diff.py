@@ -18,10 +18,17 @@ from autosac.report.summaries import decision_table
 def unit(number: int, *keeps: bool) -> Unit:
     """A unit of products, and of a view that takes neither memory nor time."""
     products = tuple(
-        Decision(op="aten.mm.default", occurrence=i, keep=keep, outputs=(((2, 8), "bfloat16"),), memory_bytes=2**29,
-                 runtime_ms=0.5, msps=2.0**40)
+        Decision(
+            op="aten.mm.default",
+            occurrence=i,
+            keep=keep,
+            outputs=(((2, 8), "bfloat16"),),
+            memory_bytes=2**29,
+            runtime_ms=0.5,
+            msps=2.0**40,
+        )
         for i, keep in enumerate(keeps)
-    )  # fmt: skip
+    )
     view = Decision(op="aten._unsafe_view.default", occurrence=0, keep=False, outputs=(((2, 8), "bfloat16"),))
     kept = sum(keeps) * 2**29
     return Unit(
@@ -37,12 +44,18 @@ def plan(budget_gib: int, *units: Unit) -> Plan:
     )
     return Plan(
         made_for=MadeFor(
-            job_fingerprint="f00", model="llama3 8B", torch_version="2.13.0", torchtitan_version="0.2.2",
-            gpu="h100-sxm-80gb", world_size=8, budget_bytes=budget_gib * 2**30, budget_kind="active",
+            job_fingerprint="f00",
+            model="llama3 8B",
+            torch_version="2.13.0",
+            torchtitan_version="0.2.2",
+            gpu="h100-sxm-80gb",
+            world_size=8,
+            budget_bytes=budget_gib * 2**30,
+            budget_kind="active",
         ),
         units=units,
         predictions={"autosac": prediction},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

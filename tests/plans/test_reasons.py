@@ -33,9 +33,15 @@ def unit(*decisions: Decision) -> Unit:
 def plan() -> Plan:
     """A plan with reasons."""
     made_for = MadeFor(
-        job_fingerprint="f", model="m", torch_version="2", torchtitan_version="0.2", gpu="g", world_size=1,
-        budget_bytes=1, budget_kind="active",
-    )  # fmt: skip
+        job_fingerprint="f",
+        model="m",
+        torch_version="2",
+        torchtitan_version="0.2",
+        gpu="g",
+        world_size=1,
+        budget_bytes=1,
+        budget_kind="active",
+    )
     return Plan(made_for=made_for, units=(), reasons=(REASONS,))
 
 

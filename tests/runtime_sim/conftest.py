@@ -73,9 +73,18 @@ class Job:
         return self.add(Op(list(SIGNATURES).index(kind), stream, module, phase, 0, (0,), (1,)), ms)
 
     def collective(
-        self, ms: float, stream: int = 0, kind: str = "all_gather", group: int = 0, asynchronous: bool = True,
-        work: int = -1, peer: int = -1, batch: int = -1, module: int = 0, phase: Phase = Phase.FORWARD,
-    ) -> Job:  # fmt: skip
+        self,
+        ms: float,
+        stream: int = 0,
+        kind: str = "all_gather",
+        group: int = 0,
+        asynchronous: bool = True,
+        work: int = -1,
+        peer: int = -1,
+        batch: int = -1,
+        module: int = 0,
+        phase: Phase = Phase.FORWARD,
+    ) -> Job:
         """Append a collective, send or recv."""
         if work < 0:
             self.works += 1

@@ -59,7 +59,9 @@ def test_collectives_at_the_same_time_share_it(job, run):
     of them; each collective gets 2 of those, and of the 3 exposed ms both share the first, c alone has the others.
     """
     groups = tuple(Group.of(name, range(2)) for name in ("dp", "tp"))
-    step = job(groups=groups).collective(4, stream=1, work=1, module=3).collective(2, stream=2, work=2, group=1, module=2)
+    step = (
+        job(groups=groups).collective(4, stream=1, work=1, module=3).collective(2, stream=2, work=2, group=1, module=2)
+    )
     b = run(step.op(3, module=1).wait_work(1).wait_work(2)).breakdown()
     modules = {m.name: m for m in b.modules}
     assert (b.communication_ms, b.exposed_communication_ms) == (6, 3)

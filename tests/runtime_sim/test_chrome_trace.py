@@ -101,10 +101,12 @@ def test_arrows_connect_slices(timeline):
         assert sorted(e["ph"] for e in ends) == ["f", "s"]
         for end in ends:
             inside = [
-                e for e in events
-                if e["ph"] == "X" and (e["pid"], e["tid"]) == (end["pid"], end["tid"])
+                e
+                for e in events
+                if e["ph"] == "X"
+                and (e["pid"], e["tid"]) == (end["pid"], end["tid"])
                 and e["ts"] <= end["ts"] < e["ts"] + e["dur"]
-            ]  # fmt: skip
+            ]
             assert inside, end
 
 

@@ -22,11 +22,15 @@ def test_two_streams_with_events(job, run):
     """
     timeline = run(
         job()
-        .op(2).record(1, 0)
-        .wait(1, 1).collective(5, stream=1, asynchronous=False).record(2, 1)
+        .op(2)
+        .record(1, 0)
+        .wait(1, 1)
+        .collective(5, stream=1, asynchronous=False)
+        .record(2, 1)
         .op(4)
-        .wait(2, 0).op(1)
-    )  # fmt: skip
+        .wait(2, 0)
+        .op(1)
+    )
     assert timeline.makespan_ms == 8
     assert timeline.ranks[0].start_ms[[0, 3, 5, 7]].tolist() == [0, 2, 2, 7]
 
@@ -123,9 +127,7 @@ def test_kernels_share_the_compute_engine_side_streams_first(job, run):
     """Three 2-ms kernels become ready at 1 on streams 0, 1, 2 behind a 1-ms one: the side streams go first,
     in order.
     """
-    timeline = run(
-        job().op(1).record(1, 0).op(2).wait(1, 1).op(2, stream=1).wait(1, 2).op(2, stream=2)
-    )  # fmt: skip
+    timeline = run(job().op(1).record(1, 0).op(2).wait(1, 1).op(2, stream=1).wait(1, 2).op(2, stream=2))
     assert timeline.ranks[0].start_ms[[2, 4, 6]].tolist() == [5, 1, 3]
     assert timeline.makespan_ms == 7
 

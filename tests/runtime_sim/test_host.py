@@ -97,16 +97,37 @@ def test_queues_are_per_stream(job, run):
 def test_what_each_event_costs(job):
     """Every kind of event is charged its own field, allocations nothing."""
     host = HostModel(
-        eager_op_us=1, backward_op_us=2, view_op_us=3, compiled_op_us=4, list_tensor_us=0.5,
-        recompute_op_us=20, collective_us=5, stream_op_us=6, module_us=7, sync_us=8,
-    )  # fmt: skip
+        eager_op_us=1,
+        backward_op_us=2,
+        view_op_us=3,
+        compiled_op_us=4,
+        list_tensor_us=0.5,
+        recompute_op_us=20,
+        collective_us=5,
+        stream_op_us=6,
+        module_us=7,
+        sync_us=8,
+    )
     step = (
         job()
-        .op(1).op(1, phase=Phase.BACKWARD).op(1, phase=Phase.RECOMPUTE)
-        .op(0, kind="view", phase=Phase.RECOMPUTE).op(1, kind="triton").op(1, kind="foreach")
-        .collective(1).record(1, 0).wait(1, 0).wait_stream(0, 1).sync()
-        .enter(1).exit(1).enter(1, Phase.BACKWARD).add(Alloc(0)).add(Free(0)).add(RecordStream(0, 1))
-    )  # fmt: skip
+        .op(1)
+        .op(1, phase=Phase.BACKWARD)
+        .op(1, phase=Phase.RECOMPUTE)
+        .op(0, kind="view", phase=Phase.RECOMPUTE)
+        .op(1, kind="triton")
+        .op(1, kind="foreach")
+        .collective(1)
+        .record(1, 0)
+        .wait(1, 0)
+        .wait_stream(0, 1)
+        .sync()
+        .enter(1)
+        .exit(1)
+        .enter(1, Phase.BACKWARD)
+        .add(Alloc(0))
+        .add(Free(0))
+        .add(RecordStream(0, 1))
+    )
     costs = host_costs(step.trace, host) * 1e3
     np.testing.assert_allclose(costs, [1, 2, 21, 3, 4, 1 + 10 * 0.5, 5, 6, 6, 6, 8, 7, 7, 0, 0, 0, 6])
 
@@ -117,10 +138,16 @@ def test_each_recomputation_costs_its_beginning(job):
     again = Phase.RECOMPUTE
     step = (
         job()
-        .enter(1, again).enter(2, again).op(1, module=2, phase=again).exit(2, again).exit(1, again)
+        .enter(1, again)
+        .enter(2, again)
+        .op(1, module=2, phase=again)
+        .exit(2, again)
+        .exit(1, again)
         .op(1, phase=Phase.BACKWARD)
-        .enter(3, again).op(1, module=3, phase=again).exit(3, again)
-    )  # fmt: skip
+        .enter(3, again)
+        .op(1, module=3, phase=again)
+        .exit(3, again)
+    )
     np.testing.assert_allclose(host_costs(step.trace, host) * 1e3, [40, 0, 0, 0, 0, 0, 40, 0, 0])
 
 

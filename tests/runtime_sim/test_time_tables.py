@@ -84,7 +84,11 @@ def test_prices_and_the_step_are_told_apart(job) -> None:
     assert sum(row["ms"] for row in document["priced_by"]) == pytest.approx(alone)
     root = document["modules"][0]
     for name in ("compute_ms", "communication_ms"):
-        assert root[name] == pytest.approx(getattr(breakdown, name)) == pytest.approx(document["shared"][f"together_{name}"])
+        assert (
+            root[name]
+            == pytest.approx(getattr(breakdown, name))
+            == pytest.approx(document["shared"][f"together_{name}"])
+        )
     interference_ms = breakdown.compute_ms - document["shared"]["alone_compute_ms"]
     assert interference_ms == pytest.approx(breakdown.interference_ms)
 
@@ -156,7 +160,9 @@ def test_what_is_piped_keeps_within_columns(
     assert "log-sigmoid" in text and "32.0 MiB" in text and "step.trace" in text and "…" not in text
 
 
-@pytest.mark.parametrize(("name", "source"), [("fitted", "log-sigmoid"), ("alpha-beta", "alpha-beta"), ("chunks", "chunks")])
+@pytest.mark.parametrize(
+    ("name", "source"), [("fitted", "log-sigmoid"), ("alpha-beta", "alpha-beta"), ("chunks", "chunks")]
+)
 def test_models_of_collectives_can_be_chosen(
     saved: str, capsys: pytest.CaptureFixture[str], name: str, source: str
 ) -> None:

@@ -15,10 +15,14 @@ NAMES = "abcd"
 def problem(*points: PeakPoint, local: LocalProblem = LOCAL) -> GlobalProblem:
     """Four equal units that hold 100 bytes each without checkpointing."""
     unit = {
-        "implicit_bytes": sum(item.memory_bytes for item in local.items), "boundary_bytes": 0, "stored_bytes": 0,
-        "discardable_bytes": sum(item.memory_bytes for item in local.items), "recompute_ms": 8.5,
-        "segments": (Segment(8.5, 0.0),), "parent": -1,
-    }  # fmt: skip
+        "implicit_bytes": sum(item.memory_bytes for item in local.items),
+        "boundary_bytes": 0,
+        "stored_bytes": 0,
+        "discardable_bytes": sum(item.memory_bytes for item in local.items),
+        "recompute_ms": 8.5,
+        "segments": (Segment(8.5, 0.0),),
+        "parent": -1,
+    }
     return GlobalProblem(units=tuple(Unit(name=name, **unit) for name in NAMES), points=points)  # type: ignore[arg-type]
 
 

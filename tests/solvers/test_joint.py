@@ -294,9 +294,14 @@ def test_what_is_left_goes_to_the_unit_that_saves_most() -> None:
 def _budgets(*kept_bytes: int) -> GlobalSolution:
     """An answer of the MILP with these budgets."""
     return GlobalSolution(
-        discard_fraction=(0.5,) * len(kept_bytes), kept_bytes=kept_bytes, peak_bytes=0, recompute_ms=0.0, bound_ms=0.0,
-        binding=(), shadow_ms_per_gib=0.0,
-    )  # fmt: skip
+        discard_fraction=(0.5,) * len(kept_bytes),
+        kept_bytes=kept_bytes,
+        peak_bytes=0,
+        recompute_ms=0.0,
+        bound_ms=0.0,
+        binding=(),
+        shadow_ms_per_gib=0.0,
+    )
 
 
 def test_rounding_of_the_answer_loses_no_operator() -> None:

@@ -85,9 +85,7 @@ def test_tensor_parallelism(capture: Capture) -> None:
     trace = capture(*degree, world_size=2, checkpointing="none")
     assert matmul_flops(trace) == 3 * WEIGHTS * TOKENS
     assert collectives(trace)["all_gather"] and collectives(trace)["reduce_scatter"]
-    full = capture(
-        *degree, "--parallelism.spmd_backend", "full_dtensor", world_size=2, checkpointing="none", job=DEBUG
-    )
+    full = capture(*degree, "--parallelism.spmd_backend", "full_dtensor", world_size=2, checkpointing="none", job=DEBUG)
     partial = capture(*degree, *PARTIAL, world_size=2, checkpointing="none", job=DEBUG)
     assert matmul_flops(full) == matmul_flops(partial)
 
@@ -103,9 +101,14 @@ def test_context_parallelism_with_flex_attention(capture: Capture) -> None:
 def test_expert_parallelism(capture: Capture) -> None:
     """Tokens travel to the experts and back: two exchanges in each MoE layer, forward and backward, at least."""
     trace = capture(
-        "--parallelism.expert_parallel_degree", "2", *PARTIAL, *EAGER,
-        job="deepseek_v3:deepseek_v3_debugmodel", world_size=2, checkpointing="none",
-    )  # fmt: skip
+        "--parallelism.expert_parallel_degree",
+        "2",
+        *PARTIAL,
+        *EAGER,
+        job="deepseek_v3:deepseek_v3_debugmodel",
+        world_size=2,
+        checkpointing="none",
+    )
     assert trace.info["parallelism"]["ep"] == 2
     assert collectives(trace)["all_to_all"] >= 4
 
@@ -147,10 +150,18 @@ def test_wrong_jobs(capture: Capture, job: str, overrides: tuple[str, ...], mess
     ("overrides", "settings", "message"),
     [
         ((), {"checkpointing": "selective-2"}, "no selective-2 checkpointing: none, full or selective-op"),
-        (("--parallelism.spmd_backend", "spmd_types"), {"world_size": 2}, "add -- --parallelism.spmd_backend partial_dtensor"),
-        (("--parallelism.pipeline_parallel_degree", "2", *EAGER), {"world_size": 2}, "no pipeline schedules that take lists"),
+        (
+            ("--parallelism.spmd_backend", "spmd_types"),
+            {"world_size": 2},
+            "add -- --parallelism.spmd_backend partial_dtensor",
+        ),
+        (
+            ("--parallelism.pipeline_parallel_degree", "2", *EAGER),
+            {"world_size": 2},
+            "no pipeline schedules that take lists",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done(
     capture: Capture, overrides: tuple[str, ...], settings: dict[str, Any], message: str
 ) -> None:

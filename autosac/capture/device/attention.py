@@ -36,15 +36,33 @@ class Attention:
         square = not is_causal or q.shape[-2] == k.shape[-2]
         alignment = (8 if half else 4) if ampere else 1
         usable = {
-            SDPBackend.FLASH_ATTENTION: enabled.flash_sdp_enabled() and plain and half and ampere and mask is None
-            and head == k.shape[-1] == head_v and head <= 256 and same_batch and (same_heads or gqa) and square,
-            SDPBackend.CUDNN_ATTENTION: enabled.cudnn_sdp_enabled() and plain and half and ampere and dropout_p == 0.0
-            and head % 8 == 0 and head_v % 8 == 0 and (head <= 128 or (self.capability >= (9, 0) and head <= 256)),
-            SDPBackend.EFFICIENT_ATTENTION: enabled.mem_efficient_sdp_enabled() and plain
-            and (half or q.dtype == torch.float32) and head == k.shape[-1] and head % alignment == head_v % alignment == 0
-            and same_batch and same_heads,
+            SDPBackend.FLASH_ATTENTION: enabled.flash_sdp_enabled()
+            and plain
+            and half
+            and ampere
+            and mask is None
+            and head == k.shape[-1] == head_v
+            and head <= 256
+            and same_batch
+            and (same_heads or gqa)
+            and square,
+            SDPBackend.CUDNN_ATTENTION: enabled.cudnn_sdp_enabled()
+            and plain
+            and half
+            and ampere
+            and dropout_p == 0.0
+            and head % 8 == 0
+            and head_v % 8 == 0
+            and (head <= 128 or (self.capability >= (9, 0) and head <= 256)),
+            SDPBackend.EFFICIENT_ATTENTION: enabled.mem_efficient_sdp_enabled()
+            and plain
+            and (half or q.dtype == torch.float32)
+            and head == k.shape[-1]
+            and head % alignment == head_v % alignment == 0
+            and same_batch
+            and same_heads,
             SDPBackend.MATH: enabled.math_sdp_enabled(),
-        }  # fmt: skip
+        }
         for priority in torch._C._get_sdp_priority_order():
             backend = SDPBackend(int(priority))
             if usable.get(backend, False):

@@ -120,9 +120,7 @@ class DispatchCache:
 
         return build
 
-    def _view(
-        self, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, base: int, offset: int
-    ) -> Build:
+    def _view(self, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, base: int, offset: int) -> Build:
         """Builds a FakeTensor over the memory of the input at position `base`."""
         template = self._template(device)
 
@@ -139,9 +137,14 @@ class DispatchCache:
     def _template(self, device: torch.device) -> dict[str, Any]:
         if device not in self._templates:
             self._templates[device] = dict(
-                _MEMOS, **{_DEVICE: device}, fake_mode=self.mode, constant=None, pytype=None, dispatch_keys=None,
+                _MEMOS,
+                **{_DEVICE: device},
+                fake_mode=self.mode,
+                constant=None,
+                pytype=None,
+                dispatch_keys=None,
                 real_tensor=None,
-            )  # fmt: skip
+            )
         return self._templates[device]
 
     def _entry(self, out: Any, tensors: list[FakeTensor]) -> Entry:

@@ -47,14 +47,21 @@ def _library(namespace: str) -> torch.library.Library:
     return library
 
 
-def _empty(size: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-           memory_format: Any = None) -> torch.Tensor:  # fmt: skip
+def _empty(
+    size: Any,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> torch.Tensor:
     """A tensor without data, for the few callers that allocate below the dispatch modes."""
     return torch._C._acc.create_empty_tensor(size, dtype or torch.get_default_dtype())
 
 
-def _empty_strided(size: Any, stride: Any, dtype: Any = None, layout: Any = None, device: Any = None,
-                   pin_memory: Any = None) -> torch.Tensor:  # fmt: skip
+def _empty_strided(
+    size: Any, stride: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> torch.Tensor:
     return torch._C._acc.create_empty_tensor(size, dtype or torch.get_default_dtype())
 
 

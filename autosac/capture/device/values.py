@@ -24,9 +24,14 @@ _INTEGER_LIMIT = 1 << 22  # elements: token ids, routing counts, masks
 _FLOAT_LIMIT = 64
 
 _UNINITIALISED = {
-    aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
-    aten.new_empty_strided.default, aten.empty_permuted.default, aten.resize_.default,
-}  # fmt: skip
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.empty_strided.default,
+    aten.new_empty_strided.default,
+    aten.empty_permuted.default,
+    aten.resize_.default,
+}
 
 _routing: list[Routing] = []  # one at most
 
@@ -50,10 +55,17 @@ def _ones(out: Any, _: tuple[Any, ...]) -> torch.Tensor:
 
 # Operators whose result does not depend on the values of their inputs.
 _CONSTANT: dict[Any, Callable[[Any, tuple[Any, ...]], torch.Tensor]] = {
-    aten.zeros.default: _zeros, aten.zeros_like.default: _zeros, aten.new_zeros.default: _zeros,
-    aten.zero_.default: _zeros, aten.ones.default: _ones, aten.ones_like.default: _ones, aten.new_ones.default: _ones,
-    aten.full.default: _filled(1), aten.full_like.default: _filled(1), aten.new_full.default: _filled(2),
-}  # fmt: skip
+    aten.zeros.default: _zeros,
+    aten.zeros_like.default: _zeros,
+    aten.new_zeros.default: _zeros,
+    aten.zero_.default: _zeros,
+    aten.ones.default: _ones,
+    aten.ones_like.default: _ones,
+    aten.new_ones.default: _ones,
+    aten.full.default: _filled(1),
+    aten.full_like.default: _filled(1),
+    aten.new_full.default: _filled(2),
+}
 
 
 def shadow(tensor: Any) -> torch.Tensor | None:

@@ -62,7 +62,9 @@ class MoELoad:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise UsageError(f"load of experts {self.kind!r}: expected balanced, uniform, power-law[:ALPHA] or zipf[:S]")
+            raise UsageError(
+                f"load of experts {self.kind!r}: expected balanced, uniform, power-law[:ALPHA] or zipf[:S]"
+            )
         if self.kind in _EXPONENTS and not _LEAST_EXPONENT <= self.exponent <= _MOST_EXPONENT:
             raise UsageError(
                 f"load of experts {self.kind}:{self.exponent:g}: the exponent must be from {_LEAST_EXPONENT:g} to "

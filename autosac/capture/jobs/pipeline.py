@@ -113,10 +113,13 @@ class StageMetadata:
     def _keep(self, tensors: Any) -> None:
         first = self.sent is None
         self.sent = [
-            (tuple(map(int, t.shape)), tuple(map(int, t.stride if isinstance(t.stride, tuple) else t.stride())),
-             str(t.dtype).removeprefix("torch."))
+            (
+                tuple(map(int, t.shape)),
+                tuple(map(int, t.stride if isinstance(t.stride, tuple) else t.stride())),
+                str(t.dtype).removeprefix("torch."),
+            )
             for t in tensors
-        ]  # fmt: skip
+        ]
         if first:
             self.on_sent(self.sent)
 

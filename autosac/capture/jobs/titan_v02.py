@@ -150,9 +150,12 @@ def _trainer_class(spec: Any) -> Any:
         if importlib.util.find_spec(f"{package}.train") is not None:
             module = importlib.import_module(f"{package}.train")
             own = [
-                value for value in vars(module).values()
-                if isinstance(value, type) and issubclass(value, general.Trainer) and value.__module__ == module.__name__
-            ]  # fmt: skip
+                value
+                for value in vars(module).values()
+                if isinstance(value, type)
+                and issubclass(value, general.Trainer)
+                and value.__module__ == module.__name__
+            ]
             if own:
                 return own[-1]
     return general.Trainer

@@ -248,10 +248,21 @@ def _work_wait(recorder: Recorder) -> None:
         return call
 
     for name in (
-        "send", "recv", "allreduce", "broadcast", "_allgather_base", "_reduce_scatter_base", "all_gather_single",
-        "reduce_scatter_single", "all_to_all_single", "alltoall_base", "alltoall", "allgather", "reduce_scatter",
+        "send",
+        "recv",
+        "allreduce",
+        "broadcast",
+        "_allgather_base",
+        "_reduce_scatter_base",
+        "all_gather_single",
+        "reduce_scatter_single",
+        "all_to_all_single",
+        "alltoall_base",
+        "alltoall",
+        "allgather",
+        "reduce_scatter",
         "barrier",
-    ):  # fmt: skip
+    ):
         if hasattr(dist.ProcessGroup, name):
             setattr(dist.ProcessGroup, name, link(getattr(dist.ProcessGroup, name)))
     fake_work = torch._C._distributed_c10d.FakeWork

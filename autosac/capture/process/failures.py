@@ -62,7 +62,9 @@ def explain(error: BaseException, doing: str) -> AutosacError:
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
-    told = _told(error, _LIMIT) if root is error else f"{_told(error, _LIMIT // 2)}, because of {_told(root, _LIMIT // 2)}"
+    told = (
+        _told(error, _LIMIT) if root is error else f"{_told(error, _LIMIT // 2)}, because of {_told(root, _LIMIT // 2)}"
+    )
     return CaptureError(f"{doing}: {told} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)")
 
 
@@ -83,5 +85,9 @@ def how_it_ended(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = "unknown"
-    hint = ": Linux does that when memory runs out; free some, or use a machine with more" if -code == signal.SIGKILL else ""
+    hint = (
+        ": Linux does that when memory runs out; free some, or use a machine with more"
+        if -code == signal.SIGKILL
+        else ""
+    )
     return f"was ended by signal {-code} ({name}){hint}"

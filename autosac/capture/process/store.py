@@ -89,6 +89,7 @@ class CaptureStore:
         """Remove all captures, and what an interrupted writer left. OSError if that is not possible."""
         for path in [*self._folder.glob("*.trace"), *self._folder.glob(".*.trace.*")]:
             path.unlink(missing_ok=True)
+
     def _make_private(self) -> None:
         """Nobody else can list or read the folder. A capture holds the job's settings and lines of its source."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -239,7 +240,5 @@ def _packages() -> list[str]:
 
 def _environment() -> dict[str, Any]:
     return {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(_ENVIRONMENT) and name not in _IRRELEVANT
+        name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT) and name not in _IRRELEVANT
     }

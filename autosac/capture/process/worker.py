@@ -89,7 +89,9 @@ class Worker:
         try:
             child = os.fork()
         except OSError as e:
-            self.answer(id=identity, error=f"no process can be started for a capture: {e.strerror}", kind="CaptureError")
+            self.answer(
+                id=identity, error=f"no process can be started for a capture: {e.strerror}", kind="CaptureError"
+            )
             return
         if child:
             self.children[child] = identity
@@ -161,7 +163,9 @@ def preload(request: TitanRequest) -> None:
 
 def main(answers: int, parent: int, folder: str) -> None:
     """Serve the process `parent`; `folder` takes the answers that are too long for one line."""
-    if sys.platform == "linux":  # elsewhere the end of its input ends it: a process that forks shall have one thread only
+    if (
+        sys.platform == "linux"
+    ):  # elsewhere the end of its input ends it: a process that forks shall have one thread only
         lifeline.end_with(parent)
     if os.environ.get("AUTOSAC_DEBUG") != "1":
         warnings.filterwarnings("ignore")

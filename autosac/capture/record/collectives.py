@@ -12,20 +12,41 @@ from torch.distributed import distributed_c10d
 from autosac.capture.device.operators import per_operator
 
 _FUNCTIONAL = {
-    "all_gather_into_tensor": "all_gather", "all_gather_into_tensor_out": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter", "all_reduce": "all_reduce", "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce", "all_reduce_coalesced_": "all_reduce", "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast", "broadcast_": "broadcast", "wait_tensor": "wait",
-}  # fmt: skip
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+    "wait_tensor": "wait",
+}
 _C10D = {
-    "_allgather_base_": "all_gather", "allgather_": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
-    "allgather_coalesced_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter", "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce", "alltoall_base_": "all_to_all", "alltoall_": "all_to_all",
-    "broadcast_": "broadcast", "send": "send", "recv_": "recv", "recv_any_source_": "recv", "barrier": "barrier",
-    "reduce_": "all_reduce", "scatter_": "broadcast", "gather_": "all_gather",
-}  # fmt: skip
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "alltoall_base_": "all_to_all",
+    "alltoall_": "all_to_all",
+    "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+    "barrier": "barrier",
+    "reduce_": "all_reduce",
+    "scatter_": "broadcast",
+    "gather_": "all_gather",
+}
 
 
 class CollectiveCall(NamedTuple):

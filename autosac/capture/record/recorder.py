@@ -43,10 +43,13 @@ _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 _LOOKS = frozenset(
     {
-        torch.ops.aten.as_strided.default, torch.ops.aten.detach.default, torch.ops.aten.view.dtype,
-        torch.ops.aten._conj.default, torch.ops.aten._neg_view.default,
+        torch.ops.aten.as_strided.default,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.view.dtype,
+        torch.ops.aten._conj.default,
+        torch.ops.aten._neg_view.default,
     }
-)  # fmt: skip
+)
 
 
 class Recorder:
@@ -167,9 +170,11 @@ class Recorder:
             tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(t, torch.Tensor)]
         inputs = tuple([self.storages.of(t) for t in tensors])
         call = describe_collective(func, args)
-        out_tensors = [out] if isinstance(out, torch.Tensor) else [
-            o for o in pytree.tree_leaves(out) if isinstance(o, torch.Tensor)
-        ]  # fmt: skip
+        out_tensors = (
+            [out]
+            if isinstance(out, torch.Tensor)
+            else [o for o in pytree.tree_leaves(out) if isinstance(o, torch.Tensor)]
+        )
         label = Label.COMMUNICATION if stream != 0 or call is not None else Label.NONE
         if func is _COPIES[0] and inputs == (-1,) and place.phase is Phase.OTHER:
             label = Label.INPUT  # a batch comes from the host
@@ -181,9 +186,7 @@ class Recorder:
                 nbytes = call.nbytes(tensors, out_tensors)
                 self._collective(call, nbytes, signature, stream, place, inputs, outputs)
             else:
-                self.log.events.append(
-                    Op(signature, stream, place.module, place.phase, place.source, inputs, outputs)
-                )  # fmt: skip
+                self.log.events.append(Op(signature, stream, place.module, place.phase, place.source, inputs, outputs))
             if func in _COPIES and _host_waits(func, args, kwargs, out):
                 self.log.events.append(HostWait(stream, -1, "stream"))
         if self._additions is not None and place.phase is Phase.BACKWARD:

@@ -13,16 +13,35 @@ from autosac.trace import Scalar, Signature, TensorMeta
 
 # No kernel is launched: allocations without initialisation, metadata, aliases.
 _METADATA_ONLY = {
-    "aten.empty.memory_format", "aten.empty_like.default", "aten.empty_strided.default", "aten.new_empty.default",
-    "aten.new_empty_strided.default", "aten.detach.default", "aten.alias.default", "aten.lift_fresh.default",
-    "aten._unsafe_view.default", "aten.set_.source_Storage_storage_offset", "aten.resize_.default",
-    "_c10d_functional.wait_tensor.default", "aten._reshape_alias.default", "aten._conj.default",
-    "aten._neg_view.default", "aten.view_as_real.default", "aten.view_as_complex.default", "aten.as_strided.default",
-    "aten.unbind.int", "aten.split_with_sizes.default", "aten.split.Tensor", "aten.detach_.default",
-}  # fmt: skip
+    "aten.empty.memory_format",
+    "aten.empty_like.default",
+    "aten.empty_strided.default",
+    "aten.new_empty.default",
+    "aten.new_empty_strided.default",
+    "aten.detach.default",
+    "aten.alias.default",
+    "aten.lift_fresh.default",
+    "aten._unsafe_view.default",
+    "aten.set_.source_Storage_storage_offset",
+    "aten.resize_.default",
+    "_c10d_functional.wait_tensor.default",
+    "aten._reshape_alias.default",
+    "aten._conj.default",
+    "aten._neg_view.default",
+    "aten.view_as_real.default",
+    "aten.view_as_complex.default",
+    "aten.as_strided.default",
+    "aten.unbind.int",
+    "aten.split_with_sizes.default",
+    "aten.split.Tensor",
+    "aten.detach_.default",
+}
 _RANDOM_PREFIXES = (
-    "aten._scaled_dot_product_", "aten._fused_sdp_choice", "aten._flash_attention", "aten._efficient_attention",
-)  # fmt: skip
+    "aten._scaled_dot_product_",
+    "aten._fused_sdp_choice",
+    "aten._flash_attention",
+    "aten._efficient_attention",
+)
 
 
 @cache

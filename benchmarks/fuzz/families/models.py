@@ -401,9 +401,16 @@ def hf_llama(rng: random.Random) -> Job:
 
     cache = rng.random() < 0.7
     config = LlamaConfig(
-        vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        max_position_embeddings=32, use_cache=cache, attn_implementation=rng.choice(("eager", "sdpa")),
-    )  # fmt: skip
+        vocab_size=31,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        use_cache=cache,
+        attn_implementation=rng.choice(("eager", "sdpa")),
+    )
     model = LlamaForCausalLM(config).train()
 
     def step(model: nn.Module, batch: Any) -> list[Tensor]:

@@ -53,7 +53,19 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def profile(capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The profile of this machine's CPU for that step, by the command."""
     output = tmp_path_factory.mktemp("profile") / "cpu.toml"
-    command = ["calibrate", str(capture), "--device", "cpu", "--threads", "1", "-o", str(output), "--minutes", "5", "--quiet"]
+    command = [
+        "calibrate",
+        str(capture),
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "-o",
+        str(output),
+        "--minutes",
+        "5",
+        "--quiet",
+    ]
     assert main(command) == 0
     return output
 
@@ -216,9 +228,17 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str], arg
 def test_an_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A capture without operators cannot be calibrated; one line, no file beside it."""
     empty = Trace(
-        info={}, signatures=(), storages=(), modules=("",), module_parents=(-1,), module_classes=("",), sources=("",),
-        groups=(), prologue=(), events=(),
-    )  # fmt: skip
+        info={},
+        signatures=(),
+        storages=(),
+        modules=("",),
+        module_parents=(-1,),
+        module_classes=("",),
+        sources=("",),
+        groups=(),
+        prologue=(),
+        events=(),
+    )
     empty.save(tmp_path / "empty.trace")
     command = ["calibrate", str(tmp_path / "empty.trace"), "--device", "cpu", "-o", str(tmp_path / "p.toml"), "--quiet"]
     assert "the trace is empty" in _complaint(capsys, command)
@@ -235,7 +255,9 @@ def test_an_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("[host]\nbogus_us = 1.0", "host.bogus_us is unknown"),
     ],
 )
-def test_damaged_profiles(tmp_path: Path, capture: Path, capsys: pytest.CaptureFixture[str], change: str, text: str) -> None:
+def test_damaged_profiles(
+    tmp_path: Path, capture: Path, capsys: pytest.CaptureFixture[str], change: str, text: str
+) -> None:
     """A profile whose files are missing or whose values are wrong ends a simulation with one line."""
     path = tmp_path / "p.toml"
     path.write_text(f'base = "h100-sxm-80gb"\n{change}\n')

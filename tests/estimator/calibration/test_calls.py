@@ -36,10 +36,15 @@ def test_every_operator_of_the_sweep_can_be_called_again(target: str, place: str
 def test_optional_tensors_are_left_out(op: Callable[..., Any], meta: Callable[..., Any]) -> None:
     """LayerNorm without weight and bias: the second tensor argument is None, not a tensor of another place."""
     call = build_call(
-        op("native_layer_norm.default", [meta((4, 8))], [meta((4, 8)), meta((4, 1)), meta((4, 1))],
-           normalized_shape=(8,), eps=1e-5),
+        op(
+            "native_layer_norm.default",
+            [meta((4, 8))],
+            [meta((4, 8)), meta((4, 1)), meta((4, 1))],
+            normalized_shape=(8,),
+            eps=1e-5,
+        ),
         CPU,
-    )  # fmt: skip
+    )
     assert call.args[2] is None and call.args[3] is None
     assert call.run()[0].shape == (4, 8)
 

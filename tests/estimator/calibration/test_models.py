@@ -24,7 +24,14 @@ from autosac.runtime_sim.host import HostModel, host_costs
 from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Signature, TensorMeta, Trace
 
 PLACE = Placement(
-    ranks=2, nodes=1, ranks_per_node=2, racks=1, intra_gbps=100.0, intra_latency_us=1.0, inter_gbps=1.0, inter_latency_us=1.0
+    ranks=2,
+    nodes=1,
+    ranks_per_node=2,
+    racks=1,
+    intra_gbps=100.0,
+    intra_latency_us=1.0,
+    inter_gbps=1.0,
+    inter_latency_us=1.0,
 )
 
 
@@ -83,9 +90,15 @@ def _calibrated(**changes: Any) -> Calibrated:
         points=np.zeros((1, 6)), alpha=np.zeros(1), scales=np.full(6, 1e6), amplitude=1.0, mean=math.log(2), rel_std=0.1
     )
     return Calibrated(
-        **{"device": "cpu", "overhead_ms": 0.001, "peak_flops": {"float32": 1e11}, "bandwidth": 1e10,
-           "groups": {"relu:float32": flat}} | changes
-    )  # fmt: skip
+        **{
+            "device": "cpu",
+            "overhead_ms": 0.001,
+            "peak_flops": {"float32": 1e11},
+            "bandwidth": 1e10,
+            "groups": {"relu:float32": flat},
+        }
+        | changes
+    )
 
 
 def test_operators_of_a_measured_group(op: Callable[..., Any], meta: Callable[..., Any]) -> None:
@@ -158,8 +171,15 @@ def test_every_way_to_walk_memory_has_a_shape(op: Callable[..., Any], meta: Call
         assert shape is not None and shape.features[2] > plain.features[2] == 0
 
 
-def _probe(forward: int, backward: int, optimizer: int, views: int, modules: int, units: tuple[int, ...] = (),
-           selective: bool = False) -> Probe:  # fmt: skip
+def _probe(
+    forward: int,
+    backward: int,
+    optimizer: int,
+    views: int,
+    modules: int,
+    units: tuple[int, ...] = (),
+    selective: bool = False,
+) -> Probe:
     """A step with so many events of each kind; `units`: operators that each checkpointed module recomputes."""
     tensor = TensorMeta((4,), (1,), "float32")
     operator = Signature("aten.add.Tensor", (tensor,), (tensor,))
@@ -172,12 +192,24 @@ def _probe(forward: int, backward: int, optimizer: int, views: int, modules: int
     events += [ModuleEnter(1, Phase.FORWARD), ModuleExit(1, Phase.FORWARD)] * modules
     for again in units:
         events += issue(0, 1, Phase.BACKWARD)
-        events += [ModuleEnter(1, Phase.RECOMPUTE), *issue(0, again, Phase.RECOMPUTE, 1), ModuleExit(1, Phase.RECOMPUTE)]
+        events += [
+            ModuleEnter(1, Phase.RECOMPUTE),
+            *issue(0, again, Phase.RECOMPUTE, 1),
+            ModuleExit(1, Phase.RECOMPUTE),
+        ]
     events += [*issue(0, backward, Phase.BACKWARD), *issue(0, optimizer, Phase.OPTIMIZER)]
     trace = Trace(
-        info={}, signatures=(operator, view), storages=(), modules=("", "a"), module_parents=(-1, 0),
-        module_classes=("M", "M"), sources=("",), groups=(), prologue=(), events=tuple(events),
-    )  # fmt: skip
+        info={},
+        signatures=(operator, view),
+        storages=(),
+        modules=("", "a"),
+        module_parents=(-1, 0),
+        module_classes=("M", "M"),
+        sources=("",),
+        groups=(),
+        prologue=(),
+        events=tuple(events),
+    )
     return Probe(lambda device: None, trace, ("a",) if selective else ())
 
 
@@ -185,11 +217,17 @@ def test_the_hosts_costs_are_found_again() -> None:
     """Steps that a host of known costs issues give these costs, plain, checkpointed and selective ones."""
     truth = dict(zip(FIELDS, (7.0, 5.0, 3.0, 2.0, 1.5, 40.0, 170.0, 20.0, 90.0), strict=True))
     probed = [
-        _probe(10, 8, 0, 5, 2), _probe(30, 8, 0, 5, 2), _probe(10, 28, 0, 5, 2), _probe(10, 8, 20, 5, 2),
-        _probe(10, 8, 0, 40, 2), _probe(10, 8, 0, 5, 60),
-        _probe(10, 8, 0, 5, 2, (10,)), _probe(10, 8, 0, 5, 2, (1, 2, 3, 4)),
-        _probe(12, 8, 0, 5, 2, (12,), selective=True), _probe(12, 8, 0, 5, 2, (4,), selective=True),
-    ]  # fmt: skip
+        _probe(10, 8, 0, 5, 2),
+        _probe(30, 8, 0, 5, 2),
+        _probe(10, 28, 0, 5, 2),
+        _probe(10, 8, 20, 5, 2),
+        _probe(10, 8, 0, 40, 2),
+        _probe(10, 8, 0, 5, 60),
+        _probe(10, 8, 0, 5, 2, (10,)),
+        _probe(10, 8, 0, 5, 2, (1, 2, 3, 4)),
+        _probe(12, 8, 0, 5, 2, (12,), selective=True),
+        _probe(12, 8, 0, 5, 2, (4,), selective=True),
+    ]
     operators = [0.25] * len(probed)
     host = HostModel(**truth)
     steps = [0.25 + float(host_costs(p.trace, host, p.selective).sum()) for p in probed]
