@@ -34,6 +34,7 @@ test-titan03: $(TITAN03)/.installed
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(STAMP)
 	$(BIN)/mypy
