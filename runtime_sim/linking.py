@@ -66,7 +66,7 @@ def link(
     overlap: OverlapModel,
 ) -> Program:
     """Link the ranks' traces, each repeated `steps` times. SimulationError for an event that never comes."""
-    program = Program(ranks=[int(trace.info.get("rank", i)) for i, trace in enumerate(traces)])
+    program = Program(ranks=[trace.info.rank for trace in traces])
     if len(set(program.ranks)) < len(program.ranks):
         raise SimulationError(f"two of the traces are of the same rank: {program.ranks}")
     rendezvous = Rendezvous(program, gpus_per_node, overlap)

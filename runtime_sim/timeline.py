@@ -118,14 +118,10 @@ class Timeline:
         say its tokens.
         """
         info = self.ranks[rank].trace.info
-        if not info.get("tokens_per_step"):
+        if not info.tokens_per_step:
             raise SimulationError("the trace does not say how many tokens its step trains on (tokens_per_step)")
-        degrees = info.get("parallelism") or {}
-        sharing = 1
-        for name in ("cp", "tp", "pp"):
-            sharing *= degrees.get(name, 1)
-        tokens_per_second = info["tokens_per_step"] / sharing / self.makespan_ms * 1e3
-        flops = float(info.get("flops_per_token") or 0.0) * tokens_per_second
+        tokens_per_second = info.tokens_per_step / info.parallelism.sharing / self.makespan_ms * 1e3
+        flops = (info.flops_per_token or 0.0) * tokens_per_second
         return Throughput(tokens_per_second=tokens_per_second, mfu=flops / peak_flops, tflops=flops / 1e12)
 
 

@@ -262,7 +262,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         _write_pictures(arguments, simulation)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
-            name += f", draw {simulation.trace.info['moe_load']['draw']} of the load of experts"
+            name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load imbalance"
         summary = reports.simulation_summary(simulation, name)
     if arguments.json:
         document = simulation_document(simulation)
@@ -335,7 +335,7 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
                 f"{arguments.job} is a captured step: --plan, --ac, --rank and TorchTitan's arguments need the job"
             )
         trace = Trace.load(arguments.job)
-        world_size = int(trace.info.get("world_size", 1))
+        world_size = trace.info.world_size
         if arguments.world_size is not None and arguments.world_size != world_size:
             raise UsageError(
                 f"{arguments.job} was captured in a world of {world_size} GPUs: --world-size {arguments.world_size} "
@@ -380,7 +380,7 @@ def simulation_document(simulation: Simulation) -> dict[str, Any]:
     verdict = simulation.allocation.verdict
     peak = simulation.memory.peak()
     return {
-        "job": {k: v for k, v in simulation.trace.info.items() if k != "parameter_shapes"},
+        "job": replace(simulation.trace.info, parameter_shapes={}).document(),
         "step": breakdown,
         "peak_active_bytes": peak.nbytes,
         "peak_reserved_bytes": simulation.peak_reserved_bytes,

@@ -11,7 +11,6 @@ from autosac.derivation.steps import NotDerivableError
 from autosac.errors import CaptureError
 from autosac.plans import Plan, Unit
 from autosac.simulation import Simulation, simulation_of
-from autosac.titan.settings import is_of_compiled_model
 
 
 class Captures(Protocol):
@@ -38,7 +37,7 @@ class Derivation:
         self._captured: dict[tuple[Unit, ...], Simulation] = {}
         self._wrong = False
         observed = captures.observed().trace
-        if is_of_compiled_model(observed):
+        if observed.info.compiled:
             return  # compiled steps run other operators than the observed one
         with contextlib.suppress(NotDerivableError):
             self._deriver = Deriver(observed)

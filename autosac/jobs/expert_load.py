@@ -56,7 +56,7 @@ def figures(simulation: Simulation) -> dict[str, float]:
         "peak_active_bytes": float(simulation.peak_active_bytes),
         "peak_reserved_bytes": float(simulation.peak_reserved_bytes),
     }
-    if simulation.trace.info.get("tokens_per_step"):
+    if simulation.trace.info.tokens_per_step:
         found["tokens_per_second"] = simulation.throughput.tokens_per_second
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from autosac.capture.jobs.load import MoELoad
 from autosac.capture.process.request import TitanRequest
@@ -18,9 +18,8 @@ from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes
 from autosac.plans import Plan, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
-from autosac.titan.settings import is_of_compiled_model
 from autosac.titan.version import check_job, has_python_jobs
-from autosac.trace import Trace
+from autosac.trace import Trace, TraceInfo
 
 # The policies that a plan is shown beside.
 BASELINES = ("none", "full", "selective-op")
@@ -109,17 +108,15 @@ class TitanJob:
         """The job with another draw of its load of experts."""
         return replace(self, moe_load=replace(self.moe_load, draw=number))
 
-    def stages(self, first: Mapping[str, Any]) -> tuple[TitanJob, ...]:
+    def stages(self, first: TraceInfo) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, given what the capture of the first one's rank told early
         (`autosac.induction.early_info`).
 
         Pipeline stages are TorchTitan's outermost dimension: stage s begins at rank s * world size / stages.
         """
-        count = int((first.get("parallelism") or {}).get("pp", 1))
-        outputs = first.get("stage_outputs")
-        inputs = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in outputs) if outputs else None
+        count = first.parallelism.pp
         ranks = [stage * (self.world_size // count) for stage in range(count)]
-        others = replace(self, stage_inputs=inputs, whole="cut" not in first)
+        others = replace(self, stage_inputs=first.stage_outputs or None, whole=first.cut is None)
         return (replace(self, rank=0), *(replace(others, rank=rank) for rank in ranks[1:]))
 
 
@@ -192,7 +189,7 @@ class TitanCaptures:
     @property
     def compiled(self) -> bool:
         """Whether the job compiles its model. The observed step is of one that is not compiled."""
-        return is_of_compiled_model(self.observed().trace)
+        return self.observed().trace.info.compiled
 
     def _with_open_sizes(self, trace: Trace) -> Trace:
         """The observed step, with the sizes left open that routing changes: what a plan may not insist on.
@@ -205,7 +202,7 @@ class TitanCaptures:
         load = self._job.moe_load
         other = MoELoad(kind="uniform") if load.is_balanced else replace(load, draw=load.draw + 1)
         request = replace(self._job, moe_load=other).request("none", observe=True)
-        if int((trace.info.get("parallelism") or {}).get("pp", 1)) == 1:
+        if trace.info.parallelism.pp == 1:
             request = replace(request, layers=layer + 1)
         return with_open_sizes(trace, self._server.capture(request))
 

@@ -30,7 +30,6 @@ from autosac.planning.search import Search
 from autosac.plans import Plan, Prediction
 from autosac.quantities import format_ms
 from autosac.simulation import Simulation
-from autosac.titan.settings import is_of_compiled_model
 
 __all__ = [
     "Captures",
@@ -190,6 +189,6 @@ def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]
 def _prediction(none: Simulation, simulation: Simulation) -> Prediction:
     """A step's prediction. Recomputation is a part of a compiled backward: there, it is what the step takes longer for it."""
     prediction = simulation.prediction()
-    if not is_of_compiled_model(simulation.trace):
+    if not simulation.trace.info.compiled:
         return prediction
     return replace(prediction, recompute_ms=max(0.0, prediction.step_ms - none.step_ms))

@@ -282,7 +282,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     verdict = simulation.allocation.verdict
     facts = fact_grid()
     facts.add_row("step time", format_ms(simulation.step_ms))
-    if simulation.trace.info.get("tokens_per_step"):
+    if simulation.trace.info.tokens_per_step:
         rate = simulation.throughput
         facts.add_row("throughput", f"{rate.tokens_per_second:,.0f} tokens/s per GPU, {rate.mfu:.1%} MFU")
     for label, value in (

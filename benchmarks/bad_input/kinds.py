@@ -178,7 +178,7 @@ def captures(shop: Workshop) -> Trial:
     )
 
 
-_OPTIONAL_INFO = tuple(material.capture().info)
+_OPTIONAL_INFO = tuple(material.capture().info.document())
 
 
 def _free_capture(path: tuple[str | int, ...]) -> bool:

@@ -67,7 +67,7 @@ def test_capture_leaves_the_caller_alone() -> None:
         return lambda: torch.randn(4) + x.sum().item()
 
     trace = capture_eager(make_step, EagerRequest())
-    assert trace.info["gpu"] == EagerRequest().gpu.name and trace.info["world_size"] == 1
+    assert trace.info.gpu == EagerRequest().gpu.name and trace.info.world_size == 1
     assert torch.equal(torch.get_rng_state(), state)
     assert "autosac" not in torch._C._get_privateuse1_backend_name() and not hasattr(torch, "simcuda")
 

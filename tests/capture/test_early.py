@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -12,17 +13,17 @@ from autosac.errors import CaptureError
 from autosac.induction import early_info
 from autosac.jobs.titan import TitanJob
 from autosac.simulation import Target
-from autosac.trace import Trace
+from autosac.trace import Parallelism, Trace, TraceInfo
 
 JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "4")
 JOB += ("--training.seq_len", "64", "--parallelism.pipeline_parallel_degree", "2")
 JOB += ("--parallelism.pipeline_parallel_schedule", "1F1B")
 
 
-def trace(**info: object) -> Trace:
+def trace(**info: Any) -> Trace:
     """A trace of nothing."""
     return Trace(
-        info=dict(info),
+        info=TraceInfo(**info),
         signatures=(),
         storages=(),
         modules=("",),
@@ -43,30 +44,30 @@ def test_a_pipeline_tells_early() -> None:
         early = future.early()
         assert not future.done()
         info = future.result().info
-        assert early["stage_outputs"] == [[list(shape), list(stride), d] for shape, stride, d in info["stage_outputs"]]
-        assert early["parallelism"] == info["parallelism"] and early["parallelism"]["pp"] == 2
+        assert early.stage_outputs and early.stage_outputs == info.stage_outputs
+        assert early.parallelism == info.parallelism and early.parallelism.pp == 2
         later = TitanRequest(
             config_file=None,
             overrides=JOB,
             world_size=4,
             rank=2,
             checkpointing="none",
-            stage_inputs=tuple((tuple(shape), tuple(stride), d) for shape, stride, d in early["stage_outputs"]),
+            stage_inputs=early.stage_outputs,
         )
-        assert server.capture(later).info["rank"] == 2
+        assert server.capture(later).info.rank == 2
 
 
 def test_what_is_not_told_early() -> None:
     """A capture that tells nothing early tells when it is done; a failed one fails here too; others are waited for."""
     done, failed = CaptureFuture(), CaptureFuture()
-    done.set_result(trace(parallelism={"pp": 1}))
+    done.set_result(trace(parallelism=Parallelism(pp=3)))
     failed.set_exception(CaptureError("no"))
-    assert early_info(done) == {"parallelism": {"pp": 1}}
+    assert early_info(done) == TraceInfo(parallelism=Parallelism(pp=3))
     with pytest.raises(CaptureError):
         failed.early()
     plain: Future[Trace] = Future()
     plain.set_result(trace(rank=3))
-    assert early_info(plain) == {"rank": 3}
+    assert early_info(plain) == TraceInfo(rank=3)
 
 
 def test_stages_of_a_job() -> None:

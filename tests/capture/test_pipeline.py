@@ -25,7 +25,7 @@ def captured(server: CaptureServer, schedule: str, checkpointing: str = "none", 
     """The traces of a rank of each stage, in fp32 or (with FSDP) bf16; every mm is a linear layer's."""
     traces: list[Trace] = []
     for rank in range(0, STAGES * sharding, sharding):
-        shapes = [(tuple(a), tuple(b), c) for a, b, c in traces[0].info["stage_outputs"]] if traces else None
+        shapes = traces[0].info.stage_outputs if traces else None
         request = TitanRequest(
             config_file=None,
             overrides=(

@@ -13,7 +13,7 @@ from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.process.store import CaptureStore, default_store, fingerprint, surroundings
 from autosac.errors import UsageError
-from autosac.trace import Trace
+from autosac.trace import Trace, TraceInfo
 
 JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
 
@@ -21,7 +21,7 @@ JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
 def trace(number: int = 0) -> Trace:
     """A trace of nothing, with a number."""
     return Trace(
-        info={"number": number},
+        info=TraceInfo(seq_len=number + 1),
         signatures=(),
         storages=(),
         modules=("",),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta, Trace
+from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta, Trace, TraceInfo
 
 
 def _meta(shape: Sequence[int], dtype: str = "bfloat16", place: str = "device") -> TensorMeta:
@@ -54,7 +54,7 @@ def make_trace() -> Callable[..., Trace]:
             for kind, size in collectives
         ]
         return Trace(
-            info={"world_size": world, **info},
+            info=TraceInfo(world_size=world, **info),
             signatures=tuple(signatures),
             storages=(),
             modules=("",),

@@ -29,6 +29,7 @@ from autosac.trace import (
     Storage,
     TensorMeta,
     Trace,
+    TraceInfo,
 )
 
 META = TensorMeta((4,), (1,), "float32")
@@ -97,7 +98,7 @@ class Step:
     def trace(self) -> Trace:
         """All of it. Only add_ writes, to its first input."""
         return Trace(
-            info={},
+            info=TraceInfo(),
             signatures=tuple(
                 Signature(name, (META, META), (META,), mutates=(0,) if name == "aten.add_.Tensor" else ())
                 for name in NAMES

@@ -6,7 +6,21 @@ from collections.abc import Callable
 
 import pytest
 
-from autosac.trace import Alloc, Call, Event, Free, Label, Op, Phase, Region, Signature, Storage, TensorMeta, Trace
+from autosac.trace import (
+    Alloc,
+    Call,
+    Event,
+    Free,
+    Label,
+    Op,
+    Phase,
+    Region,
+    Signature,
+    Storage,
+    TensorMeta,
+    Trace,
+    TraceInfo,
+)
 
 STEP = Callable[..., Trace]
 
@@ -64,13 +78,12 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
     events.append(Op(position["step"], 0, 0, Phase.OPTIMIZER, 0, (*weights, norms), ()))
     events.extend(Free(storage) for storage in (*gradients[::-1], norms))
     return Trace(
-        info={
-            "model": "made up",
-            "flops_per_token": 10.0 + 7 * layers,
-            "parallelism": {"tp": 1},
-            "fsdp_units": sorted(f"layers.{i}" for i in range(layers)),
-            "parameter_shapes": {f"layers.{i}.weight": [kind[i] + 1, 4] for i in range(layers)},
-        },
+        info=TraceInfo(
+            model="made up",
+            flops_per_token=10.0 + 7 * layers,
+            fsdp_units=tuple(sorted(f"layers.{i}" for i in range(layers))),
+            parameter_shapes={f"layers.{i}.weight": (kind[i] + 1, 4) for i in range(layers)},
+        ),
         signatures=tuple(signatures.values()),
         storages=tuple(storages),
         modules=tuple(modules),

@@ -20,6 +20,7 @@ from autosac.trace import (
     StepBegin,
     Storage,
     Trace,
+    TraceInfo,
 )
 
 MODULES = ("", "layers", "layers.0", "layers.0.attention", "layers.1", "head")
@@ -90,7 +91,7 @@ class TraceBuilder:
     def build(self) -> Trace:
         """The trace."""
         return Trace(
-            info={},
+            info=TraceInfo(),
             signatures=tuple(self.signatures),
             storages=tuple(self.storages),
             modules=MODULES,

@@ -37,6 +37,7 @@ from autosac.trace import (
     Storage,
     TensorMeta,
     Trace,
+    TraceInfo,
     WorkWait,
 )
 
@@ -65,13 +66,13 @@ class Layers:
             self.backward(layer)
         self.add(Free(0))
         self.trace = Trace(
-            info={
-                "model": "layers",
-                "world_size": 2,
-                "early_stop": False,
-                "preserve_rng_state": False,
-                "checkpointing": "plan" if self.policy else "none",
-            },
+            info=TraceInfo(
+                model="layers",
+                world_size=2,
+                early_stop=False,
+                preserve_rng_state=False,
+                checkpointing="plan" if self.policy else "none",
+            ),
             signatures=tuple(SIGNATURES.values()),
             storages=tuple(self.storages),
             modules=("", "layers", *(f"layers.{layer}" for layer in range(count))),

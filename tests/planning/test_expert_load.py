@@ -15,7 +15,7 @@ from autosac.jobs import expert_load as draws
 from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes
 from autosac.jobs.expert_load import at_quantile, plan_over_draws
 from autosac.planning.closed_loop import Goal
-from autosac.trace import Call, Op, Phase, Region, Signature, TensorMeta, Trace
+from autosac.trace import Call, Op, Phase, Region, Signature, TensorMeta, Trace, TraceInfo
 
 
 @pytest.mark.parametrize(("count", "median", "high"), [(1, 0, 0), (2, 0, 1), (5, 2, 4), (20, 9, 18), (100, 49, 94)])
@@ -102,7 +102,7 @@ def call(op: str, *shape: int, occurrence: int = 0) -> Call:
 def trace(*regions: tuple[int, Sequence[Call]], names: Sequence[str] = ()) -> Trace:
     """A trace of observed regions, with operators of these names in the last MoE module."""
     return Trace(
-        info={},
+        info=TraceInfo(),
         signatures=tuple(Signature(name, (), ()) for name in names),
         storages=(),
         modules=MODULES,

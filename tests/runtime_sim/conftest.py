@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from autosac.trace import (
     StreamWait,
     TensorMeta,
     Trace,
+    TraceInfo,
     WorkWait,
 )
 
@@ -52,8 +53,8 @@ class Priced(NamedTuple):
 class Job:
     """One rank's trace under construction."""
 
-    def __init__(self, rank: int = 0, groups: tuple[Group, ...] | None = None, **info: object) -> None:
-        self.info = {"rank": rank, **info}
+    def __init__(self, rank: int = 0, groups: tuple[Group, ...] | None = None, **info: Any) -> None:
+        self.info = TraceInfo(**{"rank": rank, **info})
         self.groups = groups or (Group.of("dp", range(2)),)
         self.events: list[Event] = []
         self.prologue: list[Event] = []
@@ -126,7 +127,7 @@ class Job:
     def trace(self) -> Trace:
         """The trace so far."""
         return Trace(
-            info=dict(self.info),
+            info=self.info,
             signatures=tuple(SIGNATURES.values()),
             storages=(),
             modules=tuple(name for name, _ in self.modules),

@@ -30,10 +30,11 @@ from autosac.capture.process import lifeline
 from autosac.capture.process.failures import explain, how_it_ended
 from autosac.capture.process.session import CaptureSession
 from autosac.capture.record.recorder import Recorder
+from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.files.temporary import temporary_folder
 from autosac.integrations.operators import modules
 from autosac.target import TargetGPU
-from autosac.trace import Trace
+from autosac.trace import Trace, TraceInfo
 
 Step = Callable[[], Any]
 MakeStep = Callable[[torch.device], "Step | tuple[torch.nn.Module, Step]"]
@@ -159,18 +160,17 @@ def _no_automatic_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _info(model: Any, request: EagerRequest) -> dict[str, Any]:
+def _info(model: Any, request: EagerRequest) -> TraceInfo:
     shapes = modules.shapes_by_name([model]) if model is not None else {}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
-    return {
-        "job_fingerprint": digest,
-        "model": type(model).__name__ if model is not None else "",
-        "world_size": 1,
-        "rank": 0,
-        "gpu": request.gpu.name if request.target == "gpu" else "cpu",
-        "torch_version": torch.__version__,
-        "parameter_shapes": shapes,
-        "preserve_rng_state": True,
-        "early_stop": True,
-        "checkpointing": "plan" if request.plan_file else "job",
-    }
+    return TraceInfo(
+        job_fingerprint=digest,
+        model=type(model).__name__ if model is not None else "",
+        gpu=request.gpu.name if request.target == "gpu" else "cpu",
+        torch_version=torch.__version__,
+        parameter_shapes=shapes,
+        selective_modules=modules.selectively_checkpointed([model]) if model is not None else (),
+        checkpointing="plan" if request.plan_file else "job",
+        matmul_allows_tf32=matmul_allows_tf32(),
+        cudnn_allows_tf32=cudnn_allows_tf32(),
+    )

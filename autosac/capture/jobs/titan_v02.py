@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from autosac.capture.jobs import titan_flux
-from autosac.capture.jobs.layers import Attributes, module_attributes
+from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
+from autosac.capture.jobs.layers import module_attributes
 from autosac.capture.jobs.pipeline import overlapped_in_order
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
+from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, plain_text
 from autosac.capture.patches import python_patches as patches
 from autosac.capture.process.failures import one_line
 from autosac.capture.process.request import TitanRequest
@@ -25,7 +26,7 @@ from autosac.titan.settings import job_settings
 
 
 class TitanV02:
-    """See `autosac.capture.jobs.titan.TitanAdapter`."""
+    """See `autosac.capture.jobs.adapter.TitanAdapter`."""
 
     def parse(self, request: TitanRequest) -> Any:
         """TorchTitan's JobConfig."""
@@ -75,16 +76,16 @@ class TitanV02:
         )
         return config
 
-    def describe(self, config: Any) -> dict[str, Any]:
+    def describe(self, config: Any) -> JobDescription:
         """As the job file says it."""
         section = config.activation_checkpoint
         selective = section.mode == "selective"
-        return {
-            "model": f"{config.model.name} {config.model.flavor}",
-            "checkpointing": f"selective-{section.selective_ac_option}" if selective else str(section.mode),
-            "preserve_rng_state": section.preserve_rng_state,
-            "early_stop": section.early_stop,
-        }
+        return JobDescription(
+            model=f"{config.model.name} {config.model.flavor}",
+            checkpointing=f"selective-{section.selective_ac_option}" if selective else str(section.mode),
+            preserve_rng_state=section.preserve_rng_state,
+            early_stop=section.early_stop,
+        )
 
 
 def _checkpointing_arguments(request: TitanRequest) -> list[str]:

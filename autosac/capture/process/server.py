@@ -29,7 +29,7 @@ from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.store import default_store, fingerprint, surroundings
 from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
-from autosac.trace import Trace
+from autosac.trace import Trace, TraceInfo
 
 _PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("start.py")))
 _AUTOSAC = Path(autosac.__file__).parent.parent
@@ -50,17 +50,17 @@ class CaptureFuture(Future[Trace]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._early: Future[dict[str, Any]] = Future()
+        self._early: Future[TraceInfo] = Future()
         self.set_running_or_notify_cancel()  # a capture cannot be cancelled
 
-    def early(self) -> dict[str, Any]:
+    def early(self) -> TraceInfo:
         """What of the trace's info other stages' captures need, as soon as the job tells it; else all of it, in the end.
 
-        "parallelism", "stage_outputs", and "cut" if the job has been cut.
+        That is `parallelism`, `stage_outputs`, and `cut` if the job has been cut.
         """
         return self._early.result()
 
-    def announce(self, info: dict[str, Any]) -> None:
+    def announce(self, info: TraceInfo) -> None:
         """It is known now."""
         if not self._early.done():
             self._early.set_result(info)
@@ -235,7 +235,7 @@ class CaptureServer:
             with self._lock:
                 entry = self._waiting.get(message["id"])
             if entry is not None:
-                entry.future.announce(message["early"])
+                entry.future.announce(TraceInfo.of(message["early"]))
             return
         with self._lock:
             entry = self._waiting.pop(message["id"], None)

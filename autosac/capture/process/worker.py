@@ -114,7 +114,7 @@ class Worker:
         capture_titan(
             request,
             lambda text: self.answer(id=identity, progress=text),
-            lambda info: self.answer(id=identity, early=info),
+            lambda info: self.answer(id=identity, early=info.document()),
         ).save(path)
 
     def reap(self) -> None:

@@ -21,7 +21,7 @@ from autosac.estimator.calibration.host import FIELDS
 from autosac.estimator.calibration.journal import Journal
 from autosac.estimator.calibration.machine import Machine
 from autosac.estimator.profiled import ProfiledModel
-from autosac.trace import Signature, Trace
+from autosac.trace import Signature, Trace, TraceInfo
 
 MACHINE = {"name": "m"}
 
@@ -228,7 +228,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str], arg
 def test_an_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A capture without operators cannot be calibrated; one line, no file beside it."""
     empty = Trace(
-        info={},
+        info=TraceInfo(),
         signatures=(),
         storages=(),
         modules=("",),

@@ -21,7 +21,7 @@ from autosac.estimator.calibration.host import FIELDS, Probe, fit_host, nonnegat
 from autosac.estimator.calibration.host_memory import HostMemory
 from autosac.estimator.calibration.shapes import shape_of
 from autosac.runtime_sim.host import HostModel, host_costs
-from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Signature, TensorMeta, Trace
+from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Signature, TensorMeta, Trace, TraceInfo
 
 PLACE = Placement(
     ranks=2,
@@ -199,7 +199,7 @@ def _probe(
         ]
     events += [*issue(0, backward, Phase.BACKWARD), *issue(0, optimizer, Phase.OPTIMIZER)]
     trace = Trace(
-        info={},
+        info=TraceInfo(),
         signatures=(operator, view),
         storages=(),
         modules=("", "a"),
