@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from autosac.errors import CaptureError
 from autosac.induction import early_info
 from autosac.jobs.titan import TitanJob
 from autosac.simulation import Target
-from autosac.trace import Parallelism, Trace, TraceInfo
+from autosac.trace import Cut, Parallelism, Trace, TraceInfo
 
 JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "4")
 JOB += ("--training.seq_len", "64", "--parallelism.pipeline_parallel_degree", "2")
@@ -73,9 +74,9 @@ def test_what_is_not_told_early() -> None:
 def test_stages_of_a_job() -> None:
     """Four stages of eight ranks begin at 0, 2, 4 and 6; the later ones know their inputs, and whether cuts are worth it."""
     job = TitanJob(config_file="job.toml", target=Target.of("h100-sxm-80gb", 8), world_size=8)
-    told = {"parallelism": {"pp": 4}, "stage_outputs": [[[1, 2], [2, 1], "bfloat16"]]}
+    told = TraceInfo(parallelism=Parallelism(pp=4), stage_outputs=(((1, 2), (2, 1), "bfloat16"),))
     stages = job.stages(told)
     assert [stage.rank for stage in stages] == [0, 2, 4, 6]
     assert [stage.stage_inputs for stage in stages] == [None] + [(((1, 2), (2, 1), "bfloat16"),)] * 3
     assert [stage.whole for stage in stages] == [False, True, True, True]
-    assert not any(stage.whole for stage in job.stages({**told, "cut": [3, 1, 10]}))
+    assert not any(stage.whole for stage in job.stages(replace(told, cut=Cut(3, 1, 10))))
