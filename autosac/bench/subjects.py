@@ -16,8 +16,8 @@ from typing import Protocol
 from autosac.api import EagerCaptures
 from autosac.bench.policies import Policy, block_plan, blocks_of
 from autosac.bench.suite import Configuration, Model, Suite, make_step_of
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing
 from autosac.jobs.tasks import TitanJob, simulation_of

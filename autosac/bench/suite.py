@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autosac.bench.policies import JOINT, Policy
-from autosac.cli.options import MOST_BUDGETS, MOST_GPUS
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.limits import MOST_BUDGETS, MOST_GPUS
 from autosac.planning.planner import SOLVERS, Goal
 from autosac.quantities import parse_budget
 from autosac.simulation import Target

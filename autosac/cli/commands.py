@@ -10,27 +10,27 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autosac.capture.jobs.load import MoELoad
+from autosac.capture.moe_load import MoELoad
 from autosac.cli.bench import bench
 from autosac.cli.cache import cache
 from autosac.cli.calibrate import calibrate
 from autosac.cli.catalogue import clusters, gpus
 from autosac.cli.completion import completion
-from autosac.cli.options import MOST_BATCH, MOST_BUDGETS, parse_whole
 from autosac.cli.progress import progress_line
+from autosac.display.picture_needs import check_drawable
 from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
 from autosac.estimator import AlphaBeta, ChunkModel
 from autosac.files.writing import check_outputs, is_special
 from autosac.jobs.batches import BatchPlan, plan_batches
 from autosac.jobs.expert_load import plan_over_draws, representative, statistics
 from autosac.jobs.tasks import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
+from autosac.limits import MOST_BATCH, MOST_BUDGETS, parse_whole
 from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.plans import Plan
 from autosac.plans.diff import compare_plans
 from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
-from autosac.report.picture_needs import check_drawable
 from autosac.report.time_tables import time_document, time_tables
 from autosac.runtime_sim import NoInterference
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target

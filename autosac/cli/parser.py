@@ -20,19 +20,11 @@ from typing import NoReturn
 
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
-from autosac.cli.options import (
-    MOST_BUDGETS,
-    MOST_DRAWS,
-    MOST_GPUS,
-    add_output,
-    decimal,
-    filled,
-    filled_path,
-    whole,
-)
+from autosac.cli.options import add_output, decimal, filled, filled_path, whole
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
+from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
-from autosac.report.printable import printable
+from autosac.limits import MOST_BUDGETS, MOST_DRAWS, MOST_GPUS
 
 SOLVERS = ("greedy", "knapsack", "ilp")
 

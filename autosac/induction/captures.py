@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureFuture
+from autosac.capture.request import TitanRequest
 from autosac.errors import AutosacError, FirstStageError
 from autosac.induction.alignment import Refusal
 from autosac.induction.traces import TraceFamily, difference

@@ -1,6 +1,6 @@
 """Jobs whose load of experts is drawn: figures over several draws, and a plan for an unlucky one.
 
-A draw is a whole capture of the job (`autosac.capture.jobs.load`). Figures over N draws are given as the median and the 95th
+A draw is a whole capture of the job (`autosac.capture.moe_load`). Figures over N draws are given as the median and the 95th
 percentile by nearest rank, the ceil(q N)-th smallest, so that each is the figure of one draw; with fewer than 20 draws the
 95th percentile is the largest.
 

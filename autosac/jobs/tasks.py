@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from autosac.capture.process.server import CaptureServer
-from autosac.cli.counting import Parts
 from autosac.errors import InfeasibleError, UsageError
 from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing, early_info
@@ -20,6 +19,7 @@ from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budge
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.stage_plans import join_plans
 from autosac.plans import Plan
+from autosac.progress import Parts
 from autosac.quantities import parse_budget
 from autosac.simulation import Pipeline, Simulation, simulation_of
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from autosac.capture.jobs.load import MoELoad
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.moe_load import MoELoad
 from autosac.capture.process.server import CaptureServer
-from autosac.cli.options import MOST_GPUS, world_size_of_environment
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes
+from autosac.limits import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.titan.version import check_job, has_python_jobs
@@ -36,7 +36,7 @@ class TitanJob:
     """A TorchTitan job: its file (TorchTitan 0.2) or MODULE:CONFIG (0.3), TorchTitan's own arguments, how many GPUs and of
     which kind, and the rank to look at.
 
-    `stage_inputs` and `moe_load`: see `autosac.capture.process.request.TitanRequest`. `whole`: its layers are known not to
+    `stage_inputs` and `moe_load`: see `autosac.capture.request.TitanRequest`. `whole`: its layers are known not to
     be worth capturing by a few of them (`autosac.induction`).
     """
 

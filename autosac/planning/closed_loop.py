@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from autosac.cli.counting import Parts
 from autosac.derivation import Captures as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
@@ -28,6 +27,7 @@ from autosac.planning.offloading import Offloading
 from autosac.planning.planner import Goal, Planner, full_plan, plan_of
 from autosac.planning.search import Search
 from autosac.plans import Plan, Prediction
+from autosac.progress import Parts
 from autosac.quantities import format_ms
 from autosac.simulation import Simulation
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autosac.display.drawing import literal_text
+from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 from autosac.plans import Plan, Prediction
 from autosac.quantities import format_bytes, format_ms
-from autosac.report.drawing import literal_text
-from autosac.report.printable import printable
 
 GIB = 2**30
 _TOO_LARGE = "out of memory on this GPU"

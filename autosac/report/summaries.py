@@ -9,6 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from autosac.display.module_names import alike, family, natural, span
+from autosac.display.tables import Table, fact_grid, output_width
+from autosac.display.terminal import PlainConsole
 from autosac.jobs.batches import BatchPlan
 from autosac.jobs.expert_load import Statistic
 from autosac.memory_sim import Category
@@ -17,9 +20,6 @@ from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.plans.diff import PlanDifference
 from autosac.plans.reasons import price_of, why
 from autosac.quantities import format_bytes, format_ms, format_probability
-from autosac.report.module_names import alike, family, natural, span
-from autosac.report.tables import Table, fact_grid, output_width
-from autosac.report.terminal import PlainConsole
 from autosac.report.time_tables import served_line
 from autosac.simulation import Simulation
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Group, RenderableType
 
+from autosac.display.module_names import family, span
+from autosac.display.tables import Table
 from autosac.estimator import Pricing
 from autosac.quantities import format_ms
-from autosac.report.module_names import family, span
-from autosac.report.tables import Table
 from autosac.runtime_sim import ModuleTimes, Segment
 from autosac.runtime_sim.program import Engine
 from autosac.simulation import Simulation

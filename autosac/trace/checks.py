@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NoReturn
 
+from autosac.display.printable import printable
 from autosac.errors import SimulationError
 from autosac.files.documents import is_deeper
-from autosac.report.printable import printable
 
 MOST_RANKS = 2**17
 _MOST = 2**62

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import autosac
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.estimator import price
 from autosac.jobs.tasks import simulation_of
 from autosac.runtime_sim import simulate

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureFuture, CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.induction import early_info
 from autosac.jobs.titan import TitanJob

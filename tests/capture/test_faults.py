@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from autosac.capture.process import server as module
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.induction import capturing
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from autosac.capture.jobs.layers import Layering, kinds, repetition
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.induction import Refusal, capturing, difference, joined
 from autosac.trace import Collective, Cut, Op, Phase, Trace
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from autosac.capture.jobs.layers import layering_of
-from autosac.capture.jobs.load import Groups, MoELoad, Routing, choose, inclusion
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.moe_load import Groups, MoELoad, Routing, choose, inclusion
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.process.store import fingerprint
+from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
 from autosac.trace import Collective, Phase, Trace
 

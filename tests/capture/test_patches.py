@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from autosac.capture.device import autocast, kernels
+from autosac.capture.failures import explain
 from autosac.capture.patches import process_group
-from autosac.capture.process.failures import explain
 from autosac.trace import Alloc, Free, HostWait, Label, Phase, WorkWait
 
 Capture = Callable[..., Any]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.trace import Collective, Op, Phase, Trace
 
 LAYERS, MICROBATCHES, STAGES = 6, 4, 2  # of llama3's debug model

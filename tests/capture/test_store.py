@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autosac.capture.process import store
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.process.store import CaptureStore, default_store, fingerprint, surroundings
+from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
 from autosac.trace import Trace, TraceInfo
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.trace import Alloc, Collective, Label, Op, Phase, Trace
 

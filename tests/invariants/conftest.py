@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.trace import Trace
 
 LLAMA = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.seq_len", "256")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 
 Transform: TypeAlias = Callable[[torch.nn.Module], None]
 Attributes: TypeAlias = "dict[str, Any]"

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from autosac.capture.jobs.adapter import Attributes, TitanAdapter
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.trace import Cut
 

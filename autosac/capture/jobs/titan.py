@@ -18,17 +18,17 @@ from typing import Any
 import torch
 
 from autosac.capture.device import values
+from autosac.capture.failures import explain, one_line
 from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
 from autosac.capture.jobs.layers import cut_of
-from autosac.capture.jobs.load import Routing
 from autosac.capture.jobs.pipeline import StageMetadata
+from autosac.capture.jobs.session import CaptureSession
+from autosac.capture.moe_load import Routing
 from autosac.capture.patches import meshes, process_group, without_triton
 from autosac.capture.patches import python_patches as patches
-from autosac.capture.process.failures import explain, one_line
-from autosac.capture.process.request import TitanRequest
-from autosac.capture.process.session import CaptureSession
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.integrations.operators import modules
 from autosac.plans import Plan

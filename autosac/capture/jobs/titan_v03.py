@@ -13,13 +13,13 @@ import torch
 from torchtitan.config import ConfigManager, Configurable
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, MemoryBudgetAC, SelectiveAC
 
+from autosac.capture.failures import one_line
 from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
 from autosac.capture.jobs.layers import config_attributes
 from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, plain_text
-from autosac.capture.process.failures import one_line
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
-from autosac.integrations.torchtitan.policy import AutoSAC, ModelPolicy
+from autosac.integrations.torchtitan.policy_hook import ModelPolicy
 from autosac.titan.settings import python_job_settings
 from autosac.titan.version import split_python_job
 
@@ -181,7 +181,7 @@ def _checkpointing(own: Any, request: TitanRequest) -> Any:
     """The configuration of the checkpointing policy that the request asks for, given the job's own."""
     mode = request.checkpointing_mode()
     if mode == "job":
-        if isinstance(own, AutoSAC.Config):
+        if own is not None and getattr(type(own)._owner, "follows_plan", False):
             plan = f"--plan {own.plan}" if own.plan else "--plan with one"
             raise UsageError(f"the job is checkpointed by a plan: give {plan}, or --ac for another way")
         return own

@@ -24,9 +24,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import autosac
 from autosac import errors
-from autosac.capture.process.failures import how_it_ended, one_line
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.failures import how_it_ended, one_line
 from autosac.capture.process.store import default_store, fingerprint, surroundings
+from autosac.capture.request import TitanRequest
 from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
 from autosac.trace import Trace, TraceInfo

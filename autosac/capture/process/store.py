@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 from autosac.errors import TraceError, UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
 from autosac.files.writing import check_folder, remove_unfinished, write_bytes_atomically

@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autosac.capture.jobs.load import MoELoad
+from autosac.capture.moe_load import MoELoad
 from autosac.errors import UsageError
 from autosac.target import TargetGPU
 from autosac.trace import TensorLayout
