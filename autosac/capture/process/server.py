@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
-import autosac
 from autosac import errors
 from autosac.capture.failures import how_it_ended, one_line
 from autosac.capture.process.store import default_store, fingerprint, surroundings
@@ -32,7 +31,7 @@ from autosac.interrupts import signals_later
 from autosac.trace import Trace, TraceInfo
 
 _PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("start.py")))
-_AUTOSAC = Path(autosac.__file__).parent.parent
+_AUTOSAC = Path(__file__).resolve().parents[3]
 _PATIENCE_S = 10.0  # a process that has closed its answers is about to end
 
 
