@@ -20,7 +20,7 @@ from autosac.trace import Trace
 
 if TYPE_CHECKING:
     from autosac.runtime_sim.breakdown import Breakdown
-    from autosac.runtime_sim.critical_path import Segment
+    from autosac.runtime_sim.critical_path import PathSegment
     from autosac.runtime_sim.simulate import Problem
 
 Times = NDArray[np.float64]
@@ -104,7 +104,7 @@ class Timeline:
         """Where the step's time goes on the rank at this position. See `Breakdown`."""
         return self.breakdowns[rank]
 
-    def critical_path(self) -> tuple[Segment, ...]:
+    def critical_path(self) -> tuple[PathSegment, ...]:
         """What the step's time consists of, from its beginning to its end without a gap. See `Segment`."""
         from autosac.runtime_sim.critical_path import critical_path
 

@@ -13,7 +13,7 @@ from autosac.plans import Plan, Unit
 from autosac.simulation import Simulation, simulation_of
 
 
-class Captures(Protocol):
+class CaptureSource(Protocol):
     """Who captures; see `autosac.planning.closed_loop.Captures`."""
 
     def observed(self) -> Simulation: ...
@@ -29,7 +29,7 @@ class Derivation:
     template recomputes has a template captured first, which recomputes as many other such units as it can.
     """
 
-    def __init__(self, captures: Captures, units: Mapping[str, Unit]) -> None:
+    def __init__(self, captures: CaptureSource, units: Mapping[str, Unit]) -> None:
         self._captures = captures
         self._units = units
         self._deriver: Deriver | None = None

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from autosac.derivation import Captures as Derivable
+from autosac.derivation import CaptureSource as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
 from autosac.planning.candidates import Candidate

@@ -64,7 +64,7 @@ from autosac.integrations.recompute.memories import (
     whole_copy,
 )
 from autosac.integrations.recompute.offload import Offloader
-from autosac.integrations.recompute.policy import UnitPolicy
+from autosac.integrations.recompute.policy import UnitDecisions
 from autosac.integrations.recompute.sharding import Gathering
 from autosac.plans import ANY_SIZE, Decision
 
@@ -84,7 +84,7 @@ observer = [Observer()]
 class Tape:
     """See the module's docstring. One for each forward of a unit."""
 
-    def __init__(self, policy: UnitPolicy, offloader: Offloader | None, *, forward: int, audited: bool) -> None:
+    def __init__(self, policy: UnitDecisions, offloader: Offloader | None, *, forward: int, audited: bool) -> None:
         self.policy = policy
         self.fqn = policy.fqn
         self.forward = forward
@@ -368,7 +368,7 @@ class Tape:
         """Fill a parameter that FSDP has let go of; False if that cannot be done."""
         return self.gathering is not None and self.gathering.gather(parameter)
 
-    # ---- offloading (`offload.Execution`) --------------------------------------------------------
+    # ---- offloading (`offload.Offloadable`) --------------------------------------------------------
 
     def offload(self) -> None:
         """Begin to copy to the host what the plan offloads."""

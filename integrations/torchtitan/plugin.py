@@ -26,7 +26,7 @@ def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | None
     from torchtitan.tools.logging import logger
 
     from autosac.integrations.apply import apply
-    from autosac.integrations.torchtitan.planning import RunningJob, plan_of
+    from autosac.integrations.torchtitan.planning import RunningJob, plan_of_job
 
     job = RunningJob(
         identity=job_config,
@@ -37,7 +37,7 @@ def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | None
         world_size=parallel_dims.world_size,
         dump_folder=job_config.job.dump_folder,
     )
-    plan = plan_of(job)
+    plan = plan_of_job(job)
     if job_config.activation_checkpoint.mode != "none":
         logger.info(f"AutoSAC replaces activation_checkpoint.mode = {job_config.activation_checkpoint.mode}")
 

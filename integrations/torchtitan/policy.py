@@ -25,7 +25,7 @@ from torch import nn
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from torchtitan.trainer import Trainer
 
-from autosac.integrations.torchtitan.planning import RunningJob, plan_of
+from autosac.integrations.torchtitan.planning import RunningJob, plan_of_job
 from autosac.integrations.torchtitan.policy_hook import ModelPolicy
 from autosac.titan.settings import python_job_settings
 
@@ -58,7 +58,7 @@ class AutoSAC(ModelPolicy):
         """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
 
     def checkpoint(self, model: nn.Module) -> None:
-        """Make the model part obey the plan. Errors as of `planning.plan_of` and `eager.apply`."""
+        """Make the model part obey the plan. Errors as of `planning.plan_of_job` and `eager.apply`."""
         from autosac.integrations.apply import apply
 
         config, settings = _jobs[-1] if _jobs else (self.config, {})
@@ -72,7 +72,7 @@ class AutoSAC(ModelPolicy):
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
             dump_folder=self.dump_folder,
         )
-        apply(model, plan_of(job))
+        apply(model, plan_of_job(job))
 
 
 # (configuration, decisive settings) of each Trainer that is being built, the innermost last.

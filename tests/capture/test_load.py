@@ -13,7 +13,7 @@ import pytest
 from autosac.capture.jobs.layers import layering_of
 from autosac.capture.moe_load import Groups, MoELoad, Routing, choose, inclusion
 from autosac.capture.process.server import CaptureServer
-from autosac.capture.process.store import fingerprint
+from autosac.capture.process.store import request_fingerprint
 from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
 from autosac.trace import Collective, Phase, Trace
@@ -219,7 +219,7 @@ def test_keys_and_cuts(tmp_path: Path) -> None:
     """Captures are kept by load, seed and draw; a job with a drawn load is not captured by a few of its layers."""
     requests = [request(), request("uniform"), request("uniform", 1), request("zipf"), request("zipf:2")]
     requests.append(replace(requests[1], moe_load=replace(requests[1].moe_load, draw=1)))
-    keys = [fingerprint(r, {}) for r in requests]
+    keys = [request_fingerprint(r, {}) for r in requests]
     assert None not in keys and len(set(keys)) == len(keys)
     assert all(TitanRequest.from_json(r.to_json()) == r for r in requests)
 

@@ -25,7 +25,7 @@ import torch
 from autosac import errors
 from autosac.capture import lifeline
 from autosac.capture.device.device import DEVICE_TYPE
-from autosac.capture.failures import explain, how_it_ended
+from autosac.capture.failures import capture_error, how_it_ended
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.patches import python_patches as patches
@@ -114,7 +114,7 @@ def _capture_into(trace_file: Path, error_file: Path, make_step: MakeStep, reque
     try:
         capture_eager_here(make_step, request).save(trace_file)
     except BaseException as e:
-        error = explain(e, "capturing the training step")
+        error = capture_error(e, "capturing the training step")
         error_file.write_text(json.dumps([type(error).__name__, str(error)]))
 
 
@@ -125,7 +125,7 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
         try:
             made = make_step(session.device)
         except Exception as e:
-            raise explain(e, "building the training step") from e
+            raise capture_error(e, "building the training step") from e
         model, step = made if isinstance(made, tuple) else (None, made)
         if request.observe or request.plan_file:
             if model is None:
@@ -146,7 +146,7 @@ def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder
             try:
                 step()
             except Exception as e:
-                raise explain(e, f"training step {number}") from e
+                raise capture_error(e, f"training step {number}") from e
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autosac.capture.device import values
-from autosac.capture.failures import explain, one_line
+from autosac.capture.failures import capture_error, one_line
 from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
 from autosac.capture.jobs.layers import cut_of
 from autosac.capture.jobs.pipeline import StageMetadata
@@ -97,7 +97,7 @@ def plain_text(message: str) -> str:
     return re.split(r" (?:For full|Argument) helptext", " ".join(words))[0][:300]
 
 
-def fingerprint(settings: dict[str, str], world_size: int) -> str:
+def job_fingerprint(settings: dict[str, str], world_size: int) -> str:
     """A hash of what is computed: the decisive settings and the world size, not checkpointing and not the rank."""
     document = json.dumps({"world_size": world_size, **settings}, sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()
@@ -142,7 +142,7 @@ def capture_titan(
         try:
             trainer = adapter.build(config, transform_of(request, recorder))
         except Exception as e:
-            raise explain(e, "building the job") from e
+            raise capture_error(e, "building the job") from e
         for part in trainer.model_parts:
             recorder.add_model(part)
         known = TraceInfo(parallelism=_degrees(trainer), cut=cut)
@@ -157,7 +157,7 @@ def capture_titan(
             try:
                 trainer.train_step(batches)
             except Exception as e:
-                raise explain(e, f"training step {step}") from e
+                raise capture_error(e, f"training step {step}") from e
         known = replace(known, stage_outputs=stages.sent)
         return recorder.trace(_info(request, config, settings, trainer, adapter.describe(config), known))
 
@@ -186,7 +186,7 @@ def _info(
         preserve_rng_state=job.preserve_rng_state,
         early_stop=job.early_stop,
         moe_load=None if request.moe_load.is_balanced else asdict(request.moe_load),
-        job_fingerprint=fingerprint(settings, request.world_size),
+        job_fingerprint=job_fingerprint(settings, request.world_size),
         job_settings=settings,
         compiled=compiles_model(settings),
         world_size=request.world_size,

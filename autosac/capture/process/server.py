@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from autosac import errors
 from autosac.capture.failures import how_it_ended, one_line
-from autosac.capture.process.store import default_store, fingerprint, surroundings
+from autosac.capture.process.store import default_store, request_fingerprint, surroundings
 from autosac.capture.request import TitanRequest
 from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
@@ -183,7 +183,7 @@ class CaptureServer:
         key = None
         if self._store is not None:
             self._surroundings = self._surroundings or surroundings()
-            key = fingerprint(request, self._surroundings)
+            key = request_fingerprint(request, self._surroundings)
             if key is not None and (kept := self._store.get(key)) is not None:
                 future.set_result(kept)
                 return future
@@ -255,7 +255,7 @@ class CaptureServer:
 
     def _keep(self, entry: _Waiting) -> None:
         """Keep a capture, unless a file that it depends on has changed meanwhile."""
-        if self._store is None or entry.key is None or fingerprint(entry.request, surroundings()) != entry.key:
+        if self._store is None or entry.key is None or request_fingerprint(entry.request, surroundings()) != entry.key:
             return
         try:
             self._store.put(entry.key, entry.path.read_bytes())

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from autosac.capture import lifeline
-from autosac.capture.failures import explain, how_it_ended
+from autosac.capture.failures import capture_error, how_it_ended
 from autosac.capture.patches import imports
 from autosac.capture.request import TitanRequest
 
@@ -78,7 +78,7 @@ class Worker:
         try:
             action()
         except (Exception, SystemExit) as e:
-            error = explain(e, "capturing the job")
+            error = capture_error(e, "capturing the job")
             self.answer(id=identity, error=str(error), kind=type(error).__name__)
             return False
         return True
