@@ -169,7 +169,7 @@ def subject_of(
         yield EagerSubject(suite, model, configuration, target=target)
         return
     job = titan_job(suite, model, configuration, progress)
-    with temporary_folder() as folder, CaptureServer(on_progress=progress) as server:
+    with temporary_folder() as folder, CaptureServer(use_cache=suite.use_cache, on_progress=progress) as server:
         yield TitanSubject(job, server, folder)
 
 

@@ -57,6 +57,7 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         allocator=arguments.alloc_conf,
         moe_load=MoELoad.parse(arguments.moe_load, arguments.moe_seed),
         debug=arguments.debug,
+        use_cache=not arguments.no_cache,
         progress=progress,
     )
 

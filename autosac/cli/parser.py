@@ -313,8 +313,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _stopped_by_signals():
             parsed = build_parser().parse_args(arguments)
             parsed.overrides = tuple(overrides)
-            if getattr(parsed, "no_cache", False):
-                os.environ["AUTOSAC_CACHE"] = "off"
             from autosac.cli import commands
 
             commands.run(parsed)

@@ -41,7 +41,7 @@ def plan_batches(
     """
     with (
         temporary_folder() as folder,
-        CaptureServer(debug=job.debug, on_progress=job.progress) as server,
+        CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server,
     ):
         batches = TitanBatches(job, goal, server, folder, confidence)
         sizes = BatchSizes.of(batches.info, wanted)

@@ -52,7 +52,7 @@ def simulate_job(
         return capturing(server, one.request(mode, plan_file=file), job.progress, whole=one.whole)
 
     captures = Parts(job.progress, "capture")
-    with CaptureServer(debug=job.debug, on_progress=captures) as server:
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=captures) as server:
         own, capture = own_stage(job, server, lambda one: started(one, checkpointing, plan_file))
         first = {key: capture if key == "" else started(own, mode, file) for key, (mode, file) in modes.items()}
         under_way = {key: [future] for key, future in first.items()}
@@ -89,7 +89,7 @@ def simulate_draws(
         return capturing(server, request, job.progress, whole=one.whole)
 
     progress = Parts(job.progress, "draw", count)
-    with CaptureServer(debug=job.debug, on_progress=progress) as server:
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=progress) as server:
         own, capture = own_stage(job.draw(0), server, started)
         draws = [own.draw(number) for number in range(count)]
         under_way = [[capture], *([started(draw)] for draw in draws[1:])]
@@ -136,7 +136,7 @@ def plan_titan_job(
     """
     with (
         temporary_folder() as folder,
-        CaptureServer(debug=job.debug, on_progress=job.progress) as server,
+        CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server,
     ):
         captures = captures_of(job, server, folder, all_stages=all_stages)
         budgets = tuple(budgets_bytes) or (goal.budget_bytes,)

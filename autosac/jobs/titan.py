@@ -37,7 +37,7 @@ class TitanJob:
     which kind, and the rank to look at.
 
     `stage_inputs` and `moe_load`: see `autosac.capture.request.TitanRequest`. `whole`: its layers are known not to
-    be worth capturing by a few of them (`autosac.induction`).
+    be worth capturing by a few of them (`autosac.induction`). `use_cache`: captures may be those of earlier runs.
     """
 
     config_file: str
@@ -49,6 +49,7 @@ class TitanJob:
     whole: bool = False
     moe_load: MoELoad = field(default_factory=MoELoad)
     debug: bool = False
+    use_cache: bool = True
     progress: Progress = field(default=_silent)
 
     @staticmethod
@@ -63,6 +64,7 @@ class TitanJob:
         allocator: str | None = None,
         moe_load: MoELoad | None = None,
         debug: bool = False,
+        use_cache: bool = True,
         progress: Progress = _silent,
     ) -> TitanJob:
         """The job, checked as far as it can be without capturing it. UsageError for what is unknown or wrong."""
@@ -83,6 +85,7 @@ class TitanJob:
             rank=rank,
             moe_load=moe_load or MoELoad(),
             debug=debug,
+            use_cache=use_cache,
             progress=progress,
         )
 

@@ -79,17 +79,19 @@ class CaptureFuture(Future[Trace]):
 class CaptureServer:
     """Answers requests from the user's store or by a capture process. `on_progress` is called from another thread.
 
-    With `debug` everything is captured.
+    With `debug`, or without `use_cache`, everything is captured.
 
     One thread starts the process, reads its answers until there are no more, and then, under the lock, refuses all that is
     still waited for and says that it has ended. `submit` registers a request under the same lock, unless the thread has ended.
     So whatever is registered is answered or refused, at whatever moment the process dies.
     """
 
-    def __init__(self, *, debug: bool = False, on_progress: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, *, debug: bool = False, use_cache: bool = True, on_progress: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._debug = debug
         self._on_progress = on_progress
-        self._store = None if debug else default_store()
+        self._store = default_store() if use_cache and not debug else None
         self._surroundings: dict[str, Any] | None = None
         self._asked = 0  # captures, so far
         self._lock = threading.Lock()  # of what is waited for, and of the end
