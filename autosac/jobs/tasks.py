@@ -79,7 +79,7 @@ def simulate_draws(
     observe: bool = False,
     all_stages: bool = True,
 ) -> list[Simulation]:
-    """As `simulate_job`, in each of the first `count` draws of the job's load of experts; of all stages together."""
+    """As `simulate_job`, in each of the first `count` draws of the job's expert load imbalance; of all stages together."""
     plan = Plan.load(plan_file) if plan_file is not None else None
     if plan is not None:
         _check_made_for(plan, job)
@@ -98,7 +98,7 @@ def simulate_draws(
                 futures += [started(stage) for stage in draw.stages(early_info(futures[0]))[1:]]
         traces = [[future.result() for future in futures] for futures in progress.each(under_way)]
     if not any(map(has_router, traces[0])):
-        raise UsageError(f"load of experts {job.moe_load}: the job has no mixture of experts")
+        raise UsageError(f"expert load imbalance {job.moe_load}: the job has no mixture of experts")
     job.progress("simulating")
     return [_fullest([simulation_of(trace, job.target, plan) for trace in found]) for found in traces]
 

@@ -108,7 +108,7 @@ class TitanJob:
         )
 
     def draw(self, number: int) -> TitanJob:
-        """The job with another draw of its load of experts."""
+        """The job with another draw of its expert load imbalance."""
         return replace(self, moe_load=replace(self.moe_load, draw=number))
 
     def stages(self, first: TraceInfo) -> tuple[TitanJob, ...]:

@@ -368,7 +368,7 @@ def mode_table(simulation: Simulation, others: Mapping[str, Simulation]) -> Tabl
 
 
 def draws_table(statistics: Sequence[Statistic], load: str, draws: Sequence[Simulation]) -> Table:
-    """Figures over the draws of the experts' load."""
+    """Figures over the draws of the expert load imbalance."""
     failed = sum(draw.allocation.verdict.outcome.value == "out of memory" for draw in draws)
     title = f"Load of experts {load}: {len(draws)} draws, {failed or 'none'} out of memory"
     table = Table(title=title)
