@@ -67,12 +67,14 @@ def parameters_of(module: nn.Module) -> Parameters:
 
 
 def selectively_checkpointed(model_parts: Iterable[nn.Module]) -> tuple[str, ...]:
-    """Clean names of the modules that the job itself runs under PyTorch's selective checkpointing."""
+    """Clean names, sorted, of the modules that the job itself runs under PyTorch's selective checkpointing."""
     return tuple(
-        clean_name(name)
-        for part in model_parts
-        for name, module in unwrapped(part).named_modules()
-        if isinstance(module, CheckpointWrapper) and "context_fn" in getattr(module.checkpoint_fn, "keywords", ())
+        sorted(
+            clean_name(name)
+            for part in model_parts
+            for name, module in unwrapped(part).named_modules()
+            if isinstance(module, CheckpointWrapper) and "context_fn" in getattr(module.checkpoint_fn, "keywords", ())
+        )
     )
 
 

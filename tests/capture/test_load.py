@@ -1,4 +1,4 @@
-"""The load of experts: distributions against what follows from their definition, routing, captures with each setting."""
+"""Expert load imbalance: distributions against what follows from their definition, routing, captures with each setting."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autosac.capture.jobs.adapter import JobDescription
 from autosac.capture.jobs.layers import layering_of
 from autosac.capture.moe_load import Groups, MoELoad, Routing, choose, inclusion
 from autosac.capture.process.server import CaptureServer
@@ -180,7 +181,7 @@ def test_balanced_exchanges(capture: Callable[..., Trace]) -> None:
     """Balanced, a rank gets as many tokens as it sends, 512 x 3 rows of 256 bfloat16, and no load is told."""
     trace = capture()
     assert set(exchanged(trace)) == {8 * 8, 512 * 3 * 256 * 2}
-    assert "moe_load" not in trace.info
+    assert trace.info.moe_load is None
 
 
 @pytest.mark.parametrize("load", ["uniform", "power-law", "zipf:1.2"])
@@ -226,8 +227,8 @@ def test_keys_and_cuts(tmp_path: Path) -> None:
     class Job:
         """Ten equal layers."""
 
-        def describe(self, _: Any) -> dict[str, Any]:
-            return {"checkpointing": "none"}
+        def describe(self, _: Any) -> JobDescription:
+            return JobDescription("ten layers", "none", True, False)
 
         def layers(self, _: Any) -> list[dict[str, Any]]:
             return [{"kind": 1}] * 10
