@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from packaging.specifiers import SpecifierSet
 from torch import nn
 
 from autosac.capture.device import autocast, kernels
 from autosac.capture.failures import capture_error
-from autosac.capture.patches import process_group
+from autosac.capture.patches import installing as installing
+from autosac.capture.patches import process_group, registry
+from autosac.capture.patches.registry import PATCHES, Patch, Patched, resolve
+from autosac.errors import CaptureError
 from autosac.trace import Alloc, Free, HostWait, Label, Phase, WorkWait
 
 Capture = Callable[..., Any]
@@ -22,43 +25,16 @@ WORLD = 4
 FLOAT = 4  # bytes
 
 
-def resolve(path: str) -> Any:
-    """``package.module:attribute.attribute``."""
-    module, _, attributes = path.partition(":")
-    value = importlib.import_module(module)
-    for attribute in attributes.split("."):
-        value = getattr(value, attribute)
-    return value
+TARGETS = sorted({target for each in PATCHES for target in each.targets})
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "torch.autograd.graph:_engine_run_backward",
-        "torch.autograd:_engine_run_backward",
-        "torch:UntypedStorage.resize_",
-        "torch:UntypedStorage.data_ptr",
+        *TARGETS,
         "torch._C:_acc.DeviceGuard.type_",
         "torch._dynamo.convert_frame:ConvertFrameAssert.__call__",
         "torch.utils._python_dispatch:_disable_current_modes",
-        "torch.optim.optimizer:_foreach_supported_types.append",
-        "torch.utils._foreach_utils:_foreach_supported_types.append",
-        "torch:clear_autocast_cache",
-        "torch.utils:swap_tensors",
-        "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
-        "torch.distributed:ProcessGroup.send",
-        "torch.distributed:ProcessGroup.recv",
-        "torch.distributed:ProcessGroup.allreduce",
-        "torch.distributed:ProcessGroup.broadcast",
-        "torch.distributed:ProcessGroup._allgather_base",
-        "torch.distributed:ProcessGroup._reduce_scatter_base",
-        "torch.distributed:ProcessGroup.alltoall_base",
-        "torch.distributed:ProcessGroup.barrier",
-        "torch._C._distributed_c10d:FakeWork.wait",
-        "torch.distributed.distributed_c10d:batch_isend_irecv",
-        "torch.nn.parallel.distributed:_verify_param_shape_across_processes",
-        "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook",
-        "torch.nn.attention.flex_attention:_validate_device",
         "torch._higher_order_ops.wrap:inductor_compiled_code",
         "torch:_TorchCompileInductorWrapper.__call__",
         "torch._C:_acc.create_empty_tensor",
@@ -70,6 +46,22 @@ def resolve(path: str) -> Any:
 def test_symbols(path: str) -> None:
     """Everything private that capture replaces or calls exists."""
     assert callable(resolve(path))
+
+
+@pytest.mark.parametrize("each", PATCHES, ids=lambda each: each.name)
+def test_every_patch_says_why(each: Patch) -> None:
+    """A registered patch has a reason and the versions that it was checked with, which include this one."""
+    assert len(each.reason.split()) >= 4
+    assert SpecifierSet(each.torch).contains(torch.__version__.partition("+")[0])
+
+
+def test_a_torch_without_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line names what is missing, the patch and the versions that have it; nothing is installed."""
+    installed: list[Patched] = []
+    monkeypatch.setattr(registry, "PATCHES", [Patch(installed.append, ("torch:no_such_name",), ">=2.11,<2.12")])
+    with pytest.raises(CaptureError, match=r"^torch \S+ has no torch.no_such_name, .* torch >=2.11,<2.12\): install"):
+        registry.install_all(None, None)  # type: ignore[arg-type]
+    assert installed == []
 
 
 def test_titan_symbol() -> None:

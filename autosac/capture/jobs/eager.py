@@ -28,7 +28,7 @@ from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.failures import capture_error, how_it_ended
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
-from autosac.capture.patches import python_patches as patches
+from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.files.temporary import temporary_folder

@@ -11,7 +11,7 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device import kernels
 from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.patches import python_patches as patches
+from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
 from autosac.target import TargetGPU
 

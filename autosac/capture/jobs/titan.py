@@ -24,8 +24,7 @@ from autosac.capture.jobs.layers import cut_of
 from autosac.capture.jobs.pipeline import StageMetadata
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.moe_load import Routing
-from autosac.capture.patches import meshes, process_group, without_triton
-from autosac.capture.patches import python_patches as patches
+from autosac.capture.patches import libraries, meshes, process_group, without_triton
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.capture.request import TitanRequest
@@ -118,7 +117,7 @@ def capture_titan(
     process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
     meshes.install(request.rank)
     import_torchtitan()
-    patches.install_torchtitan(request.gpu)
+    libraries.install_torchtitan(request.gpu)
     stages = StageMetadata()
     stages.received = request.stage_inputs
     stages.install()

@@ -18,7 +18,7 @@ from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
 from autosac.capture.jobs.layers import module_attributes
 from autosac.capture.jobs.pipeline import overlapped_in_order
 from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, plain_text
-from autosac.capture.patches import python_patches as patches
+from autosac.capture.patches import libraries
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
@@ -43,7 +43,7 @@ class TitanV02:
 
         overlapped_in_order()
         if config.model.converters:
-            patches.install_torchao(self._gpu)
+            libraries.install_torchao(self._gpu)
         _install_synthetic_data(config)
         spec = _train_spec(config)
         encoders = titan_flux.without_weights() if titan_flux.is_flux(spec) else contextlib.nullcontext()

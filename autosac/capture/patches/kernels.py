@@ -1,0 +1,43 @@
+"""Kernels that are launched below the dispatcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autosac.capture.patches import without_triton
+from autosac.capture.patches.registry import Patched, patch
+
+
+@patch(
+    torch=">=2.11,<2.14",
+)
+def triton_launches(capture: Patched) -> None:
+    """User-written Triton kernels are launched below the dispatcher: record them, do not compile them."""
+
+    def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
+        capture.recorder.triton_kernel(getattr(self.fn, "__name__", "kernel"), [*args, *kwargs.values()])
+
+    def run_first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = self.configs[0].all_kwargs() if self.configs else {}
+        return self.fn.run(*args, **kwargs, **chosen)
+
+    try:
+        from triton.runtime.autotuner import Autotuner
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        without_triton.JITFunction.run = run  # type: ignore[method-assign]
+        return
+    JITFunction.run = run
+    Autotuner.run = run_first_config
+
+
+@patch(
+    "torch.nn.attention.flex_attention:flex_attention",
+    torch=">=2.11,<2.14",
+)
+def flex_attention_device(_: Patched) -> None:
+    """flex_attention() refuses device types that it does not know."""
+    import torch.nn.attention.flex_attention as flex
+
+    if hasattr(flex, "_validate_device"):
+        flex._validate_device = lambda *_, **__: None

@@ -1,0 +1,101 @@
+"""Where a training step's modules, backward, optimizer and autocast begin and end."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from autosac.capture.device import kernels
+from autosac.capture.patches.registry import Patched, patch
+
+
+@patch(
+    "torch.nn.modules.module:register_module_forward_hook",
+    "torch.nn.modules.module:register_module_forward_pre_hook",
+    torch=">=2.11,<2.14",
+)
+def module_calls(capture: Patched) -> None:
+    """Module entry and exit; `always_call`, because early-stopped recomputation leaves by an exception."""
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    # Dynamo traces global hooks into its graphs; there they shall do nothing.
+    def enter(module: torch.nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            capture.recorder.enter_module(module, args)
+
+    def leave(*_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            capture.recorder.exit_module()
+
+    register_module_forward_pre_hook(enter)
+    register_module_forward_hook(leave, always_call=True)
+
+
+@patch(
+    "torch.autograd.graph:_engine_run_backward",
+    "torch.autograd:_engine_run_backward",
+    torch=">=2.11,<2.14",
+)
+def autograd_engine(capture: Patched) -> None:
+    """The one place where Tensor.backward and autograd.grad enter the engine (torch 2.11 to 2.13)."""
+    import torch.autograd as autograd
+    import torch.autograd.graph as graph
+
+    engine = graph._engine_run_backward
+    run = functools.partial(capture.recorder.run_backward, engine)
+    graph._engine_run_backward = run
+    autograd._engine_run_backward = run
+    import torch.distributed.pipelining._backward as pipelining_backward
+
+    if hasattr(pipelining_backward, "_engine_run_backward"):
+        pipelining_backward._engine_run_backward = run
+
+
+@patch(
+    "torch.optim.optimizer:register_optimizer_step_pre_hook",
+    "torch.optim.optimizer:register_optimizer_step_post_hook",
+    torch=">=2.11,<2.14",
+)
+def optimizer_steps(capture: Patched) -> None:
+    """Public global hooks; no patch."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(lambda optimizer, *_: capture.recorder.enter_optimizer(optimizer))
+    register_optimizer_step_post_hook(lambda *_: capture.recorder.exit_optimizer())
+
+
+@patch(
+    "torch.optim.optimizer:_foreach_supported_types.append",
+    "torch.utils._foreach_utils:_foreach_supported_types.append",
+    torch=">=2.11,<2.14",
+)
+def optimizer_foreach(capture: Patched) -> None:
+    """FakeTensor is not among the tensor types for which optimizers and gradient clipping take their foreach form.
+
+    CUDA runs that form, and its temporaries are as large as all gradients; the CPU runs the for-loop form.
+    """
+    if capture.mode.target == "cpu":
+        return
+    import torch.utils._foreach_utils as foreach_utils
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.optim import optimizer
+
+    optimizer._foreach_supported_types.append(FakeTensor)
+    foreach_utils._foreach_supported_types.append(FakeTensor)
+
+
+@patch(
+    "torch:clear_autocast_cache",
+    torch=">=2.11,<2.14",
+)
+def autocast_exit(_: Patched) -> None:
+    """Leaving autocast clears C++'s cache of cast weights; the simulated device's cache has to follow."""
+    original = torch.clear_autocast_cache
+
+    def clear_autocast_cache() -> None:
+        original()
+        kernels.clear_autocast_weights()
+
+    torch.clear_autocast_cache = clear_autocast_cache

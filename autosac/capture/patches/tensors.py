@@ -1,0 +1,119 @@
+"""Tensors and storages of the simulated device where PyTorch asks for more than the dispatcher shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autosac.capture.patches.registry import Patched, patch
+
+
+@patch(
+    "torch:UntypedStorage.resize_",
+    torch=">=2.11,<2.14",
+)
+def storage_resize(capture: Patched) -> None:
+    """FSDP2 frees and re-allocates unsharded parameters by resizing their storage, below every dispatch mode."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:
+        result = original(self, size)
+        capture.recorder.resized(self, size)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_
+
+
+@patch(
+    "torch.utils:swap_tensors",
+    torch=">=2.11,<2.14",
+)
+def module_conversions(_: Patched) -> None:
+    """`Module.to` swaps fake parameters (torch 2.13), which weak references to them forbid; real ones get new data.
+
+    For real tensors of one type `.to(device)` and `.to(dtype)` set the data and leave the parameter's identity alone. On
+    the simulated GPU a module comes from the CPU as another type of tensor and gets new parameters, as it does on CUDA.
+    """
+    import torch.utils as utils
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    original = utils.swap_tensors
+
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        if isinstance(t1, FakeTensor) and isinstance(t2, FakeTensor) and t1.device == t2.device:
+            t1.data = t2.data
+        else:
+            original(t1, t2)
+
+    utils.swap_tensors = swap_tensors
+
+
+@patch(
+    "torch._subclasses.fake_tensor:FakeTensor",
+    torch=">=2.11,<2.14",
+)
+def deep_copies(_: Patched) -> None:
+    """Copies of modules (`nn.Transformer` makes its layers so): a simulated tensor is copied by an operator, as a real one is.
+
+    Python would copy its mode as well, which cannot be copied. torch 2.11 to 2.13.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def deep_copy(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise RuntimeError("only tensors that the user made can be copied deeply (leaves of the graph)")
+            with torch.no_grad():
+                copied = self.detach().clone(memory_format=torch.preserve_format)
+            if isinstance(self, torch.nn.Parameter):
+                made: torch.Tensor = torch.nn.Parameter(copied, self.requires_grad)
+            else:
+                made = copied.requires_grad_(self.requires_grad)
+            if self.grad is not None:
+                made.grad = deep_copy(self.grad, memo)
+            memo[id(self)] = made
+        found: torch.Tensor = memo[id(self)]
+        return found
+
+    FakeTensor.__deepcopy__ = deep_copy
+
+
+@patch(
+    torch=">=2.11,<2.14",
+)
+def convolution_layout(capture: Patched) -> None:
+    """On CUDA, cuDNN returns channels-last for channels-last (`cudnn_conv_suggest_memory_format`); here is no cuDNN.
+
+    FakeTensorMode asks for the layout of a convolution's outputs and gradients here.
+    """
+    if capture.mode.target == "cpu" or not hasattr(torch._C, "_conv_determine_backend_memory_format"):
+        return
+    from torch._prims_common import suggest_memory_format
+
+    def determine(input: torch.Tensor, weight: torch.Tensor, _: Any) -> torch.memory_format:
+        wide = torch.float64 in (input.dtype, weight.dtype)
+        for dimensions, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+            if weight.dim() == dimensions and not wide:
+                suggested = suggest_memory_format(input), suggest_memory_format(weight)
+                return layout if layout in suggested else torch.contiguous_format
+        return torch.contiguous_format
+
+    torch._C._conv_determine_backend_memory_format = determine
+
+
+@patch(
+    "torch:UntypedStorage.data_ptr",
+    torch=">=2.11,<2.14",
+)
+def storage_pointers(_: Patched) -> None:
+    """Jobs compare storages by their pointers (torchao's parameters under FSDP2). Those of fake tensors have none."""
+    original = torch.UntypedStorage.data_ptr
+
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        try:
+            return original(self)
+        except RuntimeError:
+            return self._cdata
+
+    torch.UntypedStorage.data_ptr = data_ptr
