@@ -1,7 +1,7 @@
-"""Sizes that depend on data, told by comparing captures with different loads of experts.
+"""Dynamic shapes: sizes that depend on data, found by comparing captures with different expert load imbalance.
 
 A plan recognises the operators of a module by the shapes of what they return. Behind a router these vary from step to step:
-tokens that a rank receives under expert parallelism. A dimension is open (`autosac.plans.ANY_SIZE`) if it differs between two
+tokens that a rank receives under expert parallelism. A dimension is dynamic (`autosac.plans.ANY_SIZE`) if it differs between two
 executions of the same call, by operator and occurrence, in modules of the same kind (``layers.*.moe``), within a capture or
 between two with different loads. What is a coincidence in one layer is none in all of them.
 """
@@ -45,7 +45,7 @@ def has_router(trace: Trace) -> bool:
     return any(signature.name == "aten.histc.default" for signature in trace.signatures)
 
 
-def with_open_sizes(trace: Trace, other: Trace) -> Trace:
+def with_dynamic_shapes(trace: Trace, other: Trace) -> Trace:
     """The trace with -1 for the sizes in its regions' calls that differ from what `other`, of another load, has for them."""
     opened: dict[_Key, list[set[int]]] = {}
     modules = set(trace.modules)

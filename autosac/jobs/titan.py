@@ -14,7 +14,7 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
-from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes
+from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
 from autosac.limits import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
@@ -194,8 +194,8 @@ class TitanCaptures:
         """Whether the job compiles its model. The observed step is of one that is not compiled."""
         return self.observed().trace.info.compiled
 
-    def _with_open_sizes(self, trace: Trace) -> Trace:
-        """The observed step, with the sizes left open that routing changes: what a plan may not insist on.
+    def _with_dynamic_shapes(self, trace: Trace) -> Trace:
+        """The observed step, with the sizes that routing changes marked as dynamic: a plan may not insist on them.
 
         Compared with another draw of a few layers; of all with pipeline parallelism, where every stage needs some.
         """
@@ -207,13 +207,13 @@ class TitanCaptures:
         request = replace(self._job, moe_load=other).request("none", observe=True)
         if trace.info.parallelism.pp == 1:
             request = replace(request, layers=layer + 1)
-        return with_open_sizes(trace, self._server.capture(request))
+        return with_dynamic_shapes(trace, self._server.capture(request))
 
     def observed(self) -> Simulation:
         """The step without checkpointing, its regions observed; as it is without compilation."""
         if "none" not in self._simulations:
             self.start("none")
-            trace = self._with_open_sizes(self._started["none"].result())
+            trace = self._with_dynamic_shapes(self._started["none"].result())
             self._simulations["none"] = simulation_of(trace, self._job.target)
         return self._simulations["none"]
 

@@ -57,7 +57,7 @@ class UnitDecisions:
 
 
 def _alike(found: Fingerprint, planned: Fingerprint) -> bool:
-    """Whether they agree wherever the plan does not leave a size open."""
+    """Whether they agree wherever the plan has no dynamic size."""
     return len(found) == len(planned) and all(
         dtype == planned_dtype
         and len(shape) == len(planned_shape)

@@ -1,4 +1,4 @@
-"""Figures over draws, plans over draws on stand-ins for the job, and sizes left open, on traces made by hand."""
+"""Figures over draws, plans over draws on stand-ins for the job, and dynamic shapes, on traces made by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from autosac.capture.moe_load import MoELoad
 from autosac.errors import InfeasibleError, UsageError
 from autosac.jobs import expert_load as draws
-from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes
+from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
 from autosac.jobs.expert_load import at_quantile, plan_over_draws
 from autosac.planning.closed_loop import Goal
 from autosac.trace import Call, Op, Phase, Region, Signature, TensorMeta, Trace, TraceInfo
@@ -88,7 +88,7 @@ def test_draws_that_cannot_be_met(monkeypatch: pytest.MonkeyPatch) -> None:
         plan_over_draws(Job(), Goal(budget_bytes=60), 0)  # type: ignore[arg-type]
 
 
-# ---- open sizes -----------------------------------------------------------------------------------------------------
+# ---- dynamic shapes -----------------------------------------------------------------------------------------------------
 
 MODULES = ("", "layers.0.moe", "layers.1.moe", "output")
 
@@ -121,20 +121,20 @@ def shapes(found: Trace) -> list[list[tuple[int, ...]]]:
     return [[c.outputs[0].shape for c in region.calls] for region in found.regions]
 
 
-def test_open_sizes() -> None:
+def test_dynamic_shapes() -> None:
     """What differs between two loads is open in all modules of the kind, also where it happens to be equal; nothing else."""
     one = trace((1, [call("mm", 8, 4), call("cat", 9)]), (2, [call("mm", 8, 4)]), (3, [call("mm", 8, 4)]))
     other = trace((1, [call("mm", 7, 4), call("cat", 9)]), (2, [call("mm", 8, 4)]), (3, [call("mm", 8, 4)]))
-    assert shapes(with_open_sizes(one, other)) == [[(-1, 4), (9,)], [(-1, 4)], [(8, 4)]]
-    assert with_open_sizes(one, one) is one
+    assert shapes(with_dynamic_shapes(one, other)) == [[(-1, 4), (9,)], [(-1, 4)], [(8, 4)]]
+    assert with_dynamic_shapes(one, one) is one
 
 
-def test_microbatches_open_sizes() -> None:
+def test_microbatches_have_dynamic_shapes() -> None:
     """Two executions of one module within a capture tell the same; a view, which has no number, is left alone."""
     one = trace(
         (1, [call("mm", 8), call("view", 3, occurrence=-1)]), (1, [call("mm", 6), call("view", 2, occurrence=-1)])
     )
-    assert shapes(with_open_sizes(one, one)) == [[(-1,), (3,)], [(-1,), (2,)]]
+    assert shapes(with_dynamic_shapes(one, one)) == [[(-1,), (3,)], [(-1,), (2,)]]
 
 
 def test_where_routing_changes_sizes() -> None:
