@@ -95,7 +95,7 @@ def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
             gpu=base.target.hardware.name,
             world_size=int(info.get("world_size", 1)),
             budget_bytes=goal.budget_bytes,
-            budget_kind=goal.budget_kind,
+            budget_kind="active" if goal.budget_kind == "active" else "reserved",
             pipeline_stages=int(degrees.get("pp", 1)),
             job_settings=dict(info.get("job_settings", {})),
             parameters=tuple((name, tuple(shape)) for name, shape in info.get("parameter_shapes", {}).items()),

@@ -98,14 +98,14 @@ def damaged(name: str, place: Iterable[str | int], message: str) -> PlanError:
 
 
 @functools.cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
 @functools.cache
-def _expected(kind: type[Any]) -> frozenset[str]:
+def _expected(kind: Any) -> frozenset[str]:
     return frozenset(field.name for field in fields(kind) if not field.metadata.get("newer"))
 
 
