@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from autosac.errors import UsageError
+from autosac.estimator.sac_curves import CURVES
 from autosac.planning.baseline_plans import mirrored
 from autosac.planning.build_problem import build_problem
 from autosac.planning.step_costs import StepCosts, UnitCost
@@ -39,6 +40,8 @@ Costs: TypeAlias = tuple[UnitCost, ...]
 class Goal:
     """What is asked for. `utilisation` is the share of the budget from which on a verified plan is good enough.
 
+    `curve`: the model of the units' trade-off curves in the global MILP (`autosac.estimator.sac_curves`).
+
     `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: results may wait in
     host memory where that makes the step shorter (`autosac.planning.offloading`).
     """
@@ -46,6 +49,7 @@ class Goal:
     budget_bytes: int
     budget_kind: str = "reserved"
     solver: str = "knapsack"
+    curve: str = "staircase"
     milp: str = "cbc"
     time_limit_s: float = 30.0
     gap: float = 5e-3
@@ -66,6 +70,8 @@ class Goal:
             raise UsageError(f"budget kind {self.budget_kind!r}: expected 'reserved' or 'active'")
         if self.solver not in SOLVERS:
             raise UsageError(f"solver {self.solver!r}: expected one of {', '.join(SOLVERS)}")
+        if self.curve not in CURVES:
+            raise UsageError(f"curve {self.curve!r}: expected one of {', '.join(CURVES)}")
         if self.objective not in OBJECTIVES:
             raise UsageError(f"objective {self.objective!r}: expected one of {', '.join(OBJECTIVES)}")
         if not 0 < self.time_limit_s <= _MOST_SECONDS:
@@ -116,7 +122,7 @@ class Planner:
     def __init__(self, base: Simulation, goal: Goal) -> None:
         self.base = base
         self.goal = goal
-        self.policies = UnitPolicies(base)
+        self.policies = UnitPolicies(base, curve=goal.curve)
         self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
 
     def solve(
