@@ -87,8 +87,8 @@ def checked(content: bytes, kind: type[Document], name: str) -> Document:
 
 def check_complete(row: Mapping[str, Any], kind: type[Any], place: tuple[str | int, ...], name: str) -> None:
     """PlanError if an object lacks a field of its class that has a default there, unless the field is NEWER."""
-    for missing in _expected(kind).difference(row):
-        raise damaged(name, place, f"{missing!r} is a required property")
+    if missing := _expected(kind).difference(row):
+        raise damaged(name, place, f"{min(missing)!r} is a required property")
 
 
 def damaged(name: str, place: Iterable[str | int], message: str) -> PlanError:
