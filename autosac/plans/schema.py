@@ -7,9 +7,9 @@ a file against them and makes them from it. What is wrong is one line that says 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from annotated_types import Interval, MinLen
 
@@ -79,7 +79,8 @@ def checked(content: bytes, kind: type[Document], name: str) -> Document:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_json(content.removeprefix(b"\xef\xbb\xbf"))
+        adapter: TypeAdapter[Document] = _adapter(cast(Hashable, kind))
+        return adapter.validate_json(content.removeprefix(b"\xef\xbb\xbf"))
     except ValidationError as e:
         error = e.errors(include_url=False)[0]
         raise damaged(name, *_place_and_message(error)) from None
@@ -87,7 +88,7 @@ def checked(content: bytes, kind: type[Document], name: str) -> Document:
 
 def check_complete(row: Mapping[str, Any], kind: type[Any], place: tuple[str | int, ...], name: str) -> None:
     """PlanError if an object lacks a field of its class that has a default there, unless the field is NEWER."""
-    if missing := _expected(kind).difference(row):
+    if missing := _expected(cast(Hashable, kind)).difference(row):
         raise damaged(name, place, f"{min(missing)!r} is a required property")
 
 
