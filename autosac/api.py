@@ -68,6 +68,7 @@ def plan(
     budget_kind: str = "reserved",
     confidence: float | None = None,
     solver: str = "knapsack",
+    curve: str = "staircase",
     offload: bool = False,
     allocator: str = "",
     target: str = "gpu",
@@ -77,7 +78,8 @@ def plan(
 
     `budget`: "68GiB", "73GB" or "85%" of the GPU; `budget_kind`: "reserved" (what the caching allocator takes) or
     "active" (what tensors occupy); `confidence`: the probability with which the plan has to fit (see
-    `autosac.planning.confidence`); `solver`: "greedy", "knapsack" or "ilp"; `offload`: allow offloading activations to host
+    `autosac.planning.confidence`); `solver`: "greedy", "knapsack" or "ilp"; `curve`: "staircase" or "pwlf", how the
+    MILP models the trade-off curves (see `autosac.estimator.sac_curves`); `offload`: allow offloading activations to host
     memory where that makes the step shorter. The rest as in `simulate`.
 
     InfeasibleError if no plan meets the budget: it says the smallest that would do.
@@ -87,6 +89,7 @@ def plan(
         budget_bytes=parse_budget(budget, machine.hardware.usable_bytes),
         budget_kind=budget_kind,
         solver=solver,
+        curve=curve,
         offload=offload,
     )
     captures = EagerCaptures(make_step, machine, target=target)

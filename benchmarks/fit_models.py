@@ -10,6 +10,9 @@ the trees and one .json with everything that is a handful of numbers.
 Where several frameworks timed the same kernel, the target is the median of their times after each framework's
 smooth offset to the first has been removed: one framework alone differs from the others by 4 to 8 % at single
 shapes, which no model can predict. A shape that only one framework timed counts less in the fit.
+
+The fitted trees are made small before they are written (`compact_trees.py`); the .json says by how much that changes
+their predictions on the held-out shapes (`rounding`).
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ import io
 import json
 import os
 import time
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from compact_trees import compacted, short_edges
 from fit_collectives import fit_collectives
 from fit_memory import fit_memory
 from measurements import GPUS, Array, Measured, attention, attention_training, gemm
@@ -40,11 +45,15 @@ from autosac.estimator.features import (
     gemm_features,
 )
 from autosac.estimator.learned import load_bundle
-from autosac.estimator.trees import TreeEnsemble
+from autosac.estimator.trees import TreeEnsemble, trees_of_sklearn
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 
 _SINGLE_WEIGHT = 0.3  # of a shape that one framework timed
 _SPREAD = 0.04  # disagreement (standard deviation of the log) at which a shape's weight is halved
+_STEP = 1e-3  # leaves are multiples of it, in the logarithm of time
+# A split stays if it brings the sum over all shapes of squared errors (of the logarithm) down by more than this.
+_SPLIT_COST = 30e-6
+_FINE_SPLIT_COST = 8e-6  # where the data are so good, or so few, that it would show
 _FP8_GPUS = ("h100-sxm-80gb", "h200-sxm-141gb", "l40s", "b200-sxm-180gb")
 
 
@@ -71,8 +80,25 @@ def consensus(measured: Measured) -> tuple[Array, Array]:
     return np.nanmedian(logs, axis=1), weight
 
 
-def boost(features: Array, target: Array, weight: Array, *, trees: int, leaves: int) -> TreeEnsemble:
-    """Gradient boosting of `target`, exported."""
+class Fitted(NamedTuple):
+    """Trees as they are written, and as they were before they were made small."""
+
+    trees: TreeEnsemble
+    full: HistGradientBoostingRegressor
+
+    def numbers(self, features: Array, measured: Array) -> dict[str, Any]:
+        """The errors on held-out shapes, and by how much the small trees differ from the full ones there, in percent."""
+        predicted = self.trees.predict(features)
+        change = np.expm1(predicted - self.full.predict(features)) * 100
+        rounding = {
+            "rms_percent": round(float(np.sqrt((change**2).mean())), 3),
+            "max_percent": round(float(np.abs(change).max()), 2),
+        }
+        return {"held_out": errors(predicted, measured), "rounding": rounding}
+
+
+def boost(features: Array, target: Array, weight: Array, *, trees: int, leaves: int, cost: float) -> Fitted:
+    """Gradient boosting of `target`, made small: `cost` as in `compact_trees`."""
     model = HistGradientBoostingRegressor(
         max_iter=trees,
         max_leaf_nodes=leaves,
@@ -83,7 +109,17 @@ def boost(features: Array, target: Array, weight: Array, *, trees: int, leaves: 
         early_stopping=False,
         random_state=0,
     )
-    return TreeEnsemble.from_sklearn(model.fit(features, target, sample_weight=weight))
+    return small(model.fit(features, target, sample_weight=weight), features, cost)
+
+
+def small(model: HistGradientBoostingRegressor, features: Array, cost: float) -> Fitted:
+    """A fitted model, exported and made small with the features that it was fitted to."""
+    full, edges, baseline = trees_of_sklearn(model)
+    columns = zip(edges, features.T, strict=True)
+    bins = np.array([np.searchsorted(e, x, side="left") for e, x in columns], dtype=np.uint8).T
+    few = compacted(full, bins, step=_STEP, cost=cost)
+    short = [short_edges(e, x) for e, x in zip(edges, features.T, strict=True)]
+    return Fitted(TreeEnsemble.from_trees(few, short, baseline=baseline, step=_STEP), model)
 
 
 def errors(predicted: Array, measured: Array) -> dict[str, float]:
@@ -108,10 +144,12 @@ def fit_gemm(data: Path, gpu: str, dtype: str) -> tuple[TreeEnsemble, dict[str, 
     target = log_ms - np.log(gemm_baseline_ms(m, n, k, item_bytes, rates))
     features = gemm_features(m, n, k, item_bytes, rates)
     train = ~measured.held_out
-    trees, leaves = (700, 255) if np.median(measured.repeats) >= 3 else (400, 63)  # less where data is noisier
-    model = boost(features[train], target[train], weight[train], trees=trees, leaves=leaves)
+    # less where data is noisier
+    sure = np.median(measured.repeats) >= 3
+    trees, leaves, cost = (700, 255, _FINE_SPLIT_COST) if sure else (400, 63, _SPLIT_COST)
+    fitted = boost(features[train], target[train], weight[train], trees=trees, leaves=leaves, cost=cost)
     test = ~train
-    return model, {"held_out": errors(model.predict(features[test]), target[test])}
+    return fitted.trees, fitted.numbers(features[test], target[test])
 
 
 def fit_attention(data: Path, gpu: str) -> tuple[TreeEnsemble, dict[str, Any]]:
@@ -122,9 +160,9 @@ def fit_attention(data: Path, gpu: str) -> tuple[TreeEnsemble, dict[str, Any]]:
     target = log_ms - np.log(attention_baseline_ms(measured.shapes, rates))
     features = attention_features(measured.shapes, rates)
     train = ~measured.held_out
-    model = boost(features[train], target[train], weight[train], trees=400, leaves=63)
+    fitted = boost(features[train], target[train], weight[train], trees=400, leaves=63, cost=_FINE_SPLIT_COST)
     test = ~train
-    return model, {"held_out": errors(model.predict(features[test]), target[test])}
+    return fitted.trees, fitted.numbers(features[test], target[test])
 
 
 def fit_attention_training(data: Path, gpu: str, backend: str, machine: str) -> dict[str, Any]:
@@ -172,12 +210,22 @@ def fit_attention_ratios(data: Path) -> dict[str, Any]:
     }
 
 
+def packed(arrays: dict[str, Array]) -> bytes:
+    """An .npz file that `numpy.load` reads. The same arrays give the same bytes: members have no date."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.save(member, array, allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy")
+            file.writestr(info, member.getvalue(), compress_type=zipfile.ZIP_LZMA)
+    return buffer.getvalue()
+
+
 def write(out: Path, gpu: str, trees: dict[str, TreeEnsemble], numbers: dict[str, Any]) -> None:
     """One .npz and one .json for a GPU."""
-    buffer = io.BytesIO()
     arrays = {name: array for prefix, model in trees.items() for name, array in model.arrays(prefix).items()}
-    np.savez_compressed(buffer, **arrays)
-    write_bytes_atomically(out / f"{gpu}.npz", buffer.getvalue())
+    write_bytes_atomically(out / f"{gpu}.npz", packed(arrays))
     write_text_atomically(out / f"{gpu}.json", json.dumps(numbers, indent=1) + "\n")
 
 

@@ -66,7 +66,7 @@ def load_bundle(name: str) -> Bundle | None:
     numbers = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
-    kinds = [kind for kind in numbers if f"{kind}.roots" in arrays]
+    kinds = [kind for kind in numbers if f"{kind}.constants" in arrays]
     return Bundle(
         name=name,
         trees={kind: TreeEnsemble.from_arrays(arrays, kind) for kind in kinds},

@@ -5,21 +5,22 @@ fraction x_k of the memory is gone at the fraction y_k of the time. Discarding x
 groups, so the true cost of the greedy policy is a staircase whose corners are (x_(k-1), y_k). Two models,
 both with at most `max_segments` lines:
 
-- `tight_chords`: lines through the points themselves. Convex, exact at the chosen points and never below the
+- `tight_chords` ("staircase"): lines through the points themselves. Convex, exact at the chosen points and never below the
 chain; at
   all other x it lies under the staircase by less than the one group that is cut. This is the relaxation of
   the local problem, so it gives lower bounds for the whole, and the MILP's optima lie at its corners, where
   it is exact.
-- `upper_bound`: lines above all corners (5.3.3: "shifted by dropping the initial recomputation point and
+- `upper_bound` ("pwlf"): lines above all corners (5.3.3: "shifted by dropping the initial recomputation point and
 final memory
   point"). Least squares by `pwlf` over the corners, at given breakpoints, is neither an upper bound nor
-  convex. So its slopes are made non-decreasing (pool adjacent violators) and non-negative, and each line is
+  convex. So its slopes are made non-decreasing (isotonic regression) and non-negative, and each line is
   lifted by the largest violation between its breakpoints. The maximum of lines is convex; being
   non-decreasing and above every corner, it is above the staircase.
 
-The planner's MILP uses `tight_chords`: the byte budget that it hands to the local policy is met whatever the
-curve says, so an optimistic curve can cost a little time but never memory, and the plan is verified by
-simulation anyway; a pessimistic one makes it shy away from units whose first group is expensive.
+The planner's MILP uses `tight_chords` through all points unless it is asked for "pwlf" (`Goal.curve`): the byte budget that
+it hands to the local policy is met whatever the curve says, so an optimistic curve can cost a little time but never memory,
+and the plan is verified by simulation anyway; a pessimistic one makes it shy away from units whose first group is expensive.
+`benchmarks/curves.py` compares them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ Points = tuple[tuple[float, float], ...]
 FloatArray = npt.NDArray[np.float64]
 
 MAX_SEGMENTS = 5
+CURVES = ("staircase", "pwlf")
+"""The models by the names that users give them."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -116,16 +119,10 @@ def _least_squares(x: FloatArray, y: FloatArray, breaks: FloatArray) -> tuple[Fl
 
 
 def _non_decreasing(slopes: FloatArray, lengths: FloatArray) -> FloatArray:
-    """The closest non-decreasing slopes, by weighted least squares (pool adjacent violators)."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for slope, length in zip(slopes, lengths, strict=True):
-        pool = (float(slope), float(length), 1)
-        while pools and pools[-1][0] > pool[0]:
-            mean, weight, count = pools.pop()
-            total = weight + pool[1]
-            pool = ((mean * weight + pool[0] * pool[1]) / total, total, count + pool[2])
-        pools.append(pool)
-    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
+    """The closest non-decreasing slopes, by weighted least squares."""
+    from sklearn.isotonic import isotonic_regression
+
+    return np.asarray(isotonic_regression(slopes, sample_weight=lengths), dtype=float)
 
 
 def _lines(x: FloatArray, y: FloatArray, lift: float | FloatArray = 0.0) -> tuple[Segment, ...]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosac.errors import UsageError
-from autosac.estimator.sac_curves import MAX_SEGMENTS, tight_chords, upper_bound
+from autosac.estimator.sac_curves import CURVES, MAX_SEGMENTS, tight_chords, upper_bound
 from autosac.estimator.sac_rules import Grouping, operator_groups
 from autosac.estimator.sac_stats import (
     SACModGreedyOrder,
@@ -48,10 +48,18 @@ class SACModule:
         """The groups by MSPS."""
         return self.tradeoff.order
 
-    def segments(self, *, upper: bool = False, max_segments: int = MAX_SEGMENTS) -> tuple[Segment, ...]:
-        """The trade-off curve as few lines: tight chords, or a bound of the staircase (see `sac_curves`)."""
-        fit = upper_bound if upper else tight_chords
-        return fit(self.tradeoff.curve(), max_segments)
+    def segments(self, curve: str = "staircase", max_segments: int | None = None) -> tuple[Segment, ...]:
+        """The trade-off curve as lines: "staircase" or "pwlf" (see `sac_curves`).
+
+        Without `max_segments` the whole hull for "staircase", whose relaxation is then that of the joint problem, a bound of
+        every plan; and MAX_SEGMENTS lines for "pwlf". UsageError for another name.
+        """
+        if curve not in CURVES:
+            raise UsageError(f"curve {curve!r}: expected one of {', '.join(CURVES)}")
+        points = self.tradeoff.curve()
+        if curve == "pwlf":
+            return upper_bound(points, max_segments or MAX_SEGMENTS)
+        return tight_chords(points, max_segments or len(points))
 
 
 class SACEstimator:

@@ -152,6 +152,7 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
         budget_bytes=parse_budget(arguments.budget, gpu_bytes),
         budget_kind=arguments.budget_kind,
         solver=arguments.solver,
+        curve=arguments.curve,
         milp=arguments.milp,
         time_limit_s=arguments.time_limit,
         gap=arguments.gap,

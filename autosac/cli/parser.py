@@ -27,6 +27,7 @@ from autosac.errors import AutosacError, UsageError
 from autosac.limits import MOST_BUDGETS, MOST_DRAWS, MOST_GPUS
 
 SOLVERS = ("greedy", "knapsack", "ilp")
+CURVES = ("staircase", "pwlf")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -161,6 +162,13 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--offload", action="store_true", help="results may wait in host memory, where that makes the step shorter"
     )
     decision.add_argument("--solver", choices=SOLVERS, default="knapsack", help="local solver (default knapsack)")
+    decision.add_argument(
+        "--curve",
+        choices=CURVES,
+        default="staircase",
+        help="how the MILP models the trade-off of time against memory: the staircase's convex hull (default), or an upper "
+        "bound of it that pwlf fits",
+    )
     decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP backend (default cbc)")
     decision.add_argument(
         "--time-limit", type=decimal, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)"

@@ -224,12 +224,14 @@ def plan_job(
     world_size: int,
     budget: str,
     solver: str = "knapsack",
+    curve: str = "staircase",
     confidence: float = 0.0,
     offload: bool = False,
 ) -> Plan:
     """What the TorchTitan plugin calls on rank 0: the plan for the running job. `confidence`: 0 for none."""
     job = TitanJob.of(config_file, gpu=gpu, world_size=world_size, overrides=tuple(overrides))
-    goal = Goal(budget_bytes=parse_budget(budget, job.target.hardware.usable_bytes), solver=solver, offload=offload)
+    usable_bytes = job.target.hardware.usable_bytes
+    goal = Goal(budget_bytes=parse_budget(budget, usable_bytes), solver=solver, curve=curve, offload=offload)
     sure = confidence_of(confidence, goal.budget_kind, job.target.allocator) if confidence else None
     (planned,) = plan_titan_job(job, goal, confidence=sure)
     if isinstance(planned, InfeasibleError):

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from autosac.errors import UsageError
+from autosac.estimator.sac_curves import CURVES
 from autosac.planning.baseline_plans import mirrored
 from autosac.planning.build_problem import build_problem
 from autosac.planning.step_costs import StepCosts, UnitCost
@@ -38,6 +39,8 @@ Costs: TypeAlias = tuple[UnitCost, ...]
 class Goal:
     """What is asked for. `utilisation` is the share of the budget from which on a verified plan is good enough.
 
+    `curve`: the model of the units' trade-off curves in the global MILP (`autosac.estimator.sac_curves`).
+
     `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: results may wait in
     host memory where that makes the step shorter (`autosac.planning.offloading`).
     """
@@ -45,6 +48,7 @@ class Goal:
     budget_bytes: int
     budget_kind: str = "reserved"
     solver: str = "knapsack"
+    curve: str = "staircase"
     milp: str = "cbc"
     time_limit_s: float = 30.0
     gap: float = 5e-3
@@ -65,6 +69,8 @@ class Goal:
             raise UsageError(f"budget kind {self.budget_kind!r}: expected 'reserved' or 'active'")
         if self.solver not in SOLVERS:
             raise UsageError(f"solver {self.solver!r}: expected one of {', '.join(SOLVERS)}")
+        if self.curve not in CURVES:
+            raise UsageError(f"curve {self.curve!r}: expected one of {', '.join(CURVES)}")
         if self.objective not in OBJECTIVES:
             raise UsageError(f"objective {self.objective!r}: expected one of {', '.join(OBJECTIVES)}")
         if not 0 < self.time_limit_s <= _MOST_SECONDS:
@@ -93,7 +99,7 @@ def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
             gpu=base.target.hardware.name,
             world_size=info.world_size,
             budget_bytes=goal.budget_bytes,
-            budget_kind=goal.budget_kind,
+            budget_kind="active" if goal.budget_kind == "active" else "reserved",
             pipeline_stages=info.parallelism.pp,
             job_settings=dict(info.job_settings),
             parameters=tuple(info.parameter_shapes.items()),
@@ -112,7 +118,7 @@ class Planner:
     def __init__(self, base: Simulation, goal: Goal) -> None:
         self.base = base
         self.goal = goal
-        self.policies = UnitPolicies(base)
+        self.policies = UnitPolicies(base, curve=goal.curve)
         self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
 
     def solve(

@@ -98,8 +98,9 @@ class UnitPolicy:
 class UnitPolicies:
     """All modules of a captured step that may be checkpointed; `refusals` says of others why they may not."""
 
-    def __init__(self, base: Simulation) -> None:
+    def __init__(self, base: Simulation, *, curve: str = "staircase") -> None:
         self.base = base
+        self._curve = curve
         trace = base.trace
         compiled = trace.info.compiled  # what is compiled obeys PyTorch's own modes
         estimator = SACEstimator(trace, base.pricing.event_ms.tolist(), skip_dead=not compiled)
@@ -162,8 +163,7 @@ class UnitPolicies:
                     stored_bytes=tradeoff.stored_bytes,
                     discardable_bytes=tradeoff.discardable_bytes,
                     recompute_ms=tradeoff.runtime_ms,
-                    # The whole curve: its relaxation is then that of the joint problem, a bound of every plan.
-                    segments=policy.sac.segments(max_segments=len(tradeoff.points)),
+                    segments=policy.sac.segments(self._curve),
                 )
         return found
 

@@ -7,7 +7,7 @@ with the shapes and dtypes of its outputs as a fingerprint, so that a plan can b
 model operator by operator.
 
 The file is JSON (`save`, `load`). Units with the same decisions share one entry of its ``policies``, units
-with the same parameters one entry of its ``layouts``. What is read is checked first (`autosac.plans.schema`).
+with the same parameters one entry of its ``layouts``. The classes say what a file may hold (`autosac.plans.schema`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,38 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from autosac.errors import PlanError
 from autosac.files.documents import DATA_BYTES, read_bounded
 from autosac.files.writing import write_text_atomically
 from autosac.plans.schema import ANY_SIZE as ANY_SIZE
-from autosac.plans.schema import SCHEMA_VERSION, checked_document
+from autosac.plans.schema import (
+    NEWER,
+    SCHEMA_VERSION,
+    STRICT,
+    Change,
+    Count,
+    Fraction,
+    Milliseconds,
+    Name,
+    Price,
+    Ranks,
+    Rate,
+    Size,
+    check_complete,
+    checked,
+    damaged,
+    parsed,
+)
 
 # To copy less to the host costs more than it frees on the device.
 SMALLEST_OFFLOAD_BYTES = 2**16
 
-Fingerprint: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
-Parameters: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+Fingerprint: TypeAlias = tuple[tuple[tuple[Size, ...], str], ...]
+Parameters: TypeAlias = tuple[tuple[str, tuple[Count, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +60,16 @@ class Decision:
     section 5.3), in bytes/s, None where the runtime is zero.
     """
 
-    op: str
-    occurrence: int
+    __pydantic_config__ = STRICT
+
+    op: Name
+    occurrence: Count
     keep: bool
     outputs: Fingerprint
-    memory_bytes: int = 0
-    runtime_ms: float = 0.0
-    msps: float | None = None
-    offload: bool = False
+    memory_bytes: Change = 0
+    runtime_ms: Milliseconds = 0.0
+    msps: Rate | None = None
+    offload: bool = field(default=False, metadata=NEWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +95,8 @@ class Unit:
 class Settings:
     """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments."""
 
+    __pydantic_config__ = STRICT
+
     preserve_rng_state: bool = True
     early_stop: bool = True
 
@@ -90,18 +111,20 @@ class MadeFor:
     decide what is computed. `overrides`: TorchTitan's arguments that the job needs with this plan.
     """
 
+    __pydantic_config__ = STRICT
+
     job_fingerprint: str
     model: str
     torch_version: str
     torchtitan_version: str
     gpu: str
-    world_size: int
-    budget_bytes: int
-    budget_kind: str
-    pipeline_stages: int = 1
+    world_size: Ranks
+    budget_bytes: Count
+    budget_kind: Literal["active", "reserved"]
+    pipeline_stages: Ranks = 1
     parameters: Parameters = ()
     job_settings: Mapping[str, str] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = field(default=(), metadata=NEWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +134,20 @@ class Prediction:
     `peak_reserved_bytes` is None where not simulated.
     """
 
-    step_ms: float
-    peak_active_bytes: int
-    peak_reserved_bytes: int | None
+    __pydantic_config__ = STRICT
+
+    step_ms: Milliseconds
+    peak_active_bytes: Count
+    peak_reserved_bytes: Count | None
     fits: bool
-    recompute_ms: float
+    recompute_ms: Milliseconds
 
 
 class Binding(NamedTuple):
     """A point of the step at which memory held the decision back, and what one GiB more there would have saved."""
 
     where: str
-    ms_per_gib: float
+    ms_per_gib: Price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +158,11 @@ class Reasons:
     much less of that there would be for one GiB more of memory (the shadow price).
     """
 
-    objective: str
+    __pydantic_config__ = STRICT
+
+    objective: Literal["recompute", "step"]
     method: str
-    ms_per_gib: float
+    ms_per_gib: Milliseconds
     binding: tuple[Binding, ...] = ()
 
 
@@ -147,11 +174,13 @@ class Certainty:
     `fits`: the probability that the plan fits the budget. The step time lies in the interval with probability `confidence`.
     """
 
-    confidence: float
-    margin_bytes: int
-    fits: float
-    step_low_ms: float
-    step_high_ms: float
+    __pydantic_config__ = STRICT
+
+    confidence: Fraction
+    margin_bytes: Count
+    fits: Fraction
+    step_low_ms: Milliseconds
+    step_high_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +225,10 @@ class Plan:
     @staticmethod
     def from_bytes(content: bytes, name: str = "the plan") -> Plan:
         """The plan whose JSON text is `content`; errors call it `name`. PlanError as `load`."""
-        return _decode(checked_document(content, name))
+        document = parsed(content, name)
+        file = checked(content, _File, name)
+        _check_complete(document, name)
+        return file.plan(name)
 
     @property
     def offloads(self) -> bool:
@@ -210,6 +242,84 @@ class Plan:
 
 
 # ---- JSON --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UnitRow:
+    """A unit in a file: `policy` and `layout` are positions in the file's tables of decisions and of parameters."""
+
+    __pydantic_config__ = STRICT
+
+    fqn: str
+    discard_fraction: Fraction
+    kept_bytes: Count
+    recompute_ms: Milliseconds
+    policy: Count
+    layout: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """A plan file."""
+
+    __pydantic_config__ = STRICT
+
+    format: Literal["autosac-plan"]
+    schema: Literal[1]
+    made_for: MadeFor
+    settings: Settings
+    predictions: dict[str, Prediction]
+    units: tuple[_UnitRow, ...]
+    layouts: tuple[Parameters, ...]
+    policies: tuple[tuple[Decision, ...], ...]
+    reasons: tuple[Reasons, ...] = field(default=(), metadata=NEWER)
+    certainty: Certainty | None = field(default=None, metadata=NEWER)
+
+    def plan(self, name: str) -> Plan:
+        """The plan. PlanError if a unit refers to what is not there, or operators are numbered wrongly."""
+        self._check_numbering(name)
+        return Plan(
+            made_for=self.made_for,
+            units=tuple(self._unit(i, row, name) for i, row in enumerate(self.units)),
+            settings=self.settings,
+            predictions=self.predictions,
+            reasons=self.reasons,
+            certainty=self.certainty,
+        )
+
+    def _unit(self, i: int, row: _UnitRow, name: str) -> Unit:
+        for reference, position, table in (("policy", row.policy, self.policies), ("layout", row.layout, self.layouts)):
+            if position >= len(table):
+                raise damaged(name, ("units", i, reference), f"there is no {reference} {position}")
+        return Unit(
+            fqn=row.fqn,
+            discard_fraction=row.discard_fraction,
+            kept_bytes=row.kept_bytes,
+            recompute_ms=row.recompute_ms,
+            decisions=self.policies[row.policy],
+            parameters=self.layouts[row.layout],
+        )
+
+    def _check_numbering(self, name: str) -> None:
+        for i, policy in enumerate(self.policies):
+            seen: dict[str, int] = {}
+            for j, row in enumerate(policy):
+                due = seen.get(row.op, 0)
+                if row.occurrence != due:
+                    message = f"occurrence {row.occurrence} of {row.op} where {due} is due"
+                    raise damaged(name, ("policies", i, j), message)
+                seen[row.op] = due + 1
+
+
+def _check_complete(document: dict[str, Any], name: str) -> None:
+    """PlanError if something that has a default in its class is not in the file (what has none has been checked)."""
+    check_complete(document["made_for"], MadeFor, ("made_for",), name)
+    check_complete(document["settings"], Settings, ("settings",), name)
+    for i, row in enumerate(document.get("reasons", ())):
+        check_complete(row, Reasons, ("reasons", i), name)
+    for i, policy in enumerate(document["policies"]):
+        for j, row in enumerate(policy):
+            check_complete(row, Decision, ("policies", i, j), name)
 
 
 def _encode(plan: Plan) -> dict[str, Any]:
@@ -246,42 +356,6 @@ def _row(decision: Decision) -> dict[str, Any]:
     if not decision.offload:  # as in plans of versions that did not know it
         del row["offload"]
     return row
-
-
-def _decode(document: dict[str, Any]) -> Plan:
-    policies = [
-        tuple(Decision(**{**row, "outputs": _shapes(row["outputs"])}) for row in policy)
-        for policy in document["policies"]
-    ]
-    layouts = [_parameters(layout) for layout in document["layouts"]]
-    units = []
-    for row in document["units"]:
-        fields = {key: value for key, value in row.items() if key not in ("policy", "layout")}
-        units.append(Unit(**fields, decisions=policies[row["policy"]], parameters=layouts[row["layout"]]))
-    made_for = document["made_for"]
-    return Plan(
-        made_for=replace(
-            MadeFor(**made_for),
-            parameters=_parameters(made_for["parameters"]),
-            overrides=tuple(made_for.get("overrides", ())),
-        ),
-        settings=Settings(**document["settings"]),
-        predictions={name: Prediction(**row) for name, row in document["predictions"].items()},
-        units=tuple(units),
-        reasons=tuple(
-            Reasons(**{**row, "binding": tuple(Binding(*point) for point in row["binding"])})
-            for row in document.get("reasons", [])
-        ),
-        certainty=Certainty(**document["certainty"]) if document.get("certainty") else None,
-    )
-
-
-def _shapes(rows: list[Any]) -> Fingerprint:
-    return tuple((tuple(shape), dtype) for shape, dtype in rows)
-
-
-def _parameters(rows: list[Any]) -> Parameters:
-    return tuple((name, tuple(shape)) for name, shape in rows)
 
 
 def _layout(value: Any, depth: int = 0) -> str:

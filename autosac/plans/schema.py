@@ -1,163 +1,63 @@
-"""The plan file's JSON Schema, and the checks of a file that claims to be a plan (see `autosac.plans`)."""
+"""The checks of a file that claims to be a plan: its form is that of the classes in `plan`, and nothing else is accepted.
+
+The classes are the only source. Their annotations say what a value may be (`Count`, `Milliseconds`, ...), pydantic checks
+a file against them and makes them from it. What is wrong is one line that says where.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+
+from annotated_types import Interval, MinLen
 
 from autosac.display.printable import printable
 from autosac.errors import PlanError
 from autosac.files.documents import DocumentError, parse_json
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
 SCHEMA_VERSION = 1
 # In a fingerprint: a size that depends on data (the tokens that are routed to an expert) and may be any.
 ANY_SIZE = -1
 
-
-def checked_document(content: bytes, name: str) -> dict[str, Any]:
-    """The document in a plan file's bytes; errors call it `name`. PlanError if it is no plan that can be read."""
-    document = _parse(content, name)
-    _check_version(document, name)
-    _check_schema(document, name)
-    _check_sense(document, name)
-    return document
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
 _MOST = 2**62
-_COUNT = {"type": "integer", "minimum": 0, "maximum": _MOST}
-_RANKS = {"type": "integer", "minimum": 1, "maximum": 2**17}
-_MS = {"type": "number", "minimum": 0, "maximum": 1e15}
-_NAMED_SHAPES = {
-    "type": "array",
-    "items": {
-        "type": "array",
-        "prefixItems": [{"type": "string"}, {"type": "array", "items": _COUNT}],
-        "minItems": 2,
-        "maxItems": 2,
-    },
-}
-_OUTPUTS = {
-    "type": "array",
-    "items": {
-        "type": "array",
-        "prefixItems": [
-            {"type": "array", "items": {"type": "integer", "minimum": ANY_SIZE, "maximum": _MOST}},
-            {"type": "string"},
-        ],
-        "minItems": 2,
-        "maxItems": 2,
-    },
-}
+Name = Annotated[str, MinLen(1)]
+Count = Annotated[int, Interval(ge=0, le=_MOST)]
+Change = Annotated[int, Interval(ge=-_MOST, le=_MOST)]
+Size = Annotated[int, Interval(ge=ANY_SIZE, le=_MOST)]
+Ranks = Annotated[int, Interval(ge=1, le=2**17)]
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+Milliseconds = Annotated[float, Interval(ge=0, le=1e15)]
+Price = Annotated[float, Interval(ge=-1e15, le=1e15)]
+Rate = Annotated[float, Interval(ge=-1e30, le=1e30)]
 
-_REASONS = {
-    "type": "array",
-    "items": _object(
-        {
-            "objective": {"enum": ["recompute", "step"]},
-            "method": {"type": "string"},
-            "ms_per_gib": _MS,
-            "binding": {
-                "type": "array",
-                "items": {
-                    "type": "array",
-                    "prefixItems": [{"type": "string"}, {"type": "number", "minimum": -1e15, "maximum": 1e15}],
-                    "minItems": 2,
-                    "maxItems": 2,
-                },
-            },
-        }
-    ),
+STRICT = {"extra": "forbid", "strict": True}
+"""What classes that are read from a file have as `__pydantic_config__`: no other keys, no conversions."""
+NEWER: Mapping[str, Any] = {"newer": True}
+"""Metadata of a field that files of earlier versions do not have. All others must be there, defaults or not."""
+
+_TYPES = {
+    "int_type": "integer",
+    "int_from_float": "integer",
+    "float_type": "number",
+    "string_type": "string",
+    "bool_type": "boolean",
+    "tuple_type": "array",
+    "dict_type": "object",
+    "dataclass_type": "object",
+    "dataclass_exact_type": "object",
 }
 
-_PROBABILITY = {"type": "number", "minimum": 0, "maximum": 1}
-_CERTAINTY = _object(
-    {"confidence": _PROBABILITY, "margin_bytes": _COUNT, "fits": _PROBABILITY, "step_low_ms": _MS, "step_high_ms": _MS}
-)
-
-SCHEMA: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    **_object(
-        {
-            "format": {"const": "autosac-plan"},
-            "schema": {"const": SCHEMA_VERSION},
-            "made_for": _object(
-                {
-                    "job_fingerprint": {"type": "string"},
-                    "model": {"type": "string"},
-                    "torch_version": {"type": "string"},
-                    "torchtitan_version": {"type": "string"},
-                    "gpu": {"type": "string"},
-                    "world_size": _RANKS,
-                    "budget_bytes": _COUNT,
-                    "budget_kind": {"enum": ["active", "reserved"]},
-                    "pipeline_stages": _RANKS,
-                    "parameters": _NAMED_SHAPES,
-                    "job_settings": {"type": "object", "additionalProperties": {"type": "string"}},
-                }
-            ),
-            "settings": _object({"preserve_rng_state": {"type": "boolean"}, "early_stop": {"type": "boolean"}}),
-            "predictions": {
-                "type": "object",
-                "additionalProperties": _object(
-                    {
-                        "step_ms": _MS,
-                        "peak_active_bytes": _COUNT,
-                        "peak_reserved_bytes": {"type": ["integer", "null"], "minimum": 0, "maximum": _MOST},
-                        "fits": {"type": "boolean"},
-                        "recompute_ms": _MS,
-                    }
-                ),
-            },
-            "units": {
-                "type": "array",
-                "items": _object(
-                    {
-                        "fqn": {"type": "string"},
-                        "discard_fraction": {"type": "number", "minimum": 0, "maximum": 1},
-                        "kept_bytes": _COUNT,
-                        "recompute_ms": _MS,
-                        "policy": _COUNT,
-                        "layout": _COUNT,
-                    }
-                ),
-            },
-            "layouts": {"type": "array", "items": _NAMED_SHAPES},
-            "policies": {
-                "type": "array",
-                "items": {
-                    "type": "array",
-                    "items": _object(
-                        {
-                            "op": {"type": "string", "minLength": 1},
-                            "occurrence": _COUNT,
-                            "keep": {"type": "boolean"},
-                            "outputs": _OUTPUTS,
-                            "memory_bytes": {"type": "integer", "minimum": -_MOST, "maximum": _MOST},
-                            "runtime_ms": _MS,
-                            "msps": {"type": ["number", "null"], "minimum": -1e30, "maximum": 1e30},
-                        }
-                    ),
-                },
-            },
-        }
-    ),
-}
-# Not required: plans of earlier versions have none.
-SCHEMA["properties"]["reasons"] = _REASONS
-SCHEMA["properties"]["certainty"] = {"anyOf": [{"type": "null"}, _CERTAINTY]}
-SCHEMA["properties"]["made_for"]["properties"]["overrides"] = {"type": "array", "items": {"type": "string"}}
-SCHEMA["properties"]["policies"]["items"]["items"]["properties"]["offload"] = {"type": "boolean"}
+Document = TypeVar("Document")
 
 
-def _parse(content: bytes, name: str) -> dict[str, Any]:
+def parsed(content: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in a plan file's bytes, which says that it is a plan of this version. PlanError if it does not."""
     try:
         document = parse_json(content)
     except DocumentError as e:
@@ -166,47 +66,66 @@ def _parse(content: bytes, name: str) -> dict[str, Any]:
         raise PlanError(f"{name} {what}: {_short(str(e))}") from e
     if not isinstance(document, dict) or document.get("format") != "autosac-plan":
         raise PlanError(f"{name} is not an AutoSAC plan")
-    return document
-
-
-def _check_version(document: dict[str, Any], name: str) -> None:
     if document.get("schema") != SCHEMA_VERSION or isinstance(document.get("schema"), bool):
         raise PlanError(
             f"{name} has plan schema {_short(str(document.get('schema')))}; this version of AutoSAC reads "
             f"{SCHEMA_VERSION}: make the plan again"
         )
+    return document
 
 
-def _check_schema(document: dict[str, Any], name: str) -> None:
-    from jsonschema import Draft202012Validator, validators
+def checked(content: bytes, kind: type[Document], name: str) -> Document:
+    """The value of this class in JSON that `parsed` has accepted. PlanError, which says where, if there is none."""
+    from pydantic import ValidationError
 
-    def whole(_: Any, value: Any) -> bool:  # in a JSON Schema 1.0 is an integer, too
-        return type(value) is int
-
-    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", whole)
-    strict = validators.extend(Draft202012Validator, type_checker=types)
-    error = next(iter(strict(SCHEMA).iter_errors(document)), None)
-    if error is not None:
-        raise PlanError(f"{name} is damaged at {printable(error.json_path)}: {_short(error.message)}")
+    try:
+        adapter: TypeAdapter[Document] = _adapter(cast(Hashable, kind))
+        return adapter.validate_json(content.removeprefix(b"\xef\xbb\xbf"))
+    except ValidationError as e:
+        error = e.errors(include_url=False)[0]
+        raise damaged(name, *_place_and_message(error)) from None
 
 
-def _check_sense(document: dict[str, Any], name: str) -> None:
-    """What the schema cannot say of a file: references and the numbering of occurrences."""
-    for i, row in enumerate(document["units"]):
-        for reference, table in (("policy", "policies"), ("layout", "layouts")):
-            if row[reference] >= len(document[table]):
-                raise PlanError(
-                    f"{name} is damaged at $.units[{i}].{reference}: there is no {reference} {row[reference]}"
-                )
-    for i, policy in enumerate(document["policies"]):
-        seen: dict[str, int] = {}
-        for j, row in enumerate(policy):
-            if row["occurrence"] != seen.get(row["op"], 0):
-                raise PlanError(
-                    f"{name} is damaged at $.policies[{i}][{j}]: occurrence {row['occurrence']} of "
-                    f"{row['op']} where {seen.get(row['op'], 0)} is due"
-                )
-            seen[row["op"]] = row["occurrence"] + 1
+def check_complete(row: Mapping[str, Any], kind: type[Any], place: tuple[str | int, ...], name: str) -> None:
+    """PlanError if an object lacks a field of its class that has a default there, unless the field is NEWER."""
+    if missing := _expected(cast(Hashable, kind)).difference(row):
+        raise damaged(name, place, f"{min(missing)!r} is a required property")
+
+
+def damaged(name: str, place: Iterable[str | int], message: str) -> PlanError:
+    """The error for a file that is wrong at a place: `("units", 1, "policy")` is shown as ``$.units[1].policy``."""
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return PlanError(f"{name} is damaged at ${printable(where)}: {_short(message)}")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+@functools.cache
+def _expected(kind: Any) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind) if not field.metadata.get("newer"))
+
+
+def _place_and_message(error: ErrorDetails) -> tuple[tuple[str | int, ...], str]:
+    """Where the error is, and what is wrong there in the words of JSON Schema."""
+    kind, place, value, limits = error["type"], error["loc"], error["input"], error.get("ctx", {})
+    if kind == "missing":
+        return place[:-1], f"{place[-1]!r} is a required property"
+    if kind == "unexpected_keyword_argument":
+        return place[:-1], f"Additional properties are not allowed ({place[-1]!r} was unexpected)"
+    if kind in _TYPES:
+        return place, f"{value!r} is not of type {_TYPES[kind]!r}"
+    if kind == "greater_than_equal":
+        return place, f"{value!r} is less than the minimum of {limits['ge']:g}"
+    if kind == "less_than_equal":
+        return place, f"{value!r} is greater than the maximum of {limits['le']:g}"
+    if kind == "literal_error":
+        return place, f"{value!r} is not one of {limits['expected']}"
+    return place, error["msg"]
 
 
 def _short(message: str, limit: int = 160) -> str:

@@ -1,4 +1,4 @@
-"""Gaussian-process regression in numpy.
+"""Gaussian-process regression: fitted by scikit-learn, kept as plain numbers, evaluated by numpy.
 
     y(x) = mean + amplitude * sum_i alpha_i k(x, x_i)         k: Matern 5/2 with a length scale for each feature
     k(r) = (1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r),       r^2 = sum_f ((x_f - x_if) / scale_f)^2
@@ -6,25 +6,30 @@
 Few points suffice, a prediction at a point is nearly what was measured there, between points it is smooth, and far from all
 points it returns to the mean. (Rasmussen and Williams, Gaussian Processes for Machine Learning, eq. 2.25 and 4.17.)
 
-Length scales and noise are chosen by the marginal likelihood (eq. 2.30) in a descent over factors of two, the amplitude is
-its optimum in closed form. The same points give the same process.
+Length scales, amplitude and noise maximise the marginal likelihood (eq. 2.30). The same points give the same process. What
+reads a profile needs no scikit-learn, whose import would take longer than planning a small job.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+
 Array = NDArray[np.float64]
 _MOST_POINTS = 200
 _FEWEST_POINTS = 4
-_NOISES = (1e-3, 1e-2, 5e-2, 0.2)
-_SCALES = (0.7, 50.0)
+_SCALE, _SCALES = 3.0, (0.7, 50.0)
+_NOISE, _NOISES = 1e-2, (1e-5, 10.0)  # variance, of the logarithm of time
+_AMPLITUDES = (1e-6, 1e3)
+_JITTER = 1e-6
 _NO_SAY = 1e6
-_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,6 +83,8 @@ def _matern(a: Array, b: Array, scales: Array) -> Array:
 
 def fit_gaussian(rows: Array, values: Array) -> GaussianProcess:
     """Fit by the marginal likelihood; see the module's docstring. A feature that does not vary gets no say."""
+    from scipy.linalg import cho_solve
+
     assert len(rows) == len(values) > 0
     step = -(-len(rows) // _MOST_POINTS)
     rows, values = rows[::step], values[::step]
@@ -89,42 +96,29 @@ def fit_gaussian(rows: Array, values: Array) -> GaussianProcess:
         return GaussianProcess(
             points=rows[:1], alpha=np.zeros(1), scales=scales, amplitude=1.0, mean=mean, rel_std=spread
         )
-    scales[varies] = 3.0
-    best = _Fit(rows, values - mean, scales, _NOISES[1])
-    for _ in range(_ROUNDS):
-        before = best
-        for feature in (None, *varies):
-            for factor in (0.5, 2.0):
-                best = max(best, best.rescaled(varies if feature is None else [feature], factor), key=_likelihood)
-        best = max((_Fit(rows, values - mean, best.scales, noise) for noise in _NOISES), key=_likelihood)
-        if best.likelihood <= before.likelihood:
-            break
+    fit = _fitted(rows[:, varies], values - mean)
+    scales[varies] = fit.kernel_.k1.k2.length_scale
+    # The leave-one-out error at a point is its weight over its diagonal element of the inverse (eq. 5.12).
+    inverse = cho_solve((fit.L_, True), np.eye(len(rows)))
     return GaussianProcess(
-        points=rows, alpha=best.alpha, scales=best.scales, amplitude=best.amplitude, mean=mean, rel_std=best.spread
+        points=rows,
+        alpha=fit.alpha_,
+        scales=scales,
+        amplitude=float(fit.kernel_.k1.k1.constant_value),
+        mean=mean,
+        rel_std=float(np.std(fit.alpha_ / np.diag(inverse))),
     )
 
 
-class _Fit:
-    """The process for given length scales and noise (a share of the amplitude), the amplitude at its optimum."""
+def _fitted(rows: Array, values: Array) -> GaussianProcessRegressor:
+    """A Matern kernel with an amplitude, and noise, by the marginal likelihood."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-    def __init__(self, rows: Array, centred: Array, scales: Array, noise: float) -> None:
-        self.rows, self.centred, self.scales, self.noise = rows, centred, scales, noise
-        count = len(rows)
-        covariance = _matern(rows, rows, scales) + noise * np.eye(count)
-        factor = np.linalg.cholesky(covariance)
-        inverse = np.linalg.inv(covariance)
-        weights = inverse @ centred
-        self.amplitude = max(float(centred @ weights) / count, 1e-8)  # where the derivative of the likelihood is 0
-        self.alpha = weights / self.amplitude
-        self.likelihood = -0.5 * count * np.log(self.amplitude) - float(np.log(np.diag(factor)).sum())
-        self.spread = float(np.std(weights / np.diag(inverse)))  # leave-one-out errors, eq. 5.12
-
-    def rescaled(self, features: list[int], factor: float) -> _Fit:
-        """The same with these length scales multiplied, within sensible limits."""
-        scales = self.scales.copy()
-        scales[features] = np.clip(scales[features] * factor, *_SCALES)
-        return _Fit(self.rows, self.centred, scales, self.noise)
-
-
-def _likelihood(fit: _Fit) -> float:
-    return fit.likelihood
+    amplitude = ConstantKernel(float(np.clip(values.var(), *_AMPLITUDES)), _AMPLITUDES)
+    shape = Matern(np.full(rows.shape[1], _SCALE), _SCALES, nu=2.5)
+    process = GaussianProcessRegressor(amplitude * shape + WhiteKernel(_NOISE, _NOISES), alpha=_JITTER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a scale at its limit is an answer
+        return process.fit(rows, values)

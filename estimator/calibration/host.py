@@ -216,16 +216,7 @@ def fit_host(probed: Sequence[Probe], step_ms: Sequence[float], operators_ms: Se
 
 
 def nonnegative_least_squares(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The x >= 0 that minimises |rows x - wanted|, for a handful of columns: the best of all sets of free columns."""
-    columns = rows.shape[1]
-    best, best_error = np.zeros(columns), float(wanted @ wanted)
-    for chosen in itertools.product((False, True), repeat=columns):
-        free = np.flatnonzero(chosen)
-        part = np.linalg.lstsq(rows[:, free], wanted, rcond=None)[0] if free.size else np.zeros(0)
-        if (part < 0).any():
-            continue
-        rest = rows[:, free] @ part - wanted
-        if float(rest @ rest) < best_error - 1e-12:
-            best, best_error = np.zeros(columns), float(rest @ rest)
-            best[free] = part
-    return best
+    """The x >= 0 that minimises |rows x - wanted|."""
+    from sklearn.linear_model import LinearRegression
+
+    return np.asarray(LinearRegression(positive=True, fit_intercept=False).fit(rows, wanted).coef_)

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from autosac.estimator.calibration.calls import Call
@@ -149,8 +148,10 @@ def measure_host_memory(largest_bytes: int = 2**28) -> HostMemory:
 
 
 def _monotone(values: list[float]) -> tuple[float, ...]:
-    """More distance is never cheaper."""
-    return tuple(float(v) for v in np.maximum.accumulate(np.minimum(values, values[-1])))
+    """The closest values that never fall: more distance is never cheaper."""
+    from sklearn.isotonic import isotonic_regression
+
+    return tuple(float(v) for v in isotonic_regression(values))
 
 
 def _fault_ns_per_byte(nbytes: int) -> float:

@@ -27,6 +27,9 @@ class AutoSAC:
     solver: str = "knapsack"
     """What decides operator by operator: "greedy", "knapsack" or "ilp"."""
 
+    curve: str = "staircase"
+    """How the MILP models a module's trade-off of time against memory: "staircase" or "pwlf" (an upper bound)."""
+
     confidence: float = 0.0
     """The probability with which the plan shall fit, such as 0.99; 0: as simulated."""
 

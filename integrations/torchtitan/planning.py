@@ -46,6 +46,7 @@ class Section(Protocol):
     budget: str
     plan: str
     solver: str
+    curve: str
     confidence: float
     offload: bool
     gpu: str
@@ -104,11 +105,12 @@ def agree_on(make: Callable[[], Plan], rank: int, store: Store | None) -> Plan:
     key = _next_key()
     if rank == 0:
         try:
-            plan = make()
+            content = make().to_bytes()
         except BaseException as e:
             store.set(key, f"failed {e}".encode())
             raise
-        store.set(key, f"{plan.hash()} ".encode() + plan.to_bytes())
+        plan = Plan.from_bytes(content)  # as the others read it
+        store.set(key, f"{plan.hash()} ".encode() + content)
         return plan
     head, _, content = _await(store, key).partition(b" ")
     if head == b"failed":
@@ -161,6 +163,7 @@ def _make_plan(job: RunningJob) -> Plan:
         world_size=job.world_size,
         budget=section.budget or "85%",
         solver=section.solver,
+        curve=section.curve,
         confidence=section.confidence,
         offload=section.offload,
     )

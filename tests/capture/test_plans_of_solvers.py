@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from autosac.api import EagerCaptures
-from autosac.errors import InfeasibleError
+from autosac.errors import InfeasibleError, UsageError
+from autosac.estimator.sac_curves import MAX_SEGMENTS, evaluate
 from autosac.integrations.apply import apply
 from autosac.memory_sim import simulate_memory
 from autosac.planning.closed_loop import Goal, Planner
@@ -27,9 +29,9 @@ def observed(cpu_captures: EagerCaptures) -> tuple[EagerCaptures, Simulation]:
     return cpu_captures, cpu_captures.observed()
 
 
-def plans(base: Simulation, solver: str) -> list[tuple[Plan, int]]:
+def plans(base: Simulation, solver: str, curve: str = "staircase") -> list[tuple[Plan, int]]:
     """Plans for five budgets between the smallest possible and no checkpointing, with the peaks that the MILP promises."""
-    planner = Planner(base, Goal(budget_bytes=1, budget_kind="active", solver=solver))
+    planner = Planner(base, Goal(budget_bytes=1, budget_kind="active", solver=solver, curve=curve))
     high = base.memory.peak_bytes
     try:
         planner.solve(1)
@@ -81,3 +83,26 @@ def test_the_promised_peak_holds(observed: tuple[EagerCaptures, Simulation]) -> 
         under = captures.under(plan)
         peak = simulate_memory(under.trace, workspaces=base.target.workspaces).peak_bytes
         assert peak <= promised * 1.001, (peak, promised)
+
+
+def test_plans_by_an_upper_bound_of_the_curves(observed: tuple[EagerCaptures, Simulation]) -> None:
+    """With pwlf's bound the MILP has at most five lines for a unit, none of them below the staircase's corners, and its plans
+    keep to the same budgets at no less than the least possible cost.
+    """
+    _, base = observed
+    planner = Planner(base, Goal(budget_bytes=1, budget_kind="active", curve="pwlf"))
+    for module, unit in zip(planner.problem.modules, planner.problem.problem.units, strict=True):
+        points = planner.policies.of_module(module).sac.tradeoff.curve()
+        assert 1 <= len(unit.segments) <= MAX_SEGMENTS
+        assert all(evaluate(unit.segments, x) >= y - 1e-9 for (x, _), (_, y) in pairwise(points))
+    for (plan, promised), (other, limit) in zip(plans(base, "knapsack", "pwlf"), plans(base, "knapsack"), strict=True):
+        assert plan.reasons and plan.units
+        recompute_ms, peak_bytes = planner.measured(plan)
+        assert peak_bytes <= promised and planner.measured(other)[1] <= limit
+        assert planner.gap(recompute_ms, peak_bytes) >= 0
+
+
+def test_an_unknown_curve_is_named() -> None:
+    """Goals refuse what is no model of the curves."""
+    with pytest.raises(UsageError, match="curve 'spline': expected one of staircase, pwlf"):
+        Goal(budget_bytes=1, curve="spline")

@@ -22,6 +22,7 @@ pytest.importorskip("scipy")
 threadpoolctl = pytest.importorskip("threadpoolctl")  # comes with scikit-learn
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MODELS = BENCHMARKS.parent / "estimator" / "data" / "models"
+FEW = {"trees": 40, "leaves": 15}
 DATA = os.environ.get("AUTOSAC_MEASUREMENTS", "")
 
 
@@ -70,15 +71,16 @@ def products(spoiled: str | None = None) -> list[dict[str, object]]:
 def test_the_same_data_gives_the_same_models(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two fits of one folder, with 40 trees each, agree in every array and every figure."""
+    """Two fits of one folder, with 40 trees each, agree in every array, every byte of the file and every figure."""
     write(tmp_path / "ops" / "gemm_a100_sxm.csv.gz", products())
     boost = programs.models.boost
-    monkeypatch.setattr(programs.models, "boost", lambda *rest, trees, leaves: boost(*rest, trees=40, leaves=15))
+    monkeypatch.setattr(programs.models, "boost", lambda *rest, **more: boost(*rest, **more | FEW))
     with threadpoolctl.threadpool_limits(1):
         first, second = (programs.models.fit_gemm(tmp_path, "a100-sxm-80gb", "bfloat16") for _ in range(2))
     arrays, again = first[0].arrays("x"), second[0].arrays("x")
     assert arrays.keys() == again.keys()
     assert all((arrays[name] == again[name]).all() for name in arrays)
+    assert programs.models.packed(arrays) == programs.models.packed(again)
     assert first[1] == second[1]
     assert first[1]["held_out"]["count"] > 10
 

@@ -176,10 +176,11 @@ def test_the_section_is_merged_into_torchtitans_configuration(titan: ModuleType,
     path.write_text(
         '[job]\ncustom_config_module = "autosac.integrations.torchtitan.job_config"\n'
         '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
-        '[autosac]\nenable = true\nbudget = "68GiB"\nsolver = "ilp"\n'
+        '[autosac]\nenable = true\nbudget = "68GiB"\nsolver = "ilp"\ncurve = "pwlf"\n'
     )
     config = ConfigManager().parse_args(["--job.config_file", str(path), "--autosac.solver", "greedy"])
     section = config.autosac
+    assert section.curve == "pwlf"
     assert (section.enable, section.budget, section.solver, section.plan, section.gpu) == (
         True,
         "68GiB",

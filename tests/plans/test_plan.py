@@ -175,6 +175,23 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> bytes:
             "damaged at $.made_for.budget_kind: 'big'",
         ),
         (edited(lambda d: d["made_for"].update(world_size=0)), "damaged at $.made_for.world_size: 0 is less"),
+        (
+            edited(lambda d: d["made_for"].update(world_size=8.0)),
+            "damaged at $.made_for.world_size: 8.0 is not of type 'integer'",
+        ),
+        (
+            edited(lambda d: d["units"][0].update(kept_bytes=True)),
+            "damaged at $.units[0].kept_bytes: True is not of type 'integer'",
+        ),
+        (
+            edited(lambda d: d["policies"][0][1].pop("memory_bytes")),
+            "damaged at $.policies[0][1]: 'memory_bytes' is a required property",
+        ),
+        (edited(lambda d: d["settings"].clear()), "damaged at $.settings: '"),
+        (
+            edited(lambda d: d["made_for"].pop("pipeline_stages")),
+            "damaged at $.made_for: 'pipeline_stages' is a required",
+        ),
     ],
 )
 def test_bad_files_are_refused_in_one_line(content: bytes, message: str) -> None:
@@ -213,3 +230,12 @@ def test_what_is_offloaded_survives_the_file_and_older_files_have_none() -> None
     assert [u.offloaded_bytes for u in whole.units] == [32, 0]
     with pytest.raises(PlanError, match=r"offloads aten\.mm\.default of layers\.0, which it does not keep"):
         plan(replace(first, decisions=(replace(first.decisions[0], keep=False), *first.decisions[1:])))
+
+
+def test_files_of_earlier_versions_lack_what_is_newer() -> None:
+    """Without reasons, certainty and overrides a file is read all the same."""
+
+    def older(document: dict[str, Any]) -> None:
+        del document["reasons"], document["certainty"], document["made_for"]["overrides"]
+
+    assert Plan.from_bytes(edited(older)) == plan()
