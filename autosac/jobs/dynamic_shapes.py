@@ -1,9 +1,9 @@
 """Dynamic shapes: sizes that depend on data, found by comparing captures with different expert load imbalance.
 
 A plan recognises the operators of a module by the shapes of what they return. Behind a router these vary from step to step:
-tokens that a rank receives under expert parallelism. A dimension is dynamic (`autosac.plans.ANY_SIZE`) if it differs between
-two executions of the same call, by operator and occurrence, in modules of the same kind (``layers.*.moe``), within a capture or
-between two with different loads. What is a coincidence in one layer is none in all of them.
+tokens that a rank receives under expert parallelism. A dimension is dynamic (`autosac.plans.ANY_SIZE`) if it differs
+between two executions of the same call, by operator and occurrence, in modules of the same kind (``layers.*.moe``), within
+a capture or between two with different loads. What is a coincidence in one layer is none in all of them.
 """
 
 from __future__ import annotations
