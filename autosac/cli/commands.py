@@ -262,7 +262,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         _write_pictures(arguments, simulation)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
-            name += f", draw {simulation.trace.info['moe_load']['draw']} of the load of experts"
+            name += f", draw {simulation.trace.info['moe_load']['draw']} of the expert load"
         summary = reports.simulation_summary(simulation, name)
     if arguments.json:
         document = simulation_document(simulation)
