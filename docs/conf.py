@@ -1,6 +1,6 @@
 """The documentation site: `make docs` builds it into build/docs, and every warning is an error.
 
-The pictures of the concepts and of the house are drawn when the site is built, by the programs in docs/pictures, so that they
+The pictures and the help of the commands are made when the site is built, by the programs in docs/pictures, so that they
 cannot differ from the code. They land in docs/_generated, which git ignores.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "pictures"))
 
+import commands  # noqa: E402
 import concepts  # noqa: E402
 import house  # noqa: E402
 
@@ -44,5 +45,6 @@ autodoc_class_signature = "separated"
 copybutton_prompt_text = "$ "
 
 generated = HERE / "_generated"
+commands.write_all(generated)
 concepts.draw_all(generated)
 house.draw_all(generated)

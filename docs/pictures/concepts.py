@@ -3,8 +3,8 @@
     python docs/pictures/concepts.py FOLDER      # writes activations.svg, recompute.svg, msps.svg and reserved.svg
 
 `activations` and `recompute` show a model of four equal layers that can be followed by hand. `msps` shows one layer of
-Llama-3 8B with the figures of `autosac explain plan.json --module layers.0`. `reserved` is what the simulated caching allocator
-answers to a short list of requests.
+Llama-3 8B with the figures of `autosac explain plan.json --module layers.0`. `reserved` is what the simulated caching
+allocator answers to a short list of requests.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "autosac"
@@ -26,7 +27,7 @@ CELLAR = ("errors", "files", "interrupts", "quantities", "target")
 FRONT_DOOR = ("__init__", "__main__")
 
 Arrows = Mapping[tuple[str, str], int]
-_WIDTH, _HEIGHT = 1.7, 0.46
+_WIDTH, _HEIGHT = 1.8, 0.46
 
 
 # ---- reading the code ------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ def _circle(edges: Arrows) -> list[tuple[str, str]]:
         for after in sorted(following.get(path[-1], ())):
             if after in path:
                 loop = [*path[path.index(after) :], after]
-                return list(zip(loop, loop[1:], strict=False))
+                return list(pairwise(loop))
             if after not in done and (found := walk([*path, after])):
                 return found
         done.add(path[-1])
@@ -164,7 +165,7 @@ def direct(down: Arrows) -> list[tuple[str, str]]:
 
 
 def _places(level: Mapping[str, int], shown: list[tuple[str, str]]) -> dict[str, tuple[float, float]]:
-    """x and y of every room: on its floor, near the rooms that it is connected with."""
+    """Coordinates of every room: on its floor, near the rooms that it is connected with."""
     rows: dict[int, list[str]] = {}
     for name in sorted(level):
         rows.setdefault(level[name], []).append(name)
