@@ -41,7 +41,7 @@ html_title = "AutoSAC"
 default_role = "code"  # docstrings write `names` as Markdown does
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_class_signature = "separated"
+autodoc_default_options = {"exclude-members": "__init__, __new__"}
 copybutton_prompt_text = "$ "
 
 generated = HERE / "_generated"

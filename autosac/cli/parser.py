@@ -138,38 +138,8 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "plan", help="decide which activations to keep and which to recompute within a memory budget"
     )
     _add_job(command)
+    _add_budget(command.add_argument_group("the memory budget"))
     decision = command.add_argument_group("the decision")
-    decision.add_argument(
-        "--budget", default="85%", help="memory that each GPU may use: 68GiB, 73GB or 85%% (default 85%%)"
-    )
-    decision.add_argument(
-        "--budgets", metavar="A,B,...", help="plan for several budgets, such as 40GiB,45GiB,50GiB (instead of --budget)"
-    )
-    decision.add_argument(
-        "--pareto",
-        type=whole(2, MOST_BUDGETS),
-        metavar="N",
-        help="plan for N budgets between the smallest feasible one and no checkpointing",
-    )
-    decision.add_argument(
-        "--pareto-html",
-        type=filled_path,
-        metavar="FILE",
-        help="draw step time against memory as a web page (needs --budgets or --pareto)",
-    )
-    decision.add_argument("--pareto-png", type=filled_path, metavar="FILE", help="the same as a PNG image")
-    decision.add_argument(
-        "--budget-kind",
-        choices=("reserved", "active"),
-        default="reserved",
-        help="what the budget limits: memory reserved by the caching allocator (default) or active memory of tensors",
-    )
-    decision.add_argument(
-        "--confidence",
-        type=decimal,
-        metavar="P",
-        help="probability that the plan fits, such as 0.99; leaves a margin for prediction errors",
-    )
     decision.add_argument(
         "--maximize", choices=("tokens-per-second",), help="also choose the local batch size that trains fastest"
     )
@@ -210,6 +180,40 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="file for the plan; several plans become PLAN-40GiB.json, ...",
     )
     decision.set_defaults(run="plan")
+
+
+def _add_budget(budget: argparse._ArgumentGroup) -> None:
+    budget.add_argument(
+        "--budget", default="85%", help="memory that each GPU may use: 68GiB, 73GB or 85%% (default 85%%)"
+    )
+    budget.add_argument(
+        "--budgets", metavar="A,B,...", help="plan for several budgets, such as 40GiB,45GiB,50GiB (instead of --budget)"
+    )
+    budget.add_argument(
+        "--pareto",
+        type=whole(2, MOST_BUDGETS),
+        metavar="N",
+        help="plan for N budgets between the smallest feasible one and no checkpointing",
+    )
+    budget.add_argument(
+        "--pareto-html",
+        type=filled_path,
+        metavar="FILE",
+        help="draw step time against memory as a web page (needs --budgets or --pareto)",
+    )
+    budget.add_argument("--pareto-png", type=filled_path, metavar="FILE", help="the same as a PNG image")
+    budget.add_argument(
+        "--budget-kind",
+        choices=("reserved", "active"),
+        default="reserved",
+        help="what the budget limits: memory reserved by the caching allocator (default) or active memory of tensors",
+    )
+    budget.add_argument(
+        "--confidence",
+        type=decimal,
+        metavar="P",
+        help="probability that the plan fits, such as 0.99; leaves a margin for prediction errors",
+    )
 
 
 def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:

@@ -28,10 +28,10 @@ class AutoSAC:
     """What decides operator by operator: "greedy", "knapsack" or "ilp"."""
 
     confidence: float = 0.0
-    """The probability with which the plan shall fit, such as 0.99; 0: as simulated."""
+    """Probability that the plan fits, such as 0.99; 0: no margin for prediction errors."""
 
     offload: bool = False
-    """Results may wait in host memory between forward and backward, where that makes the step shorter."""
+    """Allow offloading activations to host memory where that makes the step shorter."""
 
     gpu: str = ""
     """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
