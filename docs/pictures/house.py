@@ -15,6 +15,7 @@ in a circle, the arrow with the fewest imports is drawn in red, from the lower f
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import sys
 from collections import Counter
@@ -65,8 +66,13 @@ class _Imports(ast.NodeVisitor):
         self.names += [f"{node.module}.{alias.name}" for alias in node.names if node.module]
 
 
-def imports(known: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+@functools.cache
+def imports() -> tuple[tuple[str, str], ...]:
     """(importing module, imported module) for every import inside the package."""
+    return tuple(_imports(modules()))
+
+
+def _imports(known: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
     for module, path in known.items():
         visitor = _Imports()
         visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
@@ -98,7 +104,7 @@ def room_of_capture(module: str) -> str | None:
 def arrows(room_of: Callable[[str], str | None]) -> Counter[tuple[str, str]]:
     """How many imports go from one room to another."""
     found: Counter[tuple[str, str]] = Counter()
-    for importer, imported in imports(modules()):
+    for importer, imported in imports():
         a, b = room_of(importer), room_of(imported)
         if a is not None and b is not None and a != b:
             found[a, b] += 1

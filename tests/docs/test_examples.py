@@ -71,13 +71,19 @@ def test_the_figures_of_the_readme_are_those_of_the_site() -> None:
 
 @pytest.mark.parametrize(("command", "columns"), [("plan", "110"), ("simulate", "100")])
 def test_the_reports_of_the_site_are_what_the_program_prints(
-    command: str, columns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    command: str,
+    columns: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    shared_cache: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Llama-3 8B on 8 H100s; to renew a file: COLUMNS=110 autosac plan ... > docs/examples/plan.txt."""
     from autosac.cli.parser import main
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("AUTOSAC_CACHE", str(shared_cache))
     output = tmp_path / "plan.json"
     extra = ["--budget", BUDGET, "-o", str(output)] if command == "plan" else []
     assert main([command, *EIGHT_B, *extra]) == 0
