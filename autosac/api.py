@@ -59,7 +59,7 @@ def simulate(
         allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
 
     Returns:
-        The simulated step: times in ms, memory in bytes.
+        The simulated step. Its times are in ms, its memory in bytes.
 
     Raises:
         UsageError: an argument is wrong.
@@ -99,7 +99,7 @@ def plan(
         progress: called with a line of text that says what is being done.
 
     Returns:
-        A verified plan: its predictions come from a simulation of the step under the plan.
+        A verified plan. Its predictions come from a simulation of the step under the plan.
 
     Raises:
         UsageError: an argument is wrong.

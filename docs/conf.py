@@ -39,6 +39,7 @@ html_theme = "furo"
 html_title = "AutoSAC"
 
 default_role = "code"  # docstrings write `names` as Markdown does
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"exclude-members": "__init__, __new__"}

@@ -24,7 +24,7 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
     if "_generated" not in path.parts
 }
-BUDGET, SMALL_BUDGET = "68GiB", "7GiB"
+BUDGET, SMALL_BUDGET = "68GiB", "4.5GiB"
 _FENCE = re.compile(r"^```(\w*)\s*$")
 _NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 
