@@ -62,7 +62,7 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
 
 
 def _draws(arguments: argparse.Namespace) -> int:
-    """How many draws of the experts' load to look at; 0: it is balanced, nothing is drawn."""
+    """Number of draws of the expert load; 0: it is balanced, nothing is drawn."""
     drawn = not MoELoad.parse(arguments.moe_load, arguments.moe_seed).is_balanced
     if not drawn and (arguments.moe_draws is not None or arguments.moe_seed):
         raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, power-law or zipf")
@@ -312,7 +312,7 @@ def _with_models(target: Target, arguments: argparse.Namespace) -> Target:
 
 
 def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:
-    """The job in several draws of its load of experts; empty if that is balanced."""
+    """The job in several draws of its expert load; empty if that is balanced."""
     count = _draws(arguments)
     if not count:
         return []
