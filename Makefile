@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TITAN03 := .venv-titan03
 
-.PHONY: plan test test-titan03 lint types clean
+.PHONY: plan test test-fast test-titan03 lint types docs clean
 
 # torch first, and bounded: asked for through another package, pip would take the newest build with CUDA.
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=23"
 	$(BIN)/pip install --quiet "torch==2.13.0"
-	$(BIN)/pip install --quiet -e ".[dev,pictures]" "torchtitan==0.2.2"
+	$(BIN)/pip install --quiet -e ".[dev,docs,pictures]" "torchtitan==0.2.2"
 	touch $@
 
 # TorchTitan 0.3 cannot be installed beside 0.2: an environment of its own.
@@ -29,6 +29,10 @@ plan: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests
 
+# What needs neither a capture nor seconds: the loop while editing.
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -q -m "not slow and not capture" tests
+
 test-titan03: $(TITAN03)/.installed
 	$(TITAN03)/bin/python -m pytest -n 2 --dist loadfile tests/titan03
 
@@ -40,5 +44,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# Into build/docs; a warning is an error.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
 clean:
-	rm -rf $(VENV) $(TITAN03) build dist *.egg-info plan.json
+	rm -rf $(VENV) $(TITAN03) build dist docs/_generated *.egg-info plan.json

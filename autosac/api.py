@@ -49,11 +49,21 @@ def simulate(
 ) -> Simulation:
     """Simulate a training step: its memory over time, its step time, and whether it fits.
 
-    `gpu`: a known GPU or a profile file. `target`: "gpu", or "cpu" to record the operators that this machine's CPU would
-    run (memory is then that of the CPU's operators). `steps`: how many are run, the last is kept. `plan`: apply it first
-    (make_step has to return the model too). `allocator`: a PYTORCH_CUDA_ALLOC_CONF string.
+    Args:
+        make_step: called with a device; returns a function that runs one step, or the model and that function.
+        gpu: the name of a known GPU (``autosac gpus`` lists them) or the path of a profile.
+        target: "gpu", or "cpu" to record the operators that this machine's CPU would run. Memory is then that of the CPU's
+            operators.
+        steps: number of steps to run. The last one is simulated; the first creates the optimizer's states.
+        plan: a plan to apply first. `make_step` has to return the model, too.
+        allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
 
-    UsageError for wrong arguments, CaptureError if the step cannot be captured.
+    Returns:
+        The simulated step. Its times are in ms, its memory in bytes.
+
+    Raises:
+        UsageError: an argument is wrong.
+        CaptureError: the step cannot be captured.
     """
     machine = Target.of(gpu, 1, allocator=allocator)
     captures = EagerCaptures(make_step, machine, target=target, steps=steps)
@@ -76,13 +86,27 @@ def plan(
 ) -> Plan:
     """Decide what to keep and what to recompute so that the step fits the budget and runs as fast as it can.
 
-    `budget`: "68GiB", "73GB" or "85%" of the GPU; `budget_kind`: "reserved" (what the caching allocator takes) or
-    "active" (what tensors occupy); `confidence`: the probability with which the plan has to fit (see
-    `autosac.planning.confidence`); `solver`: "greedy", "knapsack" or "ilp"; `curve`: "staircase" or "pwlf", how the
-    MILP models the trade-off curves (see `autosac.estimator.sac_curves`); `offload`: allow offloading activations to host
-    memory where that makes the step shorter. The rest as in `simulate`.
+    Args:
+        make_step: called with a device; returns the model and a function that runs one step.
+        gpu: the name of a known GPU (``autosac gpus`` lists them) or the path of a profile.
+        budget: memory that the GPU may use: "68GiB", "73GB", or a share of the GPU such as "85%".
+        budget_kind: what the budget limits: "reserved" (memory that the caching allocator reserves) or "active" (memory of
+            tensors).
+        confidence: probability that the plan fits, such as 0.99; None: no margin for prediction errors.
+        solver: solver that chooses operators within a module: "greedy", "knapsack" or "ilp".
+        curve: how the MILP models the trade-off of time against memory: "staircase" or "pwlf".
+        offload: allow offloading activations to host memory where that makes the step shorter.
+        allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
+        target: "gpu" or "cpu", as in `simulate`.
+        progress: called with a line of text that says what is being done.
 
-    InfeasibleError if no plan meets the budget: it says the smallest that would do.
+    Returns:
+        A verified plan. Its predictions come from a simulation of the step under the plan.
+
+    Raises:
+        UsageError: an argument is wrong.
+        CaptureError: the step cannot be captured.
+        InfeasibleError: no plan meets the budget. The message says the smallest budget that would do.
     """
     machine = Target.of(gpu, 1, allocator=allocator)
     goal = Goal(
@@ -104,9 +128,17 @@ def plan(
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
-    """Checkpoint the model's modules as the plan says; the model is changed in place and returned.
+    """Make the model follow the plan. Call it before ``torch.compile`` and before ``fully_shard``.
 
-    Call it before torch.compile and before fully_shard. PlanError if the plan was made for another model.
+    Args:
+        model: the real model; it is changed in place.
+        plan: a plan for a model of the same structure.
+
+    Returns:
+        The same model.
+
+    Raises:
+        PlanError: the plan was made for another model, or a module of it is compiled or checkpointed already.
     """
     from autosac.integrations.apply import apply as apply_to
 

@@ -4,11 +4,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 os.environ["AUTOSAC_CACHE"] = "off"
+
+# Folders and files whose tests are marked; `make test-fast` runs the others (see tests/README.md).
+CAPTURE = (
+    "bench",
+    "benchmarks",
+    "capture",
+    "derivation",
+    "docs/test_examples.py",
+    "end_to_end",
+    "estimator/calibration",
+    "fuzz",
+    "integrations",
+    "invariants",
+    "planning/test_expert_load.py",
+    "planning/test_offloading.py",
+    "planning/test_step_costs.py",
+    "titan03",
+)
+SLOW = ("bad_input/test_generator.py", "bad_input/test_jobs.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark whole folders and files as `capture` or `slow`."""
+    here = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(here)
+        places = {path.as_posix(), *(folder.as_posix() for folder in path.parents)}
+        if places & set(CAPTURE):
+            item.add_marker("capture")
+        if places & set(SLOW):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

@@ -17,30 +17,35 @@ if TYPE_CHECKING:
 
 def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
     """The options."""
-    command = commands.add_parser("bench", help="compare checkpointing policies, predicted and measured")
+    command = commands.add_parser("bench", help="compare checkpointing policies: predicted and, if asked, measured")
     command.add_argument(
         "suite", type=filled_path, metavar="SUITE.toml", help="models, configurations, budgets and policies"
     )
     command.add_argument(
-        "-o", "--output", type=filled_path, default=Path("bench"), metavar="DIR", help="(default: bench)"
+        "-o",
+        "--output",
+        type=filled_path,
+        default=Path("bench"),
+        metavar="DIR",
+        help="folder for the report (default: bench)",
     )
-    command.add_argument(
-        "--docs", type=filled_path, metavar="FILE.md", help="write the tables as a page of documentation"
-    )
-    part = command.add_argument_group("a part of the suite, or other settings than its own")
+    command.add_argument("--docs", type=filled_path, metavar="FILE.md", help="also write the tables as a Markdown page")
+    part = command.add_argument_group("select a part of the suite, or override its settings")
     part.add_argument("--models", type=names, metavar="A,B", help="only these models")
     part.add_argument("--configurations", type=names, metavar="A,B", help="only these configurations")
-    part.add_argument("--policies", type=names, metavar="A,B", help="these policies")
-    part.add_argument("--budgets", type=names, metavar="A,B", help="these budgets: 40GiB,50GiB")
-    part.add_argument("--milp", help="MILP backend: cbc or highs")
-    part.add_argument("--time-limit", type=decimal, metavar="S", help="of a MILP, in seconds")
+    part.add_argument("--policies", type=names, metavar="A,B", help="use these policies")
+    part.add_argument("--budgets", type=names, metavar="A,B", help="use these budgets, such as 40GiB,50GiB")
+    part.add_argument("--milp", help="MILP solver: cbc or highs")
+    part.add_argument("--time-limit", type=decimal, metavar="S", help="time limit of the MILP solver in seconds")
     real = command.add_argument_group("real runs (eager models)")
     real.add_argument(
-        "--measure", action="store_true", help="run every policy for real and put measured beside predicted"
+        "--measure", action="store_true", help="also run every policy for real and show measurements beside predictions"
     )
-    real.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to measure (default cuda)")
-    real.add_argument("--steps", type=whole(1, 10_000), default=5, metavar="N", help="steps to time (default 5)")
-    part.add_argument("--no-cache", action="store_true", help="capture again, also what is kept from earlier runs")
+    real.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to measure on (default cuda)")
+    real.add_argument(
+        "--steps", type=whole(1, 10_000), default=5, metavar="N", help="number of steps to time (default 5)"
+    )
+    part.add_argument("--no-cache", action="store_true", help="ignore the capture cache")
     add_output(command)
     command.set_defaults(run="bench")
 

@@ -43,27 +43,31 @@ Report = Callable[[int, int, str], None]
 
 def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
     """The options."""
-    command = commands.add_parser("calibrate", help="measure this machine and write a hardware profile for it")
-    command.epilog = "TorchTitan's own arguments may follow after --. Under torchrun the collectives are measured too."
+    command = commands.add_parser("calibrate", help="measure this machine and write a hardware profile")
+    command.epilog = "Arguments after -- go to TorchTitan. Under torchrun, collectives are measured too."
     command.add_argument(
         "job",
         type=filled,
         nargs="?",
         metavar="JOB.toml",
-        help="measure the operators of this TorchTitan job, or of a saved capture",
+        help="measure the operators of this TorchTitan job or saved capture",
     )
-    command.add_argument("--sweep", action="store_true", help="measure the default sweep of operators (the default)")
-    command.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what to measure (default cuda)")
     command.add_argument(
-        "-o", "--output", type=filled_path, required=True, metavar="PROFILE.toml", help="write the profile here"
+        "--sweep", action="store_true", help="measure a standard set of operators (default without a job)"
     )
-    command.add_argument("--minutes", type=decimal, default=15.0, metavar="M", help="at most so long (default 15)")
+    command.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to measure (default cuda)")
     command.add_argument(
-        "--resume", action="store_true", help="go on with what an interrupted calibration has measured"
+        "-o", "--output", type=filled_path, required=True, metavar="PROFILE.toml", help="file for the profile"
     )
-    command.add_argument("--threads", type=whole(1, 4096), metavar="N", help="of the CPU (default: as PyTorch has it)")
     command.add_argument(
-        "--world-size", type=whole(1, MOST_GPUS), metavar="N", help="number of GPUs of the job (default: $NGPU or 1)"
+        "--minutes", type=decimal, default=15.0, metavar="M", help="time limit in minutes (default 15)"
+    )
+    command.add_argument("--resume", action="store_true", help="continue an interrupted calibration")
+    command.add_argument(
+        "--threads", type=whole(1, 4096), metavar="N", help="number of CPU threads (default: PyTorch's own)"
+    )
+    command.add_argument(
+        "--world-size", type=whole(1, MOST_GPUS), metavar="N", help="number of GPUs of the job (default: $NGPU, else 1)"
     )
     add_output(command)
     command.set_defaults(run="calibrate")

@@ -63,7 +63,7 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
 
 
 def _draws(arguments: argparse.Namespace) -> int:
-    """How many draws of the expert load imbalance to look at; 0: it is balanced, nothing is drawn."""
+    """Number of draws of the expert load; 0: it is balanced, nothing is drawn."""
     drawn = not MoELoad.parse(arguments.moe_load, arguments.moe_seed).is_balanced
     if not drawn and (arguments.moe_draws is not None or arguments.moe_seed):
         raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, power-law or zipf")
@@ -264,7 +264,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         _write_pictures(arguments, simulation)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
-            name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load imbalance"
+            name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load"
         summary = reports.simulation_summary(simulation, name)
     if arguments.json:
         document = simulation_document(simulation)
@@ -314,7 +314,7 @@ def _with_models(target: Target, arguments: argparse.Namespace) -> Target:
 
 
 def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:
-    """The job in several draws of its expert load imbalance; empty if that is balanced."""
+    """The job in several draws of its expert load; empty if that is balanced."""
     count = _draws(arguments)
     if not count:
         return []

@@ -15,8 +15,8 @@ _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})
 def add_output(command: argparse.ArgumentParser, *, debug: str = "show tracebacks") -> None:
     """How a command prints; `debug` is what --debug says of itself."""
     output = command.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print JSON for machines")
-    output.add_argument("--quiet", action="store_true", help="no progress display")
+    output.add_argument("--json", action="store_true", help="print JSON")
+    output.add_argument("--quiet", action="store_true", help="do not show progress")
     output.add_argument("--debug", action="store_true", help=debug)
 
 

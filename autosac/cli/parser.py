@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = _Parser(
         prog="autosac",
-        description="Plans selective activation checkpointing for PyTorch training jobs, without a GPU.",
+        description="Plan selective activation checkpointing for PyTorch training jobs. No GPU is needed.",
     )
     parser.add_argument("--version", action="version", version=f"autosac {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
@@ -66,115 +66,110 @@ def _version() -> str:
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:
-    command.epilog = "TorchTitan's own arguments may follow after --, e.g. -- --training.seq_len 4096"
+    command.epilog = "Arguments after -- go to TorchTitan. Example: -- --training.seq_len 4096"
     job = command.add_argument_group("the job")
     job.add_argument(
         "job",
         type=filled,
         metavar="JOB",
-        help="a TorchTitan job: its file (0.2), or MODULE:CONFIG (0.3); simulate: or a saved capture",
+        help="TorchTitan job: a job file (0.2) or MODULE:CONFIG (0.3); simulate also takes a saved capture",
     )
     job.add_argument(
-        "--world-size", type=whole(1, MOST_GPUS), default=None, metavar="N", help="number of GPUs (default: $NGPU or 1)"
+        "--world-size",
+        type=whole(1, MOST_GPUS),
+        default=None,
+        metavar="N",
+        help="number of GPUs (default: $NGPU, else 1)",
     )
     job.add_argument(
         "--rank",
         type=whole(0, MOST_GPUS - 1),
         default=None,
         metavar="R",
-        help="look at this rank only (default: one of every pipeline stage)",
+        help="simulate only this rank (default: one rank of every pipeline stage)",
     )
-    job.add_argument("--no-cache", action="store_true", help="capture again, also what is kept from earlier runs")
+    job.add_argument("--no-cache", action="store_true", help="ignore the capture cache")
     machine = command.add_argument_group("the machine")
     machine.add_argument(
-        "--gpu", type=filled, required=True, help="a GPU by name (h100-sxm-80gb, ...) or a profile file"
+        "--gpu", type=filled, required=True, help="GPU name (such as h100-sxm-80gb; see autosac gpus) or profile file"
     )
     machine.add_argument(
-        "--cluster", type=filled, help="a cluster by name (hgx-h100, ...) or file; default: as the GPU usually comes"
+        "--cluster",
+        type=filled,
+        help="cluster name (such as hgx-h100; see autosac clusters) or file (default: the usual cluster of the GPU)",
     )
     machine.add_argument(
         "--alloc-conf",
         metavar="CONF",
         default=None,
-        help="PYTORCH_CUDA_ALLOC_CONF of the job (default: expandable_segments:True, as TorchTitan's launcher sets)",
+        help="PYTORCH_CUDA_ALLOC_CONF of the job (default: expandable_segments:True, as in TorchTitan's launcher)",
     )
-    load = command.add_argument_group("the load of experts (mixtures of experts)")
+    load = command.add_argument_group("expert load imbalance (mixture of experts)")
     load.add_argument(
         "--moe-load",
         default="balanced",
         metavar="LOAD",
-        help="how tokens spread over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
+        help="distribution of tokens over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
     )
-    load.add_argument(
-        "--moe-seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="seed of the draws (default 0)"
-    )
+    load.add_argument("--moe-seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="random seed (default 0)")
     load.add_argument(
         "--moe-draws",
         type=whole(1, MOST_DRAWS),
         default=None,
         metavar="N",
-        help="how many draws to look at (default 8)",
+        help="number of random loads to simulate (default 8)",
     )
     _add_output(command)
 
 
 def _add_output(command: argparse.ArgumentParser) -> None:
-    add_output(command, debug="show tracebacks and the capture process's log")
+    add_output(command, debug="show tracebacks and the log of the capture process")
 
 
 def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser("plan", help="decide what to keep and what to recompute under a memory budget")
+    command = commands.add_parser(
+        "plan", help="decide which activations to keep and which to recompute within a memory budget"
+    )
     _add_job(command)
+    _add_budget(command.add_argument_group("the memory budget"))
     decision = command.add_argument_group("the decision")
-    decision.add_argument("--budget", default="85%", help="memory a GPU may use: 68GiB, 73GB, 85%% (default 85%%)")
     decision.add_argument(
-        "--budgets", metavar="A,B,...", help="several budgets in one go: 40GiB,45GiB,50GiB (instead of --budget)"
+        "--maximize", choices=("tokens-per-second",), help="also choose the local batch size that trains fastest"
     )
     decision.add_argument(
-        "--pareto",
-        type=whole(2, MOST_BUDGETS),
-        metavar="N",
-        help="N budgets from the least that will do to no checkpointing",
+        "--batch-sizes", metavar="A,B,...", help="local batch sizes to choose from (needs --maximize)"
     )
     decision.add_argument(
-        "--pareto-html", type=filled_path, metavar="FILE", help="the curve as a page (with --budgets or --pareto)"
-    )
-    decision.add_argument("--pareto-png", type=filled_path, metavar="FILE", help="the curve as a picture")
-    decision.add_argument(
-        "--budget-kind",
-        choices=("reserved", "active"),
-        default="reserved",
-        help="what the budget bounds: what the caching allocator reserves (default), or what tensors occupy",
+        "--offload",
+        action="store_true",
+        help="allow offloading activations to host memory where that makes the step shorter",
     )
     decision.add_argument(
-        "--confidence",
-        type=decimal,
-        metavar="P",
-        help="probability with which the plan has to fit, for example 0.99: keeps a margin for errors of the prediction",
+        "--solver",
+        choices=SOLVERS,
+        default="knapsack",
+        help="solver that chooses operators within a module (default knapsack)",
     )
-    decision.add_argument(
-        "--maximize", choices=("tokens-per-second",), help="choose the local batch size too, that which trains fastest"
-    )
-    decision.add_argument(
-        "--batch-sizes", metavar="A,B,...", help="the local batch sizes to choose from (with --maximize)"
-    )
-    decision.add_argument(
-        "--offload", action="store_true", help="results may wait in host memory, where that makes the step shorter"
-    )
-    decision.add_argument("--solver", choices=SOLVERS, default="knapsack", help="local solver (default knapsack)")
     decision.add_argument(
         "--curve",
         choices=CURVES,
         default="staircase",
         help="how the MILP models the trade-off of time against memory: the staircase's convex hull (default), or an upper "
-        "bound of it that pwlf fits",
+        "bound that pwlf fits",
     )
-    decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP backend (default cbc)")
+    decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP solver (default cbc)")
     decision.add_argument(
-        "--time-limit", type=decimal, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)"
+        "--time-limit",
+        type=decimal,
+        default=30.0,
+        metavar="S",
+        help="time limit of the MILP solver in seconds (default 30)",
     )
     decision.add_argument(
-        "--gap", type=decimal, default=5e-3, help="relative gap at which the MILP stops (default 0.005)"
+        "--gap",
+        type=decimal,
+        default=5e-3,
+        help="relative optimality gap at which the MILP solver stops (default 0.005)",
     )
     decision.add_argument(
         "-o",
@@ -182,64 +177,102 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         type=filled_path,
         default=None,
         metavar="PLAN.json",
-        help="write the plan here (several: plan-40GiB.json, ...)",
+        help="file for the plan; several plans become PLAN-40GiB.json, ...",
     )
     decision.set_defaults(run="plan")
 
 
+def _add_budget(budget: argparse._ArgumentGroup) -> None:
+    budget.add_argument(
+        "--budget", default="85%", help="memory that each GPU may use: 68GiB, 73GB or 85%% (default 85%%)"
+    )
+    budget.add_argument(
+        "--budgets", metavar="A,B,...", help="plan for several budgets, such as 40GiB,45GiB,50GiB (instead of --budget)"
+    )
+    budget.add_argument(
+        "--pareto",
+        type=whole(2, MOST_BUDGETS),
+        metavar="N",
+        help="plan for N budgets between the smallest feasible one and no checkpointing",
+    )
+    budget.add_argument(
+        "--pareto-html",
+        type=filled_path,
+        metavar="FILE",
+        help="draw step time against memory as a web page (needs --budgets or --pareto)",
+    )
+    budget.add_argument("--pareto-png", type=filled_path, metavar="FILE", help="the same as a PNG image")
+    budget.add_argument(
+        "--budget-kind",
+        choices=("reserved", "active"),
+        default="reserved",
+        help="what the budget limits: memory reserved by the caching allocator (default) or active memory of tensors",
+    )
+    budget.add_argument(
+        "--confidence",
+        type=decimal,
+        metavar="P",
+        help="probability that the plan fits, such as 0.99; leaves a margin for prediction errors",
+    )
+
+
 def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser("simulate", help="predict step time, peak memory and out-of-memory")
+    command = commands.add_parser(
+        "simulate", help="predict step time, peak memory and whether the job runs out of memory"
+    )
     _add_job(command)
     what = command.add_argument_group("what to simulate")
     policy = what.add_mutually_exclusive_group()
-    policy.add_argument("--plan", type=filled_path, metavar="PLAN.json", help="the job under this plan")
+    policy.add_argument("--plan", type=filled_path, metavar="PLAN.json", help="apply this plan to the job")
     policy.add_argument(
         "--ac",
         type=filled,
         metavar="MODE",
-        help="none, full, selective-op or selective-N in place of the job's own checkpointing",
+        help="replace the job's checkpointing by none, full, selective-op or selective-N",
     )
     what.add_argument(
-        "--time", action="store_true", help="show what the step time consists of: cost models, modules, critical path"
+        "--time", action="store_true", help="break down the step time: cost models, modules, critical path"
     )
     what.add_argument(
         "--interference",
         choices=("on", "off"),
         default="on",
-        help="whether computation and communication slow each other down where they overlap (default on)",
+        help="model the slowdown of overlapping computation and communication (default on)",
     )
     what.add_argument(
         "--collectives",
         choices=("fitted", "alpha-beta", "chunks"),
         default="fitted",
-        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or NCCL's chunks",
+        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
     )
-    what.add_argument("--memory", action="store_true", help="show what the peak consists of")
-    what.add_argument("--memory-html", type=filled_path, metavar="FILE", help="the memory timeline as a page")
-    what.add_argument("--memory-png", type=filled_path, metavar="FILE", help="the memory timeline as a picture")
+    what.add_argument(
+        "--memory", action="store_true", help="break down the memory peak: categories, modules, largest tensors"
+    )
+    what.add_argument("--memory-html", type=filled_path, metavar="FILE", help="draw memory over time as a web page")
+    what.add_argument("--memory-png", type=filled_path, metavar="FILE", help="draw memory over time as a PNG image")
     what.add_argument(
         "--memory-snapshot",
         type=filled_path,
         metavar="FILE",
-        help="a snapshot for PyTorch's own memory viewer (memory_viz)",
+        help="write a snapshot for PyTorch's memory viewer (memory_viz)",
     )
     what.add_argument(
-        "--trace", type=filled_path, metavar="FILE", help="the timeline for Perfetto (Chrome trace format)"
+        "--trace", type=filled_path, metavar="FILE", help="write a timeline for Perfetto (Chrome trace format)"
     )
-    what.add_argument("--save-capture", type=filled_path, metavar="FILE", help="keep the captured step (a trace file)")
+    what.add_argument("--save-capture", type=filled_path, metavar="FILE", help="save the captured step as a trace file")
     command.set_defaults(run="simulate")
 
 
 def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser("explain", help="show what a plan decides, and why")
+    command = commands.add_parser("explain", help="show the decisions of a plan and the reasons for them")
     command.add_argument("plan", type=filled_path, metavar="PLAN.json")
-    command.add_argument("--module", metavar="NAME", help="one module, operator by operator")
+    command.add_argument("--module", metavar="NAME", help="show one module, operator by operator")
     _add_output(command)
     command.set_defaults(run="explain")
 
 
 def _add_diff(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser("diff", help="show in what two plans differ")
+    command = commands.add_parser("diff", help="compare two plans")
     command.add_argument("a", type=filled_path, metavar="A.json")
     command.add_argument("b", type=filled_path, metavar="B.json")
     _add_output(command)

@@ -12,36 +12,36 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 def add_gpus(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac gpus``."""
-    command = commands.add_parser("gpus", help="list the GPUs that are known, or all that is known of one")
-    command.add_argument("name", nargs="?", metavar="GPU", help="a name, its beginning, or a profile file")
+    command = commands.add_parser("gpus", help="list the known GPUs, or show one of them in detail")
+    command.add_argument("name", nargs="?", metavar="GPU", help="a name, the beginning of a name, or a profile file")
     add_output(command)
     command.set_defaults(run="gpus")
 
 
 def add_clusters(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac clusters``."""
-    command = commands.add_parser("clusters", help="list the clusters that are known, or all that is known of one")
-    command.add_argument("name", nargs="?", metavar="CLUSTER", help="a name, its beginning, or a file")
+    command = commands.add_parser("clusters", help="list the known clusters, or show one of them in detail")
+    command.add_argument("name", nargs="?", metavar="CLUSTER", help="a name, the beginning of a name, or a file")
     add_output(command)
     command.set_defaults(run="clusters")
 
 
 def add_cache(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac cache``."""
-    command = commands.add_parser("cache", help="show where captures are kept and how much they take, or remove them")
-    command.add_argument("--clear", action="store_true", help="remove all captures that are kept")
+    command = commands.add_parser("cache", help="show the location and size of the capture cache, or clear it")
+    command.add_argument("--clear", action="store_true", help="remove all captures from the cache")
     add_output(command)
     command.set_defaults(run="cache")
 
 
 def add_completion(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac completion``."""
-    command = commands.add_parser("completion", help="print what makes a shell complete autosac's arguments")
+    command = commands.add_parser("completion", help="print a shell completion script")
     command.epilog = (
-        'bash: put  eval "$(autosac completion bash)"  into ~/.bashrc. '
-        "zsh: autosac completion zsh > FOLDER/_autosac, where FOLDER is in $fpath before compinit"
+        'bash: add  eval "$(autosac completion bash)"  to ~/.bashrc. '
+        "zsh: autosac completion zsh > FOLDER/_autosac, with FOLDER in $fpath before compinit"
     )
-    command.add_argument("shell", choices=SHELLS, help="which shell")
+    command.add_argument("shell", choices=SHELLS, help="the shell")
     output = command.add_argument_group("output")
     output.add_argument("--debug", action="store_true", help="show tracebacks")
     command.set_defaults(run="completion")

@@ -52,7 +52,7 @@ class AutoSAC(ModelPolicy):
         """How the MILP models a module's trade-off of time against memory: "staircase" or "pwlf" (an upper bound)."""
 
         confidence: float = 0.0
-        """The probability with which the plan shall fit, such as 0.99; 0: as simulated."""
+        """Probability that the plan fits, such as 0.99; 0: no margin for prediction errors."""
 
         offload: bool = False
         """Allow offloading activations to host memory where that makes the step shorter."""

@@ -1,0 +1,280 @@
+"""The picture of the house: its rooms (folders) and the arrows between them (imports), read from the code.
+
+    python docs/pictures/house.py FOLDER      # writes house.svg, capture.svg and house.md
+
+A room is a folder of `autosac/`. Single files such as `simulation.py` are rooms of their own. An arrow goes from a room to
+one that it imports; imports for type checkers only do not count. To be readable, a picture leaves out
+
+- arrows that follow from others (A to C, if there are A to B and B to C): the table lists them all;
+- arrows to the cellar (`CELLAR`), which every room may use.
+
+Rooms stand on the floor that their imports give them: each is above all rooms that it imports. Where rooms import each other
+in a circle, the arrow with the fewest imports is drawn in red, from the lower floor to the upper one.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "autosac"
+CELLAR = ("errors", "files", "interrupts", "quantities", "target")
+FRONT_DOOR = ("__init__", "__main__")
+
+Arrows = Mapping[tuple[str, str], int]
+_WIDTH, _HEIGHT = 1.8, 0.46
+
+
+# ---- reading the code ------------------------------------------------------------------------------------------
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its name below ``autosac.``."""
+    found = {}
+    for folder, folders, files in os.walk(PACKAGE, followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            if name.endswith(".py"):
+                path = Path(folder) / name
+                found[".".join(path.relative_to(PACKAGE).with_suffix("").parts)] = path
+    return found
+
+
+class _Imports(ast.NodeVisitor):
+    """The names below ``autosac.`` that a module imports when it runs."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def visit_If(self, node: ast.If) -> None:
+        """Skip what is for type checkers only."""
+        if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            self.generic_visit(node)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """``import autosac.x``."""
+        self.names += [alias.name for alias in node.names]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """``from autosac.x import y``, where y may be a module."""
+        self.names += [f"{node.module}.{alias.name}" for alias in node.names if node.module]
+
+
+@functools.cache
+def imports() -> tuple[tuple[str, str], ...]:
+    """(importing module, imported module) for every import inside the package."""
+    return tuple(_imports(modules()))
+
+
+def _imports(known: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    for module, path in known.items():
+        visitor = _Imports()
+        visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
+        for name in visitor.names:
+            if not name.startswith("autosac."):
+                continue
+            parts = name.removeprefix("autosac.").split(".")
+            while parts and not {".".join(parts), ".".join([*parts, "__init__"])} & known.keys():
+                parts.pop()
+            if parts:
+                target = ".".join(parts)
+                yield module, target if target in known else f"{target}.__init__"
+
+
+def room(module: str) -> str | None:
+    """The room of a module; None for the front door (``autosac/__init__.py``) and the cellar."""
+    first, *rest = module.split(".")
+    if first in CELLAR or first in FRONT_DOOR:
+        return None
+    return "integrations.torchtitan" if first == "integrations" and rest[:1] == ["torchtitan"] else first
+
+
+def room_of_capture(module: str) -> str | None:
+    """The room inside capture; None for what is not in it."""
+    first, *rest = module.split(".")
+    return rest[0] if first == "capture" and len(rest) > 1 else None
+
+
+def arrows(room_of: Callable[[str], str | None]) -> Counter[tuple[str, str]]:
+    """How many imports go from one room to another."""
+    found: Counter[tuple[str, str]] = Counter()
+    for importer, imported in imports():
+        a, b = room_of(importer), room_of(imported)
+        if a is not None and b is not None and a != b:
+            found[a, b] += 1
+    return found
+
+
+# ---- floors ----------------------------------------------------------------------------------------------------
+
+
+def _circle(edges: Arrows) -> list[tuple[str, str]]:
+    """The arrows of one circle; none if there is no circle."""
+    following: dict[str, list[str]] = {}
+    for a, b in edges:
+        following.setdefault(a, []).append(b)
+    done: set[str] = set()
+
+    def walk(path: list[str]) -> list[tuple[str, str]]:
+        for after in sorted(following.get(path[-1], ())):
+            if after in path:
+                loop = [*path[path.index(after) :], after]
+                return list(pairwise(loop))
+            if after not in done and (found := walk([*path, after])):
+                return found
+        done.add(path[-1])
+        return []
+
+    for start in sorted(following):
+        if start not in done and (found := walk([start])):
+            return found
+    return []
+
+
+def one_way(edges: Arrows) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
+    """The arrows without circles, and those that were taken out of circles, the lightest of each."""
+    down, up = dict(edges), {}
+    while circle := _circle(down):
+        lightest = min(circle, key=lambda edge: (down[edge], edge))
+        up[lightest] = down.pop(lightest)
+    return down, up
+
+
+def floors(down: Arrows, rooms: set[str]) -> dict[str, int]:
+    """The floor of each room: 0 if it imports no other room, else one above the highest that it imports."""
+    found: dict[str, int] = {}
+
+    def floor(name: str) -> int:
+        if name not in found:
+            found[name] = 1 + max((floor(b) for a, b in down if a == name), default=-1)
+        return found[name]
+
+    return {name: floor(name) for name in sorted(rooms)}
+
+
+def direct(down: Arrows) -> list[tuple[str, str]]:
+    """The arrows that do not follow from others."""
+
+    def reaches(a: str, b: str) -> bool:
+        return any(c == b or reaches(c, b) for x, c in down if x == a)
+
+    return [(a, b) for a, b in down if not any(c != b and reaches(c, b) for x, c in down if x == a)]
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------
+
+
+def _places(level: Mapping[str, int], shown: list[tuple[str, str]]) -> dict[str, tuple[float, float]]:
+    """Coordinates of every room: on its floor, near the rooms that it is connected with."""
+    rows: dict[int, list[str]] = {}
+    for name in sorted(level):
+        rows.setdefault(level[name], []).append(name)
+    x = {name: i - (len(row) - 1) / 2 for row in rows.values() for i, name in enumerate(row)}
+    for _ in range(30):
+        for row in rows.values():
+            near = {}
+            for name in row:
+                others = [x[b] for a, b in shown if a == name] + [x[a] for a, b in shown if b == name]
+                near[name] = sum(others) / len(others) if others else x[name]
+            row.sort(key=lambda name: (near[name], name))
+            middle = sum(near.values()) / len(row)
+            for i, name in enumerate(row):
+                x[name] = middle + i - (len(row) - 1) / 2
+    return {name: (x[name] * 2.1, level[name] * 1.05) for name in level}
+
+
+def draw(path: Path, room_of: Callable[[str], str | None], foundation: str = "") -> None:
+    """Write the picture of the rooms that `room_of` tells; `foundation` is the text of the box below all of them."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+    edges = arrows(room_of)
+    rooms = {name for module in modules() if (name := room_of(module)) is not None}
+    down, up = one_way(edges)
+    level, shown = floors(down, rooms), direct(down)
+    place = _places(level, shown)
+    left, right = min(x for x, _ in place.values()) - 1.1, max(x for x, _ in place.values()) + 1.1
+    top, bottom = max(y for _, y in place.values()) + 0.5, -1.2 if foundation else -0.5
+    figure = Figure(figsize=((right - left) * 0.85, (top - bottom) * 0.85))
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+    axes.axis("off")
+
+    def box(x: float, y: float, width: float, text: str, color: str) -> None:
+        shape = FancyBboxPatch((x - width / 2, y - _HEIGHT / 2), width, _HEIGHT, boxstyle="round,pad=0.02")
+        shape.set(facecolor=color, edgecolor="#455a64", linewidth=1.0, zorder=2)
+        axes.add_patch(shape)
+        axes.text(x, y, text, ha="center", va="center", fontsize=9, zorder=3)
+
+    for a, b in [*shown, *up]:
+        (xa, ya), (xb, yb) = place[a], place[b]
+        against = (a, b) in up
+        side = _HEIGHT / 2 * (1 if against else -1)
+        bend = 0.25 if against else 0.12 * (level[a] - level[b] > 1) * (1 if xa >= xb else -1)
+        arrow = FancyArrowPatch((xa, ya + side), (xb, yb - side), arrowstyle="-|>", mutation_scale=11)
+        arrow.set(color="#c62828" if against else "#78909c", linewidth=1.0, zorder=1)
+        arrow.set_linestyle("--" if against else "-")
+        arrow.set_connectionstyle(f"arc3,rad={bend}")
+        axes.add_patch(arrow)
+    for name, (x, y) in place.items():
+        box(x, y, _WIDTH, name, "#e3f2fd")
+    if foundation:
+        box((left + right) / 2, -0.85, right - left - 0.4, foundation, "#eceff1")
+    figure.savefig(path, metadata={"Date": None})
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------
+
+
+def table() -> str:
+    """Rooms, their modules and all that they import, and the counts before and after, as Markdown."""
+    known, edges = list(modules()), arrows(room)
+    lines = ["| room | modules | imports |", "|---|--:|---|"]
+    for name in sorted({found for module in known if (found := room(module)) is not None}):
+        count = sum(room(module) == name for module in known if not module.endswith("__init__"))
+        targets = ", ".join(f"{b} {n}" for (a, b), n in sorted(edges.items()) if a == name)
+        lines.append(f"| `{name}` | {count} | {targets or 'none'} |")
+    return "\n".join(lines) + "\n"
+
+
+def counts() -> str:
+    """The size of the hall before and after the redesign, as Markdown."""
+    plain = [module for module in modules() if not module.endswith("__init__")]
+    folders = {module.split(".")[0] for module in plain if "." in module}
+    loose = sum("." not in module and module not in FRONT_DOOR for module in plain)
+    capture = [module.split(".") for module in plain if module.startswith("capture.")]
+    rooms = {parts[1] for parts in capture if len(parts) > 2}
+    flat = sum(len(parts) == 2 for parts in capture)
+    _, up = one_way(arrows(room))
+    return "\n".join(
+        (
+            "| | before | now |",
+            "|---|--:|--:|",
+            f"| modules of `autosac/` that are in no folder | 34 | {loose} |",
+            f"| folders of `autosac/` | 4 and the five rooms | {len(folders)} with the five rooms |",
+            f"| modules of `capture/` that are in no folder | 41 | {flat} |",
+            f"| folders of `capture/` | 0 | {len(rooms)} |",
+            f"| arrows between rooms that close a circle | not counted | {len(up)} |",
+            "",
+        )
+    )
+
+
+def draw_all(folder: Path) -> None:
+    """Both pictures and both tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(folder / "house.svg", room, f"the cellar, which every room may use: {', '.join(CELLAR)}")
+    draw(folder / "capture.svg", room_of_capture)
+    (folder / "rooms.md").write_text(table(), encoding="utf-8")
+    (folder / "counts.md").write_text(counts(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    draw_all(Path(sys.argv[1]))
