@@ -54,7 +54,7 @@ class Hardware:
     `link_gbps` is GPU to GPU within a node, `pcie_gbps` GPU to host. `cluster` names the preset that such
     GPUs usually come in, `models_of` the profile whose fitted models serve this one (scaled); `measured` is a
     file of measured operators that come before any model, `calibrated` a file of models fitted on such a machine, which come
-    next. Empty where there is none. `device` is what PyTorch calls it: on a "cpu" the host runs the operators itself, one
+    next, `corrected` a file of corrections of the shipped models. Empty where there is none. `device` is what PyTorch calls it: on a "cpu" the host runs the operators itself, one
     after the other. `host`: costs of `runtime_sim.HostModel` that were measured, by name.
     """
 
@@ -84,6 +84,7 @@ class Hardware:
     models_of: str = ""
     measured: str = ""
     calibrated: str = ""
+    corrected: str = ""
     device: str = "cuda"
     host: tuple[tuple[str, float], ...] = ()
 
@@ -117,6 +118,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     reader = profiles.Reader(table, path)
     capability = reader.integers("compute_capability", 2, 99)
     measured, calibrated = reader.text("measured", ""), reader.text("calibrated", "")
+    corrected = reader.text("corrected", "")
     cluster, models_of = reader.text("cluster", ""), reader.text("models_of", "")
     if "/" in models_of:
         reader.fail("models_of", f"must be the name of a profile, not {models_of!r}")
@@ -149,6 +151,7 @@ def load_hardware(name_or_path: str) -> Hardware:
         models_of=models_of,
         measured=str(profiles.beside(path, "measured", measured)) if measured else "",
         calibrated=str(profiles.beside(path, "calibrated", calibrated)) if calibrated else "",
+        corrected=str(profiles.beside(path, "corrected", corrected)) if corrected else "",
         device=reader.text("device", "cuda"),
         host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
     )
