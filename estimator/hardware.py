@@ -51,11 +51,12 @@ class Hardware:
     take outside of PyTorch. `launch_us` is what an eager PyTorch operator costs its host thread, `kernel_us`
     the shortest device time of a kernel. `peak_tflops` are dense peak rates by arithmetic ("tf32" is float32
     input on tensor cores, "float8" any 8-bit float); `efficiency` overrides the roofline model's defaults.
-    `link_gbps` is GPU to GPU within a node, `pcie_gbps` GPU to host. `cluster` names the preset that such
-    GPUs usually come in, `models_of` the profile whose fitted models serve this one (scaled); `measured` is a
-    file of measured operators that come before any model, `calibrated` a file of models fitted on such a machine, which come
-    next, `corrected` a file of corrections of the shipped models. Empty where there is none. `device` is what PyTorch calls it: on a "cpu" the host runs the operators itself, one
-    after the other. `host`: costs of `runtime_sim.HostModel` that were measured, by name.
+    `link_gbps` is GPU to GPU within a node, `pcie_gbps` GPU to host. `cluster` names the preset that such GPUs usually
+    come in, `models_of` the profile whose fitted models serve this one (scaled); `measured` is a file of measured
+    operators that come before any model, `calibrated` a file of models fitted on such a machine, which come next,
+    `corrected` a file of corrections of the shipped models. Empty where there is none. `device` is what PyTorch calls
+    it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel`
+    that were measured, by name.
     """
 
     name: str

@@ -13,6 +13,7 @@ What cannot be attributed is counted by its reason.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,8 @@ class Attribution:
     `unknown`: device microseconds by the name of an operator that is not in PyTorch's dispatcher here, or of the node;
     `lost`: (kernels, device microseconds) by the reason why they have no operator. `launch_us`: from launch to start of the
     kernels that found the device idle; `host_gap_us`: how long the device waited in all for kernels that were launched late.
-    `queue_gap_us`: what lies between two kernels of a stream although the second had been launched long before.
+    `queue_gap_us`: what lies between two kernels of a stream although the second had been launched long before; NaN where
+    the device's queue was hardly ever full.
     """
 
     measured: tuple[Measured, ...]
@@ -66,7 +68,7 @@ class Attribution:
     lost: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     launch_us: tuple[float, ...] = ()
     host_gap_us: float = 0.0
-    queue_gap_us: float = 0.0
+    queue_gap_us: float = math.nan
 
 
 class _Frame(NamedTuple):
@@ -263,7 +265,7 @@ def _launch_gaps(profile: Profile) -> tuple[tuple[float, ...], float]:
 
 
 def _queue_gap_us(profile: Profile) -> float:
-    """The median gap between two kernels of a stream, where the second was launched before the first began; 0 if rare."""
+    """The median gap between two kernels of a stream, where the second was launched before the first began; NaN if rare."""
     before: dict[int, Kernel] = {}
     gaps: list[float] = []
     for kernel in profile.kernels:
@@ -273,4 +275,4 @@ def _queue_gap_us(profile: Profile) -> float:
             continue
         if launch.begin_us < last.begin_us:
             gaps.append(max(0.0, kernel.begin_us - last.end_us))
-    return statistics.median(gaps) if len(gaps) >= _FEWEST_GAPS else 0.0
+    return statistics.median(gaps) if len(gaps) >= _FEWEST_GAPS else math.nan

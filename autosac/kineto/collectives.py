@@ -1,9 +1,9 @@
 """Collectives of one or several ranks: what they moved, how long the transfer took, and how long ranks waited for the last.
 
-A collective's kernel begins when its rank is ready and ends with all others. With all ranks' traces the transfer begins when
-the last rank does, and every rank's time before that is waiting. The clocks of ranks on different machines are brought together
-by the ends of the collectives that they share. The trace of one rank alone does not tell how long it waited: of equal transfers
-the fastest is then taken for the transfer, which is an upper bound.
+A collective's kernel begins when its rank is ready and ends with all others. With all ranks' traces the transfer begins
+when the last rank does, and every rank's time before that is waiting. The clocks of ranks on different machines are
+brought together by the ends of the collectives that they share. The trace of one rank alone does not tell how long it
+waited: of equal transfers the fastest is then taken for the transfer, which is an upper bound.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Transfer(NamedTuple):
     kind: str
     nbytes: int
     ranks: tuple[int, ...]
-    count: int
+    calls: int
     transfer_us: float
     waited_us: float
     traced: int
@@ -156,9 +156,9 @@ def _call(rank: int, kernel: Kernel, event: HostEvent | None, world_size: int) -
     elif event is not None and event.name.startswith(("nccl:", "rccl:")):
         kind = _KINDS.get(event.name.split(":", 1)[1].lower())
         dims, types = event.args.get("Input Dims"), event.args.get("Input type")
-        sized = isinstance(dims, list) and isinstance(types, list) and dims and types and isinstance(dims[0], list)
-        elements = _product(dims[0]) if sized else None
-        item = _ITEM_BYTES.get(str(types[0]).lower(), 1) if sized else 1
+        elements, item = None, 1
+        if isinstance(dims, list) and isinstance(types, list) and dims and types and isinstance(dims[0], list):
+            elements, item = _product(dims[0]), _ITEM_BYTES.get(str(types[0]).lower(), 1)
         if kind == "all_gather" and type(elements) is int:
             elements *= world_size
     else:

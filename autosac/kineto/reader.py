@@ -1,7 +1,8 @@
 """Reads what PyTorch's profiler wrote (`prof.export_chrome_trace`): host events, kernels and the launches between them.
 
-Only what later steps need is kept: operators and a few annotations, launches, kernels, copies and memory sets. Python frames,
-memory events and arrows are dropped as they stream by. Names of categories changed over the years; both kinds are read.
+Only what later steps need is kept: operators and a few annotations, launches, kernels, copies and memory sets. Python
+frames, memory events and arrows are dropped as they stream by. Names of categories changed over the years; both kinds
+are read.
 
 Times are microseconds of the profiler's clock.
 """
@@ -45,7 +46,7 @@ class Launch(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """Work of the device. `kind`: "kernel", "copy" or "set"; `correlation` names its launch, `external` its operator (-1: none)."""
+    """Work of the device. `kind`: "kernel", "copy" or "set"; `correlation`: of its launch; `external`: its operator; or -1."""
 
     name: str
     kind: str

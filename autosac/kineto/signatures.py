@@ -1,12 +1,12 @@
 """From an operator in a profiler's trace to the Signature that a capture of the same call would hold.
 
-The profiler notes shapes, types and (in newer versions) strides and scalar values of an operator's arguments, in the order of
-its schema, but neither the overload nor the results. The overload is the one whose schema fits what was noted; the results come
-from calling it on meta tensors, under the dispatch mode that a capture uses.
+The profiler notes shapes, types and (in newer versions) strides and scalar values of an operator's arguments, in the
+order of its schema, but neither the overload nor the results. The overload is the one whose schema fits what was noted;
+the results come from calling it on meta tensors, under the dispatch mode that a capture uses.
 
-Older traces hold no strides (tensors are then taken to be contiguous) and no values: numbers take the schema's default, or 1 if
-there is none, for no kernel's time depends on them. Lists that shape the result must follow from other arguments
-(`_IMPLIED`); where they do not, the call is Unreadable.
+Older traces hold no strides (tensors are then taken to be contiguous) and no values: numbers take the schema's default,
+or 1 if there is none, for no kernel's time depends on them. Lists that shape the result must follow from other
+arguments (`_IMPLIED`); where they do not, the call is Unreadable.
 """
 
 from __future__ import annotations
@@ -110,14 +110,16 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
-        # In-place operators change shapes never, strides never: the inputs can be described afterwards too.
         result = func(*args, **kwargs)
         self.table.add(func, args, kwargs, inputs, _tensors(result))
         return result
 
 
 def _described(overload: Any, args: list[Any], kwargs: dict[str, Any]) -> Signature:
-    """A composite that the GPU runs as one kernel, which a capture records as such; defaults are left out as PyTorch does."""
+    """A composite that the GPU runs as one kernel, which a capture records as such.
+
+    Defaults are left out, as PyTorch does for a dispatch mode.
+    """
     with torch.no_grad():
         result = overload(*args, **kwargs)
     parameters = {p.name: p for p in overload._schema.arguments}
@@ -141,8 +143,8 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def to_signature(op: HostEvent, copies: Sequence[str] = (), node: str = "") -> Signature:
     """The signature of one call. Unreadable if it cannot be told.
 
-    `copies`: the names of its copies, which say whether it reads or writes the host's memory; `node`: the autograd node that it
-    ran in, whose formula implies arguments that old traces do not hold.
+    `copies`: the names of its copies, which say whether it reads or writes the host's memory; `node`: the autograd node
+    that it ran in, whose formula implies arguments that old traces do not hold.
     """
     types = op.args.get("Input type")
     dims = op.args.get("Input Dims", op.args.get("Input dims"))

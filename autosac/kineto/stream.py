@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 from autosac.files.documents import DocumentError, is_gzipped
 
@@ -22,7 +22,8 @@ _BLANK = " \t\r\n"
 
 
 def members(path: Path, bulk: str) -> Iterator[tuple[str, Any]]:
-    """The members of the object in a file as (key, value); those of the list under the key `bulk` one by one, under that key.
+    """The members of the object in a file as (key, value); those of the list under the key `bulk` one by one, under
+    that key.
 
     A file that is a list is taken for the bulk itself. DocumentError if the file is no such JSON, OSError if it cannot be
     read.
@@ -85,10 +86,14 @@ def _continues(window: _Window, end: str) -> bool:
     return mark == ","
 
 
+class _Bytes(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
 class _Window:
     """The part of the text that has been read and not yet been used."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: _Bytes) -> None:
         self._file = file
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self._parse = json.JSONDecoder().raw_decode

@@ -1,9 +1,11 @@
 """What profiler traces say of single operators: one row for every distinct way of calling one, in every trace.
 
-The device time of a call is the sum of its kernels, and for each kernel the gap that the device leaves before the next one of a
-full queue (`Attribution.queue_gap_us`): that is what the operator adds to a stream that does not wait for its host, which is what
-the models price. Calls whose kernels ran beside a collective are left out where there are others; what they took longer is the
-overlap slowdown.
+The device time of a call is the sum of its kernels. What it adds to a stream that does not wait for its host is more:
+for each kernel the gap that the device leaves before the next one of a full queue (`occupied`). That is what the models
+price.
+
+Calls whose kernels ran beside a collective are left out where there are others; what they took longer is the overlap
+slowdown.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,21 +27,24 @@ from autosac.trace import Signature
 _OVERLAPPED, _FREE = 0.5, 0.01  # shares of an operator's time beside collectives
 _TF32_KERNELS = ("tf32", "s1688gemm", "s1688fprop", "s1688dgrad", "s1688wgrad", "xf32")
 _FEWEST_OVERLAPS = 5
+_GAP_US = 1.0  # what H100s and B200s leave
 
 
 class Row(NamedTuple):
     """One way of calling an operator in one trace.
 
-    `us`: the median of `count` calls; `rel_std`: standard deviation of the calls, relative; `tf32`: float32 products ran on
-    tensor cores; `has_strides`: the trace held strides, else tensors were taken to be contiguous.
+    `us`: the sum of its kernels, the median of `calls` calls; `kernels`: how many they are, in the mean; `rel_std`:
+    standard deviation of the calls, relative; `tf32`: float32 products ran on tensor cores; `has_strides`: the trace
+    held strides, else tensors were taken to be contiguous.
     """
 
     trace: str
     signature: Signature
     us: float
-    count: int
+    calls: int
     rel_std: float
     tf32: bool
+    kernels: float = 1.0
     has_strides: bool = True
 
 
@@ -66,7 +71,7 @@ class TraceEvidence:
     host_us: dict[str, float] = field(default_factory=dict)
     launch_us: float = math.nan
     host_gap_us: float = 0.0
-    queue_gap_us: float = 0.0
+    queue_gap_us: float = math.nan
     span_us: float = 0.0
     overlap: tuple[float, int] = (math.nan, 0)
     resolution_us: float = 0.001
@@ -79,6 +84,7 @@ def gather(profile: Profile) -> TraceEvidence:
     found = attribute(profile)
     beside = _Beside([kernel for kernel, _ in found.collectives])
     calls: dict[tuple[Signature, bool], list[tuple[float, float]]] = {}
+    kernels: dict[tuple[Signature, bool], list[int]] = {}
     unreadable: dict[str, float] = {}
     covered = 0.0
     reader = _Signatures()
@@ -89,9 +95,9 @@ def gather(profile: Profile) -> TraceEvidence:
             unreadable[text] = unreadable.get(text, 0.0) + measured.us
             continue
         covered += measured.us
-        us = measured.us + found.queue_gap_us * len(measured.kernels)
         key = (signature, _is_tf32(signature, measured.kernels))
-        calls.setdefault(key, []).append((us, beside.share(measured.kernels)))
+        kernels.setdefault(key, []).append(len(measured.kernels))
+        calls.setdefault(key, []).append((measured.us, beside.share(measured.kernels)))
     return TraceEvidence(
         path=profile.path,
         rank=profile.rank,
@@ -99,7 +105,7 @@ def gather(profile: Profile) -> TraceEvidence:
         total_us=sum(kernel.us for kernel in profile.kernels),
         covered_us=covered,
         collectives_us=sum(kernel.us for kernel, _ in found.collectives),
-        rows=tuple(_row(profile, *key, times) for key, times in calls.items()),
+        rows=tuple(_row(profile, *key, times, kernels[key]) for key, times in calls.items()),
         collectives=found.collectives,
         unreadable=dict(sorted(unreadable.items(), key=lambda item: -item[1])),
         unknown=dict(found.unknown),
@@ -116,11 +122,37 @@ def gather(profile: Profile) -> TraceEvidence:
     )
 
 
-def _row(profile: Profile, signature: Signature, tf32: bool, times: Sequence[tuple[float, float]]) -> Row:
+def _row(
+    profile: Profile, signature: Signature, tf32: bool, times: Sequence[tuple[float, float]], kernels: Sequence[int]
+) -> Row:
     alone = [us for us, share in times if share <= _FREE] or [us for us, _ in times]
     middle = statistics.median(alone)
     spread = statistics.pstdev(alone) / middle if middle else 0.0
-    return Row(Path(profile.path).name, signature, middle, len(alone), spread, tf32, profile.with_strides)
+    return Row(
+        Path(profile.path).name,
+        signature,
+        middle,
+        len(alone),
+        spread,
+        tf32,
+        statistics.fmean(kernels),
+        profile.with_strides,
+    )
+
+
+def occupied(traces: Sequence[TraceEvidence]) -> tuple[TraceEvidence, ...]:
+    """The traces of one GPU with the gaps of a full queue in every row's time.
+
+    A trace whose device mostly waited for its host does not show the gap: it is then that of the other traces, or `_GAP_US`.
+    """
+    known = [trace.queue_gap_us for trace in traces if math.isfinite(trace.queue_gap_us)]
+    usual = statistics.median(known) if known else _GAP_US
+    return tuple(_occupied(trace, usual) for trace in traces)
+
+
+def _occupied(trace: TraceEvidence, usual_us: float) -> TraceEvidence:
+    gap = trace.queue_gap_us if math.isfinite(trace.queue_gap_us) else usual_us
+    return replace(trace, rows=tuple(row._replace(us=row.us + gap * row.kernels) for row in trace.rows))
 
 
 class _Signatures:

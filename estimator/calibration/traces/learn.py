@@ -1,8 +1,8 @@
 """Calibration from profiler traces: reads them, corrects the shipped models, and writes a hardware profile.
 
-Beside the profile lie two files: `*.measured.json`, the operators that were seen (they come first, as those of the other
-calibrations do), and `*.corrections.json` (module `correction`). Host times carry the profiler's own cost, which is as large as the
-operator's, so they are reported and not written.
+Beside the profile lie two files: `*.measured.json`, the operators that were seen (they come first, as those of the
+other calibrations do), and `*.corrections.json` (module `correction`). Host times carry the profiler's own cost, which
+is as large as the operator's, so they are reported and not written.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from autosac.errors import UsageError
 from autosac.estimator.calibration.traces.correction import (
     Correction,
     Observed,
-    Point,
     collective_point,
     load_correction,
     operator_point,
 )
-from autosac.estimator.calibration.traces.evidence import Row, TraceEvidence, gather
+from autosac.estimator.calibration.traces.evidence import Row, TraceEvidence, gather, occupied
 from autosac.estimator.cluster import default_cluster
 from autosac.estimator.gpu import match_gpu
 from autosac.estimator.hardware import Hardware, known_hardware, load_hardware
@@ -113,7 +112,7 @@ def learn(paths: Sequence[Path], gpu: str = "", report: Report = lambda done, to
     report(len(paths), len(paths) + 1, "fitting")
     hardware = load_hardware(next(iter(names)))
     moved, lost = _transfers(found)
-    priced = price_rows(hardware, found)
+    priced = price_rows(hardware, occupied(found))
     observed = [p.observed for p in priced] + _observed_transfers(hardware, moved, found)
     if not observed:
         raise UsageError(f"no operator of {', '.join(map(str, paths))} could be told: see --json for why")
@@ -143,7 +142,7 @@ def profile_gpu(profile: Profile) -> str:
 
 
 def price_rows(hardware: Hardware, traces: Iterable[TraceEvidence]) -> tuple[Priced, ...]:
-    """All rows that run on the device, with the shipped models' prices."""
+    """All rows that run on the device, with the shipped models' prices. `traces`: as `occupied` makes them."""
     priced: list[Priced] = []
     for trace in traces:
         for tf32 in (False, True):
@@ -154,7 +153,7 @@ def price_rows(hardware: Hardware, traces: Iterable[TraceEvidence]) -> tuple[Pri
                 point = operator_point(row.signature, estimate.ms, tf32=tf32)
                 if point is None or not row.us > 0:
                     continue
-                variance = (_QUANTUM * trace.resolution_us / row.us) ** 2 + row.rel_std**2 / row.count + _LEAST_RESIDUE
+                variance = (_QUANTUM * trace.resolution_us / row.us) ** 2 + row.rel_std**2 / row.calls + _LEAST_RESIDUE
                 log_ratio = math.log(row.us / (estimate.ms * 1e3))
                 observed = Observed(point, log_ratio, variance)
                 priced.append(Priced(row, estimate.ms * 1e3, estimate.source, observed))
@@ -208,7 +207,7 @@ def _observed_transfers(
         if transfer.traced == 1 and log_ratio > 0:
             continue
         point = collective_point(transfer.kind, transfer.nbytes, len(transfer.ranks), ms)
-        found.append(Observed(point, log_ratio, _TRANSFER_STD**2 / transfer.count + _LEAST_RESIDUE))
+        found.append(Observed(point, log_ratio, _TRANSFER_STD**2 / transfer.calls + _LEAST_RESIDUE))
     return found
 
 
@@ -248,7 +247,7 @@ def family_errors(priced: Sequence[Priced], correction: Correction) -> tuple[Fam
 
     def error(name: str) -> FamilyError:
         mine = members[name]
-        ms = sum(priced[i].row.us * priced[i].row.count for i in mine) / 1e3
+        ms = sum(priced[i].row.us * priced[i].row.calls for i in mine) / 1e3
         middles = [statistics.median(column[i] for i in mine) for column in (shipped, held_out, fitted)]
         return FamilyError(name, len(mine), ms, *middles)
 
@@ -289,7 +288,7 @@ def write_learned(learned: Learned, output: Path, gpu: str = "") -> None:
 
 
 def _base(hardware: Hardware, output: Path, gpu: str) -> str:
-    """What the profile is based on. UsageError for a file that lies elsewhere: profiles name none outside of their folder."""
+    """What the profile is based on. UsageError for a file elsewhere: profiles name none outside of their folder."""
     if hardware.name in known_hardware() and not gpu.endswith(".toml"):
         return hardware.name
     here, base = output.parent.resolve(), Path(gpu).resolve()
@@ -312,25 +311,8 @@ def measured_operators(priced: Sequence[Priced]) -> dict[Signature, tuple[float,
             rows.setdefault(p.row.signature, []).append(p.row)
     found = {}
     for signature, mine in rows.items():
-        calls = sum(row.count for row in mine)
-        us = sum(row.us * row.count for row in mine) / calls
+        calls = sum(row.calls for row in mine)
+        us = sum(row.us * row.calls for row in mine) / calls
         spread = max(row.rel_std for row in mine) / math.sqrt(calls)
         found[signature] = (us / 1e3, math.hypot(spread, _FEWEST_CALLS_STD))
     return found
-
-
-__all__ = [
-    "Clock",
-    "FamilyError",
-    "Learned",
-    "Point",
-    "Priced",
-    "errors_of",
-    "family_errors",
-    "held_out_logs",
-    "learn",
-    "measured_operators",
-    "price_rows",
-    "profile_gpu",
-    "write_learned",
-]
