@@ -96,7 +96,7 @@ def attribute(profile: Profile) -> Attribution:
         leaf = _leaf(stack)
         if leaf is None and not stack and kernel.external in by_external:
             op = by_external[kernel.external]
-            leaf = _Frame(op, id(op), "", "forward") if is_vocabulary(op.name) else None
+            leaf = _Frame(op, id(op), "", "forward") if is_vocabulary(op) else None
         if leaf is not None:
             owners[id(leaf.event)] = (leaf.event, leaf)
             kernels.setdefault(id(leaf.event), []).append(kernel)
@@ -179,7 +179,7 @@ def _frame(event: HostEvent, outer: _Frame | None) -> _Frame:
         node, phase = event.name.removeprefix(_NODE), "backward"
     elif event.name.startswith("Optimizer.step"):
         phase = "optimizer"
-    if not leaf and is_vocabulary(event.name):
+    if not leaf and is_vocabulary(event):
         leaf = id(event)
     return _Frame(event, leaf, node, phase)
 

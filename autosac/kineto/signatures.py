@@ -92,12 +92,30 @@ def is_known(name: str) -> bool:
     return bool(_overloads(name))
 
 
+def is_vocabulary(op: HostEvent) -> bool:
+    """Whether PyTorch's dispatcher shows this call to a capture: composites are seen as what they call."""
+    types = op.args.get("Input type")
+    return _is_shown(op.name, tuple(map(str, types)) if isinstance(types, list) else ())
+
+
 @cache
-def is_vocabulary(name: str) -> bool:
-    """Whether PyTorch's dispatcher has this operator and shows it to a capture: composites are seen as what they call."""
-    composite = "CompositeImplicitAutograd"
+def _is_shown(name: str, types: tuple[str, ...]) -> bool:
+    """Some operators are composite in one overload only: that of the call counts, or the first if none fits."""
     found = _overloads(name)
-    return bool(found) and not torch._C._dispatch_has_kernel_for_dispatch_key(found[0].name(), composite)
+    fitting = [overload for overload in found if _fits(overload, types)] or found[:1]
+    return bool(fitting) and not _is_composite(fitting[0])
+
+
+def _is_composite(overload: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"))
+
+
+def _fits(overload: Any, types: Sequence[str]) -> bool:
+    """Whether the kinds of the arguments are those of the overload's schema."""
+    parameters = overload._schema.arguments
+    return len(parameters) == len(types) and all(
+        _may_be(str(p.type), held) for p, held in zip(parameters, types, strict=True)
+    )
 
 
 class _Recorder(TorchDispatchMode):
@@ -155,7 +173,7 @@ def to_signature(op: HostEvent, copies: Sequence[str] = (), node: str = "") -> S
     call = _Call(op, types, dims, node)
     why = "no overload of this PyTorch fits its arguments"
     for overload in _overloads(op.name):
-        if call.fits(overload):
+        if _fits(overload, call.types):
             try:
                 return _placed(call.run(overload), copies)
             except Unreadable as e:
@@ -194,19 +212,12 @@ class _Call:
         self.strides = strides if isinstance(strides, list) and len(strides) == len(dims) else None
         self.values = values if isinstance(values, list) and len(values) == len(dims) else None
 
-    def fits(self, overload: Any) -> bool:
-        """Whether the kinds of the arguments are those of the overload's schema."""
-        parameters = overload._schema.arguments
-        if len(parameters) != len(self.types):
-            return False
-        return all(_may_be(str(p.type), t) for p, t in zip(parameters, self.types, strict=True))
-
     def run(self, overload: Any) -> Signature:
         """Call the overload on meta tensors."""
         parameters = overload._schema.arguments
         values = {p.name: self._value(i, p) for i, p in enumerate(parameters)}
         for name, value in _implied(self, values).items():
-            if values.get(name) is _UNSET:
+            if name in values and (values[name] is _UNSET or self.values is None):
                 values[name] = value
         missing = [p.name for p in parameters if values[p.name] is _UNSET]
         if missing:
@@ -215,7 +226,11 @@ class _Call:
             values["device"] = torch.device("meta")
         args = [values[p.name] for p in parameters if not p.kwarg_only]
         kwargs = {p.name: values[p.name] for p in parameters if p.kwarg_only}
-        if not is_vocabulary(self.name):
+        if self.name == _TO_HOST:  # its result is a number
+            table = SignatureTable("meta")
+            table.add(overload, args, kwargs, _tensors(args), [])
+            return table.finished()[0]
+        if _is_composite(overload):
             return _described(overload, args, kwargs)
         recorder = _Recorder()
         with torch.no_grad(), recorder:
@@ -280,7 +295,7 @@ def _may_be(kind: str, held: str) -> bool:
     if "Tensor" in kind:
         if "List[" in kind:
             return held in ("TensorList", "GenericList") or (optional and held == "")
-        return _is_tensor(held) or (optional and held in ("", "None")) or (held == "" and not optional and False)
+        return _is_tensor(held) or (optional and held in ("", "None"))
     if _is_tensor(held):
         return False
     if held == "Scalar":
@@ -293,13 +308,13 @@ def _may_be(kind: str, held: str) -> bool:
 
 
 def _default(parameter: Any, kind: str, held: str) -> Any:
-    """An argument whose value was not noted."""
-    if parameter.has_default_value():
-        return parameter.default_value
-    if "List[" in kind:
-        return _UNSET
-    if held == "Scalar" and any(number in kind for number in ("number", "Scalar", "float")):
+    """An argument whose value was not noted: the schema's default, or 1 for a number that was given."""
+    default = parameter.default_value if parameter.has_default_value() else _UNSET
+    number = held == "Scalar" and "List[" not in kind and any(word in kind for word in ("number", "Scalar", "float"))
+    if number and (default is None or default is _UNSET):
         return 1.0
+    if default is not _UNSET or "List[" in kind:
+        return default
     if "Optional" in kind:
         return None
     return False if kind == "bool" else _UNSET

@@ -45,8 +45,8 @@ _FEATURES = 12
 _WIDE, _NEAR = 6.0, 1.5  # octaves
 _FREE, _APART = 1e6, 0.1  # length scales that ignore a column, and that keep two codes apart
 _START = {"machine": 0.005, "family": 0.02, "family_shape": 0.1, "operator_shape": 0.1, "near": 0.05, "noise": 0.01}
-# The largest variance of each term. One trace shows few shapes of a family, all off alike, and would put all of that down to the
-# family or the machine; other traces of the GPU then get worse (`benchmarks/traces.py`). Clocks differ by a tenth, not more.
+# The largest variance of each term. One trace shows few shapes of a family, all off alike, and would put all of that down
+# to the family or the machine; other traces of the GPU then get worse (`benchmarks/traces.py`).
 _LEAST = 1e-4
 _MOST = {"machine": 0.01, "family": 0.05, "family_shape": 0.2, "operator_shape": 0.5, "near": 0.5, "noise": 0.1}
 _MOST_ROWS, _MOST_ROWS_TO_TUNE = 2000, 400
