@@ -67,8 +67,14 @@ class TraceFile:
         if launch:
             self.events.append(
                 {
-                    **{"ph": "X", "cat": "cuda_runtime", "name": launch, "pid": 7, "tid": thread, "ts": launched},
-                    **{"dur": 1.0, "args": {"correlation": self._correlation}},
+                    "ph": "X",
+                    "cat": "cuda_runtime",
+                    "name": launch,
+                    "pid": 7,
+                    "tid": thread,
+                    "ts": launched,
+                    "dur": 1.0,
+                    "args": {"correlation": self._correlation},
                 }
             )
         noted = {"correlation": self._correlation, "device": 0, "stream": stream} | args

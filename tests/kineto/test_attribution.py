@@ -20,7 +20,7 @@ def _attributed(trace: Any, path: Path) -> Attribution:
 
 
 def test_kernels_go_to_the_operator_that_a_capture_would_show(tmp_path: Path, trace_file: Make) -> None:
-    """linear is a composite of addmm; both kernels of addmm, one of them launched by its inner copy, are addmm's."""
+    """Linear is a composite of addmm; both kernels of addmm, one of them launched by its inner copy, are addmm's."""
     trace = trace_file()
     trace.op("aten::linear", 0, 100, [A, ((4, 16), "float"), C])
     trace.op("aten::t", 5, 10, [((4, 16), "float")])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.profiler import ProfilerActivity, profile
 
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.kineto import HostEvent, Unreadable, is_vocabulary, to_signature
@@ -15,35 +16,21 @@ from autosac.kineto.reader import _Collector
 from autosac.kineto.stream import members
 from autosac.trace import Op, Signature
 
+STEP = Path(__file__).with_name("profiled_step.py")
 
-def make_step(device: torch.device) -> Any:
-    """Products, a norm, a convolution, attention, a loss, concatenation, casts and a foreach optimizer."""
-    with device:
-        model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
-        conv = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
-    optimizer = torch.optim.AdamW([*model.parameters(), *conv.parameters()], lr=0.1, foreach=True)
-    x, image = torch.ones(8, 16, device=device), torch.ones(2, 3, 8, 8, device=device)
-    labels = torch.zeros(8, dtype=torch.int64, device=device)
 
-    def step() -> None:
-        query = x.view(1, 2, 8, 8)
-        mixed = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
-        joined = torch.cat([x[:, :3], x[:, 4:]], 1).std() + mixed.to(torch.bfloat16).float().sum()
-        loss = torch.nn.functional.cross_entropy(model(x), labels) + conv(image).relu().mean(dim=(2, 3)).sum() + joined
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, step
+def _make_step() -> Any:
+    spec = importlib.util.spec_from_file_location("profiled_step", STEP)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.make_step
 
 
 def _profiled(path: Path) -> set[Signature]:
     """Of the outermost operators of one real step on the CPU."""
-    _, step = make_step(torch.device("cpu"))
-    step()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        step()
-    profiler.export_chrome_trace(str(path))
+    subprocess.run([sys.executable, str(STEP), str(path)], check=True, capture_output=True)
     events = _Collector()
     for key, value in members(path, "traceEvents"):
         if key == "traceEvents":
@@ -60,7 +47,7 @@ def _profiled(path: Path) -> set[Signature]:
 
 def test_a_real_profile_and_a_capture_of_the_same_step_agree(tmp_path: Path) -> None:
     """Every operator that launches work has the same signature in both: shapes, strides, types, scalars, overloads."""
-    trace = capture_eager(make_step, EagerRequest(target="cpu"))
+    trace = capture_eager(_make_step(), EagerRequest(target="cpu"))
     captured = {trace.signatures[event.signature] for event in trace.events if type(event) is Op}
     captured = {s for s in captured if not s.is_view and s.name.startswith("aten.")}
     profiled = {s for s in _profiled(tmp_path / "cpu.json") if not s.is_view}
@@ -73,7 +60,7 @@ def _op(name: str, types: list[str], dims: list[Any], **args: Any) -> HostEvent:
 
 
 def test_old_traces_imply_what_they_do_not_hold() -> None:
-    """Without strides and values: a layer norm's extent is its weight's, a bias's gradient sums rows, numbers do not matter."""
+    """Without strides and values: a layer norm's extent is its weight's, a bias's gradient sums rows, numbers are free."""
     norm = to_signature(
         _op("aten::native_layer_norm", ["float", "", "float", "float", "Scalar"], [[8, 32], [], [32], [32], []])
     )
@@ -113,7 +100,7 @@ def test_copies_from_and_to_the_host_have_an_end_there() -> None:
 
 
 def test_composites_are_told_by_their_overload() -> None:
-    """std without a correction is a composite, with one it is not."""
+    """Std without a correction is a composite, with one it is not."""
     assert not is_vocabulary(_op("aten::linear", ["float", "float", ""], [[2, 3], [4, 3], []]))
     assert is_vocabulary(_op("aten::std", ["float", "", "", "Scalar"], [[4], [], [], []]))
     assert not is_vocabulary(_op("aten::std", ["float", "Scalar"], [[4], []]))
