@@ -80,7 +80,8 @@ def _overloads(name: str) -> tuple[Any, ...]:
     )
     if packet is None:
         return ()
-    return tuple(overload for overload in map(packet.__getattr__, packet.overloads()) if _exists(overload))
+    found = (getattr(packet, overload) for overload in packet.overloads())
+    return tuple(overload for overload in found if _exists(overload))
 
 
 def _exists(overload: Any) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.kineto import HostEvent, Unreadable, is_vocabulary, to_signature
@@ -106,3 +107,10 @@ def test_composites_are_told_by_their_overload() -> None:
     assert not is_vocabulary(_op("aten::std", ["float", "Scalar"], [[4], []]))
     assert not is_vocabulary(_op("c10d::allreduce_", [], []))
     assert not is_vocabulary(_op("no::such", [], []))
+
+
+def test_looking_an_operator_up_leaves_it_as_it_is() -> None:
+    """Others compare operators by identity: the overload before and after is the same object."""
+    before = torch.ops.aten.hardswish.default
+    assert is_vocabulary(_op("aten::hardswish", ["float"], [[4]]))
+    assert torch.ops.aten.hardswish.default is before
