@@ -6,7 +6,8 @@ Markdown.
 DIR holds traces of PyTorch's profiler, `<gpu>_<what>.json` or `.json.gz`; those whose names begin alike are of one GPU.
 An error is that of one way of calling an operator, against the median of its calls in one trace. After: the shipped
 models corrected by the *other* traces of that GPU, and the operators that those measured. Held out: corrected by four
-fifths of the calls of all traces of the GPU, the fifth that is judged left out. Fitted: corrected by all.
+fifths of the calls of all traces of the GPU, the fifth that is judged left out. Fitted: corrected by all. A GPU of
+which there is one trace has no other: its cells are empty, and it does not count in that column of "all".
 """
 
 from __future__ import annotations

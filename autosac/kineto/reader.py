@@ -10,6 +10,7 @@ Times are microseconds of the profiler's clock.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,12 @@ _DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_mems
 _LAUNCH = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver")
 _ANNOTATION = ("nccl:", "rccl:", "Optimizer.", "ProfilerStep#")
 _MOST_EVENTS = 50_000_000
+# What of an operator's notes is kept: the rest (call stacks, module names) would fill the memory.
+_KEPT = (
+    *("External id", "Input Dims", "Input dims", "Input type", "Input Strides", "Concrete Inputs"),
+    *("Sequence number", "Fwd thread id", "Collective name", "In msg nelems", "Out msg nelems", "dtype"),
+    *("Group size", "Process Group Ranks"),
+)
 
 
 class HostEvent(NamedTuple):
@@ -147,20 +154,23 @@ class _Collector:
             raise TypeError("args is not an object")
         if category in _DEVICE:
             correlation, external = int(args.get("correlation", -1)), int(args.get("External id", -1))
-            kept = args if "Collective name" in args else {}
+            kept = _kept(args) if "Collective name" in args else {}
             stream = int(args.get("stream", -1))
-            self.kernels.append(Kernel(name, _DEVICE[category], begin, us, stream, correlation, external, kept))
+            self.kernels.append(
+                Kernel(sys.intern(name), _DEVICE[category], begin, us, stream, correlation, external, kept)
+            )
             device = int(args.get("device", 0))
             self._devices[device] = self._devices.get(device, 0.0) + us
             return
         thread = self._threads.setdefault((event.get("pid"), event.get("tid")), len(self._threads))
+        name = sys.intern(name)
         if category in _LAUNCH:
             if "correlation" in args:
                 self.launches[int(args["correlation"])] = Launch(name, thread, begin)
         elif category in _OPERATOR:
-            self.operators.append(HostEvent(name, thread, begin, begin + us, args))
+            self.operators.append(HostEvent(name, thread, begin, begin + us, _kept(args)))
         elif name.startswith(_ANNOTATION):
-            self.annotations.append(HostEvent(name, thread, begin, begin + us, args))
+            self.annotations.append(HostEvent(name, thread, begin, begin + us, _kept(args)))
 
     def finished(self, path: str) -> Profile:
         header, distributed = self.header, self.header.get("distributedInfo")
@@ -183,6 +193,10 @@ class _Collector:
             damaged=self.damaged,
             info={k: v for k, v in header.items() if isinstance(v, str | int | float)},
         )
+
+
+def _kept(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: args[name] for name in _KEPT if name in args}
 
 
 def _whole(value: Any, default: int) -> int:
