@@ -211,18 +211,17 @@ def _reason(kernel: Kernel, stack: tuple[_Frame, ...], profile: Profile) -> str:
 
 
 def _creators(operators: tuple[HostEvent, ...]) -> dict[int, HostEvent]:
-    """The operator that made the autograd node of a sequence number: the last of the forward that began with this number.
+    """The custom operator that made the autograd node of a sequence number: the last of the forward that began with it.
 
-    Custom functions come before PyTorch's own operators, which they call.
+    PyTorch's own operators inside of a custom one carry its number too.
     """
     found: dict[int, HostEvent] = {}
     for op in operators:
         number = op.args.get("Sequence number")
-        if isinstance(number, int) and number >= 0 and not op.args.get("Fwd thread id"):
-            before = found.get(number)
-            custom = not op.name.startswith("aten::")
-            if before is None or ((custom or before.name.startswith("aten::")) and op.begin_us >= before.begin_us):
-                found[number] = op
+        if not isinstance(number, int) or number < 0 or op.args.get("Fwd thread id") or op.name.startswith("aten::"):
+            continue
+        if number not in found or op.begin_us >= found[number].begin_us:
+            found[number] = op
     return found
 
 
