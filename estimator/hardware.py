@@ -51,11 +51,12 @@ class Hardware:
     take outside of PyTorch. `launch_us` is what an eager PyTorch operator costs its host thread, `kernel_us`
     the shortest device time of a kernel. `peak_tflops` are dense peak rates by arithmetic ("tf32" is float32
     input on tensor cores, "float8" any 8-bit float); `efficiency` overrides the roofline model's defaults.
-    `link_gbps` is GPU to GPU within a node, `pcie_gbps` GPU to host. `cluster` names the preset that such
-    GPUs usually come in, `models_of` the profile whose fitted models serve this one (scaled); `measured` is a
-    file of measured operators that come before any model, `calibrated` a file of models fitted on such a machine, which come
-    next. Empty where there is none. `device` is what PyTorch calls it: on a "cpu" the host runs the operators itself, one
-    after the other. `host`: costs of `runtime_sim.HostModel` that were measured, by name.
+    `link_gbps` is GPU to GPU within a node, `pcie_gbps` GPU to host. `cluster` names the preset that such GPUs usually
+    come in, `models_of` the profile whose fitted models serve this one (scaled); `measured` is a file of measured
+    operators that come before any model, `calibrated` a file of models fitted on such a machine, which come next,
+    `corrected` a file of corrections of the shipped models. Empty where there is none. `device` is what PyTorch calls
+    it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel`
+    that were measured, by name.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Hardware:
     models_of: str = ""
     measured: str = ""
     calibrated: str = ""
+    corrected: str = ""
     device: str = "cuda"
     host: tuple[tuple[str, float], ...] = ()
 
@@ -117,6 +119,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     reader = profiles.Reader(table, path)
     capability = reader.integers("compute_capability", 2, 99)
     measured, calibrated = reader.text("measured", ""), reader.text("calibrated", "")
+    corrected = reader.text("corrected", "")
     cluster, models_of = reader.text("cluster", ""), reader.text("models_of", "")
     if "/" in models_of:
         reader.fail("models_of", f"must be the name of a profile, not {models_of!r}")
@@ -149,6 +152,7 @@ def load_hardware(name_or_path: str) -> Hardware:
         models_of=models_of,
         measured=str(profiles.beside(path, "measured", measured)) if measured else "",
         calibrated=str(profiles.beside(path, "calibrated", calibrated)) if calibrated else "",
+        corrected=str(profiles.beside(path, "corrected", corrected)) if corrected else "",
         device=reader.text("device", "cuda"),
         host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
     )

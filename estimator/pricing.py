@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from autosac.estimator.attention import LearnedAttention
 from autosac.estimator.calibration.fitted import CalibratedCollectives, CalibratedOperators, load_calibrated
 from autosac.estimator.calibration.host_memory import memory_state_ms
+from autosac.estimator.calibration.traces.correction import CorrectedOperators, CorrectedTransfers, load_correction
 from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.hardware import Hardware
@@ -57,7 +58,7 @@ class Pricing:
 
 def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True, learned: bool = True) -> Models:
     """The models that `price` uses when it is given none: measured operators, what was fitted on such a machine, the shipped
-    models, the roofline.
+    models corrected by traces of such a machine, the shipped models, the roofline.
 
     `learned=False` leaves the fitted models out.
     """
@@ -67,11 +68,17 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     calibrated = load_calibrated(hardware.calibrated) if hardware.calibrated else None
     if calibrated is not None:
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
+    shipped: list[OperatorModel] = []
     if learned:
-        operators += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware)]
-        operators += [TiledMatmul(hardware, tf32=tf32), LearnedMemory(hardware)]
-    operators.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
+        shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware)]
+        shipped += [TiledMatmul(hardware, tf32=tf32), LearnedMemory(hardware)]
+    shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
     collectives: CollectiveModel = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
+    if hardware.corrected and learned:
+        correction = load_correction(hardware.corrected)
+        operators.append(CorrectedOperators(correction, shipped, tf32=tf32))
+        collectives = CorrectedTransfers(correction, collectives)
+    operators += shipped
     if calibrated is not None and calibrated.collectives:
         collectives = CalibratedCollectives(calibrated, collectives)
     return Models(operators=tuple(operators), collectives=collectives)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autosac.trace import Signature, Trace
 
 _ROUNDS_A_MINUTE, _MOST_ROUNDS = 4, 40
+_MOST_TRACES = 1024
 _RESERVE = 0.2  # of the time, for host, memory and fits
 _CAPTURE_SHARE = 0.15
 _COLLECTIVES_SHARE = 0.15
@@ -51,6 +52,16 @@ def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
         nargs="?",
         metavar="JOB.toml",
         help="measure the operators of this TorchTitan job or saved capture",
+    )
+    command.add_argument(
+        "--from-trace",
+        type=filled_path,
+        nargs="+",
+        metavar="TRACE",
+        help="learn from traces of PyTorch's profiler instead of measuring (JSON or gzip, record_shapes=True, one per rank)",
+    )
+    command.add_argument(
+        "--gpu", type=filled, metavar="NAME", help="GPU of the traces (default: as they say; needs --from-trace)"
     )
     command.add_argument(
         "--sweep", action="store_true", help="measure a standard set of operators (default without a job)"
@@ -77,6 +88,13 @@ def calibrate(arguments: argparse.Namespace) -> None:
     """Run it; see the module's docstring."""
     begin = time.monotonic()
     _check(arguments)
+    if arguments.from_trace:
+        from autosac.cli.calibrate_traces import calibrate_from_traces
+
+        with _bar(enabled=not arguments.quiet and not arguments.debug) as report:
+            shown = calibrate_from_traces(arguments, report)
+        print_result(shown)
+        return
     ranks, rank = _torchrun()
     gpu = _gpu_facts() if arguments.device == "cuda" else None
     with _bar(enabled=not arguments.quiet and not arguments.debug and rank == 0) as report:
@@ -93,17 +111,26 @@ def calibrate(arguments: argparse.Namespace) -> None:
         if found is None:
             return
         result = _run(arguments, found, collectives, begin + arguments.minutes * 60 * (1 - _RESERVE), report)
-    if arguments.json:
-        print(json.dumps(_document(result), indent=1))
+    print_result(_document(result) if arguments.json else _summary(result))
+
+
+def print_result(result: dict[str, Any] | RenderableType) -> None:
+    """A document as JSON, anything else as a table."""
+    if isinstance(result, dict):
+        print(json.dumps(result, indent=1))
         return
     from autosac.report import summaries as reports
 
-    reports.console().print(_summary(result))
+    reports.console().print(result)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     if not 0 < arguments.minutes <= 24 * 60:
         raise UsageError(f"--minutes must be above 0 and at most a day, not {arguments.minutes:g}")
+    if arguments.from_trace:
+        _check_from_trace(arguments)
+    elif arguments.gpu is not None:
+        raise UsageError("--gpu says which GPU traces are of: it needs --from-trace")
     if arguments.job is not None and arguments.sweep:
         raise UsageError("give a job or --sweep, not both")
     if arguments.overrides and arguments.job is None:
@@ -112,6 +139,22 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{arguments.output}: a profile's name ends in .toml")
     check_outputs([("-o", arguments.output)], [Path(arguments.job)] if arguments.job is not None else [])
     world_size_of_environment()
+
+
+def _check_from_trace(arguments: argparse.Namespace) -> None:
+    measuring = {
+        "a job": arguments.job is not None,
+        "--sweep": arguments.sweep,
+        "--resume": arguments.resume,
+        "--threads": arguments.threads is not None,
+        "--device cpu": arguments.device == "cpu",
+    }
+    given = next((name for name, value in measuring.items() if value), None)
+    if given:
+        raise UsageError(f"--from-trace measures nothing, so it does not go with {given}")
+    if len(arguments.from_trace) > _MOST_TRACES:
+        raise UsageError(f"at most {_MOST_TRACES} traces at once, not {len(arguments.from_trace)}")
+    check_outputs([("-o", arguments.output)], arguments.from_trace)
 
 
 def _torchrun() -> tuple[int, int]:

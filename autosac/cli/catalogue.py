@@ -85,6 +85,7 @@ def gpu_facts(gpu: Hardware) -> RenderableType:
         "cost models": models if gpu.models_of else "roofline",
         "outside of PyTorch": f"{format_bytes(gpu.context_bytes)} (CUDA context)",
         "calibrated": gpu.calibrated,
+        "corrected": gpu.corrected,
     }
     for name, value in rows.items():
         if value:

@@ -64,7 +64,7 @@ def _alone(tensor: torch.Tensor) -> bool:
 def _called_by_engine() -> bool:
     """The nearest frame outside of capture is the engine's own: no Python code computes this gradient."""
     frame: FrameType | None = sys._getframe(1)
-    own = __name__.rpartition(".")[0]
+    own = "autosac.capture."
     while frame is not None and frame.f_globals.get("__name__", "").startswith(own):
         if frame.f_code.co_name == "run_backward":
             return True

@@ -1,0 +1,254 @@
+"""The correction of shipped models by measured operators: a hierarchical model of their errors, with an error bar.
+
+    log(measured / shipped) = machine + family + family(shape) + operator(shape) + operator(shape, near) + noise
+
+Each term is a Gaussian process (scikit-learn's): constant over the machine; constant over a family of operators; smooth
+over octaves of the shape, shared by the family; the same for one operator and type alone; and one that follows single
+shapes. The variance of each term is what maximises the marginal likelihood, so that the terms share out the evidence as
+partial pooling does: an operator with much evidence is corrected by its own, one with little leans on its family, and
+far from all evidence the correction goes back to that of the machine. The posterior's standard deviation is the error
+bar. (Rasmussen and Williams, Gaussian Processes for Machine Learning, chapters 2.2, 4.2.4 and 5.4.)
+
+Shapes are the features of `calibration.shapes`, in octaves, and the shipped model's own time. A family without evidence
+is left to the shipped models. Collectives are treated alike: their family is their kind, their operator the number of
+ranks.
+
+The file is JSON: ``{"format": "autosac-corrections", "schema": 1, "about": {...}, "levels": {...}, "rows": [[family,
+operator, [features], log ratio, variance], ...]}``; the process is built from its rows when it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.errors import HardwareError
+from autosac.estimator.calibration.shapes import shape_of
+from autosac.estimator.cluster import Placement
+from autosac.estimator.models import CollectiveModel, Estimate, OperatorModel, first_estimates
+from autosac.estimator.profiles import read_document
+from autosac.estimator.work import base_name, crosses_to_host, family
+from autosac.files.writing import write_text_atomically
+from autosac.trace import Signature
+
+_FORMAT, _SCHEMA = "autosac-corrections", 1
+_FEATURES = 12
+_WIDE, _NEAR = 6.0, 1.5  # octaves
+_FREE, _APART = 1e6, 0.1  # length scales that ignore a column, and that keep two codes apart
+_START = {"machine": 0.005, "family": 0.02, "family_shape": 0.1, "operator_shape": 0.1, "near": 0.05, "noise": 0.01}
+# The largest variance of each term. One trace shows few shapes of a family, all off alike, and would put all of that down
+# to the family or the machine; other traces of the GPU then get worse (`benchmarks/traces.py`).
+_LEAST = 1e-4
+_MOST = {"machine": 0.01, "family": 0.05, "family_shape": 0.2, "operator_shape": 0.5, "near": 0.5, "noise": 0.1}
+_MOST_ROWS, _MOST_ROWS_TO_TUNE = 2000, 400
+_MOST_LOG = math.log(100.0)
+
+
+class Point(NamedTuple):
+    """An operator or a collective as the correction sees it."""
+
+    family: str
+    operator: str
+    features: tuple[float, ...]
+
+
+class Observed(NamedTuple):
+    """The logarithm of measured over shipped at a point, and the variance with which it is known."""
+
+    point: Point
+    log_ratio: float
+    variance: float
+
+
+def operator_point(signature: Signature, shipped_ms: float, *, tf32: bool = False) -> Point | None:
+    """The point of an operator whose shipped price is this; None if nothing of it runs on the device."""
+    shape = shape_of(signature)
+    if shape is None or not shipped_ms > 0:
+        return None
+    kind = family(signature.name) or "unknown"
+    if crosses_to_host(signature):
+        kind = "host copy"
+    dtype = shape.groups[0].rpartition(":")[2]
+    if tf32 and dtype == "float32" and kind in ("matmul", "batched_matmul"):
+        dtype = "tf32"
+    features = (math.log2(shipped_ms * 1e3), *shape.features)[:_FEATURES]
+    return Point(kind, f"{base_name(signature.name)}:{dtype}", features + (0.0,) * (_FEATURES - len(features)))
+
+
+def collective_point(kind: str, nbytes: int, ranks: int, shipped_ms: float) -> Point:
+    """The point of a transfer."""
+    features = (math.log2(shipped_ms * 1e3), math.log2(max(nbytes, 1)))
+    return Point(f"collective {kind}", str(ranks), features + (0.0,) * (_FEATURES - 2))
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A fitted correction. `levels`: the variance of each term and of the noise; `about`: where it is from."""
+
+    observed: tuple[Observed, ...]
+    levels: Mapping[str, float]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def fit(observed: Sequence[Observed], about: Mapping[str, Any] | None = None) -> Correction:
+        """Fit the variances. Of very many rows those that are known best are kept."""
+        if not observed:
+            raise HardwareError("there is nothing to fit a correction to")
+        kept = sorted(observed, key=lambda o: o.variance)[:_MOST_ROWS]
+        few = kept[:: -(-len(kept) // _MOST_ROWS_TO_TUNE)]
+        return Correction(tuple(kept), _Process.tuned(few), about or {})
+
+    @cached_property
+    def families(self) -> frozenset[str]:
+        """Those with evidence."""
+        return frozenset(o.point.family for o in self.observed)
+
+    @cached_property
+    def _process(self) -> _Process:
+        return _Process(self.observed, self.levels)
+
+    def predict(self, points: Sequence[Point]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The logarithm of the correction at each point, and its standard deviation."""
+        if not points:
+            return np.zeros(0), np.zeros(0)
+        return self._process.predict(points)
+
+    def save(self, path: Path) -> None:
+        """Write the file; it appears whole or not at all."""
+        rows = [
+            [*o.point[:2], [round(f, 4) for f in o.point.features], round(o.log_ratio, 6), float(f"{o.variance:.4g}")]
+            for o in self.observed
+        ]
+        document = {"format": _FORMAT, "schema": _SCHEMA, "about": dict(self.about), "levels": dict(self.levels)}
+        write_text_atomically(path, json.dumps(document | {"rows": rows}, allow_nan=False))
+
+
+class _Process:
+    """scikit-learn's regressor behind codes for names."""
+
+    def __init__(self, observed: Sequence[Observed], levels: Mapping[str, float], *, tune: bool = False) -> None:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+
+        points = [o.point for o in observed]
+        self._families = {name: i for i, name in enumerate(sorted({p.family for p in points}))}
+        self._operators = {name: i for i, name in enumerate(sorted({p[:2] for p in points}))}
+        optimizer = "fmin_l_bfgs_b" if tune else None
+        self._regressor = GaussianProcessRegressor(
+            _kernel(levels), alpha=np.array([o.variance for o in observed]), optimizer=optimizer
+        )
+        with warnings.catch_warnings():  # a variance at its bound is an answer
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            self._regressor.fit(self._rows(points), np.array([o.log_ratio for o in observed]))
+
+    @staticmethod
+    def tuned(observed: Sequence[Observed]) -> dict[str, float]:
+        """The variances of greatest marginal likelihood."""
+        process = _Process(observed, _START, tune=True)
+        logs = process._regressor.kernel_.theta
+        return {name: float(np.exp(value)) for name, value in zip(_START, logs, strict=True)}
+
+    def _rows(self, points: Sequence[Point]) -> NDArray[np.float64]:
+        codes = [(self._families.get(p.family, -1), self._operators.get(p[:2], -1), *p.features) for p in points]
+        return np.array(codes, dtype=np.float64)
+
+    def predict(self, points: Sequence[Point]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        mean, std = self._regressor.predict(self._rows(points), return_std=True)
+        return np.clip(mean, -_MOST_LOG, _MOST_LOG), std
+
+
+def _kernel(levels: Mapping[str, float]) -> Any:
+    """The sum of the module's docstring; the variances are its only free parameters, in the order of `_START`."""
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+    def scales(of_family: float, of_operator: float, of_shape: float) -> list[float]:
+        return [of_family, of_operator] + [of_shape] * _FEATURES
+
+    terms = {
+        "family": RBF(scales(_APART, _FREE, _FREE), "fixed"),
+        "family_shape": RBF(scales(_APART, _FREE, _WIDE), "fixed"),
+        "operator_shape": RBF(scales(_APART, _APART, _WIDE), "fixed"),
+        "near": Matern(scales(_APART, _APART, _NEAR), "fixed", nu=1.5),
+    }
+    kernel = ConstantKernel(levels["machine"], (_LEAST, _MOST["machine"]))
+    for name, term in terms.items():
+        kernel = kernel + ConstantKernel(levels[name], (_LEAST, _MOST[name])) * term
+    return kernel + WhiteKernel(levels["noise"], (_LEAST, _MOST["noise"]))
+
+
+@lru_cache(maxsize=8)
+def load_correction(path: str) -> Correction:
+    """Read a file of corrections. HardwareError if it is none, is damaged, or holds numbers that are not finite."""
+    document = read_document(path, "corrections", _FORMAT, _SCHEMA)
+    try:
+        levels = {name: _number(document["levels"][name], 1e-6, 1e3) for name in _START}
+        rows = tuple(_observed(row) for row in document["rows"])
+        if not 0 < len(rows) <= _MOST_ROWS:
+            raise ValueError(f"{len(rows)} rows")
+        return Correction(rows, levels, document.get("about", {}))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+        raise HardwareError(f"{path} is damaged: {type(e).__name__}: {e}") from e
+
+
+def _observed(row: Any) -> Observed:
+    kind, operator, features, log_ratio, variance = row
+    if not isinstance(kind, str) or not isinstance(operator, str) or len(features) != _FEATURES:
+        raise ValueError("a row is not [family, operator, features, log ratio, variance]")
+    point = Point(kind, operator, tuple(_number(f, -200.0, 200.0) for f in features))
+    return Observed(point, _number(log_ratio, -30.0, 30.0), _number(variance, 1e-12, 1e6))
+
+
+def _number(value: Any, least: float, most: float) -> float:
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise ValueError(f"{value!r} is not a number from {least:g} to {most:g}")
+    return float(value)
+
+
+# ---- the models ------------------------------------------------------------------------------------------------
+
+
+class CorrectedOperators:
+    """The shipped models with the correction on top, for the families that it has evidence of."""
+
+    def __init__(self, correction: Correction, shipped: Sequence[OperatorModel], *, tf32: bool = False) -> None:
+        """`shipped`: models in order of preference, of which the last knows every operator."""
+        self._correction, self._shipped, self._tf32 = correction, tuple(shipped), tf32
+
+    def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
+        """One answer for each signature; None where there is no evidence of its family."""
+        answers: list[Estimate | None] = [None] * len(signatures)
+        prices = first_estimates(self._shipped, signatures) if signatures else []
+        chosen: list[tuple[int, Point]] = []
+        for i, (signature, price) in enumerate(zip(signatures, prices, strict=True)):
+            point = operator_point(signature, price.ms, tf32=self._tf32)
+            if point is not None and point.family in self._correction.families:
+                chosen.append((i, point))
+        means, stds = self._correction.predict([point for _, point in chosen])
+        for (i, _), mean, std in zip(chosen, means.tolist(), stds.tolist(), strict=True):
+            answers[i] = Estimate(prices[i].ms * math.exp(mean), f"corrected:{prices[i].source}", std)
+        return answers
+
+
+class CorrectedTransfers:
+    """Collectives inside one node, corrected where the traces hold collectives of their kind."""
+
+    def __init__(self, correction: Correction, behind: CollectiveModel) -> None:
+        self._correction, self._behind = correction, behind
+
+    def estimate(self, kind: str, nbytes: int, placement: Placement) -> Estimate:
+        """The duration of one transfer."""
+        plain = self._behind.estimate(kind, nbytes, placement)
+        point = collective_point(kind, nbytes, placement.ranks, plain.ms) if plain.ms > 0 else None
+        if point is None or placement.nodes > 1 or point.family not in self._correction.families:
+            return plain
+        mean, std = self._correction.predict([point])
+        return Estimate(plain.ms * math.exp(float(mean[0])), f"corrected:{plain.source}", float(std[0]))

@@ -1,0 +1,116 @@
+"""Signatures from a profiler's notes are those that a capture records."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autosac.capture.jobs.eager import EagerRequest, capture_eager
+from autosac.kineto import HostEvent, Unreadable, is_vocabulary, to_signature
+from autosac.kineto.reader import _Collector
+from autosac.kineto.stream import members
+from autosac.trace import Op, Signature
+
+STEP = Path(__file__).with_name("profiled_step.py")
+
+
+def _make_step() -> Any:
+    spec = importlib.util.spec_from_file_location("profiled_step", STEP)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.make_step
+
+
+def _profiled(path: Path) -> set[Signature]:
+    """Of the outermost operators of one real step on the CPU."""
+    subprocess.run([sys.executable, str(STEP), str(path)], check=True, capture_output=True)
+    events = _Collector()
+    for key, value in members(path, "traceEvents"):
+        if key == "traceEvents":
+            events.add(value)
+    shown = sorted(filter(is_vocabulary, events.operators), key=lambda op: (op.thread, op.begin_us, -op.end_us))
+    found, until = set(), {}
+    for op in shown:
+        if op.begin_us >= until.get(op.thread, -1.0):
+            until[op.thread] = op.end_us
+            if op.name not in ("aten::_local_scalar_dense", "aten::detach_"):
+                found.add(to_signature(op))
+    return found
+
+
+def test_a_real_profile_and_a_capture_of_the_same_step_agree(tmp_path: Path) -> None:
+    """Every operator that launches work has the same signature in both: shapes, strides, types, scalars, overloads."""
+    trace = capture_eager(_make_step(), EagerRequest(target="cpu"))
+    captured = {trace.signatures[event.signature] for event in trace.events if type(event) is Op}
+    captured = {s for s in captured if not s.is_view and s.name.startswith("aten.")}
+    profiled = {s for s in _profiled(tmp_path / "cpu.json") if not s.is_view}
+    assert captured <= profiled
+    assert {s.name for s in profiled - captured} <= {"aten.fill_.Scalar"}  # optimizers' steps counted on the host
+
+
+def _op(name: str, types: list[str], dims: list[Any], **args: Any) -> HostEvent:
+    return HostEvent(name, 0, 0.0, 1.0, {"Input type": types, "Input Dims": dims} | args)
+
+
+def test_old_traces_imply_what_they_do_not_hold() -> None:
+    """Without strides and values: a layer norm's extent is its weight's, a bias's gradient sums rows, numbers are free."""
+    norm = to_signature(
+        _op("aten::native_layer_norm", ["float", "", "float", "float", "Scalar"], [[8, 32], [], [32], [32], []])
+    )
+    assert dict(norm.arguments)["normalized_shape"] == (32,)
+    assert norm.outputs[1].shape == (8, 1)
+    types, dims = ["float", "", "Scalar", ""], [[8, 32], [], [], []]
+    assert to_signature(_op("aten::sum", types, dims), node="AddmmBackward0").outputs[0].shape == (1, 32)
+    clamp = to_signature(_op("aten::clamp", ["float", "Scalar", "Scalar"], [[4], [], []]))
+    assert clamp.outputs[0].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("op", "why"),
+    [
+        (_op("aten::sum", ["float", "", "Scalar", ""], [[8, 32], [], [], []]), "does not hold its argument dim"),
+        (_op("aten::cat", ["TensorList", "Scalar"], [[], []]), "tensors of its list"),
+        (_op("aten::mm", ["float", "float"], [[2, 3], [4, 5]]), "PyTorch refuses"),
+        (_op("aten::mm", ["float", "strange"], [[2, 3], [3, 5]]), "no overload"),
+        (_op("aten::relu", ["float"], [["x"]]), "a shape is damaged"),
+        (HostEvent("aten::relu", 0, 0.0, 1.0, {}), "record_shapes"),
+    ],
+)
+def test_what_cannot_be_told_says_why(op: HostEvent, why: str) -> None:
+    """A call whose notes do not suffice is not guessed at."""
+    with pytest.raises(Unreadable, match=why):
+        to_signature(op)
+
+
+def test_copies_from_and_to_the_host_have_an_end_there() -> None:
+    """The copies' names say which way they went."""
+    op = _op("aten::copy_", ["float", "float", "Scalar"], [[4], [4], []])
+    up = to_signature(op, ["Memcpy HtoD (Pinned -> Device)"])
+    assert [m.place for m in up.inputs] == ["device", "cpu"]
+    down = to_signature(op, ["Memcpy DtoH (Device -> Pinned)"])
+    assert [m.place for m in down.inputs] == ["cpu", "device"]
+    assert [m.place for m in to_signature(op, ["Memcpy DtoD (Device -> Device)"]).inputs] == ["device", "device"]
+
+
+def test_composites_are_told_by_their_overload() -> None:
+    """Std without a correction is a composite, with one it is not."""
+    assert not is_vocabulary(_op("aten::linear", ["float", "float", ""], [[2, 3], [4, 3], []]))
+    assert is_vocabulary(_op("aten::std", ["float", "", "", "Scalar"], [[4], [], [], []]))
+    assert not is_vocabulary(_op("aten::std", ["float", "Scalar"], [[4], []]))
+    assert not is_vocabulary(_op("c10d::allreduce_", [], []))
+    assert not is_vocabulary(_op("no::such", [], []))
+
+
+def test_looking_an_operator_up_leaves_it_as_it_is() -> None:
+    """Others compare operators by identity: the overload before and after is the same object."""
+    before = torch.ops.aten.hardswish.default
+    assert is_vocabulary(_op("aten::hardswish", ["float"], [[4]]))
+    assert torch.ops.aten.hardswish.default is before
