@@ -1,0 +1,131 @@
+"""Runs tests on a copy of the tree with one mutant after the other.
+
+Each job has a copy of its own in a temporary folder; the checkout is only read. A fork server that has imported the large
+packages starts every run of pytest, so that a run costs no more than the project's own imports and the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from benchmarks.mutation.mutants import Mutant
+
+_LARGE = ("torch", "torch.distributed.tensor", "numpy", "scipy.optimize", "pulp", "jsonschema", "rich", "pytest", "hypothesis")
+_OPTIONS = ("-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+# A mutant is caught as endless if its tests take this much longer than without it; the machine may be busy.
+_SLOWER, _MORE_S = 4.0, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """How a run of pytest ended: its exit status (None: stopped), the first test that failed, and how long it took."""
+
+    status: int | None
+    failed: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Every test passed, or there was none."""
+        return self.status in (0, 5)
+
+
+def copy_of(root: Path, folder: Path) -> Path:
+    """Copy what git tracks, or does not ignore, into a folder; links stay links. CalledProcessError outside of git."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True
+    ).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        source, target = root / name, folder / name
+        if source.is_symlink() or source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    return folder
+
+
+class Bench:
+    """A copy of the tree, in which one mutant at a time is tried."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        """Copy the checkout at `root` into `folder`."""
+        self._root = root
+        self._tree = copy_of(root, folder / "tree")
+        self._output = folder / "output.txt"
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(list(_LARGE))
+        self._baseline_s: dict[tuple[str, ...], float] = {}
+        self._changes = 0
+
+    def baseline(self, tests: tuple[str, ...]) -> float:
+        """Seconds that the tests take without a mutant. RuntimeError if they do not pass."""
+        if tests not in self._baseline_s:
+            run = self._run(tests, None)
+            if not run.passed:
+                raise RuntimeError(f"without a mutant {run.failed or 'pytest'} fails:\n{self._output.read_text()[-2000:]}")
+            self._baseline_s[tests] = run.seconds
+        return self._baseline_s[tests]
+
+    def trial(self, mutant: Mutant, stages: tuple[tuple[str, ...], ...]) -> Run:
+        """The run of the first stage of tests that fails under the mutant, or of the last one."""
+        limits_s = [_SLOWER * self.baseline(tests) + _MORE_S for tests in stages]
+        content = (self._root / mutant.file).read_bytes()
+        self._write(mutant.file, mutant.apply(content))
+        try:
+            for tests, limit_s in zip(stages, limits_s, strict=True):
+                run = self._run(tests, limit_s)
+                if not run.passed:
+                    break
+        finally:
+            self._write(mutant.file, content)
+        return run
+
+    def _write(self, file: str, content: bytes) -> None:
+        """Each version of a file is of another second, or Python would take the compiled one of the version before."""
+        path = self._tree / file
+        path.write_bytes(content)
+        self._changes += 2
+        later = time.time() + self._changes
+        os.utime(path, (later, later))
+
+    def _run(self, tests: tuple[str, ...], limit_s: float | None) -> Run:
+        begin = time.monotonic()
+        process = self._context.Process(target=_pytest, args=(str(self._tree), str(self._output), tests))
+        process.start()
+        process.join(limit_s)
+        stopped = process.exitcode is None
+        with suppress(ProcessLookupError):  # what the tests have started ends with them
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        failed = _FAILED.search(self._output.read_text(errors="replace")) if self._output.exists() else None
+        return Run(
+            status=None if stopped else process.exitcode,
+            failed=failed[1] if failed and not stopped else "",
+            seconds=time.monotonic() - begin,
+        )
+
+
+def _pytest(tree: str, output: str, tests: tuple[str, ...]) -> None:
+    """In the child: run tests on the copy, with all that they print in a file."""
+    os.setsid()
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = tree
+    sys.path.insert(0, tree)
+    import pytest
+
+    status = pytest.main([*_OPTIONS, "-c", f"{tree}/pyproject.toml", "--rootdir", tree, *tests])
+    sys.stdout.flush()
+    os._exit(int(status))
