@@ -36,7 +36,7 @@ def main() -> int:
         return 0
     known = _load(arguments.output)
     left = [m for m in chosen if m.key not in known or (arguments.again and known[m.key].outcome == SURVIVED)]
-    _try(left, known, arguments.output, arguments.jobs)
+    _try(left, known, arguments)
     results = {m.key: known[m.key] for m in chosen if m.key in known}
     judged = load_judged()
     print(markdown(results, judged, arguments.seed))
@@ -48,7 +48,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutation", description=__doc__.splitlines()[0])
     parser.add_argument("--mutants", type=int, default=150, metavar="N", help="how many mutants (default 150)")
     parser.add_argument("--seed", type=int, default=0, help="which mutants come first (default 0)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="mutants that are tried side by side (default 1)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="mutants that are tried side by side (default 1)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=900.0, metavar="S", help="seconds for a stage of tests (default 900)"
+    )
     parser.add_argument("--files", default="", metavar="PATTERN", help="only source files whose path has this")
     parser.add_argument("--again", action="store_true", help="try those again that survived")
     parser.add_argument("--list", action="store_true", help="list the mutants and try none")
@@ -60,8 +65,8 @@ def _load(file: Path) -> dict[str, Result]:
     return {k: Result(**values) for k, values in json.loads(file.read_text()).items()} if file.exists() else {}
 
 
-def _try(left: list[Mutant], known: dict[str, Result], file: Path, jobs: int) -> None:
-    """Try mutants on `jobs` copies of the tree; `known` and the file get each result as it comes."""
+def _try(left: list[Mutant], known: dict[str, Result], arguments: argparse.Namespace) -> None:
+    """Try mutants on several copies of the tree; `known` and the file get each result as it comes."""
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in left:
         waiting.put(mutant)
@@ -69,14 +74,16 @@ def _try(left: list[Mutant], known: dict[str, Result], file: Path, jobs: int) ->
 
     def work(folder: Path) -> None:
         try:
-            bench = Bench(_ROOT, folder)
+            bench = Bench(_ROOT, folder, arguments.limit)
             while not errors and not waiting.empty():
                 mutant = waiting.get_nowait()
                 result = _result(bench, mutant)
                 with lock:
                     known[mutant.key] = result
-                    _save(file, known)
-                    print(f"{result.outcome:8} {result.seconds:5.0f} s {mutant.file}:{mutant.line}", end=" ", flush=True)
+                    _save(arguments.output, known)
+                    print(
+                        f"{result.outcome:8} {result.seconds:5.0f} s {mutant.file}:{mutant.line}", end=" ", flush=True
+                    )
                     print(f"{mutant.before} -> {mutant.after} {result.by}".replace("\n", " "), flush=True)
         except queue.Empty:
             pass
@@ -84,7 +91,9 @@ def _try(left: list[Mutant], known: dict[str, Result], file: Path, jobs: int) ->
             errors.append(e)
 
     with tempfile.TemporaryDirectory(prefix="autosac-mutation-") as parent:
-        threads = [threading.Thread(target=work, args=(Path(parent, str(i)),)) for i in range(min(jobs, len(left)))]
+        threads = [
+            threading.Thread(target=work, args=(Path(parent, str(i)),)) for i in range(min(arguments.jobs, len(left)))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

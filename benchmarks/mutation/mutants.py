@@ -118,7 +118,9 @@ def sample(root: Path, seed: int, count: int, pattern: str = "") -> list[Mutant]
     """The first `count` mutants in order whose file has the regular expression `pattern`, without equivalent ones."""
     wanted = (m for m in in_order(all_mutants(root), seed) if re.search(pattern, m.file))
     contents = ((m, (root / m.file).read_bytes()) for m in wanted)
-    return [m for m, _ in islice((pair for pair in contents if not is_equivalent(pair[1], pair[0].apply(pair[1]))), count)]
+    return [
+        m for m, _ in islice((pair for pair in contents if not is_equivalent(pair[1], pair[0].apply(pair[1]))), count)
+    ]
 
 
 def mutants_of(file: str, content: bytes) -> list[Mutant]:
@@ -214,13 +216,8 @@ def _without_annotations(node: ast.AST) -> ast.AST:
 
 
 def _statements(node: ast.stmt) -> Iterator[_Change]:
-    nothing = ast.Pass()
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await):
-        yield node, "statement", nothing
-    elif isinstance(node, ast.AugAssign | ast.Raise | ast.Continue | ast.Break):
-        yield node, "statement", nothing
-    elif isinstance(node, ast.Assign) and all(isinstance(t, ast.Attribute | ast.Subscript) for t in node.targets):
-        yield node, "statement", nothing
+    if _is_removable(node):
+        yield node, "statement", ast.Pass()
     elif isinstance(node, ast.Return) and not (node.value is None or _is_none(node.value)):
         yield node, "return", ast.Return(ast.Constant(None))
     if isinstance(node, ast.If):
@@ -229,6 +226,15 @@ def _statements(node: ast.stmt) -> Iterator[_Change]:
         changed = copy.copy(node)
         changed.op = _ARITHMETIC[type(node.op)]()
         yield node, "arithmetic", changed
+
+
+def _is_removable(node: ast.stmt) -> bool:
+    """Without it the names that follow still exist."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call | ast.Await)
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
+    return isinstance(node, ast.AugAssign | ast.Raise | ast.Continue | ast.Break)
 
 
 def _is_none(node: ast.expr) -> bool:
@@ -264,7 +270,9 @@ def _expressions(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _is_text(*nodes: ast.expr) -> bool:
-    return any(isinstance(n, ast.JoinedStr) or (isinstance(n, ast.Constant) and isinstance(n.value, str)) for n in nodes)
+    return any(
+        isinstance(n, ast.JoinedStr) or (isinstance(n, ast.Constant) and isinstance(n.value, str)) for n in nodes
+    )
 
 
 def _other(value: bool | int | float) -> bool | int | float:

@@ -17,10 +17,11 @@ def stages(root: Path, file: str) -> tuple[tuple[str, ...], ...]:
     room = max((r for r in table if file == r or file.startswith(f"{r}/")), key=len, default=None)
     if room is None:
         raise ValueError(f"{_FILE.name} has no tests for {file}")
-    missing = [test for test in table[room] if not (root / test.partition("::")[0]).exists()]
+    paths = {test: sorted(str(p.relative_to(root)) for p in root.glob(test)) for test in table[room]}
+    missing = [test for test, found in paths.items() if not found]
     if missing:
         raise ValueError(f"{_FILE.name} names tests that do not exist: {', '.join(missing)}")
+    rest = tuple(path for found in paths.values() for path in found)
     named = sorted(str(p.relative_to(root)) for p in (root / "tests").rglob(f"test_{Path(file).stem}.py"))
-    near = tuple(test for test in named if any(test.startswith(part) for part in table[room]))
-    rest = tuple(table[room])
+    near = tuple(test for test in named if any(test == part or test.startswith(f"{part}/") for part in rest))
     return (near, rest) if near and near != rest else (rest,)

@@ -61,7 +61,9 @@ def markdown(results: Mapping[str, Result], judged: Sequence[Judged], seed: int)
     rows = [_row(room, found) for room, found in rooms.items()]
     rows.append(_row("**all**", list(outcomes.values())))
     survivors = [r for key, r in results.items() if outcomes[key] == SURVIVED]
-    equivalent = [(r, next(j.why for j in judged if j.matches(r))) for k, r in results.items() if outcomes[k] == EQUIVALENT]
+    equivalent = [
+        (r, next(j.why for j in judged if j.matches(r))) for k, r in results.items() if outcomes[k] == EQUIVALENT
+    ]
     lines = [
         f"Seed {seed}. Caught: share of the mutants that change behaviour.\n",
         "| room | mutants | caught | survived | equivalent | caught |",

@@ -20,11 +20,19 @@ from pathlib import Path
 
 from benchmarks.mutation.mutants import Mutant
 
-_LARGE = ("torch", "torch.distributed.tensor", "numpy", "scipy.optimize", "pulp", "jsonschema", "rich", "pytest", "hypothesis")
+_LARGE = (
+    "torch",
+    "torch.distributed.tensor",
+    "numpy",
+    "scipy.optimize",
+    "pulp",
+    "jsonschema",
+    "rich",
+    "pytest",
+    "hypothesis",
+)
 _OPTIONS = ("-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
-# A mutant is caught as endless if its tests take this much longer than without it; the machine may be busy.
-_SLOWER, _MORE_S = 4.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,10 @@ class Run:
 def copy_of(root: Path, folder: Path) -> Path:
     """Copy what git tracks, or does not ignore, into a folder; links stay links. CalledProcessError outside of git."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
     ).stdout
     for name in filter(None, listed.decode().split("\0")):
         source, target = root / name, folder / name
@@ -57,38 +68,42 @@ def copy_of(root: Path, folder: Path) -> Path:
 class Bench:
     """A copy of the tree, in which one mutant at a time is tried."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        """Copy the checkout at `root` into `folder`."""
+    def __init__(self, root: Path, folder: Path, limit_s: float) -> None:
+        """Copy the checkout at `root` into `folder`. A stage of tests that takes longer than the limit is stopped."""
         self._root = root
         self._tree = copy_of(root, folder / "tree")
         self._output = folder / "output.txt"
+        self._limit_s = limit_s
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(list(_LARGE))
-        self._baseline_s: dict[tuple[str, ...], float] = {}
+        self._sound: set[tuple[str, ...]] = set()
         self._changes = 0
 
-    def baseline(self, tests: tuple[str, ...]) -> float:
-        """Seconds that the tests take without a mutant. RuntimeError if they do not pass."""
-        if tests not in self._baseline_s:
-            run = self._run(tests, None)
-            if not run.passed:
-                raise RuntimeError(f"without a mutant {run.failed or 'pytest'} fails:\n{self._output.read_text()[-2000:]}")
-            self._baseline_s[tests] = run.seconds
-        return self._baseline_s[tests]
-
     def trial(self, mutant: Mutant, stages: tuple[tuple[str, ...], ...]) -> Run:
-        """The run of the first stage of tests that fails under the mutant, or of the last one."""
-        limits_s = [_SLOWER * self.baseline(tests) + _MORE_S for tests in stages]
-        content = (self._root / mutant.file).read_bytes()
+        """The run of the first stage of tests that fails under the mutant, or of the last one.
+
+        RuntimeError if what fails under the mutant does not pass without it either.
+        """
+        content = (self._tree / mutant.file).read_bytes()
         self._write(mutant.file, mutant.apply(content))
         try:
-            for tests, limit_s in zip(stages, limits_s, strict=True):
-                run = self._run(tests, limit_s)
+            for tests in stages:
+                run = self._run(tests)
                 if not run.passed:
                     break
         finally:
             self._write(mutant.file, content)
+        if not run.passed:
+            self._check((run.failed,) if run.failed else tests)
         return run
+
+    def _check(self, tests: tuple[str, ...]) -> None:
+        if tests not in self._sound:
+            run = self._run(tests)
+            if not run.passed:
+                text = self._output.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{' '.join(tests)} fails without a mutant, or takes too long:\n{text}")
+            self._sound.add(tests)
 
     def _write(self, file: str, content: bytes) -> None:
         """Each version of a file is of another second, or Python would take the compiled one of the version before."""
@@ -98,11 +113,11 @@ class Bench:
         later = time.time() + self._changes
         os.utime(path, (later, later))
 
-    def _run(self, tests: tuple[str, ...], limit_s: float | None) -> Run:
+    def _run(self, tests: tuple[str, ...]) -> Run:
         begin = time.monotonic()
         process = self._context.Process(target=_pytest, args=(str(self._tree), str(self._output), tests))
         process.start()
-        process.join(limit_s)
+        process.join(self._limit_s)
         stopped = process.exitcode is None
         with suppress(ProcessLookupError):  # what the tests have started ends with them
             os.killpg(process.pid, signal.SIGKILL)

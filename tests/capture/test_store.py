@@ -14,24 +14,14 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.process.store import CaptureStore, default_store, fingerprint, surroundings
 from autosac.errors import UsageError
 from autosac.trace import Trace
+from traces import trace_of
 
 JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
 
 
 def trace(number: int = 0) -> Trace:
     """A trace of nothing, with a number."""
-    return Trace(
-        info={"number": number},
-        signatures=(),
-        storages=(),
-        modules=("",),
-        module_parents=(-1,),
-        module_classes=("",),
-        sources=("",),
-        groups=(),
-        prologue=(),
-        events=(),
-    )
+    return trace_of(number=number)
 
 
 @pytest.fixture

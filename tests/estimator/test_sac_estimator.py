@@ -30,6 +30,7 @@ from autosac.trace import (
     TensorMeta,
     Trace,
 )
+from traces import trace_of
 
 META = TensorMeta((4,), (1,), "float32")
 NAMES = ("aten.mm.default", "aten.gelu.default", "aten.add.Tensor", "aten.view.default", "aten.add_.Tensor")
@@ -96,21 +97,15 @@ class Step:
 
     def trace(self) -> Trace:
         """All of it. Only add_ writes, to its first input."""
-        return Trace(
-            info={},
-            signatures=tuple(
+        return trace_of(
+            self.events,
+            signatures=(
                 Signature(name, (META, META), (META,), mutates=(0,) if name == "aten.add_.Tensor" else ())
                 for name in NAMES
             ),
-            storages=tuple(Storage(n, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for n in self.sizes),
+            storages=(Storage(n, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for n in self.sizes),
             modules=("block",),
-            module_parents=(-1,),
-            module_classes=("Block",),
-            sources=("",),
-            groups=(),
-            prologue=(),
-            events=tuple(self.events),
-            regions=tuple(self.regions),
+            regions=self.regions,
         )
 
     def estimator(self, **options: object) -> SACEstimator:

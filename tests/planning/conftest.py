@@ -36,9 +36,9 @@ from autosac.trace import (
     Signature,
     Storage,
     TensorMeta,
-    Trace,
     WorkWait,
 )
+from traces import trace_of
 
 MIB = 2**20
 BYTES = {"a": MIB, "b": MIB, "c": 4096}
@@ -64,25 +64,19 @@ class Layers:
         for layer in reversed(range(count)):
             self.backward(layer)
         self.add(Free(0))
-        self.trace = Trace(
-            info={
-                "model": "layers",
-                "world_size": 2,
-                "early_stop": False,
-                "preserve_rng_state": False,
-                "checkpointing": "plan" if self.policy else "none",
-            },
-            signatures=tuple(SIGNATURES.values()),
-            storages=tuple(self.storages),
+        self.trace = trace_of(
+            self.events,
+            signatures=SIGNATURES.values(),
+            storages=self.storages,
             modules=("", "layers", *(f"layers.{layer}" for layer in range(count))),
-            module_parents=(-1, 0, *([1] * count)),
-            module_classes=("Module",) * (count + 2),
-            sources=("",),
             groups=(Group.of("dp", range(2)),),
             streams=("compute", "gather"),
-            prologue=(),
-            events=tuple(self.events),
-            regions=tuple(self.regions),
+            regions=self.regions,
+            model="layers",
+            world_size=2,
+            early_stop=False,
+            preserve_rng_state=False,
+            checkpointing="plan" if self.policy else "none",
         )
 
     def add(self, event: Event, ms: float = 0.0) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autosac.estimator.calibration.host_memory import Heap, HostMemory, fresh_bytes, reuse_extra_ms
 from autosac.runtime_sim import HostModel, serial_costs
 from autosac.trace import Alloc, Event, Free, Label, Op, Phase, Signature, Storage, TensorMeta, Trace
+from traces import trace_of
 
 MIB = 2**20
 
@@ -19,17 +20,10 @@ MIB = 2**20
 def trace(sizes: Sequence[int], events: Sequence[Event], signatures: Sequence[Signature] = ()) -> Trace:
     """A trace with storages of these sizes; operators have signature 0 by default, a float vector in and one out."""
     meta = TensorMeta((max(sizes, default=1) // 4,), (1,), "float32", "device")
-    return Trace(
-        info={},
+    return trace_of(
+        events,
         signatures=tuple(signatures) or (Signature("aten.relu.default", (meta,), (meta,)),),
-        storages=tuple(Storage(size, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for size in sizes),
-        modules=("",),
-        module_parents=(-1,),
-        module_classes=("",),
-        sources=("",),
-        groups=(),
-        prologue=(),
-        events=tuple(events),
+        storages=(Storage(size, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for size in sizes),
     )
 
 
