@@ -29,10 +29,9 @@ _LARGE = (
     "jsonschema",
     "rich",
     "pytest",
-    "hypothesis",
 )
 _OPTIONS = ("-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,34 +75,36 @@ class Bench:
         self._limit_s = limit_s
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(list(_LARGE))
-        self._sound: set[tuple[str, ...]] = set()
+        self._passes: dict[tuple[str, ...], bool] = {}
         self._changes = 0
 
     def trial(self, mutant: Mutant, stages: tuple[tuple[str, ...], ...]) -> Run:
         """The run of the first stage of tests that fails under the mutant, or of the last one.
 
-        RuntimeError if what fails under the mutant does not pass without it either.
+        A test that fails without the mutant too does not count. RuntimeError if a whole stage does not pass in time.
         """
+        for tests in stages:
+            run = self._mutated(mutant, tests)
+            while run.failed and not self._passes_without((run.failed,)):
+                run = self._mutated(mutant, tests)
+            if not run.passed:
+                if not run.failed and not self._passes_without(tests):
+                    raise RuntimeError(f"without a mutant these tests fail or take too long: {' '.join(tests)}")
+                break
+        return run
+
+    def _mutated(self, mutant: Mutant, tests: tuple[str, ...]) -> Run:
         content = (self._tree / mutant.file).read_bytes()
         self._write(mutant.file, mutant.apply(content))
         try:
-            for tests in stages:
-                run = self._run(tests)
-                if not run.passed:
-                    break
+            return self._run(tests)
         finally:
             self._write(mutant.file, content)
-        if not run.passed:
-            self._check((run.failed,) if run.failed else tests)
-        return run
 
-    def _check(self, tests: tuple[str, ...]) -> None:
-        if tests not in self._sound:
-            run = self._run(tests)
-            if not run.passed:
-                text = self._output.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"{' '.join(tests)} fails without a mutant, or takes too long:\n{text}")
-            self._sound.add(tests)
+    def _passes_without(self, tests: tuple[str, ...]) -> bool:
+        if tests not in self._passes:
+            self._passes[tests] = self._run(tests).passed
+        return self._passes[tests]
 
     def _write(self, file: str, content: bytes) -> None:
         """Each version of a file is of another second, or Python would take the compiled one of the version before."""
@@ -114,6 +115,8 @@ class Bench:
         os.utime(path, (later, later))
 
     def _run(self, tests: tuple[str, ...]) -> Run:
+        wrong = [name for names, passes in self._passes.items() if not passes for name in names]
+        tests = (*tests, *(f"--deselect={name}" for name in wrong if name not in tests))
         begin = time.monotonic()
         process = self._context.Process(target=_pytest, args=(str(self._tree), str(self._output), tests))
         process.start()

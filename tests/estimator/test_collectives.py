@@ -149,6 +149,38 @@ def test_nccl_chooses_latency_for_small_and_bandwidth_for_large(
     assert (choice.algorithm, choice.protocol) == (algorithm, protocol)
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "protocol", "microseconds"),
+    [
+        # LL: 6.6 to start; 31 steps, 3 of them between nodes at 2.7, the others 0.6; half of 200 GB/s is payload
+        ("all_gather", 1024, "LL", 6.6 + 28 * 0.6 + 3 * 2.7 + 31 / 32 * 1024 / 100e3),
+        ("broadcast", 1024, "LL", 6.6 + 28 * 0.6 + 3 * 2.7 + 1024 / 100e3),
+        # Simple: 8.4; twice 31 steps, 6 of them between nodes at 14, the others 3.4; all of 200 GB/s
+        ("all_reduce", 2**30, "Simple", 8.4 + 56 * 3.4 + 6 * 14.0 + 2 * 31 / 32 * 2**30 / 200e3),
+    ],
+)
+def test_the_ring_between_nodes_by_hand(kind: str, size: int, protocol: str, microseconds: float) -> None:
+    """NCCL's own estimate for 32 ranks on four nodes, at links of full efficiency."""
+    choice = choose(kind, size, CLUSTER.place(range(32)), efficiency=1.0)
+    assert (choice.algorithm, choice.protocol) == ("ring", protocol)
+    assert choice.microseconds == pytest.approx(microseconds, rel=1e-12)
+
+
+def test_the_tree_by_hand() -> None:
+    """Eq. 5: 128 KiB on four nodes of eight ranks, one channel of 32-KiB chunks: four rounds through a tree of depth two.
+
+    LL has half of a link's bandwidth as payload; three quarters of the latency hide behind full chunks.
+    """
+    model = ChunkModel(H100, ChunkProfile(channels=1, link_efficiency=1.0, reduce_gbps=1000.0))
+    place = CLUSTER.place(range(32))
+    assert choose("all_reduce", 2**17, place, efficiency=1.0)[:2] == ("tree", "LL")
+    beta = 0.6 * 0.25 + 2**15 / 200e3
+    gamma = 5.0 * 0.25 + 2**15 / 100e3
+    delta = 2**17 / 1e6
+    expected = 6.8 + 3 * gamma + 2 * 7 * beta + 2 * 2 * gamma + delta
+    assert model.microseconds("all_reduce", 2**17, place) == pytest.approx(expected, rel=1e-12)
+
+
 def test_chunks_by_hand() -> None:
     """Eq. 2: 2^30 bytes on 8 ranks, 16 channels of 512-KiB chunks are 16 rounds of 7 steps of one full chunk each."""
     model = ChunkModel(H100, ChunkProfile(link_efficiency=1.0))

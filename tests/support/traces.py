@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from autosac.trace import (
     Alloc,
+    Call,
     Event,
     Free,
     Group,
@@ -135,10 +136,21 @@ class TraceBuilder:
         """StepBegin, in the prologue."""
         self.prologue.append(StepBegin(number))
 
-    def region(self, module: str, first: int, inputs: Iterable[int] = (), outputs: Iterable[int] = ()) -> None:
-        """An observed forward of a module, from event `first` to here, without calls."""
+    def call(self, name: str, first: int, created: Iterable[int] = ()) -> Call:
+        """What a policy sees of ``events[first:]`` so far: an operator that made these storages."""
+        return Call(f"aten.{name}.default", 0, (), first, len(self.events), False, False, False, tuple(created), (), ())
+
+    def region(
+        self,
+        module: str,
+        first: int,
+        inputs: Iterable[int] = (),
+        outputs: Iterable[int] = (),
+        calls: Iterable[Call] = (),
+    ) -> None:
+        """An observed forward of a module, from event `first` to here."""
         number = self.modules.index(module)
-        self.regions.append(Region(number, first, len(self.events), (), tuple(inputs), tuple(outputs)))
+        self.regions.append(Region(number, first, len(self.events), tuple(calls), tuple(inputs), tuple(outputs)))
 
     def build(self, **info: object) -> Trace:
         """The trace."""
