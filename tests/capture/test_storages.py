@@ -41,10 +41,8 @@ def returned(table: StorageTable, tensor: torch.Tensor, place: Place = FORWARD, 
     return table.returned(tensor, "aten.mm.default", int(more.get("stream", 0)), place, Label(more.get("label", 0)))
 
 
-def test_a_storage_lives_from_its_first_return_to_its_last_reference(
-    mode: FakeTensorMode, log: EventLog, table: StorageTable
-) -> None:
-    """A view is in the same allocation and keeps it alive; 10 floats are 40 bytes."""
+def test_a_storage_lives_to_its_last_reference(mode: FakeTensorMode, log: EventLog, table: StorageTable) -> None:
+    """From its first return on; a view is in the same allocation and keeps it alive; 10 floats are 40 bytes."""
     tensor = torch.empty(10)
     view = tensor.view(2, 5)
     assert returned(table, tensor) == returned(table, view) == table.of(view) == 0

@@ -46,7 +46,7 @@ def capture(events: list[Event], phases: tuple[Phase, ...]) -> Trace:
 
 
 def observed() -> Trace:
-    """The block's result waits for its backward; events are numbered 5 and 6, the collective 1."""
+    """The block's result waits for its backward; events are numbered 5, 6 and 4 (nobody waits for that), the collective 4."""
     return capture(
         [
             ModuleEnter(1, FORWARD),
@@ -54,11 +54,12 @@ def observed() -> Trace:
             OP[FORWARD],
             EventRecord(5, 0),
             EventWait(5, 1),
-            gather(1),
+            gather(4),
+            EventRecord(4, 0),
             ModuleExit(1, FORWARD),
             EventRecord(6, 1),
             EventWait(6, 0),
-            WorkWait(1, 0),
+            WorkWait(4, 0),
             ModuleEnter(1, BACKWARD),
             Op(0, 0, 1, BACKWARD, 0, (0,), ()),
             Free(0),
@@ -69,7 +70,7 @@ def observed() -> Trace:
 
 
 def recomputing() -> Trace:
-    """The result dies in the forward and is made anew; events are numbered 8 and 9, and 7 in between, the collective 3."""
+    """The result dies in the forward and is made anew; events are numbered 8, 9 and 2, and 7 in between, the collective 6."""
     return capture(
         [
             ModuleEnter(1, FORWARD),
@@ -77,12 +78,13 @@ def recomputing() -> Trace:
             OP[FORWARD],
             EventRecord(8, 0),
             EventWait(8, 1),
-            gather(3),
+            gather(6),
+            EventRecord(2, 0),
             Free(0),
             ModuleExit(1, FORWARD),
             EventRecord(9, 1),
             EventWait(9, 0),
-            WorkWait(3, 0),
+            WorkWait(6, 0),
             ModuleEnter(1, BACKWARD),
             ModuleEnter(1, RECOMPUTE),
             Alloc(1),
@@ -109,12 +111,13 @@ def test_events_works_and_storages_are_those_of_the_first_capture() -> None:
         OP[FORWARD],
         EventRecord(5, 0),
         EventWait(5, 1),
-        gather(1),
+        gather(4),
+        EventRecord(4, 0),
         Free(0),
         ModuleExit(1, FORWARD),
         EventRecord(6, 1),
         EventWait(6, 0),
-        WorkWait(1, 0),
+        WorkWait(4, 0),
         ModuleEnter(1, BACKWARD),
         ModuleEnter(1, RECOMPUTE),
         Alloc(1),
