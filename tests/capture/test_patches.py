@@ -339,7 +339,7 @@ def test_collectives_of_the_compute_stream(capture: Capture) -> None:
     reading = capture(make_dtensor)
     (gather,) = reading.collectives()
     made = [reading.trace.storages[event.storage] for event in reading.of(Alloc)]
-    assert gather.stream == 0 and {storage.stream for storage in made} == {0}
+    assert (gather.stream, gather.peer, gather.batch) == (0, -1, -1) and {storage.stream for storage in made} == {0}
     assert [storage.label for storage in made] == [Label.NONE, Label.NONE, Label.COMMUNICATION, Label.NONE]
     assert made[2] == reading.trace.storages[gather.outputs[0]]
 

@@ -21,6 +21,7 @@ from autosac.estimator import (
     load_cluster,
     load_hardware,
 )
+from autosac.estimator.log_sigmoid import fitted_curves
 from autosac.estimator.nccl import choose
 
 H100 = load_hardware("h100-sxm-80gb")
@@ -118,6 +119,28 @@ def test_log_sigmoid_between_nodes_is_bound_by_the_network() -> None:
     cluster = load_cluster("hgx-h100").sized(64)
     ms = LogSigmoid(H100).estimate("all_gather", 2**30, cluster.place(range(64))).ms
     assert 200 < 63 / 64 * 2**30 / ms * 1e-6 < 352
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "all_to_all"])
+def test_log_sigmoid_between_nodes_by_hand(kind: str) -> None:
+    """16 ranks on two nodes of eight, with a network that gives half of 200 GB/s to any message: 1e5 bytes in a microsecond.
+
+    Every rank of a node starts with seven hops. A ring has one step between nodes (5 us) and 7 more inside (1 us);
+    all_reduce runs it twice, or a tree of depth one with 0.92 of the bandwidth. In an all_to_all half of the bytes leave the
+    node, over an eighth of its network for each rank.
+    """
+    network = Curve(latency_us=0.0, hop_us=0.0, share=1.0, steepness=0.0, midpoint=0.0)
+    curve, size = fitted_curves()["NVLink4"][kind], 2**26
+    inside = curve.bandwidth(size, 8, 400.0)
+    assert inside > 1e5
+    start = curve.latency_us + 7 * curve.hop_us
+    expected = {
+        "all_gather": 15 / 16 * size / 1e5 + 5 + 7,
+        "all_reduce": min(2 * 15 / 16 * size / 1e5 + 2 * (5 + 7), 2 * size / (0.92 * 1e5) + 2 * 5),
+        "all_to_all": max(7 / 16 * size / inside, 8 / 16 * size / (1e5 / 8)) + 5,
+    }
+    answer = LogSigmoid(H100, network=network).estimate(kind, size, CLUSTER.place(range(16)))
+    assert answer.ms == pytest.approx((start + expected[kind]) * 1e-3, rel=1e-12)
 
 
 def test_log_sigmoid_says_whose_curves_it_uses() -> None:
