@@ -231,3 +231,12 @@ def test_grouped_mm_of_three_dimensions(meta: Meta) -> None:
         shape = matmul_shape(signature)
         assert shape is not None and (shape.batch, shape.m, shape.n, shape.k) == (4, 8, 16, 32)
     assert work_of(stacked).flops == 2 * 4 * 8 * 16 * 32
+
+
+def test_some_families_pass_over_their_memory_more_than_once(meta: Meta) -> None:
+    """A norm's backward reads its rows again for the gradients of its weights: 1.5 times; a sort takes four passes."""
+    x, statistics = meta((8, 64), "float32"), meta((8, 1), "float32")
+    norm = Signature("aten.native_layer_norm_backward.default", (x, x, statistics, statistics), (x,))
+    assert work_of(norm).nbytes == 1.5 * (3 * 8 * 64 * 4 + 2 * 8 * 4)
+    order = meta((8, 64), "int64")
+    assert work_of(Signature("aten.sort.default", (x,), (x, order))).nbytes == 4 * (2 * 8 * 64 * 4 + 8 * 64 * 8)
