@@ -151,6 +151,16 @@ def test_the_curve_of_what_the_step_pays(joint: Joint, hidden: float, floor: flo
         assert unit.step_ms(fraction) == pytest.approx(unit.cost_ms(bare.step_ms(fraction)), abs=1e-9)
 
 
+def test_a_unit_without_time_pays_nothing() -> None:
+    """What takes no time to recompute hides nothing and has no floor: its curve stays as it is."""
+    bare = unit("u", LocalProblem(items=(LocalItem(10, 0.0),)), 10)
+    assert bare.recompute_ms == 0.0 and bare.paying(1.0, 2.0) == bare
+    timed = unit("u", local_problem((10, 4.0)), 10)
+    assert timed.paying(0.0, 0.0) == timed and timed.paying(-1.0, -2.0) == timed
+    assert timed.paying(1.0, 0.0).cost_ms(4.0) == pytest.approx(3.0 + 0.04)
+    assert timed.paying(1.0, 2.0).cost_ms(2.5) == pytest.approx(2.0 + 0.025)
+
+
 def test_cbc_finds_the_optimum() -> None:
     """With its preprocessing of integers CBC answered 2 ms: checkpoint u0 and u1, discard u1's operator.
 
