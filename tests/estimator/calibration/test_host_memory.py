@@ -55,6 +55,21 @@ def test_large_requests_are_mapped_until_the_threshold_has_learned() -> None:
         heap.free(address)
 
 
+@pytest.mark.parametrize(
+    ("freed", "asked", "from_heap"),
+    [(65520, 132000, True), (65536, 132000, False), (65536, 131072, True), (65536, 131088, False)],
+)
+def test_the_heap_is_trimmed_to_its_pad(freed: int, asked: int, from_heap: bool) -> None:
+    """Chunks (each with 80 bytes of overhead) of 70000, `freed` and 80000 bytes leave at least 132624 on top of the heap.
+
+    Freeing 64 KiB or more cuts that to 128 KiB. What then does not fit there is mapped by itself.
+    """
+    heap = Heap()
+    chunks = [heap.malloc(size - 80)[0] for size in (70000, freed, 80000)]
+    heap.free(chunks[1])
+    assert (heap.malloc(asked - 80)[0] >= 0) is from_heap
+
+
 def test_neighbours_join() -> None:
     """Two freed neighbours serve a request that neither could."""
     heap = Heap()
