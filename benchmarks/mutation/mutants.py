@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dis
 import hashlib
 import re
 from collections.abc import Iterator
@@ -89,14 +90,15 @@ class Mutant:
         return content[: self.start] + self.text.encode() + content[self.end :]
 
 
-def all_mutants(root: Path) -> list[Mutant]:
-    """The mutants of all rooms below a checkout, by file and place."""
+def all_mutants(root: Path, pattern: str = "") -> list[Mutant]:
+    """The mutants of all rooms below a checkout, by file and place, of files whose path has this regular expression."""
     found: list[Mutant] = []
     for room in ROOMS:
         for folder, _, names in sorted(_walk(root / room)):
             for name in sorted(n for n in names if n.endswith(".py")):
                 path = Path(folder, name)
-                found += mutants_of(str(path.relative_to(root)), path.read_bytes())
+                file = str(path.relative_to(root))
+                found += mutants_of(file, path.read_bytes()) if re.search(pattern, file) else []
     return found
 
 
@@ -115,12 +117,13 @@ def in_order(mutants: list[Mutant], seed: int) -> list[Mutant]:
 
 
 def sample(root: Path, seed: int, count: int, pattern: str = "") -> list[Mutant]:
-    """The first `count` mutants in order whose file has the regular expression `pattern`, without equivalent ones."""
-    wanted = (m for m in in_order(all_mutants(root), seed) if re.search(pattern, m.file))
-    contents = ((m, (root / m.file).read_bytes()) for m in wanted)
-    return [
-        m for m, _ in islice((pair for pair in contents if not is_equivalent(pair[1], pair[0].apply(pair[1]))), count)
-    ]
+    """The first `count` of the mutants in order that are not known to be equivalent; `pattern` as in `all_mutants`."""
+
+    def differs(mutant: Mutant) -> bool:
+        content = (root / mutant.file).read_bytes()
+        return not is_equivalent(content, mutant.apply(content))
+
+    return list(islice(filter(differs, in_order(all_mutants(root, pattern), seed)), count))
 
 
 def mutants_of(file: str, content: bytes) -> list[Mutant]:
@@ -163,9 +166,12 @@ def is_equivalent(content: bytes, mutated: bytes) -> bool:
     )
 
 
-def _code(code: CodeType) -> tuple[object, ...]:
-    constants = tuple(_code(c) if isinstance(c, CodeType) else (type(c), repr(c)) for c in code.co_consts)
-    return code.co_code, constants, code.co_names, code.co_varnames, code.co_name
+def _code(code: CodeType) -> list[tuple[str, object]]:
+    """Instructions with what they work on; jumps lead to offsets, which NOPs move: those count."""
+    return [
+        (i.opname, _code(i.argval) if isinstance(i.argval, CodeType) else (type(i.argval), repr(i.argval)))
+        for i in dis.get_instructions(code)
+    ]
 
 
 _Change = tuple[ast.expr | ast.stmt, str, ast.expr | ast.stmt]

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -67,28 +68,32 @@ def copy_of(root: Path, folder: Path) -> Path:
 class Bench:
     """A copy of the tree, in which one mutant at a time is tried."""
 
-    def __init__(self, root: Path, folder: Path, limit_s: float) -> None:
-        """Copy the checkout at `root` into `folder`. A stage of tests that takes longer than the limit is stopped."""
+    def __init__(self, root: Path, folder: Path, limit_s: float, preload: Sequence[str] = _LARGE) -> None:
+        """Copy the checkout at `root` into `folder`. A stage of tests that takes longer than the limit is stopped.
+
+        `preload`: modules that the fork server imports once.
+        """
         self._root = root
         self._tree = copy_of(root, folder / "tree")
         self._output = folder / "output.txt"
         self._limit_s = limit_s
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(list(_LARGE))
-        self._passes: dict[tuple[str, ...], bool] = {}
+        self._context.set_forkserver_preload(list(preload))
+        self._without: dict[tuple[str, ...], Run] = {}
         self._changes = 0
 
     def trial(self, mutant: Mutant, stages: tuple[tuple[str, ...], ...]) -> Run:
         """The run of the first stage of tests that fails under the mutant, or of the last one.
 
-        A test that fails without the mutant too does not count. RuntimeError if a whole stage does not pass in time.
+        A test that fails without the mutant too does not count. RuntimeError if a stage ends the same way, without a failed
+        test or not in time, with the mutant and without.
         """
         for tests in stages:
             run = self._mutated(mutant, tests)
-            while run.failed and not self._passes_without((run.failed,)):
+            while run.failed and not self._run_without((run.failed,)).passed:
                 run = self._mutated(mutant, tests)
             if not run.passed:
-                if not run.failed and not self._passes_without(tests):
+                if not run.failed and self._run_without(tests).status == run.status:
                     raise RuntimeError(f"without a mutant these tests fail or take too long: {' '.join(tests)}")
                 break
         return run
@@ -101,10 +106,10 @@ class Bench:
         finally:
             self._write(mutant.file, content)
 
-    def _passes_without(self, tests: tuple[str, ...]) -> bool:
-        if tests not in self._passes:
-            self._passes[tests] = self._run(tests).passed
-        return self._passes[tests]
+    def _run_without(self, tests: tuple[str, ...]) -> Run:
+        if tests not in self._without:
+            self._without[tests] = self._run(tests)
+        return self._without[tests]
 
     def _write(self, file: str, content: bytes) -> None:
         """Each version of a file is of another second, or Python would take the compiled one of the version before."""
@@ -115,7 +120,7 @@ class Bench:
         os.utime(path, (later, later))
 
     def _run(self, tests: tuple[str, ...]) -> Run:
-        wrong = [name for names, passes in self._passes.items() if not passes for name in names]
+        wrong = [run.failed for run in self._without.values() if run.failed]
         tests = (*tests, *(f"--deselect={name}" for name in wrong if name not in tests))
         begin = time.monotonic()
         process = self._context.Process(target=_pytest, args=(str(self._tree), str(self._output), tests))
