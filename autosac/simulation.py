@@ -36,7 +36,6 @@ from autosac.runtime_sim import (
     simulate,
 )
 from autosac.target import TargetGPU
-from autosac.titan.settings import is_of_compiled_model
 from autosac.trace import Collective, Phase, Trace
 
 TITAN_ALLOCATOR = "expandable_segments:True"  # what TorchTitan's launcher sets
@@ -264,17 +263,15 @@ def _serial(simulation: Simulation, event_ms: NDArray[np.float64]) -> NDArray[np
 
 
 def _selective_modules(trace: Trace, plan: Plan | None) -> tuple[str, ...]:
-    """The modules that run under dispatch modes: the units of the plan, or those of TorchTitan's own "selective-op".
+    """The modules that run under dispatch modes: the units of the plan, or those of the job's own selective checkpointing.
 
     None of a compiled model: its modes run once, while it is compiled.
     """
-    if is_of_compiled_model(trace):
+    if trace.info.compiled:
         return ()
     if plan is not None:
         return tuple(unit.fqn for unit in plan.units if unit.fqn in trace.modules)
-    if trace.info.get("checkpointing") != "selective-op":
-        return ()
-    return tuple(name for name in trace.modules if name.rpartition(".")[0] == "layers" and name != "layers")
+    return tuple(name for name in trace.info.selective_modules if name in trace.modules)
 
 
 def simulation_of(trace: Trace, target: Target, plan: Plan | None = None) -> Simulation:

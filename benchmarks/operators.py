@@ -32,7 +32,7 @@ from autosac.estimator.features import (
 from autosac.estimator.learned import MODELS, load_bundle
 from autosac.estimator.models import CollectiveModel
 from autosac.files.writing import write_text_atomically
-from autosac.trace import Op, Phase, Signature, TensorMeta, Trace
+from autosac.trace import Op, Phase, Signature, TensorMeta, Trace, TraceInfo
 
 _OPERATORS = 50_000
 _ROOFLINE_EFFICIENCY = {"matmul": 0.72, "attention": 0.60}
@@ -138,7 +138,7 @@ def _made_up(distinct: int) -> Trace:
         return Signature("aten._scaled_dot_product_flash_attention.default", (q, q, q), (q,), (("is_causal", True),))
 
     return Trace(
-        info={},
+        info=TraceInfo(),
         signatures=tuple(signature(i) for i in range(distinct)),
         storages=(),
         modules=("",),

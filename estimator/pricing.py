@@ -90,15 +90,13 @@ def price(
 
     `models` or `collectives` (`AlphaBeta`, `ChunkModel`, `Corrected`, one of your own) serve in place of the default ones.
 
-    float32 matrix products run at the plain float32 rate unless ``trace.info["float32_matmul_precision"]`` is
-    "high" or "medium"; float32 convolutions use TF32, as cuDNN does in PyTorch, unless
-    ``trace.info["cudnn_allow_tf32"]`` is False. On a calibrated CPU the operators also pay for the state of its memory.
+    float32 matrix products run at the plain float32 rate unless the job allows TF32
+    (``trace.info.matmul_allows_tf32``); float32 convolutions use TF32, as cuDNN does in PyTorch, unless it forbids that
+    (``trace.info.cudnn_allows_tf32``). On a calibrated CPU the operators also pay for the state of its memory.
     """
-    world_size = max(int(trace.info.get("world_size") or 1), 1)
-    cluster = cluster or default_cluster(hardware, world_size)
+    cluster = cluster or default_cluster(hardware, trace.info.world_size)
     if models is None:
-        tf32 = trace.info.get("float32_matmul_precision") in ("high", "medium")
-        models = default_models(hardware, tf32=tf32, conv_tf32=trace.info.get("cudnn_allow_tf32", True) is not False)
+        models = default_models(hardware, tf32=trace.info.matmul_allows_tf32, conv_tf32=trace.info.cudnn_allows_tf32)
     used = sorted({event.signature for event in trace.events if type(event) is Op})
     priced = [i for i in used if not trace.signatures[i].is_view and _on_device(trace.signatures[i])]
     transfers = _transfers(trace, cluster, collectives or models.collectives)
@@ -125,7 +123,7 @@ def _transfers(trace: Trace, cluster: Cluster, model: CollectiveModel) -> dict[_
     """The price of every distinct (kind, size, group, peer)."""
     placements: dict[tuple[int, int], Placement] = {}
     prices: dict[_TransferKey, Estimate] = {}
-    rank = int(trace.info.get("rank") or 0)
+    rank = trace.info.rank
     for key in {_key(event) for event in trace.events if type(event) is Collective}:
         kind, nbytes, group, peer = key
         if (group, peer) not in placements:

@@ -11,11 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from autosac.display.printable import printable
 from autosac.errors import HardwareError
 from autosac.estimator.models import Estimate
 from autosac.estimator.profiles import read_document
 from autosac.files.writing import write_text_atomically
-from autosac.report.printable import printable
 from autosac.trace import Signature, TensorMeta
 
 _FORMAT, _SCHEMA = "autosac-measured", 1

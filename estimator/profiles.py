@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autosac.display.printable import printable
 from autosac.errors import HardwareError
 from autosac.files.documents import DATA_BYTES, TEXT_BYTES, DocumentError, parse_json, parse_toml, read_bounded
-from autosac.report.printable import printable
 
 _DATA = Path(__file__).resolve().parent / "data"
 _MAX_BASES = 8

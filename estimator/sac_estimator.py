@@ -28,7 +28,7 @@ from autosac.estimator.sac_stats import (
     SACOperator,
     tradeoff,
 )
-from autosac.memory_sim.spans import Lifetimes, Span, region_spans
+from autosac.memory_sim.spans import Span, StorageEvents, region_spans
 from autosac.solvers import LocalProblem, Segment
 from autosac.trace import Call, Collective, Label, Op, Phase, Region, Trace
 
@@ -80,7 +80,7 @@ class SACEstimator:
         self._host_ms = host_us_per_operator * 1e-3
         self._store_random = store_random
         self._skip_dead = skip_dead
-        self._lifetimes = Lifetimes(trace)
+        self._lifetimes = StorageEvents(trace)
         self._spans = region_spans(trace, self._lifetimes)
         self._writes = _forward_writes(trace)
 

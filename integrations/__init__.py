@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autosac.integrations.apply import PlanMismatchWarning, apply
-    from autosac.integrations.observe import Recorder, RegionRecorder, observe
+    from autosac.integrations.observe import RegionListener, RegionRecorder, observe
 
-__all__ = ["PlanMismatchWarning", "Recorder", "RegionRecorder", "apply", "observe"]
+__all__ = ["PlanMismatchWarning", "RegionListener", "RegionRecorder", "apply", "observe"]
 
 _HOMES = {"PlanMismatchWarning": "apply", "apply": "apply"}
 

@@ -27,11 +27,10 @@ from autosac.integrations.recompute import compiled_parts
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
 from autosac.integrations.recompute.offload import Offloader
-from autosac.integrations.recompute.policy import PlanMismatchWarning, UnitPolicy
+from autosac.integrations.recompute.policy import PlanMismatchWarning, UnitDecisions
 from autosac.integrations.recompute.sharding import Gathering
 from autosac.integrations.recompute.tape import RecordingMode, Tape
-from autosac.integrations.recompute.units import Unit as UnitModule
-from autosac.integrations.recompute.units import become, is_transformed
+from autosac.integrations.recompute.units import UnitModule, become, is_transformed
 from autosac.plans import Plan, Settings, Unit
 
 __all__ = ["PlanMismatchWarning", "RecomputationError", "apply", "check"]
@@ -73,7 +72,7 @@ class _Checkpointing:
 
     def __init__(self, unit: Unit, settings: Settings, offloader: Offloader | None) -> None:
         self._made_of = unit, settings
-        self.policy = UnitPolicy(unit)
+        self.policy = UnitDecisions(unit)
         self.compiled = partial(
             checkpoint,
             use_reentrant=False,

@@ -16,7 +16,7 @@ from torch import nn
 from autosac.errors import PlanError
 from autosac.integrations.operators.keys import CountingMode, Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
 from autosac.integrations.operators.modules import find_module
-from autosac.integrations.recompute.units import Unit, become
+from autosac.integrations.recompute.units import UnitModule, become
 
 
 class RegionRecorder(Protocol):
@@ -34,14 +34,14 @@ class RegionRecorder(Protocol):
         """The module's forward has returned `out`."""
 
 
-class Recorder(Protocol):
+class RegionListener(Protocol):
     """Receives the executions of observed modules."""
 
     def begin(self, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RegionRecorder:
         """The forward of the module `fqn` begins with these arguments, gradients being enabled."""
 
 
-def observe(model: nn.Module, fqns: Iterable[str], recorder: Recorder) -> nn.Module:
+def observe(model: nn.Module, fqns: Iterable[str], recorder: RegionListener) -> nn.Module:
     """Observe the modules of these clean names inside `model`, which is changed in place and returned.
 
     Call it where `eager.apply` would be called. PlanError if there is no such module.
@@ -54,7 +54,7 @@ def observe(model: nn.Module, fqns: Iterable[str], recorder: Recorder) -> nn.Mod
     return model
 
 
-class Observed(Unit):
+class Observed(UnitModule):
     """A module whose operators are reported. It checkpoints nothing."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

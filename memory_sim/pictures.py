@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autosac.display.drawing import literal_text
+from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 from autosac.memory_sim.categories import Category
 from autosac.memory_sim.replay import AllocatorReport
 from autosac.memory_sim.series import GIB, Floats, TimelineSeries, timeline_series
 from autosac.memory_sim.timeline import MemoryTimeline
-from autosac.report.drawing import literal_text
-from autosac.report.printable import printable
 from autosac.trace import Phase
 
 COLORS: dict[Category, str] = {

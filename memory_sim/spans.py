@@ -33,7 +33,7 @@ class Span(NamedTuple):
     boundary: tuple[int, ...]
 
 
-class Lifetimes:
+class StorageEvents:
     """Where each storage of the step is allocated, freed, and read in the backward phase."""
 
     def __init__(self, trace: Trace) -> None:
@@ -67,12 +67,12 @@ class Lifetimes:
         return self.free.get(storage, len(self.trace.events))
 
 
-def region_spans(trace: Trace, lifetimes: Lifetimes) -> tuple[Span | None, ...]:
+def region_spans(trace: Trace, lifetimes: StorageEvents) -> tuple[Span | None, ...]:
     """The span of every region of the trace; None where no backward uses what it made."""
     return tuple(_span(i, region, lifetimes) for i, region in enumerate(trace.regions))
 
 
-def _span(position: int, region: Region, lifetimes: Lifetimes) -> Span | None:
+def _span(position: int, region: Region, lifetimes: StorageEvents) -> Span | None:
     outputs = set(region.outputs)
     made = [
         s

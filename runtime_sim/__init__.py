@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from autosac.runtime_sim.breakdown import Breakdown, ModuleTimes
 from autosac.runtime_sim.chrome_trace import chrome_trace, write_chrome_trace
-from autosac.runtime_sim.critical_path import Segment
+from autosac.runtime_sim.critical_path import PathSegment
 from autosac.runtime_sim.host import INSTANT_HOST, HostModel
 from autosac.runtime_sim.overlap import ConstantOverlap, NoInterference, OverlapModel
 from autosac.runtime_sim.serial import serial_costs
@@ -25,8 +25,8 @@ __all__ = [
     "ModuleTimes",
     "NoInterference",
     "OverlapModel",
+    "PathSegment",
     "RankTimeline",
-    "Segment",
     "Throughput",
     "Timeline",
     "chrome_trace",

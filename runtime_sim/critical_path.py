@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autosac.runtime_sim.timeline import Timeline
 
 
-class Segment(NamedTuple):
+class PathSegment(NamedTuple):
     """A stretch of the critical path (ms) on one rank.
 
     `event`: the operator or collective that ran, or that the host was on its way to launch (-1: to the end of
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     reason: str
 
 
-def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
+def critical_path(timeline: Timeline) -> tuple[PathSegment, ...]:
     """The critical path of the last simulated step, in order of time."""
     walk = _Walk(timeline)
     while walk.item >= 0 and walk.until > walk.origin:
@@ -51,7 +51,7 @@ class _Walk:
     def __init__(self, timeline: Timeline) -> None:
         self.program, self.run = timeline.program, timeline.execution
         self.origin = timeline.step_end_ms[-2] if len(timeline.step_end_ms) > 1 else 0.0
-        self.segments: list[Segment] = []
+        self.segments: list[PathSegment] = []
         self.until = timeline.step_end_ms[-1]
         ends = self.run.end
         self.item = max(range(len(ends)), key=ends.__getitem__, default=-1)
@@ -63,7 +63,7 @@ class _Walk:
         """The host was issuing until `until`, since the step began or since `released_by` ended."""
         since = self.run.end[released_by] if released_by >= 0 else 0.0
         reason = "sync" if released_by >= 0 else "host"
-        self.segments.append(Segment(self.program.ranks[rank], event, since, self.until, reason))
+        self.segments.append(PathSegment(self.program.ranks[rank], event, since, self.until, reason))
         self.item, self.until = released_by, since
 
     def back(self) -> None:
@@ -72,7 +72,7 @@ class _Walk:
         item = self.item
         start, reason, cause = self._begin(item)
         rank, event = program.rank[item], program.event[item]
-        self.segments.append(Segment(program.ranks[rank], event, start, self.until, reason))
+        self.segments.append(PathSegment(program.ranks[rank], event, start, self.until, reason))
         self.item, self.until = cause, start
         if reason == "launch":
             self._host(rank, event, run.released_by[item])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from autosac.runtime_sim.simulate import Problem
 
 
-def explain(problem: Problem, program: Program, execution: Execution) -> str:
+def explain_deadlock(problem: Problem, program: Program, execution: Execution) -> str:
     """One paragraph: every rank's stuck communication kernels, or what its host waits for."""
     stuck = [i for i, end in enumerate(execution.end) if end < 0 <= execution.start[i]]
     lines = []

@@ -194,7 +194,7 @@ def _selective(trace: Trace, host: HostModel, modules: Collection[str]) -> NDArr
             elif event.phase == Phase.RECOMPUTE:
                 again[unit].append(i)
     extra_us = np.zeros(len(trace.events))
-    planned = trace.info.get("checkpointing") == "plan"
+    planned = trace.info.checkpointing == "plan"
     for unit in units:
         if planned:
             extra_us[forward[unit]] += PLANNED_MODES * host.selective_op_us

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
 from autosac.runtime_sim.overlap import OverlapModel
-from autosac.runtime_sim.program import Engine, Point, Program, describe
+from autosac.runtime_sim.program import Engine, HostPoint, Program, describe
 from autosac.runtime_sim.rendezvous import Rendezvous
 from autosac.trace import (
     Collective,
@@ -66,7 +66,7 @@ def link(
     overlap: OverlapModel,
 ) -> Program:
     """Link the ranks' traces, each repeated `steps` times. SimulationError for an event that never comes."""
-    program = Program(ranks=[int(trace.info.get("rank", i)) for i, trace in enumerate(traces)])
+    program = Program(ranks=[trace.info.rank for trace in traces])
     if len(set(program.ranks)) < len(program.ranks):
         raise SimulationError(f"two of the traces are of the same rank: {program.ranks}")
     rendezvous = Rendezvous(program, gpus_per_node, overlap)
@@ -108,7 +108,7 @@ class _Rank:
         self.events: dict[int, Frontier] = {}
         self.works: dict[int, Frontier] = {}
         self.batch: tuple[int, int] | None = None  # (batch id, item) of the batch that is being collected
-        self.points: list[Point] = []
+        self.points: list[HostPoint] = []
         self.step_ends: list[int] = []
         everything = (*trace.prologue, *trace.events)
         self.recorded = {event.event for event in everything if type(event) is EventRecord}
@@ -123,7 +123,7 @@ class _Rank:
                 item = -1 if self.views[event.signature] else self._op(index, event, step)
                 if item < 0:
                     continue
-                self.points.append(Point(issued[index + 1] - before, item, (), 0.0, index))
+                self.points.append(HostPoint(issued[index + 1] - before, item, (), 0.0, index))
             elif type(event) is Collective:
                 joined = self._collective(index, event, step)
                 cost_ms = issued[index + 1] - before
@@ -131,17 +131,17 @@ class _Rank:
                     last = self.points[-1]
                     self.points[-1] = last._replace(cost_ms=last.cost_ms + cost_ms, event=index)
                 else:
-                    self.points.append(Point(cost_ms, len(self.program.ms) - 1, (), 0.0, index))
+                    self.points.append(HostPoint(cost_ms, len(self.program.ms) - 1, (), 0.0, index))
             elif type(event) is HostWait:
                 waits = tuple(self._host_wait(index, event).values())
-                self.points.append(Point(issued[index] - before, -1, waits, float(costs_ms[index]), index))
+                self.points.append(HostPoint(issued[index] - before, -1, waits, float(costs_ms[index]), index))
             else:
                 self._synchronise(index, event)
                 continue
             before = issued[index + 1]
         self.batch = None
         self.step_ends.append(len(self.points))
-        self.points.append(Point(issued[-1] - before, -1, (), 0.0, len(self.trace.events)))
+        self.points.append(HostPoint(issued[-1] - before, -1, (), 0.0, len(self.trace.events)))
 
     def _frontier(self, stream: int) -> Frontier:
         return self.frontiers.setdefault(stream, {})

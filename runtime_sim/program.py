@@ -21,7 +21,7 @@ class Engine(IntEnum):
     HOST = 4
 
 
-class Point(NamedTuple):
+class HostPoint(NamedTuple):
     """The host, `cost_ms` after the point before: issues `item`, or (if -1) waits for the items `waits`, then
     pays `sync_ms`.
     """
@@ -75,7 +75,7 @@ class Program:
     slowdowns: list[tuple[float, float]] = field(default_factory=list)
     legs: dict[int, list[Leg]] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
-    points: list[list[Point]] = field(default_factory=list)
+    points: list[list[HostPoint]] = field(default_factory=list)
     step_ends: list[list[int]] = field(default_factory=list)
     stream_names: list[list[str]] = field(default_factory=list)
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
-from autosac.runtime_sim.deadlock import explain
+from autosac.runtime_sim.deadlock import explain_deadlock
 from autosac.runtime_sim.engine import Execution
 from autosac.runtime_sim.host import HostModel, host_costs
 from autosac.runtime_sim.linking import link
@@ -104,7 +104,7 @@ def execute(problem: Problem) -> Timeline:
     )
     execution = Execution(program, problem.host.launch_latency_us / 1e3, problem.host.queue_depth)
     if not execution.run():
-        raise SimulationError(explain(problem, program, execution))
+        raise SimulationError(explain_deadlock(problem, program, execution))
     return build(problem, program, execution)
 
 

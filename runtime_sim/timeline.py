@@ -20,7 +20,7 @@ from autosac.trace import Trace
 
 if TYPE_CHECKING:
     from autosac.runtime_sim.breakdown import Breakdown
-    from autosac.runtime_sim.critical_path import Segment
+    from autosac.runtime_sim.critical_path import PathSegment
     from autosac.runtime_sim.simulate import Problem
 
 Times = NDArray[np.float64]
@@ -104,7 +104,7 @@ class Timeline:
         """Where the step's time goes on the rank at this position. See `Breakdown`."""
         return self.breakdowns[rank]
 
-    def critical_path(self) -> tuple[Segment, ...]:
+    def critical_path(self) -> tuple[PathSegment, ...]:
         """What the step's time consists of, from its beginning to its end without a gap. See `Segment`."""
         from autosac.runtime_sim.critical_path import critical_path
 
@@ -118,14 +118,10 @@ class Timeline:
         say its tokens.
         """
         info = self.ranks[rank].trace.info
-        if not info.get("tokens_per_step"):
+        if not info.tokens_per_step:
             raise SimulationError("the trace does not say how many tokens its step trains on (tokens_per_step)")
-        degrees = info.get("parallelism") or {}
-        sharing = 1
-        for name in ("cp", "tp", "pp"):
-            sharing *= degrees.get(name, 1)
-        tokens_per_second = info["tokens_per_step"] / sharing / self.makespan_ms * 1e3
-        flops = float(info.get("flops_per_token") or 0.0) * tokens_per_second
+        tokens_per_second = info.tokens_per_step / info.parallelism.sharing / self.makespan_ms * 1e3
+        flops = (info.flops_per_token or 0.0) * tokens_per_second
         return Throughput(tokens_per_second=tokens_per_second, mfu=flops / peak_flops, tflops=flops / 1e12)
 
 

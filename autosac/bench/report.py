@@ -14,10 +14,10 @@ from typing import Any
 from autosac.bench.case_study import CaseResult
 from autosac.bench.figures import GIB, Figure, figures
 from autosac.bench.results import Results, markdown_table
+from autosac.display.drawing import literal_text
 from autosac.errors import UsageError
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 from autosac.quantities import format_bytes, format_ms
-from autosac.report.drawing import literal_text
 
 _STYLE = """
 body { font-family: system-ui, sans-serif; max-width: 1180px; margin: 2em auto; padding: 0 1em; color: #222; }

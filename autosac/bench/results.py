@@ -25,8 +25,8 @@ from rich.console import Group, RenderableType
 
 from autosac.bench.policies import PLANNED, Policy
 from autosac.bench.solver_times import SolverTiming
+from autosac.display.tables import Table
 from autosac.quantities import format_bytes, format_ms
-from autosac.report.tables import Table
 
 LEAST_USE, LEAST_REDUCTION, NEAR_ILP = 0.97, 0.06, 0.02
 # Two verified plans of one objective differ by what the search leaves of the budget: this much of a step is no loss.

@@ -16,10 +16,10 @@ from autosac.bench.results import Results, Row
 from autosac.bench.solver_times import SolverTiming, time_solvers
 from autosac.bench.subjects import Subject, subject_of
 from autosac.bench.suite import Configuration, Model, Suite
-from autosac.cli.counting import Parts
 from autosac.errors import AutosacError, UsageError
 from autosac.memory_sim import simulate_memory
 from autosac.plans import Plan
+from autosac.progress import Parts
 from autosac.simulation import Simulation
 
 Progress = Callable[[str], None]

@@ -16,8 +16,8 @@ from typing import Protocol
 from autosac.api import EagerCaptures
 from autosac.bench.policies import Policy, block_plan, blocks_of
 from autosac.bench.suite import Configuration, Model, Suite, make_step_of
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing
 from autosac.jobs.tasks import TitanJob, simulation_of
@@ -169,7 +169,7 @@ def subject_of(
         yield EagerSubject(suite, model, configuration, target=target)
         return
     job = titan_job(suite, model, configuration, progress)
-    with temporary_folder() as folder, CaptureServer(on_progress=progress) as server:
+    with temporary_folder() as folder, CaptureServer(use_cache=suite.use_cache, on_progress=progress) as server:
         yield TitanSubject(job, server, folder)
 
 

@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autosac.bench.policies import JOINT, Policy
-from autosac.cli.options import MOST_BUDGETS, MOST_GPUS
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.limits import MOST_BUDGETS, MOST_GPUS
 from autosac.planning.planner import SOLVERS, Goal
 from autosac.quantities import parse_budget
 from autosac.simulation import Target
@@ -97,7 +97,9 @@ class CaseStudy:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What is to be compared. `folder`: where paths are relative to."""
+    """What is to be compared. `folder`: where paths are relative to. `use_cache`: captures may be those of
+    earlier runs.
+    """
 
     name: str
     models: tuple[Model, ...]
@@ -112,6 +114,7 @@ class Suite:
     utilisation: float = 0.98
     case_study: CaseStudy | None = None
     folder: Path = field(default=Path())
+    use_cache: bool = True
 
     def __post_init__(self) -> None:
         if not self.models:

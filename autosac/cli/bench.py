@@ -83,7 +83,7 @@ def _changed(suite: Suite, arguments: argparse.Namespace) -> Suite:
     from autosac.bench.policies import Policy
 
     suite = suite.pick(arguments.models or (), arguments.configurations or ())
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"use_cache": not arguments.no_cache}
     if arguments.policies is not None:
         changes["policies"] = tuple(Policy(name) for name in arguments.policies)
     if arguments.budgets is not None:

@@ -17,18 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosac.cli.options import (
-    MOST_GPUS,
-    add_output,
-    decimal,
-    filled,
-    filled_path,
-    whole,
-    whole_from_environment,
-    world_size_of_environment,
-)
+from autosac.cli.options import add_output, decimal, filled, filled_path, whole
 from autosac.errors import UsageError
 from autosac.files.writing import check_outputs
+from autosac.limits import MOST_GPUS, whole_from_environment, world_size_of_environment
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -182,8 +174,8 @@ def _job_trace(arguments: argparse.Namespace, gpu: TargetGPU | None) -> Trace:
         raise UsageError(
             f"{arguments.job} is a TorchTitan job, which runs a GPU's operators: --device cpu takes a capture"
         )
-    from autosac.capture.process.request import TitanRequest
     from autosac.capture.process.server import CaptureServer
+    from autosac.capture.request import TitanRequest
     from autosac.jobs.checks import check_job_file
     from autosac.titan.version import check_job, has_python_jobs
 
@@ -256,7 +248,7 @@ def _bar(*, enabled: bool) -> Iterator[Report]:
     """A bar on standard error; nothing where nobody watches."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from autosac.report.terminal import PlainConsole
+    from autosac.display.terminal import PlainConsole
 
     stderr = PlainConsole(stderr=True)
     if not enabled or not stderr.is_terminal:
@@ -283,7 +275,7 @@ def _document(result: Result) -> dict[str, Any]:
 def _summary(result: Result) -> RenderableType:
     from rich.console import Group
 
-    from autosac.report.tables import Table
+    from autosac.display.tables import Table
 
     lines: list[Any] = [f"profile written to {result.profile}: {result.measured} operators measured"]
     if result.left:

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autosac.display.tables import Table, fact_grid
 from autosac.estimator import Cluster, Hardware, known_clusters, known_hardware, load_cluster, load_hardware
 from autosac.quantities import format_bytes
-from autosac.report.tables import Table, fact_grid
 
 _RATES = (("bfloat16", "bf16"), ("float8", "fp8"), ("tf32", "tf32"), ("float32", "fp32"))
 

@@ -10,27 +10,27 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autosac.capture.jobs.load import MoELoad
+from autosac.capture.moe_load import MoELoad
 from autosac.cli.bench import bench
 from autosac.cli.cache import cache
 from autosac.cli.calibrate import calibrate
 from autosac.cli.catalogue import clusters, gpus
 from autosac.cli.completion import completion
-from autosac.cli.options import MOST_BATCH, MOST_BUDGETS, parse_whole
 from autosac.cli.progress import progress_line
+from autosac.display.picture_needs import check_drawable
 from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
 from autosac.estimator import AlphaBeta, ChunkModel
 from autosac.files.writing import check_outputs, is_special
 from autosac.jobs.batches import BatchPlan, plan_batches
 from autosac.jobs.expert_load import plan_over_draws, representative, statistics
 from autosac.jobs.tasks import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
+from autosac.limits import MOST_BATCH, MOST_BUDGETS, parse_whole
 from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.plans import Plan
 from autosac.plans.diff import compare_plans
 from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
-from autosac.report.picture_needs import check_drawable
 from autosac.report.time_tables import time_document, time_tables
 from autosac.runtime_sim import NoInterference
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
@@ -57,12 +57,13 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         allocator=arguments.alloc_conf,
         moe_load=MoELoad.parse(arguments.moe_load, arguments.moe_seed),
         debug=arguments.debug,
+        use_cache=not arguments.no_cache,
         progress=progress,
     )
 
 
 def _draws(arguments: argparse.Namespace) -> int:
-    """How many draws of the experts' load to look at; 0: it is balanced, nothing is drawn."""
+    """How many draws of the expert load imbalance to look at; 0: it is balanced, nothing is drawn."""
     drawn = not MoELoad.parse(arguments.moe_load, arguments.moe_seed).is_balanced
     if not drawn and (arguments.moe_draws is not None or arguments.moe_seed):
         raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, power-law or zipf")
@@ -262,7 +263,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         _write_pictures(arguments, simulation)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
-            name += f", draw {simulation.trace.info['moe_load']['draw']} of the load of experts"
+            name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load imbalance"
         summary = reports.simulation_summary(simulation, name)
     if arguments.json:
         document = simulation_document(simulation)
@@ -312,7 +313,7 @@ def _with_models(target: Target, arguments: argparse.Namespace) -> Target:
 
 
 def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:
-    """The job in several draws of its load of experts; empty if that is balanced."""
+    """The job in several draws of its expert load imbalance; empty if that is balanced."""
     count = _draws(arguments)
     if not count:
         return []
@@ -335,7 +336,7 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
                 f"{arguments.job} is a captured step: --plan, --ac, --rank and TorchTitan's arguments need the job"
             )
         trace = Trace.load(arguments.job)
-        world_size = int(trace.info.get("world_size", 1))
+        world_size = trace.info.world_size
         if arguments.world_size is not None and arguments.world_size != world_size:
             raise UsageError(
                 f"{arguments.job} was captured in a world of {world_size} GPUs: --world-size {arguments.world_size} "
@@ -380,7 +381,7 @@ def simulation_document(simulation: Simulation) -> dict[str, Any]:
     verdict = simulation.allocation.verdict
     peak = simulation.memory.peak()
     return {
-        "job": {k: v for k, v in simulation.trace.info.items() if k != "parameter_shapes"},
+        "job": replace(simulation.trace.info, parameter_shapes={}).document(),
         "step": breakdown,
         "peak_active_bytes": peak.nbytes,
         "peak_reserved_bytes": simulation.peak_reserved_bytes,

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from autosac.errors import UsageError
+from autosac.limits import parse_whole
 
-MOST_GPUS = 2**17
-"""The largest world: as large as the largest machines that there are. Its process groups take minutes to build."""
-MOST_BUDGETS = 64
-MOST_DRAWS = 256
-MOST_BATCH = 2**20
-_WHOLE = re.compile(r"[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
 
 
@@ -25,12 +18,6 @@ def add_output(command: argparse.ArgumentParser, *, debug: str = "show traceback
     output.add_argument("--json", action="store_true", help="print JSON for machines")
     output.add_argument("--quiet", action="store_true", help="no progress display")
     output.add_argument("--debug", action="store_true", help=debug)
-
-
-def parse_whole(text: str, least: int, most: int) -> int | None:
-    """The whole number, in ASCII digits, if it is within the bounds."""
-    value = int(text) if _WHOLE.fullmatch(text) else -1
-    return value if least <= value <= most else None
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
@@ -72,22 +59,3 @@ def names(text: str) -> tuple[str, ...]:
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them, none of them empty")
     return found
-
-
-def whole_from_environment(name: str, default: int, least: int, most: int, instead: str = "") -> int:
-    """The whole number in an environment variable. UsageError, which tells what to give `instead`, for anything else."""
-    text = os.environ.get(name)
-    if text is None:
-        return default
-    value = parse_whole(text, least, most)
-    if value is None:
-        hint = f"; {instead}" if instead else ""
-        raise UsageError(
-            f"the environment variable {name} is {text!r}: expected a whole number from {least} to {most}{hint}"
-        )
-    return value
-
-
-def world_size_of_environment() -> int:
-    """How many GPUs the environment variable NGPU says, as TorchTitan's launcher takes it; 1 if it says nothing."""
-    return whole_from_environment("NGPU", 1, 1, MOST_GPUS, "correct it or give --world-size")

@@ -20,19 +20,11 @@ from typing import NoReturn
 
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
-from autosac.cli.options import (
-    MOST_BUDGETS,
-    MOST_DRAWS,
-    MOST_GPUS,
-    add_output,
-    decimal,
-    filled,
-    filled_path,
-    whole,
-)
+from autosac.cli.options import add_output, decimal, filled, filled_path, whole
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
+from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
-from autosac.report.printable import printable
+from autosac.limits import MOST_BUDGETS, MOST_DRAWS, MOST_GPUS
 
 SOLVERS = ("greedy", "knapsack", "ilp")
 
@@ -321,8 +313,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _stopped_by_signals():
             parsed = build_parser().parse_args(arguments)
             parsed.overrides = tuple(overrides)
-            if getattr(parsed, "no_cache", False):
-                os.environ["AUTOSAC_CACHE"] = "off"
             from autosac.cli import commands
 
             commands.run(parsed)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from autosac.report.terminal import PlainConsole
+from autosac.display.terminal import PlainConsole
 
 INTERVAL_S = 10.0
 _START = "starting the capture process"

@@ -24,8 +24,8 @@ first step that differs from the recorded one inside a unit.
 
 from __future__ import annotations
 
-from autosac.derivation.captures import Captures, Derivation
+from autosac.derivation.captures import CaptureSource, Derivation
 from autosac.derivation.deriver import Deriver
 from autosac.derivation.steps import NotDerivableError
 
-__all__ = ["Captures", "Derivation", "Deriver", "NotDerivableError"]
+__all__ = ["CaptureSource", "Derivation", "Deriver", "NotDerivableError"]

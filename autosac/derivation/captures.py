@@ -11,10 +11,9 @@ from autosac.derivation.steps import NotDerivableError
 from autosac.errors import CaptureError
 from autosac.plans import Plan, Unit
 from autosac.simulation import Simulation, simulation_of
-from autosac.titan.settings import is_of_compiled_model
 
 
-class Captures(Protocol):
+class CaptureSource(Protocol):
     """Who captures; see `autosac.planning.closed_loop.Captures`."""
 
     def observed(self) -> Simulation: ...
@@ -30,7 +29,7 @@ class Derivation:
     template recomputes has a template captured first, which recomputes as many other such units as it can.
     """
 
-    def __init__(self, captures: Captures, units: Mapping[str, Unit]) -> None:
+    def __init__(self, captures: CaptureSource, units: Mapping[str, Unit]) -> None:
         self._captures = captures
         self._units = units
         self._deriver: Deriver | None = None
@@ -38,7 +37,7 @@ class Derivation:
         self._captured: dict[tuple[Unit, ...], Simulation] = {}
         self._wrong = False
         observed = captures.observed().trace
-        if is_of_compiled_model(observed):
+        if observed.info.compiled:
             return  # compiled steps run other operators than the observed one
         with contextlib.suppress(NotDerivableError):
             self._deriver = Deriver(observed)

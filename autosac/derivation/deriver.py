@@ -25,8 +25,8 @@ class Deriver:
         self._units: list[frozenset[int]] = []
         self._keepers: dict[frozenset[int], Keeper] = {}
         self._settings = Settings(
-            preserve_rng_state=bool(observed.info.get("preserve_rng_state", True)),
-            early_stop=bool(observed.info.get("early_stop", True)),
+            preserve_rng_state=observed.info.preserve_rng_state,
+            early_stop=observed.info.early_stop,
         )
 
     def add(self, template: Trace) -> None:

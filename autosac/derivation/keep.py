@@ -47,7 +47,7 @@ class CallRows(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
+class UnitExecution:
     """One forward of a unit and its recomputation. `completed` is the row in whose place what is not needed is let go."""
 
     calls: tuple[CallRows, ...]
@@ -76,7 +76,7 @@ class Keeper:
         self._signatures = (tables.signature_maps[1], tables.signature_maps[0])
         self._forward = self._aligned()
         self._storages = self._paired_storages()
-        self.executions: dict[int, tuple[Execution, ...]] = {}
+        self.executions: dict[int, tuple[UnitExecution, ...]] = {}
         blocks: dict[int, list[Region]] = {}
         for region in template.trace.regions:
             blocks.setdefault(region.module, []).append(region)
@@ -107,7 +107,7 @@ class Keeper:
         mine, theirs = self._observed.rows, self._template.rows
         return {mine[i].storage: theirs[j].storage for i, j in pairs if type(mine[i]) is Alloc}
 
-    def _execution(self, region: Region, block: Region) -> Execution:
+    def _execution(self, region: Region, block: Region) -> UnitExecution:
         mine, theirs = self._forward
         start, split = self._observed.split, self._template.split
         first_row = bisect.bisect_left(mine, region.first + start)
@@ -130,7 +130,7 @@ class Keeper:
         calls = tuple(found)
         whole = Recomputation(block.module, block.first + split, block.last + split)
         completed = self._completed(block.module, theirs[last_row - 1] if last_row > first_row else -1)
-        execution = Execution(calls=calls, block=whole, completed=completed)
+        execution = UnitExecution(calls=calls, block=whole, completed=completed)
         wanted = Need(execution, self.roots(execution), frozenset())
         if {(calls[c].call.op, calls[c].call.occurrence) for c in wanted.calls} != again.keys():
             raise NotDerivableError("a recomputation runs other operators than are needed")
@@ -154,7 +154,7 @@ class Keeper:
                 return i - 1
         raise NotDerivableError("a forward has no end")
 
-    def roots(self, execution: Execution) -> frozenset[int]:
+    def roots(self, execution: UnitExecution) -> frozenset[int]:
         """What the backward asks for, as observed: what the recomputation makes and leaves."""
         ends = self._template.ends
         return frozenset(
@@ -209,7 +209,7 @@ class Need:
     and these need all that they read; what is kept is there.
     """
 
-    def __init__(self, execution: Execution, roots: Iterable[int], kept: frozenset[int]) -> None:
+    def __init__(self, execution: UnitExecution, roots: Iterable[int], kept: frozenset[int]) -> None:
         self.calls: set[int] = set()
         self.kept: set[int] = set()
         makers: dict[int, list[int]] = {}
@@ -239,7 +239,7 @@ class _Keeping:
     def __init__(
         self,
         template: Steps,
-        execution: Execution,
+        execution: UnitExecution,
         roots: frozenset[int],
         decisions: Sequence[Decision],
         edits: _Edits,

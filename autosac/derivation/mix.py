@@ -177,7 +177,7 @@ class _Mixture:
                 parts[row >= split].append(self._translated(after, event))
         return replace(
             self._captures[0].trace,
-            info={**self._captures[0].trace.info, "checkpointing": "plan"},
+            info=replace(self._captures[0].trace.info, checkpointing="plan"),
             signatures=self._tables.signatures,
             sources=self._tables.sources,
             groups=self._tables.groups,

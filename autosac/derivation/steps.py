@@ -111,7 +111,7 @@ class Steps:
                     found.setdefault(row.inputs[position], []).append(i)
         return found
 
-    def look(self, storage: int) -> tuple[object, ...]:
+    def description(self, storage: int) -> tuple[object, ...]:
         """What tells a storage from others of its step, whatever the trace."""
         found: Storage = self.trace.storages[storage]
         source = self.trace.sources[found.source]
@@ -121,19 +121,19 @@ class Steps:
     def earlier(self) -> dict[int, tuple[int, ...]]:
         """For the recorded step's storages: the same storages of the steps before it, if they have the same ones.
 
-        Storages of one look are the same in their order; a step that has more or fewer of them has them not.
+        Storages of one description are the same in their order; a step that has more or fewer of them has them not.
         """
         steps: list[dict[tuple[object, ...], list[int]]] = []
         for i, row in enumerate(self.rows):
             if type(row) is StepBegin or i == self.split:
                 steps.append({})
             if type(row) is Alloc and steps:
-                steps[-1].setdefault(self.look(row.storage), []).append(row.storage)
+                steps[-1].setdefault(self.description(row.storage), []).append(row.storage)
         if not steps:
             return {}
         found: dict[int, tuple[int, ...]] = {}
-        for look, storages in steps[-1].items():
-            before = [step.get(look, []) for step in steps[:-1]]
+        for description, storages in steps[-1].items():
+            before = [step.get(description, []) for step in steps[:-1]]
             if all(len(others) == len(storages) for others in before):
                 found.update(zip(storages, zip(*before, strict=True), strict=True) if before else ())
         return found

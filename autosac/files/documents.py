@@ -17,7 +17,7 @@ import zlib
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autosac.report.printable import printable
+from autosac.display.printable import printable
 
 TEXT_BYTES = 2**24
 """The largest file that a person may have written: settings, profiles, suites, job files."""

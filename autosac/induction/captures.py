@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureFuture
+from autosac.capture.request import TitanRequest
 from autosac.errors import AutosacError, FirstStageError
 from autosac.induction.alignment import Refusal
 from autosac.induction.traces import TraceFamily, difference
-from autosac.trace import Trace
+from autosac.trace import Cut, Trace, TraceInfo
 
 _CUTS = 3
 _MOST_CUTS = 5
@@ -52,7 +52,7 @@ class Capturing:
             self._trace = self._result()
         return self._trace
 
-    def early(self) -> dict[str, Any]:
+    def early(self) -> TraceInfo:
         """See `autosac.capture.process.server.CaptureFuture.early`."""
         try:
             return early_info(self._futures[0])
@@ -63,7 +63,7 @@ class Capturing:
         reason = ""
         try:
             cuts = [self._futures[0].result()]
-            if "cut" not in cuts[0].info:
+            if cuts[0].info.cut is None:
                 return cuts[0]
             cuts += [future.result() for future in self._futures[1:]]
             while True:
@@ -91,21 +91,21 @@ def capturing(
     return Capturing(server, request, refused)
 
 
-def early_info(capture: Capturing | Future[Trace]) -> dict[str, Any]:
+def early_info(capture: Capturing | Future[Trace]) -> TraceInfo:
     """What other stages' captures need of a capture under way; of one that cannot tell, its trace's info."""
     return capture.early() if isinstance(capture, (Capturing, CaptureFuture)) else capture.result().info
 
 
 def _pays(cuts: list[Trace]) -> bool:
     """Whether another cut is still clearly smaller than the job."""
-    count, period, total = cuts[-1].info["cut"]
-    return bool(2 * (count + period) <= total)
+    count, period, total = _cut(cuts[-1])
+    return 2 * (count + period) <= total
 
 
 def joined(cuts: list[Trace]) -> Trace:
     """The trace of the whole job, from those of three cuts of it. Refusal if two of them do not predict the third."""
-    (first, period, total), *_ = (cut.info["cut"] for cut in cuts)
-    bare = [replace(cut, info=_without_cut(cut.info)) for cut in cuts]
+    first, period, total = _cut(cuts[0])
+    bare = [replace(cut, info=replace(cut.info, cut=None)) for cut in cuts]
     family = TraceFamily(bare[:2])
     wrong = difference(family.member(2), bare[2])
     if wrong is not None:
@@ -113,5 +113,6 @@ def joined(cuts: list[Trace]) -> Trace:
     return family.member((total - first) // period)
 
 
-def _without_cut(info: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in info.items() if key != "cut"}
+def _cut(trace: Trace) -> Cut:
+    assert trace.info.cut is not None
+    return trace.info.cut

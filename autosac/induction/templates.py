@@ -57,7 +57,7 @@ class Row:
         self.kind, self.fields = kind, fields
 
 
-class Segment(NamedTuple):
+class TemplateSegment(NamedTuple):
     """Templates that stand once, or once per copy."""
 
     is_run: bool
@@ -69,7 +69,7 @@ class Grown:
 
     __slots__ = ("segments",)
 
-    def __init__(self, segments: list[Segment]) -> None:
+    def __init__(self, segments: list[TemplateSegment]) -> None:
         self.segments = segments
 
 
@@ -142,18 +142,18 @@ def fit_sequence(
         np.fromiter((index.setdefault(key(e, side), len(index)) for e in elements), np.int64, len(elements))
         for side, elements in enumerate((shorter, longer))
     ]
-    segments: list[Segment] = []
+    segments: list[TemplateSegment] = []
     done = inserted = 0  # in `longer`; elements inserted so far
     for first, length in [*insertions(keys[0], keys[1], field), (len(longer), 0)]:
         fixed = zip(shorter[done - inserted : first - inserted], longer[done:first], strict=True)
-        segments.append(Segment(False, [a if a == b else fit(a, b, b, element_key, field) for a, b in fixed]))
+        segments.append(TemplateSegment(False, [a if a == b else fit(a, b, b, element_key, field) for a, b in fixed]))
         copies = zip(
             shorter[first - inserted - length : first - inserted],
             longer[first - length : first],
             longer[first : first + length],
             strict=True,
         )
-        segments.append(Segment(True, [fit(a, b, c, element_key, field) for a, b, c in copies]))
+        segments.append(TemplateSegment(True, [fit(a, b, c, element_key, field) for a, b, c in copies]))
         inserted += length
         done = first + length
     return Grown(segments)

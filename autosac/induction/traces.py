@@ -19,7 +19,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple, TypeAlias
 
 from autosac.induction.templates import ElementKey, fit, fit_sequence, pattern_of, render
-from autosac.trace import Alloc, Call, Region, Signature, Storage, TensorMeta, Trace
+from autosac.trace import Alloc, Call, Region, Signature, Storage, TensorMeta, Trace, TraceInfo
 
 # Fields of rows that are indices or sizes which change with the layers; they do not tell what a row is.
 _UNSTABLE = frozenset({"first", "last", "event", "work", "batch", "nbytes", "peer"})
@@ -70,7 +70,7 @@ class TraceFamily:
         self._modules = fit_sequence(
             names[0], names[1], lambda row, _: (pattern_of(row[0]), row[2]), element_key, "modules"
         )
-        infos = [_freeze(trace.info) for trace in two]
+        infos = [_freeze(trace.info.document()) for trace in two]
         self._info = fit(infos[0], infos[1], infos[1], element_key, "info")
         self._rows = {
             "sources": rows("sources", lambda text, _: text),
@@ -88,7 +88,7 @@ class TraceFamily:
         history = render(self._history, periods)
         begin = history.index(_BEGIN)
         return Trace(
-            info=_thaw(render(self._info, periods)),
+            info=TraceInfo.of(_thaw(render(self._info, periods))),
             modules=tuple(row[0] for row in modules),
             module_parents=tuple(row[1] for row in modules),
             module_classes=tuple(row[2] for row in modules),
@@ -126,7 +126,8 @@ def difference(a: Trace, b: Trace) -> str | None:
         left, right = getattr(a, part), getattr(b, part)
         if left == right:
             continue
-        if isinstance(left, dict):
+        if isinstance(left, TraceInfo):
+            left, right = left.document(), right.document()
             keys = [key for key in left if key not in right or left[key] != right[key]]
             return f"{part}: {', '.join(keys) or 'more entries'}"
         for i, (x, y) in enumerate(zip(left, right, strict=False)):

@@ -41,7 +41,7 @@ def plan_batches(
     """
     with (
         temporary_folder() as folder,
-        CaptureServer(debug=job.debug, on_progress=job.progress) as server,
+        CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server,
     ):
         batches = TitanBatches(job, goal, server, folder, confidence)
         sizes = BatchSizes.of(batches.info, wanted)
@@ -68,7 +68,7 @@ class TitanBatches:
         self._confidence = confidence
         own = captures_of(job, server, folder, ("full",))
         self.info = own[0].baseline("full").trace.info
-        self._captured = {int(self.info["local_batch_size"]): own}
+        self._captured = {self.info.local_batch_size: own}
 
     def least_bytes(self, size: int) -> int:
         """The peak of the stage that needs most."""

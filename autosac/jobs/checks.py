@@ -13,10 +13,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autosac.cli.options import MOST_BATCH, MOST_GPUS, parse_whole
+from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
-from autosac.report.printable import printable
+from autosac.limits import MOST_BATCH, MOST_GPUS, parse_whole
 from autosac.titan import source as titan_source
 from autosac.titan.source import UNKNOWN, Field
 

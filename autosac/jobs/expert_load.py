@@ -1,6 +1,6 @@
-"""Jobs whose load of experts is drawn: figures over several draws, and a plan for an unlucky one.
+"""Jobs with a random expert load imbalance: figures over several draws, and a plan for an unlucky one.
 
-A draw is a whole capture of the job (`autosac.capture.jobs.load`). Figures over N draws are given as the median and the 95th
+A draw is a whole capture of the job (`autosac.capture.moe_load`). Figures over N draws are given as the median and the 95th
 percentile by nearest rank, the ceil(q N)-th smallest, so that each is the figure of one draw; with fewer than 20 draws the
 95th percentile is the largest.
 
@@ -56,7 +56,7 @@ def figures(simulation: Simulation) -> dict[str, float]:
         "peak_active_bytes": float(simulation.peak_active_bytes),
         "peak_reserved_bytes": float(simulation.peak_reserved_bytes),
     }
-    if simulation.trace.info.get("tokens_per_step"):
+    if simulation.trace.info.tokens_per_step:
         found["tokens_per_second"] = simulation.throughput.tokens_per_second
     return found
 
@@ -92,7 +92,7 @@ def representative(simulations: Sequence[Simulation]) -> Simulation:
 def plan_over_draws(job: TitanJob, goal: Goal, count: int) -> Planned:
     """The plan whose peak is within the goal's budget in 95 % of the draws. InfeasibleError if none was found."""
     if count < 1:
-        raise UsageError("at least one draw of the experts' load is needed")
+        raise UsageError("at least one draw of the expert load imbalance is needed")
 
     def peak(pair: tuple[int, Simulation]) -> float:
         return pair[1].peak_bytes(goal.budget_kind)
@@ -126,7 +126,7 @@ def _notes(job: TitanJob, goal: Goal, number: int, under: Sequence[Simulation]) 
     times = [simulation.step_ms for simulation in under]
     fits = sum(peak <= goal.budget_bytes for peak in peaks)
     return (
-        f"load of experts {job.moe_load}, seed {job.moe_load.seed}: planned for draw {number} of {len(under)}; "
+        f"expert load imbalance {job.moe_load}, seed {job.moe_load.seed}: planned for draw {number} of {len(under)}; "
         f"the step under the plan is within the budget in {fits} of {len(under)}",
         f"over the draws, median and 95th percentile: peak {format_bytes(at_quantile(peaks, 0.5, float))} and "
         f"{format_bytes(at_quantile(peaks, HIGH, float))}, step time {at_quantile(times, 0.5, float):,.1f} ms and "

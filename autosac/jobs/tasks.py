@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from autosac.capture.process.server import CaptureServer
-from autosac.cli.counting import Parts
 from autosac.errors import InfeasibleError, UsageError
 from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing, early_info
@@ -20,6 +19,7 @@ from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budge
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.stage_plans import join_plans
 from autosac.plans import Plan
+from autosac.progress import Parts
 from autosac.quantities import parse_budget
 from autosac.simulation import Pipeline, Simulation, simulation_of
 
@@ -52,7 +52,7 @@ def simulate_job(
         return capturing(server, one.request(mode, plan_file=file), job.progress, whole=one.whole)
 
     captures = Parts(job.progress, "capture")
-    with CaptureServer(debug=job.debug, on_progress=captures) as server:
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=captures) as server:
         own, capture = own_stage(job, server, lambda one: started(one, checkpointing, plan_file))
         first = {key: capture if key == "" else started(own, mode, file) for key, (mode, file) in modes.items()}
         under_way = {key: [future] for key, future in first.items()}
@@ -79,7 +79,7 @@ def simulate_draws(
     observe: bool = False,
     all_stages: bool = True,
 ) -> list[Simulation]:
-    """As `simulate_job`, in each of the first `count` draws of the job's load of experts; of all stages together."""
+    """As `simulate_job`, in each of the first `count` draws of the job's expert load imbalance; of all stages together."""
     plan = Plan.load(plan_file) if plan_file is not None else None
     if plan is not None:
         _check_made_for(plan, job)
@@ -89,7 +89,7 @@ def simulate_draws(
         return capturing(server, request, job.progress, whole=one.whole)
 
     progress = Parts(job.progress, "draw", count)
-    with CaptureServer(debug=job.debug, on_progress=progress) as server:
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=progress) as server:
         own, capture = own_stage(job.draw(0), server, started)
         draws = [own.draw(number) for number in range(count)]
         under_way = [[capture], *([started(draw)] for draw in draws[1:])]
@@ -98,7 +98,7 @@ def simulate_draws(
                 futures += [started(stage) for stage in draw.stages(early_info(futures[0]))[1:]]
         traces = [[future.result() for future in futures] for futures in progress.each(under_way)]
     if not any(map(has_router, traces[0])):
-        raise UsageError(f"load of experts {job.moe_load}: the job has no mixture of experts")
+        raise UsageError(f"expert load imbalance {job.moe_load}: the job has no mixture of experts")
     job.progress("simulating")
     return [_fullest([simulation_of(trace, job.target, plan) for trace in found]) for found in traces]
 
@@ -136,7 +136,7 @@ def plan_titan_job(
     """
     with (
         temporary_folder() as folder,
-        CaptureServer(debug=job.debug, on_progress=job.progress) as server,
+        CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server,
     ):
         captures = captures_of(job, server, folder, all_stages=all_stages)
         budgets = tuple(budgets_bytes) or (goal.budget_bytes,)

@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from autosac.capture.jobs.load import MoELoad
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.moe_load import MoELoad
 from autosac.capture.process.server import CaptureServer
-from autosac.cli.options import MOST_GPUS, world_size_of_environment
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes
+from autosac.limits import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
-from autosac.titan.settings import is_of_compiled_model
 from autosac.titan.version import check_job, has_python_jobs
-from autosac.trace import Trace
+from autosac.trace import Trace, TraceInfo
 
 # The policies that a plan is shown beside.
 BASELINES = ("none", "full", "selective-op")
@@ -37,8 +36,8 @@ class TitanJob:
     """A TorchTitan job: its file (TorchTitan 0.2) or MODULE:CONFIG (0.3), TorchTitan's own arguments, how many GPUs and of
     which kind, and the rank to look at.
 
-    `stage_inputs` and `moe_load`: see `autosac.capture.process.request.TitanRequest`. `whole`: its layers are known not to
-    be worth capturing by a few of them (`autosac.induction`).
+    `stage_inputs` and `moe_load`: see `autosac.capture.request.TitanRequest`. `whole`: its layers are known not to
+    be worth capturing by a few of them (`autosac.induction`). `use_cache`: captures may be those of earlier runs.
     """
 
     config_file: str
@@ -50,6 +49,7 @@ class TitanJob:
     whole: bool = False
     moe_load: MoELoad = field(default_factory=MoELoad)
     debug: bool = False
+    use_cache: bool = True
     progress: Progress = field(default=_silent)
 
     @staticmethod
@@ -64,6 +64,7 @@ class TitanJob:
         allocator: str | None = None,
         moe_load: MoELoad | None = None,
         debug: bool = False,
+        use_cache: bool = True,
         progress: Progress = _silent,
     ) -> TitanJob:
         """The job, checked as far as it can be without capturing it. UsageError for what is unknown or wrong."""
@@ -84,6 +85,7 @@ class TitanJob:
             rank=rank,
             moe_load=moe_load or MoELoad(),
             debug=debug,
+            use_cache=use_cache,
             progress=progress,
         )
 
@@ -106,20 +108,18 @@ class TitanJob:
         )
 
     def draw(self, number: int) -> TitanJob:
-        """The job with another draw of its load of experts."""
+        """The job with another draw of its expert load imbalance."""
         return replace(self, moe_load=replace(self.moe_load, draw=number))
 
-    def stages(self, first: Mapping[str, Any]) -> tuple[TitanJob, ...]:
+    def stages(self, first: TraceInfo) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, given what the capture of the first one's rank told early
         (`autosac.induction.early_info`).
 
         Pipeline stages are TorchTitan's outermost dimension: stage s begins at rank s * world size / stages.
         """
-        count = int((first.get("parallelism") or {}).get("pp", 1))
-        outputs = first.get("stage_outputs")
-        inputs = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in outputs) if outputs else None
+        count = first.parallelism.pp
         ranks = [stage * (self.world_size // count) for stage in range(count)]
-        others = replace(self, stage_inputs=inputs, whole="cut" not in first)
+        others = replace(self, stage_inputs=first.stage_outputs or None, whole=first.cut is None)
         return (replace(self, rank=0), *(replace(others, rank=rank) for rank in ranks[1:]))
 
 
@@ -192,7 +192,7 @@ class TitanCaptures:
     @property
     def compiled(self) -> bool:
         """Whether the job compiles its model. The observed step is of one that is not compiled."""
-        return is_of_compiled_model(self.observed().trace)
+        return self.observed().trace.info.compiled
 
     def _with_open_sizes(self, trace: Trace) -> Trace:
         """The observed step, with the sizes left open that routing changes: what a plan may not insist on.
@@ -205,7 +205,7 @@ class TitanCaptures:
         load = self._job.moe_load
         other = MoELoad(kind="uniform") if load.is_balanced else replace(load, draw=load.draw + 1)
         request = replace(self._job, moe_load=other).request("none", observe=True)
-        if int((trace.info.get("parallelism") or {}).get("pp", 1)) == 1:
+        if trace.info.parallelism.pp == 1:
             request = replace(request, layers=layer + 1)
         return with_open_sizes(trace, self._server.capture(request))
 

@@ -26,7 +26,7 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
     units = {unit.name: unit for unit in policies.units}
     if not blocks.keys() <= units.keys():
         return ()
-    if baseline.info.get("checkpointing") != "full" and any(units[name].plain for name in blocks):
+    if baseline.info.checkpointing != "full" and any(units[name].plain for name in blocks):
         return ()
     return tuple(
         unit.keeping(_kept(policies.base.trace, unit, steps, blocks[unit.name]))

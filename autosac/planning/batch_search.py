@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.planning.closed_loop import Planned
 from autosac.quantities import format_bytes
+from autosac.trace import TraceInfo
 
 _MOST = 2**16
 TOO_LARGE = "too large"
@@ -58,16 +59,16 @@ class BatchSizes:
     global_batch_size: int | None = None
 
     @staticmethod
-    def of(info: Mapping[str, Any], wanted: Sequence[int] = ()) -> BatchSizes:
+    def of(info: TraceInfo, wanted: Sequence[int] = ()) -> BatchSizes:
         """The sizes for a job, by the info of a trace of it: `wanted` or all that are sensible. UsageError if one of `wanted`
         does not divide what a fixed global batch leaves to each GPU, or if nothing bounds the sizes: a pipeline holds a few
         microbatches at a time, however many there are.
         """
-        degrees = info.get("parallelism") or {}
-        data_parallel = int(degrees.get("dp_replicate", 1)) * int(degrees.get("dp_shard", 1))
-        fixed = int(info["job_settings"].get("training.global_batch_size", -1))
-        own = int(info["local_batch_size"])
-        if fixed <= 0 and not wanted and int(degrees.get("pp", 1)) > 1:
+        assert info.local_batch_size is not None, "the info of a TorchTitan job"
+        data_parallel = info.parallelism.data_parallel
+        fixed = int(info.job_settings.get("training.global_batch_size", -1))
+        own = info.local_batch_size
+        if fixed <= 0 and not wanted and info.parallelism.pp > 1:
             raise UsageError(
                 "with pipeline parallelism more microbatches are always faster and take no more memory: give --batch-sizes, "
                 "or the job a training.global_batch_size"

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autosac.memory_sim import MemoryTimeline
-from autosac.memory_sim.spans import Lifetimes, Span, region_spans
+from autosac.memory_sim.spans import Span, StorageEvents, region_spans
 from autosac.solvers import GlobalProblem, PeakPoint, Segment, Unit
 from autosac.trace import Region, Trace
 
@@ -62,7 +62,7 @@ def build_problem(
 
     `statistics` by region index: regions without are no candidates. `allowed` by module index.
     """
-    lifetimes = Lifetimes(trace)
+    lifetimes = StorageEvents(trace)
     spans = [s for s in region_spans(trace, lifetimes) if s is not None and s.region in statistics]
     executions: dict[int, list[Span]] = {}
     for span in spans:
@@ -101,7 +101,7 @@ def _parent(trace: Trace, module: int, position: Mapping[int, int]) -> int:
 
 def _unit(
     trace: Trace,
-    lifetimes: Lifetimes,
+    lifetimes: StorageEvents,
     spans: Sequence[Span],
     statistics: Mapping[int, UnitStatistics],
     parent: int,
@@ -134,7 +134,7 @@ class _Recomputation(NamedTuple):
 def _points(
     trace: Trace,
     memory: MemoryTimeline,
-    lifetimes: Lifetimes,
+    lifetimes: StorageEvents,
     executions: Mapping[int, Sequence[Span]],
     position: Mapping[int, int],
     units: Sequence[Unit],
@@ -181,7 +181,7 @@ _LATE = 1.1
 
 
 def _recomputation(
-    region: Region, memory: MemoryTimeline, lifetimes: Lifetimes, unit: int, statistics: Unit
+    region: Region, memory: MemoryTimeline, lifetimes: StorageEvents, unit: int, statistics: Unit
 ) -> _Recomputation:
     """See the module's docstring."""
     before = int(memory.live_bytes[max(region.first - 1, 0)])

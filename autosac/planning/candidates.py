@@ -78,7 +78,7 @@ class Bracket:
         self._aim_bytes = aim_bytes
 
     def unsolved(self) -> None:
-        """There is no solution for so little."""
+        """No plan exists within this little memory."""
         self.low = max(self.low, self.inner)
         self.inner = self._middle()
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from autosac.cli.counting import Parts
-from autosac.derivation import Captures as Derivable
+from autosac.derivation import CaptureSource as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
 from autosac.planning.candidates import Candidate
@@ -28,9 +27,9 @@ from autosac.planning.offloading import Offloading
 from autosac.planning.planner import Goal, Planner, full_plan, plan_of
 from autosac.planning.search import Search
 from autosac.plans import Plan, Prediction
+from autosac.progress import Parts
 from autosac.quantities import format_ms
 from autosac.simulation import Simulation
-from autosac.titan.settings import is_of_compiled_model
 
 __all__ = [
     "Captures",
@@ -190,6 +189,6 @@ def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]
 def _prediction(none: Simulation, simulation: Simulation) -> Prediction:
     """A step's prediction. Recomputation is a part of a compiled backward: there, it is what the step takes longer for it."""
     prediction = simulation.prediction()
-    if not is_of_compiled_model(simulation.trace):
+    if not simulation.trace.info.compiled:
         return prediction
     return replace(prediction, recompute_ms=max(0.0, prediction.step_ms - none.step_ms))

@@ -125,7 +125,7 @@ class Confidence:
         return replace(result, plan=plan, notes=(*notes, *result.notes))
 
     def refused(self, error: InfeasibleError, budget_bytes: int) -> InfeasibleError:
-        """The error of planning for `inner_bytes`, for who asked for the budget."""
+        """The error of planning for `inner_bytes`, in terms of the budget that was asked for."""
         share = budget_bytes / self.inner_bytes(budget_bytes) - 1
         return InfeasibleError(
             f"{error} (planned for {self._left(budget_bytes)}; add {share:.2%} to the smallest budget for them)"

@@ -37,7 +37,6 @@ from autosac.quantities import format_bytes, format_ms
 from autosac.runtime_sim.program import Engine
 from autosac.simulation import Simulation
 from autosac.solvers import LocalItem, LocalProblem, knapsack
-from autosac.titan.settings import is_of_compiled_model
 from autosac.trace import Signature, TensorMeta
 
 SHARES = (1.0, 0.5, 0.25)
@@ -200,5 +199,5 @@ def _chosen(unit: UnitPolicy, capacity_bytes: int) -> frozenset[int]:
 
 
 def _check_eager(base: Simulation) -> None:
-    if is_of_compiled_model(base.trace):
+    if base.trace.info.compiled:
         raise UsageError("offloading needs a model that is not compiled: turn off compile.enable, or offloading")

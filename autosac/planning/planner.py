@@ -26,7 +26,6 @@ from autosac.solvers import (
     relative_gap,
     solve_two_level,
 )
-from autosac.titan.settings import is_of_compiled_model
 
 SOLVERS = ("greedy", "knapsack", "ilp")
 OBJECTIVES = ("recompute", "step")
@@ -85,25 +84,22 @@ def full_plan(base: Simulation, goal: Goal | None = None) -> Plan:
 def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
     """A plan with these units, made for the captured job and the goal."""
     info = base.trace.info
-    degrees = info.get("parallelism") or {}
     return Plan(
         made_for=MadeFor(
-            job_fingerprint=str(info.get("job_fingerprint", "")),
-            model=str(info.get("model", "")),
-            torch_version=str(info.get("torch_version", "")),
-            torchtitan_version=str(info.get("torchtitan_version", "")),
+            job_fingerprint=info.job_fingerprint,
+            model=info.model,
+            torch_version=info.torch_version,
+            torchtitan_version=info.torchtitan_version,
             gpu=base.target.hardware.name,
-            world_size=int(info.get("world_size", 1)),
+            world_size=info.world_size,
             budget_bytes=goal.budget_bytes,
             budget_kind=goal.budget_kind,
-            pipeline_stages=int(degrees.get("pp", 1)),
-            job_settings=dict(info.get("job_settings", {})),
-            parameters=tuple((name, tuple(shape)) for name, shape in info.get("parameter_shapes", {}).items()),
+            pipeline_stages=info.parallelism.pp,
+            job_settings=dict(info.job_settings),
+            parameters=tuple(info.parameter_shapes.items()),
         ),
         units=units,
-        settings=Settings(
-            preserve_rng_state=bool(info.get("preserve_rng_state", True)), early_stop=bool(info.get("early_stop", True))
-        ),
+        settings=Settings(preserve_rng_state=info.preserve_rng_state, early_stop=info.early_stop),
     )
 
 
@@ -204,7 +200,7 @@ class Planner:
         """What the step pays for recomputation; None if that is its time everywhere, or cannot be told (the job is compiled,
         the captured step is not).
         """
-        if is_of_compiled_model(self.base.trace):
+        if self.base.trace.info.compiled:
             return None
         return self._step_costs.initial()
 

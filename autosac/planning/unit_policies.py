@@ -14,7 +14,6 @@ from autosac.planning.build_problem import UnitStatistics
 from autosac.plans import Decision, Parameters, Unit
 from autosac.simulation import Simulation
 from autosac.solvers import LocalItem, LocalProblem, LocalSolution
-from autosac.titan.settings import is_of_compiled_model
 from autosac.trace import Region
 
 
@@ -102,10 +101,10 @@ class UnitPolicies:
     def __init__(self, base: Simulation) -> None:
         self.base = base
         trace = base.trace
-        compiled = is_of_compiled_model(trace)  # what is compiled obeys PyTorch's own modes
+        compiled = trace.info.compiled  # what is compiled obeys PyTorch's own modes
         estimator = SACEstimator(trace, base.pricing.event_ms.tolist(), skip_dead=not compiled)
         self.modules = estimator.modules()
-        fsdp = set(trace.info.get("fsdp_units", ()))
+        fsdp = set(trace.info.fsdp_units)
         self.units: list[UnitPolicy] = []
         self._regions: dict[int, int] = {}
         refused: dict[str, str] = {}
@@ -123,7 +122,7 @@ class UnitPolicies:
                 continue
             parameters = tuple(
                 (parameter.removeprefix(f"{name}."), tuple(shape))
-                for parameter, shape in trace.info.get("parameter_shapes", {}).items()
+                for parameter, shape in trace.info.parameter_shapes.items()
                 if parameter.startswith(f"{name}.")
             )
             unit = UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters)

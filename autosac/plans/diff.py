@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from autosac.display.module_names import alike, natural, occurrences, span
 from autosac.plans import Plan, Unit
 from autosac.quantities import format_bytes, format_ms
-from autosac.report.module_names import alike, natural, occurrences, span
 
 UnitRow = tuple[str, str, str, tuple[str, ...], tuple[str, ...]]
 

@@ -34,7 +34,7 @@ Parameters: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Keep or recompute one operator of a unit's forward; what is kept may wait in host memory (`offload`).
+    """Keep or recompute one operator of a unit's forward; what is kept may be offloaded to host memory (`offload`).
 
     `op` is the overload (``"aten.mm.default"``), `occurrence` how many calls of it came before in this
     forward, `outputs` the (shape, dtype) of each output tensor, with `ANY_SIZE` for sizes that vary. The

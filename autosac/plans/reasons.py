@@ -24,18 +24,18 @@ def why(decision: Decision, unit: Unit, price_ms_per_gib: float | None, objectiv
     if not any(other.keep for other in unit.decisions):
         return ""
     if decision.offload:
-        return "its copies hide"
+        return "its copies are hidden"
     if decision.runtime_ms <= 0:
-        return "takes no time" if not decision.keep else "must be kept"
+        return "free to recompute" if not decision.keep else "must be kept"
     if decision.memory_bytes <= 0:
-        return "takes no memory" if decision.keep else "with its group"
+        return "needs no memory" if decision.keep else "decided with its group"
     if price_ms_per_gib is None:
         return ""
     cost = decision.runtime_ms / decision.memory_bytes * _GIB
     if abs(cost - price_ms_per_gib) <= _AT_THE_PRICE * price_ms_per_gib:
-        return "at the price"
+        return "break-even"
     if decision.keep:
-        return "time is dearer" if cost > price_ms_per_gib else "must be, or fits"
+        return "expensive to recompute" if cost > price_ms_per_gib else "forced, or space was left"
     if cost < price_ms_per_gib:
-        return "memory is dearer"
-    return "hidden, or to fit" if objective == "step" else "to fit"
+        return "cheap to recompute"
+    return "hidden, or needed to fit" if objective == "step" else "needed to fit"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from autosac.display.printable import printable
 from autosac.errors import PlanError
 from autosac.files.documents import DocumentError, parse_json
-from autosac.report.printable import printable
 
 SCHEMA_VERSION = 1
 # In a fingerprint: a size that depends on data (the tokens that are routed to an expert) and may be any.

@@ -17,7 +17,7 @@ def draw_memory(
     UsageError without plotly or matplotlib, OSError if a file cannot be written.
     """
     info, hardware = simulation.trace.info, simulation.target.hardware
-    title = f"{info.get('model', 'The job')} on {hardware.name}: memory over one training step"
+    title = f"{info.model or 'The job'} on {hardware.name}: memory over one training step"
     for path, draw in ((html, timeline_html), (png, timeline_png)):
         if path is not None:
             draw(

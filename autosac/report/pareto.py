@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autosac.display.drawing import literal_text
+from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 from autosac.plans import Plan, Prediction
 from autosac.quantities import format_bytes, format_ms
-from autosac.report.drawing import literal_text
-from autosac.report.printable import printable
 
 GIB = 2**30
 _TOO_LARGE = "out of memory on this GPU"
 _COLOURS = {"none": "#7f7f7f", "full": "#d62728", "selective-op": "#ff7f0e"}
 
 
-class Point(NamedTuple):
+class ParetoPoint(NamedTuple):
     """One policy: peak in GiB (of the kind that the plans bound), step time, what hovering tells, and whether the GPU has so
     much memory: if not, its marker is hollow.
     """
@@ -31,7 +31,7 @@ class Point(NamedTuple):
     fits: bool = True
 
 
-def points(plans: Sequence[Plan]) -> tuple[list[Point], list[Point]]:
+def points(plans: Sequence[Plan]) -> tuple[list[ParetoPoint], list[ParetoPoint]]:
     """(the plans by peak, the policies beside them). UsageError without plans."""
     if not plans:
         raise UsageError("there is no plan to draw")
@@ -46,7 +46,7 @@ def points(plans: Sequence[Plan]) -> tuple[list[Point], list[Point]]:
     return sorted(curve, key=lambda point: point.peak_gib), others
 
 
-def _point(name: str, prediction: Prediction, kind: str, units: int | None = None) -> Point:
+def _point(name: str, prediction: Prediction, kind: str, units: int | None = None) -> ParetoPoint:
     peak = prediction.peak_active_bytes
     if kind == "reserved" and prediction.peak_reserved_bytes is not None:
         peak = prediction.peak_reserved_bytes
@@ -56,7 +56,7 @@ def _point(name: str, prediction: Prediction, kind: str, units: int | None = Non
         lines.append(f"{units} modules checkpointed")
     if not prediction.fits:
         lines.append(_TOO_LARGE)
-    return Point(printable(name), peak / GIB, prediction.step_ms, "<br>".join(lines), prediction.fits)
+    return ParetoPoint(printable(name), peak / GIB, prediction.step_ms, "<br>".join(lines), prediction.fits)
 
 
 def _texts(plans: Sequence[Plan]) -> tuple[str, str, str]:

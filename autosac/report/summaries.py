@@ -9,6 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from autosac.display.module_names import alike, family, natural, span
+from autosac.display.tables import Table, fact_grid, output_width
+from autosac.display.terminal import PlainConsole
 from autosac.jobs.batches import BatchPlan
 from autosac.jobs.expert_load import Statistic
 from autosac.memory_sim import Category
@@ -17,9 +20,6 @@ from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.plans.diff import PlanDifference
 from autosac.plans.reasons import price_of, why
 from autosac.quantities import format_bytes, format_ms, format_probability
-from autosac.report.module_names import alike, family, natural, span
-from autosac.report.tables import Table, fact_grid, output_width
-from autosac.report.terminal import PlainConsole
 from autosac.report.time_tables import served_line
 from autosac.simulation import Simulation
 
@@ -282,7 +282,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     verdict = simulation.allocation.verdict
     facts = fact_grid()
     facts.add_row("step time", format_ms(simulation.step_ms))
-    if simulation.trace.info.get("tokens_per_step"):
+    if simulation.trace.info.tokens_per_step:
         rate = simulation.throughput
         facts.add_row("throughput", f"{rate.tokens_per_second:,.0f} tokens/s per GPU, {rate.mfu:.1%} MFU")
     for label, value in (
@@ -368,7 +368,7 @@ def mode_table(simulation: Simulation, others: Mapping[str, Simulation]) -> Tabl
 
 
 def draws_table(statistics: Sequence[Statistic], load: str, draws: Sequence[Simulation]) -> Table:
-    """Figures over the draws of the experts' load."""
+    """Figures over the draws of the expert load imbalance."""
     failed = sum(draw.allocation.verdict.outcome.value == "out of memory" for draw in draws)
     title = f"Load of experts {load}: {len(draws)} draws, {failed or 'none'} out of memory"
     table = Table(title=title)

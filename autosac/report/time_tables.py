@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Group, RenderableType
 
+from autosac.display.module_names import family, span
+from autosac.display.tables import Table
 from autosac.estimator import Pricing
 from autosac.quantities import format_ms
-from autosac.report.module_names import family, span
-from autosac.report.tables import Table
-from autosac.runtime_sim import ModuleTimes, Segment
+from autosac.runtime_sim import ModuleTimes, PathSegment
 from autosac.runtime_sim.program import Engine
 from autosac.simulation import Simulation
 from autosac.trace import Collective, Op, Trace
@@ -80,9 +80,9 @@ def served_line(pricing: Pricing) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def links(segments: Sequence[Segment], traces: dict[int, Trace]) -> list[Link]:
+def links(segments: Sequence[PathSegment], traces: dict[int, Trace]) -> list[Link]:
     """The critical path by what it consists of, the longest first. `traces`: by rank."""
-    found: dict[str, list[Segment]] = defaultdict(list)
+    found: dict[str, list[PathSegment]] = defaultdict(list)
     for segment in segments:
         found[_what(segment, traces[segment.rank])].append(segment)
     result = []
@@ -94,7 +94,7 @@ def links(segments: Sequence[Segment], traces: dict[int, Trace]) -> list[Link]:
     return sorted(result, key=lambda link: -link.ms)
 
 
-def _what(segment: Segment, trace: Trace) -> str:
+def _what(segment: PathSegment, trace: Trace) -> str:
     if segment.reason in ("host", "sync") or segment.event < 0:
         return "the host"
     event = trace.events[segment.event]

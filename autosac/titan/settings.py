@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from autosac.errors import PlanError
-from autosac.trace import Trace
 
 # What decides the computation, by section of the job file (None: all of it). Other settings (metrics, learning rate, data
 # set, number of steps, ...) may differ between the job that was planned and the one that runs.
@@ -89,11 +88,6 @@ def _digest(component: Any) -> str:
 def compiles_model(settings: Mapping[str, str]) -> bool:
     """Whether the job compiles its model, by the settings that decide what it computes."""
     return settings.get("compile.enable") == "True" and "model" in settings.get("compile.components", "model")
-
-
-def is_of_compiled_model(trace: Trace) -> bool:
-    """Whether the job of a captured step compiles its model; a step that was observed does not run compiled all the same."""
-    return compiles_model(trace.info.get("job_settings", {}))
 
 
 def check_settings(planned: Mapping[str, str], running: Mapping[str, str]) -> None:

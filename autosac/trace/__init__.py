@@ -1,5 +1,6 @@
 """The Trace, the narrow waist between capture and everything else (see `autosac.trace.trace`)."""
 
+from autosac.trace.info import Cut, Parallelism, TensorLayout, TraceInfo
 from autosac.trace.trace import (
     SCHEMA_VERSION,
     Alloc,
@@ -34,6 +35,7 @@ __all__ = [
     "Alloc",
     "Call",
     "Collective",
+    "Cut",
     "Event",
     "EventRecord",
     "EventWait",
@@ -44,6 +46,7 @@ __all__ = [
     "ModuleEnter",
     "ModuleExit",
     "Op",
+    "Parallelism",
     "Phase",
     "RecordStream",
     "Region",
@@ -52,8 +55,10 @@ __all__ = [
     "StepBegin",
     "Storage",
     "StreamWait",
+    "TensorLayout",
     "TensorMeta",
     "Trace",
+    "TraceInfo",
     "WorkWait",
     "is_capture",
 ]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NoReturn
 
+from autosac.display.printable import printable
 from autosac.errors import SimulationError
 from autosac.files.documents import is_deeper
-from autosac.report.printable import printable
 
 MOST_RANKS = 2**17
 _MOST = 2**62
@@ -340,6 +340,10 @@ def _number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1e30
 
 
+def _flag(value: Any) -> bool:
+    return type(value) is bool
+
+
 def _text(value: Any) -> bool:
     return type(value) is str
 
@@ -389,12 +393,15 @@ _INFO: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seq_len": (_count(1, _MOST), "a whole number of at least 1"),
     "tokens_per_step": (_count(0, _MOST), "a whole number of at least 0"),
     "flops_per_token": (_number, "a finite number of at least 0"),
-    "parameter_count": (_count(0, _MOST), "a whole number of at least 0"),
     "parallelism": (_degrees, "a table of degrees of at least 1"),
     "parameter_shapes": (_shape_map, "a table of shapes"),
     "fsdp_units": (lambda v: type(v) is list and all(map(_text, v)), "a list of modules"),
-    "preserve_rng_state": (lambda v: type(v) is bool, "true or false"),
-    "early_stop": (lambda v: type(v) is bool, "true or false"),
+    "preserve_rng_state": (_flag, "true or false"),
+    "early_stop": (_flag, "true or false"),
+    "compiled": (_flag, "true or false"),
+    "matmul_allows_tf32": (_flag, "true or false"),
+    "cudnn_allows_tf32": (_flag, "true or false"),
+    "selective_modules": (lambda v: type(v) is list and all(map(_text, v)), "a list of modules"),
     "stage_outputs": (_inputs, "a list of [shape, stride, dtype]"),
     "cut": (lambda v: _sizes(v) and len(v) == 3, "three whole numbers"),
     "moe_load": (_load, "a table with a draw"),

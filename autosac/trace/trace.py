@@ -34,6 +34,7 @@ from autosac.errors import TraceError
 from autosac.files.documents import DocumentError, is_gzipped, read_packed_json
 from autosac.files.writing import write_bytes_atomically
 from autosac.trace.checks import check_document
+from autosac.trace.info import TraceInfo
 
 SCHEMA_VERSION = 1
 
@@ -343,14 +344,9 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One rank's recorded training step. See the module's docstring.
+    """One rank's recorded training step. See the module's docstring. `info`: what it is of."""
 
-    `info` holds what the trace is of: ``job_fingerprint``, ``model``, ``world_size``, ``rank``, ``torch_version``,
-    ``torchtitan_version``, ``gpu``, ``local_batch_size``, ``seq_len``, ``tokens_per_step`` (of this rank),
-    ``flops_per_token``, ``parallelism`` (a dict of degrees), ``parameter_count``. A missing key means "not known".
-    """
-
-    info: dict[str, Any]
+    info: TraceInfo
     signatures: tuple[Signature, ...]
     storages: tuple[Storage, ...]
     modules: tuple[str, ...]
@@ -457,7 +453,7 @@ def _encode(trace: Trace) -> dict[str, Any]:
     return {
         "format": "autosac-trace",
         "schema": SCHEMA_VERSION,
-        "info": trace.info,
+        "info": trace.info.document(),
         "signatures": _columns(trace.signatures),
         "storages": _columns(trace.storages),
         "modules": [trace.modules, trace.module_parents, trace.module_classes],
@@ -485,7 +481,7 @@ def _decode(document: dict[str, Any]) -> Trace:
         regions.append(Region(*map(_tuples, head))._replace(calls=calls))
     modules, parents, classes = document["modules"]
     return Trace(
-        info=document["info"],
+        info=TraceInfo.of(document["info"]),
         signatures=tuple(signatures),
         storages=tuple(storages),
         modules=tuple(modules),

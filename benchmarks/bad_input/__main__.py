@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.bad_input.command_lines import COMMAND_LINES
-from benchmarks.bad_input.kinds import KINDS, Workshop
+from benchmarks.bad_input.kinds import KINDS
 from benchmarks.bad_input.trials import Outcome, Trial, attempt
+from benchmarks.bad_input.workshop import Workshop
 
 ALL = {**KINDS, **COMMAND_LINES}
 VERDICTS = ("traceback", "hang", "wrongly accepted", "wrongly refused", "unclear")

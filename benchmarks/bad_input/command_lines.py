@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.bad_input.kinds import HOSTILE, Workshop
 from benchmarks.bad_input.material import GPU
 from benchmarks.bad_input.trials import Trial
+from benchmarks.bad_input.workshop import HOSTILE, Workshop
 
 WHOLE = ("0", "-1", "1.5", "²", "٣", "1_0", " 2", "+2", "0x2", "9" * 5000, "1e3", "", "nan", "two", "--", "1000000000")
 DECIMAL = ("nan", "inf", "-inf", "-1", "", "١", "1_0", "0x1", "1e999", "--", "one", "1,5", "[/bold]", "\x1b[31m")

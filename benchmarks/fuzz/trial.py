@@ -342,8 +342,11 @@ def _stopped(e: StepError, names: list[str], step: int) -> Outcome:
 
 
 def _told(error: BaseException) -> Iterator[str]:
-    """What the error says; or the first line of AutoSAC's own error, to which the compiler has added lines in its own."""
+    """What the error says, and the notes that it carries; or the first line of AutoSAC's own error, to which the compiler has
+    added lines in its own.
+    """
     yield str(error)
+    yield from getattr(error, "__notes__", ())
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, autosac.AutosacError):
         yield str(inner).split("\n")[0]

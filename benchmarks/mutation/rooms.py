@@ -22,6 +22,7 @@ def stages(root: Path, file: str) -> tuple[tuple[str, ...], ...]:
     if missing:
         raise ValueError(f"{_FILE.name} names tests that do not exist: {', '.join(missing)}")
     rest = tuple(path for found in paths.values() for path in found)
-    named = sorted(str(p.relative_to(root)) for p in (root / "tests").rglob(f"test_{Path(file).stem}.py"))
-    near = tuple(test for test in named if any(test == part or test.startswith(f"{part}/") for part in rest))
+    parts = set(Path(file).parts)
+    named = sorted(p.relative_to(root) for p in (root / "tests").rglob(f"test_{Path(file).stem}.py"))
+    near = tuple(str(test) for test in named if parts & set(test.parts[1:-1]) or str(test) in rest)
     return (near, rest) if near and near != rest else (rest,)

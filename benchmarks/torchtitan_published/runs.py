@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
 from autosac.target import TargetGPU
 from benchmarks.torchtitan_published.eras import MARCH_2025, NOW, Era, era_of

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import autosac
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.estimator import price
 from autosac.jobs.tasks import simulation_of
 from autosac.runtime_sim import simulate
@@ -55,7 +55,7 @@ class Result:
 @cache
 def _program() -> bytes:
     """A digest of what decides a capture besides its request: the capture's and the eras' source."""
-    files = sorted((Path(autosac.__file__).parent / "capture").glob("*.py"))
+    files = sorted((Path(autosac.__file__).parent / "capture").rglob("*.py"))
     files += sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256()
     for file in files:
@@ -83,7 +83,7 @@ def simulate_run(run: Run, server: CaptureServer, folder: Path | None = None) ->
     request = run.request(target.gpu, target.cluster.gpus_per_node)
     traces = [captured(server, request, folder)]
     for rank in run.later_ranks():
-        shapes = tuple((tuple(a), tuple(b), c) for a, b, c in traces[0].info["stage_outputs"])
+        shapes = traces[0].info.stage_outputs
         traces.append(captured(server, replace(request, rank=rank, stage_inputs=shapes), folder))
     simulations = [simulation_of(trace, target) for trace in traces]
     step_ms = _step_ms(simulations, target)
@@ -100,7 +100,7 @@ def simulate_run(run: Run, server: CaptureServer, folder: Path | None = None) ->
         oom=oom,
         verdict=str(verdict),
         step_ms=step_ms,
-        tokens_per_second=1e3 * traces[0].info["tokens_per_step"] / step_ms / not_data,
+        tokens_per_second=1e3 * traces[0].info.tokens_per_step / step_ms / not_data,
     )
 
 

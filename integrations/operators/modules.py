@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper, CheckpointWrapper
 
 from autosac.plans import Parameters
 
@@ -66,6 +66,18 @@ def parameters_of(module: nn.Module) -> Parameters:
     return tuple(parameter_shapes(module))
 
 
-def shapes_by_name(model_parts: Iterable[nn.Module]) -> dict[str, list[int]]:
-    """`parameter_shapes` of several parts of a model, for JSON."""
-    return {name: list(shape) for part in model_parts for name, shape in parameter_shapes(part)}
+def selectively_checkpointed(model_parts: Iterable[nn.Module]) -> tuple[str, ...]:
+    """Clean names, sorted, of the modules that the job itself runs under PyTorch's selective checkpointing."""
+    return tuple(
+        sorted(
+            clean_name(name)
+            for part in model_parts
+            for name, module in unwrapped(part).named_modules()
+            if isinstance(module, CheckpointWrapper) and "context_fn" in getattr(module.checkpoint_fn, "keywords", ())
+        )
+    )
+
+
+def shapes_by_name(model_parts: Iterable[nn.Module]) -> dict[str, tuple[int, ...]]:
+    """`parameter_shapes` of several parts of a model."""
+    return {name: shape for part in model_parts for name, shape in parameter_shapes(part)}

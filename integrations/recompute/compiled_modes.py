@@ -20,10 +20,10 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from autosac.errors import PlanError
 from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
 from autosac.integrations.operators.keys import Keyer, is_random, op_name
-from autosac.integrations.recompute.policy import UnitPolicy
+from autosac.integrations.recompute.policy import UnitDecisions
 
 
-def context_fn(policy: UnitPolicy, *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
+def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
     """What `torch.utils.checkpoint.checkpoint` takes as its ``context_fn`` (a plain function: Dynamo takes nothing else).
 
     It raises PlanError if the plan offloads, which compiled code does not do.
@@ -48,7 +48,7 @@ def context_fn(policy: UnitPolicy, *, offloads: bool) -> Callable[[], tuple[Any,
 class _Pass:
     """One run over the unit's operators."""
 
-    def __init__(self, policy: UnitPolicy, of_old_contents: set[int]) -> None:
+    def __init__(self, policy: UnitDecisions, of_old_contents: set[int]) -> None:
         self._policy = policy
         self._of_old_contents = of_old_contents
         self._keyer = Keyer()

@@ -135,7 +135,7 @@ class Parcel:
             self._link.give_back(self._buffer)
 
 
-class Execution(Protocol):
+class Offloadable(Protocol):
     """One execution of a unit (`autosac.integrations.recompute.tape.Tape`). `previous`: the one whose forward ended before."""
 
     previous: weakref.ref[Any] | None
@@ -168,7 +168,7 @@ class Offloader:
             link = self._links.setdefault(device, _Link(device))
         return Parcel(link, value)
 
-    def forward_ended(self, execution: Execution) -> None:
+    def forward_ended(self, execution: Offloadable) -> None:
         """The forward of a unit has ended: let go of the last one's results, begin to copy its own."""
         self.settle()
         execution.offload()
@@ -186,7 +186,7 @@ class Offloader:
         for parcel in parcels:
             parcel.leave()
 
-    def backward_begins(self, execution: Execution) -> None:
+    def backward_begins(self, execution: Offloadable) -> None:
         """The backward of a unit begins: copy back what it has on the host, and what the unit has that comes next."""
         for one in (execution, _alive(execution.previous)):
             if one is not None:
@@ -194,7 +194,7 @@ class Offloader:
                     parcel.fetch()
 
 
-def _alive(reference: weakref.ref[Any] | None) -> Execution | None:
+def _alive(reference: weakref.ref[Any] | None) -> Offloadable | None:
     return reference() if reference is not None else None
 
 

@@ -13,7 +13,7 @@ class PlanMismatchWarning(UserWarning):
     """A checkpointed module does not do what its plan says: what the plan does not know is recomputed, which costs time."""
 
 
-class UnitPolicy:
+class UnitDecisions:
     """A unit's decisions, shared by all executions of the module."""
 
     def __init__(self, unit: Unit) -> None:

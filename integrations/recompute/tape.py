@@ -64,7 +64,7 @@ from autosac.integrations.recompute.memories import (
     whole_copy,
 )
 from autosac.integrations.recompute.offload import Offloader
-from autosac.integrations.recompute.policy import UnitPolicy
+from autosac.integrations.recompute.policy import UnitDecisions
 from autosac.integrations.recompute.sharding import Gathering
 from autosac.plans import ANY_SIZE, Decision
 
@@ -84,7 +84,7 @@ observer = [Observer()]
 class Tape:
     """See the module's docstring. One for each forward of a unit."""
 
-    def __init__(self, policy: UnitPolicy, offloader: Offloader | None, *, forward: int, audited: bool) -> None:
+    def __init__(self, policy: UnitDecisions, offloader: Offloader | None, *, forward: int, audited: bool) -> None:
         self.policy = policy
         self.fqn = policy.fqn
         self.forward = forward
@@ -368,7 +368,7 @@ class Tape:
         """Fill a parameter that FSDP has let go of; False if that cannot be done."""
         return self.gathering is not None and self.gathering.gather(parameter)
 
-    # ---- offloading (`offload.Execution`) --------------------------------------------------------
+    # ---- offloading (`offload.Offloadable`) --------------------------------------------------------
 
     def offload(self) -> None:
         """Begin to copy to the host what the plan offloads."""
@@ -398,6 +398,7 @@ class RecordingMode(CountingMode):
         self._keyer = Keyer()
         self._outer: Tape | None = None
         self._counted = 0
+        self._running = ""  # the operator, as long as it runs
 
     def __enter__(self) -> RecordingMode:
         """Begin to write."""
@@ -410,6 +411,8 @@ class RecordingMode(CountingMode):
         super().__exit__(kind, value, traceback)
         present.tape = self._outer
         policy = self._tape.policy
+        if self._running and value is not None:
+            value.add_note(f"raised by {self._running} in the module {policy.fqn}, which runs under an AutoSAC plan")
         if kind is None and self._counted != policy.size and policy.size:
             policy.warn(f"ran {self._counted} operators; the plan has {policy.size}")
 
@@ -425,8 +428,11 @@ class RecordingMode(CountingMode):
         if only_metadata(func):
             self._counted += occurrence >= 0
             return func(*args, **kwargs)
-        entry = tape.begin(func, args, kwargs, (op_name(func), occurrence))
+        name = op_name(func)
+        entry = tape.begin(func, args, kwargs, (name, occurrence))
+        self._running = name
         out = func(*args, **kwargs)
+        self._running = ""
         decision = None
         if occurrence >= 0:
             self._counted += 1

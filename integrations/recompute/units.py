@@ -17,7 +17,7 @@ from autosac.errors import PlanError
 _made: dict[tuple[type, type], type] = {}
 
 
-class Unit(nn.Module):
+class UnitModule(nn.Module):
     """The base of what modules become. `_autosac` is what a subclass keeps of its own beside the module."""
 
     _autosac: Any
@@ -35,7 +35,7 @@ class Unit(nn.Module):
         return (inner or super().forward)(*args, **kwargs)
 
 
-def become(module: nn.Module, kind: type[Unit], state: Any) -> None:
+def become(module: nn.Module, kind: type[UnitModule], state: Any) -> None:
     """Make `module` a `kind`, which keeps `state`. PlanError if its class does not allow that."""
     try:
         module.__class__ = subclass(kind, type(module))
@@ -47,7 +47,7 @@ def become(module: nn.Module, kind: type[Unit], state: Any) -> None:
     module.__dict__["_autosac"] = state
 
 
-def subclass(kind: type[Unit], original: type) -> type:
+def subclass(kind: type[UnitModule], original: type) -> type:
     """The class of the modules of `original` that have become a `kind`. It has the name of the original."""
     made = _made.get((kind, original))
     if made is None:
@@ -59,12 +59,12 @@ def subclass(kind: type[Unit], original: type) -> type:
 def original_class(module: nn.Module) -> type:
     """The class that the module's author wrote."""
     kind: type = type(module)
-    while issubclass(kind, Unit):
+    while issubclass(kind, UnitModule):
         kind = kind.__bases__[1]
     return kind
 
 
-def _new(kind: type[Unit], original: type) -> nn.Module:
+def _new(kind: type[UnitModule], original: type) -> nn.Module:
     made: nn.Module = nn.Module.__new__(subclass(kind, original))
     return made
 

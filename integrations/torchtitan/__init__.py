@@ -22,7 +22,7 @@ from autosac.titan.version import has_python_jobs
 if has_python_jobs():
     from autosac.integrations.torchtitan.policy import AutoSAC as AutoSAC
 else:
+    from autosac.integrations.torchtitan.hook import transform as transform
     from autosac.integrations.torchtitan.plugin import install as install
-    from autosac.integrations.torchtitan.plugin import transform as transform
 
     install()

@@ -31,7 +31,7 @@ class AutoSAC:
     """The probability with which the plan shall fit, such as 0.99; 0: as simulated."""
 
     offload: bool = False
-    """Results may wait in host memory between forward and backward, where that makes the step shorter."""
+    """Allow offloading activations to host memory where that makes the step shorter."""
 
     gpu: str = ""
     """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""

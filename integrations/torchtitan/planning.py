@@ -66,7 +66,7 @@ class RunningJob:
     dump_folder: str
 
 
-def plan_of(job: RunningJob) -> Plan:
+def plan_of_job(job: RunningJob) -> Plan:
     """The plan that the job asks for; the same object for all of the job's model parts.
 
     UsageError or PlanError if what it asks for is wrong, or the plan is for another job; whatever planning raises.

@@ -1,127 +1,32 @@
-"""How the plugin gets to the model: at the very place where TorchTitan applies its own activation
-checkpointing.
-
-TorchTitan 0.2's parallelize functions apply tensor parallelism, then call ``apply_ac`` if
-``activation_checkpoint.mode`` is not "none", then compile, then apply FSDP. `install` wraps
-``get_train_spec`` so that each spec's parallelize function runs with ``apply_ac`` replaced by a *transform*
-of the model and with the mode set to "full" meanwhile (`_parallelize`). Pipeline parallelism calls the
-parallelize function once for each model part, and so the transform.
-
-The transform is the job's own (apply the plan that its ``[autosac]`` section asks for, see `planning`) unless
-`transform` has set another one, as capture does.
-"""
+"""The plugin for TorchTitan 0.2: a job's ``[autosac]`` section decides what is done where TorchTitan checkpoints (`hook`)."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import nn
 
-from autosac.errors import UsageError
+from autosac.integrations.torchtitan import hook
 from autosac.titan.settings import job_settings
 
-Transform: TypeAlias = Callable[[nn.Module], None]
-
 _CONFIG_FILE = ("--job.config_file", "--job.config-file")
-_JOB_DECIDES: Any = object()
-_transform: Any = _JOB_DECIDES
-
-
-@contextlib.contextmanager
-def transform(function: Transform | None) -> Iterator[None]:
-    """Within the context, TorchTitan applies `function` to each model part in place of its own checkpointing.
-
-    None leaves TorchTitan's own in place. Either way the job's ``[autosac]`` section does not count.
-    """
-    install()
-    global _transform
-    previous, _transform = _transform, function
-    try:
-        yield
-    finally:
-        _transform = previous
 
 
 def install() -> None:
-    """Wrap TorchTitan's ``get_train_spec``; once a process, however often it is called."""
-    import torchtitan.protocols.train_spec as registry
-
-    original = registry.get_train_spec
-    if getattr(original, "_autosac", False):
-        return
-
-    @functools.wraps(original)
-    def get_train_spec(name: str) -> Any:
-        spec = original(name)
-        if getattr(spec.parallelize_fn, "_autosac", False):
-            return spec
-        return dataclasses.replace(spec, parallelize_fn=_wrap(spec.parallelize_fn))
-
-    get_train_spec._autosac = True  # type: ignore[attr-defined]
-    registry.get_train_spec = get_train_spec
+    """From now on jobs obey their section."""
+    hook.install(_job_transform)
 
 
-def _wrap(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    @functools.wraps(original)
-    def parallelize(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
-        function = _transform
-        if function is _JOB_DECIDES:
-            function = _job_transform(job_config, parallel_dims)
-        if function is None:
-            return original(model, parallel_dims, job_config)
-        return _parallelize(original, function, model, parallel_dims, job_config)
-
-    parallelize._autosac = True  # type: ignore[attr-defined]
-    return parallelize
-
-
-def _parallelize(
-    original: Callable[..., nn.Module],
-    function: Transform,
-    model: nn.Module,
-    parallel_dims: Any,
-    job_config: Any,
-) -> nn.Module:
-    """Run TorchTitan's parallelize function with `function` in place of its ``apply_ac``."""
-    names = _globals(original)
-    if "apply_ac" not in names:
-        raise UsageError(f"TorchTitan's {_name(original)} applies no activation checkpointing to replace")
-    done: list[nn.Module] = []
-
-    def apply_ac(part: nn.Module, *_: Any, **__: Any) -> None:
-        if part is model:  # and not an encoder inside it, which the transform of the whole model has reached
-            function(model)
-            done.append(model)
-
-    theirs, mode = names["apply_ac"], job_config.activation_checkpoint.mode
-    names["apply_ac"], job_config.activation_checkpoint.mode = apply_ac, "full"
-    try:
-        if job_config.compile.enable:
-            # As TorchTitan's apply_ac does: forward and recomputation must find the same compiled variant.
-            torch._C._dynamo.eval_frame._set_lru_cache(False)
-        parallelized = original(model, parallel_dims, job_config)
-    finally:
-        names["apply_ac"], job_config.activation_checkpoint.mode = theirs, mode
-    if not done:
-        raise UsageError(f"TorchTitan's {_name(original)} did not apply activation checkpointing")
-    return parallelized
-
-
-def _job_transform(job_config: Any, parallel_dims: Any) -> Transform | None:
+def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | None:
     section = getattr(job_config, "autosac", None)
     if section is None or not section.enable:
         return None
     from torchtitan.tools.logging import logger
 
     from autosac.integrations.apply import apply
-    from autosac.integrations.torchtitan.planning import RunningJob, plan_of
+    from autosac.integrations.torchtitan.planning import RunningJob, plan_of_job
 
     job = RunningJob(
         identity=job_config,
@@ -132,7 +37,7 @@ def _job_transform(job_config: Any, parallel_dims: Any) -> Transform | None:
         world_size=parallel_dims.world_size,
         dump_folder=job_config.job.dump_folder,
     )
-    plan = plan_of(job)
+    plan = plan_of_job(job)
     if job_config.activation_checkpoint.mode != "none":
         logger.info(f"AutoSAC replaces activation_checkpoint.mode = {job_config.activation_checkpoint.mode}")
 
@@ -154,18 +59,3 @@ def job_arguments(argv: Sequence[str]) -> list[str]:
         elif not argument.startswith(tuple(f"{name}=" for name in _CONFIG_FILE)):
             rest.append(argument)
     return rest
-
-
-def _function(function: Callable[..., Any]) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.unwrap(function)
-
-
-def _globals(function: Callable[..., Any]) -> dict[str, Any]:
-    names: dict[str, Any] = _function(function).__globals__
-    return names
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return str(_function(function).__qualname__)

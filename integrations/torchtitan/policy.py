@@ -22,35 +22,18 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torchtitan.distributed import activation_checkpoint
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from torchtitan.trainer import Trainer
 
-from autosac.integrations.torchtitan.planning import RunningJob, plan_of
+from autosac.integrations.torchtitan.planning import RunningJob, plan_of_job
+from autosac.integrations.torchtitan.policy_hook import ModelPolicy
 from autosac.titan.settings import python_job_settings
-
-
-class ModelPolicy(ActivationCheckpointing):
-    """A policy that decides for a whole model part, and not block by block."""
-
-    _whole: nn.Module | None = None
-
-    def apply(self, model: nn.Module) -> None:
-        """Checkpoint `model`; nothing for an encoder inside it, which TorchTitan passes after the model itself."""
-        if self._whole is not None and any(model is inner for inner in self._whole.modules()):
-            return
-        self._whole = model
-        # As TorchTitan's policies do: forward and recomputation must find the same compiled variant.
-        activation_checkpoint._disable_dynamo_lru_cache()
-        self.checkpoint(model)
-
-    def checkpoint(self, model: nn.Module) -> None:
-        """What the policy does to a model part."""
-        raise NotImplementedError
 
 
 class AutoSAC(ModelPolicy):
     """Selective activation checkpointing by a plan: read from a file, or made before the model is parallelized."""
+
+    follows_plan = True
 
     @dataclass(kw_only=True, slots=True)
     class Config(ActivationCheckpointing.Config):
@@ -69,13 +52,13 @@ class AutoSAC(ModelPolicy):
         """The probability with which the plan shall fit, such as 0.99; 0: as simulated."""
 
         offload: bool = False
-        """Results may wait in host memory between forward and backward, where that makes the step shorter."""
+        """Allow offloading activations to host memory where that makes the step shorter."""
 
         gpu: str = ""
         """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
 
     def checkpoint(self, model: nn.Module) -> None:
-        """Make the model part obey the plan. Errors as of `planning.plan_of` and `eager.apply`."""
+        """Make the model part obey the plan. Errors as of `planning.plan_of_job` and `eager.apply`."""
         from autosac.integrations.apply import apply
 
         config, settings = _jobs[-1] if _jobs else (self.config, {})
@@ -89,7 +72,7 @@ class AutoSAC(ModelPolicy):
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
             dump_folder=self.dump_folder,
         )
-        apply(model, plan_of(job))
+        apply(model, plan_of_job(job))
 
 
 # (configuration, decisive settings) of each Trainer that is being built, the innermost last.

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
+from autosac.display.printable import printable
+from autosac.display.terminal import PlainConsole
 from autosac.files.documents import DocumentError, decompress_bounded, parse_json, parse_toml, read_bounded
-from autosac.report.printable import printable
-from autosac.report.terminal import PlainConsole
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from autosac.capture.process.store import default_store
-from autosac.cli.options import whole_from_environment, world_size_of_environment
 from autosac.errors import UsageError
 from autosac.jobs.checks import check_job_file
+from autosac.limits import whole_from_environment, world_size_of_environment
 from autosac.titan import source as titan_source
 from autosac.titan.version import has_python_jobs
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
 from autosac.target import TargetGPU
 from autosac.trace import Alloc, Phase, Trace

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from autosac.capture.process import server as module
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.induction import capturing
 
@@ -161,7 +161,7 @@ def test_a_capture_that_is_killed(job: str) -> None:
             CaptureError, match=r"^the capture process was ended by signal 9 \(SIGKILL\): Linux does that"
         ):
             future.result(PATIENCE_S)
-        assert server.submit(TitanRequest(config_file=job)).result(PATIENCE_S).info["model"] == "llama3 debugmodel"
+        assert server.submit(TitanRequest(config_file=job)).result(PATIENCE_S).info.model == "llama3 debugmodel"
 
 
 def children(process: int) -> list[int]:
@@ -189,5 +189,5 @@ def test_code_beside_the_job(tmp_path: Path, job: str, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     with CaptureServer() as server:
         request = TitanRequest(config_file=job, overrides=("--experimental.custom_import", "mine"))
-        assert server.capture(request).info["model"] == "llama3 debugmodel"
+        assert server.capture(request).info.model == "llama3 debugmodel"
     assert (tmp_path / "imported").exists()

@@ -9,8 +9,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosac.capture.compiler.fusion import fuse
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.trace import Alloc, Op, Phase, Trace
 
 LAYERS, WIDTH, HIDDEN, TOKENS = 6, 256, 768, 2 * 64  # llama3's debug model, and the batch of `trace`

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.titan.version import has_python_jobs
 from autosac.trace import Op, Trace
 
@@ -96,7 +96,7 @@ def test_a_process_that_captures_has_no_cuda() -> None:
     """Where PyTorch had found a GPU it finds none, and a job that asks for it all the same is told."""
     program = (
         "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 8\n"
-        "from autosac.capture.process.session import CaptureSession\n"
+        "from autosac.capture.jobs.session import CaptureSession\n"
         "from autosac.target import TargetGPU\n"
         "CaptureSession(TargetGPU(), 'cpu')\n"
         "assert not torch.cuda.is_available() and torch.cuda.device_count() == 0\n"

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from autosac.capture.jobs.layers import Layering, kinds, repetition
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.induction import Refusal, capturing, difference, joined
-from autosac.trace import Collective, Op, Phase, Trace
+from autosac.trace import Collective, Cut, Op, Phase, Trace
 
 SMALL = ("--training.local_batch_size", "2", "--training.seq_len", "128")
 
@@ -44,7 +44,7 @@ def _cuts(server: CaptureServer, request: TitanRequest, first: int, period: int,
 def _joined(futures: list[Future[Trace]], first: int, period: int, total: int) -> Trace:
     cuts = [future.result() for future in futures[:3]]
     return joined(
-        [replace(cut, info={**cut.info, "cut": [first + i * period, period, total]}) for i, cut in enumerate(cuts)]
+        [replace(cut, info=replace(cut.info, cut=Cut(first + i * period, period, total))) for i, cut in enumerate(cuts)]
     )
 
 
@@ -128,7 +128,7 @@ def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
     refused: list[str] = []
     under_way = capturing(server, request, refused.append)
     full = server.submit(request)
-    assert server.capture(replace(request, cut=0)).info["cut"] == [3, 1, 40]
+    assert server.capture(replace(request, cut=0)).info.cut == Cut(3, 1, 40)
     assert difference(under_way.result(), full.result()) is None
     assert refused == []
 

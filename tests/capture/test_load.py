@@ -1,4 +1,4 @@
-"""The load of experts: distributions against what follows from their definition, routing, captures with each setting."""
+"""Expert load imbalance: distributions against what follows from their definition, routing, captures with each setting."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autosac.capture.jobs.adapter import JobDescription
 from autosac.capture.jobs.layers import layering_of
-from autosac.capture.jobs.load import Groups, MoELoad, Routing, choose, inclusion
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.moe_load import Groups, MoELoad, Routing, choose, inclusion
 from autosac.capture.process.server import CaptureServer
-from autosac.capture.process.store import fingerprint
+from autosac.capture.process.store import request_fingerprint
+from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
 from autosac.trace import Collective, Phase, Trace
 
@@ -180,7 +181,7 @@ def test_balanced_exchanges(capture: Callable[..., Trace]) -> None:
     """Balanced, a rank gets as many tokens as it sends, 512 x 3 rows of 256 bfloat16, and no load is told."""
     trace = capture()
     assert set(exchanged(trace)) == {8 * 8, 512 * 3 * 256 * 2}
-    assert "moe_load" not in trace.info
+    assert trace.info.moe_load is None
 
 
 @pytest.mark.parametrize("load", ["uniform", "power-law", "zipf:1.2"])
@@ -219,15 +220,15 @@ def test_keys_and_cuts(tmp_path: Path) -> None:
     """Captures are kept by load, seed and draw; a job with a drawn load is not captured by a few of its layers."""
     requests = [request(), request("uniform"), request("uniform", 1), request("zipf"), request("zipf:2")]
     requests.append(replace(requests[1], moe_load=replace(requests[1].moe_load, draw=1)))
-    keys = [fingerprint(r, {}) for r in requests]
+    keys = [request_fingerprint(r, {}) for r in requests]
     assert None not in keys and len(set(keys)) == len(keys)
     assert all(TitanRequest.from_json(r.to_json()) == r for r in requests)
 
     class Job:
         """Ten equal layers."""
 
-        def describe(self, _: Any) -> dict[str, Any]:
-            return {"checkpointing": "none"}
+        def describe(self, _: Any) -> JobDescription:
+            return JobDescription("ten layers", "none", True, False)
 
         def layers(self, _: Any) -> list[dict[str, Any]]:
             return [{"kind": 1}] * 10

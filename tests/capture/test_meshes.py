@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.trace import Collective, Event, Trace
 
 JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "4")

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from autosac.capture.device import autocast, kernels
+from autosac.capture.failures import capture_error
 from autosac.capture.patches import process_group
-from autosac.capture.process.failures import explain
 from autosac.trace import Alloc, Free, HostWait, Label, Phase, WorkWait
 
 Capture = Callable[..., Any]
@@ -462,7 +462,7 @@ def test_causes_are_told() -> None:
         except ValueError as e:
             raise RuntimeError("stage 3 failed " + "x" * 300) from e
     except RuntimeError as e:
-        told = str(explain(e, "training step 1"))
+        told = str(capture_error(e, "training step 1"))
     assert told.startswith("training step 1: RuntimeError: stage 3 failed xxx")
     assert "..., because of ValueError: no such shape (at " in told and len(told) < 400
 

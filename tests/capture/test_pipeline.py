@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.trace import Collective, Op, Phase, Trace
 
 LAYERS, MICROBATCHES, STAGES = 6, 4, 2  # of llama3's debug model
@@ -25,7 +25,7 @@ def captured(server: CaptureServer, schedule: str, checkpointing: str = "none", 
     """The traces of a rank of each stage, in fp32 or (with FSDP) bf16; every mm is a linear layer's."""
     traces: list[Trace] = []
     for rank in range(0, STAGES * sharding, sharding):
-        shapes = [(tuple(a), tuple(b), c) for a, b, c in traces[0].info["stage_outputs"]] if traces else None
+        shapes = traces[0].info.stage_outputs if traces else None
         request = TitanRequest(
             config_file=None,
             overrides=(

@@ -1,4 +1,4 @@
-"""Captures kept on disk: what a fingerprint covers, and a folder that several processes use."""
+"""Captures kept on disk: what a request_fingerprint covers, and a folder that several processes use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autosac.capture.process import store
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
-from autosac.capture.process.store import CaptureStore, default_store, fingerprint, surroundings
+from autosac.capture.process.store import CaptureStore, default_store, request_fingerprint, surroundings
+from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
 from autosac.trace import Trace
 from traces import trace_of
@@ -21,7 +21,7 @@ JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
 
 def trace(number: int = 0) -> Trace:
     """A trace of nothing, with a number."""
-    return trace_of(number=number)
+    return trace_of(seq_len=number + 1)
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def job(tmp_path: Path) -> Path:
 
 
 def key(job: Path | None, *overrides: str, **arguments: Any) -> str | None:
-    """The fingerprint of a request in fixed surroundings."""
+    """The request_fingerprint of a request in fixed surroundings."""
     request = TitanRequest(config_file=str(job) if job else None, overrides=overrides, world_size=8, **arguments)
-    return fingerprint(request, {"versions": 1})
+    return request_fingerprint(request, {"versions": 1})
 
 
 def test_a_fingerprint_covers_the_job(job: Path, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_fingerprint_covers_the_job(job: Path, tmp_path: Path) -> None:
         key(job, observe=True),
         key(job, checkpointing="plan", plan_file=str(plan)),
         key(None),
-        fingerprint(TitanRequest(config_file=str(job), world_size=8), {"versions": 2}),
+        request_fingerprint(TitanRequest(config_file=str(job), world_size=8), {"versions": 2}),
     ]
     assert None not in keys and len(set(keys)) == len(keys)
     assert key(same) == keys[0]
@@ -199,7 +199,7 @@ def test_a_kept_capture_needs_no_process(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("AUTOSAC_CACHE", "on")
     request = TitanRequest(config_file=None)
-    name = fingerprint(request, surroundings())
+    name = request_fingerprint(request, surroundings())
     assert name is not None
     CaptureStore(tmp_path / "autosac" / "captures").put(name, saved)
     with CaptureServer() as server:
@@ -211,11 +211,11 @@ def test_a_kept_capture_needs_no_process(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_capture_is_kept_unless_its_sources_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bytes
 ) -> None:
-    """What arrives is kept under its request's key; where the fingerprint has changed meanwhile it is not."""
+    """What arrives is kept under its request's key; where the request_fingerprint has changed meanwhile it is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("AUTOSAC_CACHE", "on")
     request = TitanRequest(config_file=None)
-    name = fingerprint(request, surroundings())
+    name = request_fingerprint(request, surroundings())
     assert name is not None
     (tmp_path / "arrived").write_bytes(saved)
     from concurrent.futures import Future

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.trace import Alloc, Collective, Label, Op, Phase, Trace
 
@@ -58,7 +58,7 @@ def titan(progress: list[str]) -> Iterator[Capture]:
 
 def shapes(trace: Trace, prefix: str = "") -> list[list[int]]:
     """Shapes of the parameters in a module."""
-    found = trace.info["parameter_shapes"]
+    found = trace.info.parameter_shapes
     return [shape for name, shape in found.items() if name.startswith(f"{prefix}." if prefix else "")]
 
 
@@ -144,7 +144,7 @@ def test_streams_of_fsdp(titan: Capture) -> None:
 def test_modules_of_operators(titan: Capture) -> None:
     """Matrix products belong to the linear layers: one each in the forward and two in the backward."""
     trace = titan()
-    linear = {name.removesuffix(".weight") for name, shape in trace.info["parameter_shapes"].items() if len(shape) == 2}
+    linear = {name.removesuffix(".weight") for name, shape in trace.info.parameter_shapes.items() if len(shape) == 2}
     linear.remove("tok_embeddings")
     for phase, each in ((Phase.FORWARD, 1), (Phase.BACKWARD, 2)):
         products = Counter(

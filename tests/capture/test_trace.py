@@ -17,6 +17,7 @@ from autosac.trace import (
     Alloc,
     Call,
     Collective,
+    Cut,
     Event,
     EventRecord,
     EventWait,
@@ -27,6 +28,7 @@ from autosac.trace import (
     ModuleEnter,
     ModuleExit,
     Op,
+    Parallelism,
     Phase,
     RecordStream,
     Region,
@@ -36,6 +38,7 @@ from autosac.trace import (
     StreamWait,
     TensorMeta,
     Trace,
+    TraceInfo,
     WorkWait,
 )
 
@@ -62,7 +65,21 @@ def trace_of(prologue: tuple[Event, ...] = (StepBegin(1), Alloc(0)), events: tup
     """A small trace with everything in it."""
     arguments = (("beta", 0.5), ("dims", (1, 2)), ("flag", True), ("dtype", "float32"), ("fill", float("-inf")))
     return Trace(
-        info={"model": "toy", "parallelism": {"tp": 2}, "shapes": {"w": [2, 3]}},
+        info=TraceInfo(
+            model="toy",
+            job_settings={"model.name": "toy"},
+            world_size=4,
+            rank=3,
+            flops_per_token=0.5,
+            parallelism=Parallelism(tp=2),
+            parameter_shapes={"w": (2, 3)},
+            fsdp_units=("layers.0",),
+            stage_outputs=(((2, 3), (3, 1), "bfloat16"),),
+            cut=Cut(3, 1, 40),
+            moe_load={"kind": "uniform", "draw": 2},
+            early_stop=False,
+            matmul_allows_tf32=True,
+        ),
         signatures=(
             Signature("aten.mm.default", (META, ON_HOST), (META,), arguments, False, True, (0,)),
             Signature("c10d._allgather_base_.default", (META,), (META,), is_view=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autosac.cli.counting import Parts
+from autosac.progress import Parts
 
 
 def test_each_part_says_how_much_is_done() -> None:

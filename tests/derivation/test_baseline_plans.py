@@ -14,7 +14,7 @@ def test_baselines_of_a_job_as_plans(titan: Any) -> None:
 
     With expert parallelism the job checkpoints above FSDP units, which plans do only as a whole.
     """
-    nested = titan.base.trace.info["parallelism"].get("ep", 1) > 1
+    nested = titan.base.trace.info.parallelism.ep > 1
     for name, baseline in titan.captures.baselines().items():
         if name == "none":
             assert mirrored(titan.planner.policies, baseline.trace) == ()

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.cli.parser import main
 from autosac.jobs.tasks import TitanJob
 from autosac.trace import Trace

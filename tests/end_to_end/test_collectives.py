@@ -36,7 +36,7 @@ def count(trace: Trace, kind: str, phase: Phase) -> int:
 
 def parameters(trace: Trace, part: str = "") -> int:
     """Elements of the whole model's parameters whose names have this part."""
-    return sum(prod(shape) for name, shape in trace.info["parameter_shapes"].items() if part in name)
+    return sum(prod(shape) for name, shape in trace.info.parameter_shapes.items() if part in name)
 
 
 def resident(trace: Trace, label: Label) -> int:
@@ -89,7 +89,7 @@ def test_cpu_offload(capture: Capture) -> None:
 def test_gradient_accumulation(capture: Capture) -> None:
     """Two batches of two make a global batch of 32 on 8 ranks: twice the transfers and products, one optimizer step."""
     twice, once = capture("llama3", 8, training__global_batch_size=32), capture("llama3", 8)
-    assert twice.info["tokens_per_step"] == 2 * once.info["tokens_per_step"] == 2 * TOKENS
+    assert twice.info.tokens_per_step == 2 * once.info.tokens_per_step == 2 * TOKENS
     for kind in ("all_gather", "reduce_scatter"):
         assert transfers(twice, kind) == Counter({key: 2 * n for key, n in transfers(once, kind).items()})
     assert launched(twice, "aten.mm.") == 2 * launched(once, "aten.mm.")

@@ -70,7 +70,7 @@ def test_peaks_of_pipeline_stages(job: Job) -> None:
         simulation, _ = simulate_job(job("llama3", 4, parallelism__pipeline_parallel_schedule=schedule, **PIPELINE))
         assert simulation.pipeline is not None
         stages = simulation.pipeline.stages
-        assert [stage.trace.info["rank"] for stage in stages] == [0, 1, 2, 3]
+        assert [stage.trace.info.rank for stage in stages] == [0, 1, 2, 3]
         assert simulation.step_ms == simulation.pipeline.timeline.makespan_ms > 0
         peaks[schedule] = [stage.memory.peak().nbytes for stage in stages]
     early, late = peaks["1F1B"][1:3]
@@ -87,7 +87,7 @@ def test_a_rank_of_a_later_pipeline_stage(job: Job, tmp_path: Path) -> None:
     assert together.pipeline is not None
     with CaptureServer() as server:
         (last,) = captures_of(replace(whole, rank=3), server, tmp_path, ("none",))
-        assert last.observed().trace.info["rank"] == 3
+        assert last.observed().trace.info.rank == 3
     assert last.observed().peak_active_bytes == together.pipeline.stages[1].peak_active_bytes
 
 
@@ -97,4 +97,4 @@ def test_tied_embeddings_in_fsdp_units(job: Job) -> None:
         simulate_job(job("qwen3", 4))
     ddp = {"parallelism__data_parallel_replicate_degree": 4, "parallelism__data_parallel_shard_degree": 1}
     simulation, _ = simulate_job(job("qwen3", 4, **ddp))
-    assert simulation.trace.info["model"] == "qwen3 debugmodel"
+    assert simulation.trace.info.model == "qwen3 debugmodel"

@@ -77,10 +77,10 @@ def test_each_signature_is_priced_once_and_in_order_of_preference(
 
 
 def test_float32_precision_comes_from_the_trace(make_trace: Callable[..., Trace], mm: Callable[..., Signature]) -> None:
-    """Matmul precision "high" means TF32."""
+    """A job that allows TF32 for products pays its rate."""
     product = mm(8192, 8192, 8192, "float32")
     plain = price(make_trace([product]), H100).event_ms[0]
-    tf32 = price(make_trace([product], float32_matmul_precision="high"), H100).event_ms[0]
+    tf32 = price(make_trace([product], matmul_allows_tf32=True), H100).event_ms[0]
     assert plain / tf32 > 3
 
 

@@ -74,9 +74,8 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         regions=regions,
         model="made up",
         flops_per_token=10.0 + 7 * layers,
-        parallelism={"tp": 1},
-        fsdp_units=sorted(f"layers.{i}" for i in range(layers)),
-        parameter_shapes={f"layers.{i}.weight": [kind[i] + 1, 4] for i in range(layers)},
+        fsdp_units=tuple(sorted(f"layers.{i}" for i in range(layers))),
+        parameter_shapes={f"layers.{i}.weight": (kind[i] + 1, 4) for i in range(layers)},
     )
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.induction import Refusal, TraceFamily, capturing, difference, joined
 from autosac.induction.alignment import Insertion, insertions
-from autosac.trace import Alloc, Op, Storage, Trace
+from autosac.trace import Alloc, Cut, Op, Storage, Trace
 
 Step = Callable[..., Trace]
 
@@ -54,8 +54,8 @@ def test_a_rendered_row_is_the_row_that_is_expected(step: Step) -> None:
     assert operator.inputs == (*range(20), norms)
     assert trace.storages[norms].nbytes == 4 * 20 + 4
     assert type(trace.storages[norms]) is Storage and type(trace.prologue[0]) is Alloc
-    assert trace.info["flops_per_token"] == 150.0
-    assert trace.info["fsdp_units"][:3] == ["layers.0", "layers.1", "layers.10"]
+    assert trace.info.flops_per_token == 150.0
+    assert trace.info.fsdp_units[:3] == ("layers.0", "layers.1", "layers.10")
 
 
 def test_steps_with_another_period_are_no_family(step: Step) -> None:
@@ -71,7 +71,7 @@ def test_too_few_layers_are_refused(step: Step) -> None:
 
 
 def _cuts(step: Step, total: int) -> list[Trace]:
-    return [replace(step(n), info={**step(n).info, "cut": [n, 1, total]}) for n in (4, 5, 6)]
+    return [replace(step(n), info=replace(step(n).info, cut=Cut(n, 1, total))) for n in (4, 5, 6)]
 
 
 def test_the_third_cut_must_be_as_predicted(step: Step) -> None:
@@ -103,7 +103,7 @@ class _Server:
 
 def test_cuts_that_are_no_family_are_followed_by_a_larger_one(step: Step) -> None:
     """The smallest of four cuts is special; the other three give the whole step, and nothing else is captured."""
-    cuts = [replace(step(n), info={**step(n).info, "cut": [n, 1, 20]}) for n in (4, 5, 6, 7)]
+    cuts = [replace(step(n), info=replace(step(n).info, cut=Cut(n, 1, 20))) for n in (4, 5, 6, 7)]
     cuts[0] = replace(cuts[0], sources=("odd",))
     server = _Server(dict(enumerate(cuts)))
     assert difference(capturing(server, TitanRequest(config_file=None)).result(), step(20)) is None
@@ -113,7 +113,7 @@ def test_cuts_that_are_no_family_are_followed_by_a_larger_one(step: Step) -> Non
 @pytest.mark.parametrize("broken", [True, False])
 def test_the_whole_job_is_captured_if_cuts_do_not_tell_it(step: Step, broken: bool) -> None:
     """Cuts that cannot be built, or never are a family, end in one capture of the whole job, and the reason is told."""
-    cuts = [replace(step(n, kinds=2), info={**step(n).info, "cut": [n, 1, 40]}) for n in (4, 5, 6, 7, 8, 9)]
+    cuts = [replace(step(n, kinds=2), info=replace(step(n).info, cut=Cut(n, 1, 40))) for n in (4, 5, 6, 7, 8, 9)]
     whole = step(40, kinds=2)
     server = _Server({None: whole, **({} if broken else dict(enumerate(cuts)))})
     reasons: list[str] = []

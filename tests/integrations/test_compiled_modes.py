@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autosac.errors import PlanError
 from autosac.integrations.recompute.compiled_modes import context_fn
-from autosac.integrations.recompute.policy import UnitPolicy
+from autosac.integrations.recompute.policy import UnitDecisions
 from autosac.plans import Unit
 
 
@@ -36,7 +36,7 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.body = body
         unit = Unit(fqn="body", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=())
-        self.modes = context_fn(UnitPolicy(unit), offloads=False)
+        self.modes = context_fn(UnitDecisions(unit), offloads=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """The output."""

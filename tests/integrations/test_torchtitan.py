@@ -144,7 +144,7 @@ def test_wrong_sections_stop_the_job_before_its_first_step(titan: ModuleType, la
 
 def test_a_model_without_checkpointing_is_refused(titan: ModuleType) -> None:
     """A parallelize function with no `apply_ac` cannot be given a plan, and says so."""
-    from autosac.integrations.torchtitan.plugin import _parallelize
+    from autosac.integrations.torchtitan.hook import _parallelize
 
     def parallelize_plain(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
         return model

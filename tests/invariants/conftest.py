@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.trace import Trace
 
 LLAMA = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.seq_len", "256")
@@ -39,9 +39,8 @@ def ranks() -> Iterator[Ranks]:
                 config_file=None, overrides=(*model, *overrides), world_size=world_size, checkpointing="none"
             )
             first = capture(request)
-            stages = int(first.info["parallelism"]["pp"])
-            sent = first.info["stage_outputs"]
-            inputs = tuple((tuple(a), tuple(b), dtype) for a, b, dtype in sent) if sent else None
+            stages = first.info.parallelism.pp
+            inputs = first.info.stage_outputs
             others = range(1, world_size) if every else range(world_size // stages, world_size, world_size // stages)
             later = {rank: inputs if rank >= world_size // stages else None for rank in others}
             return [first, *(capture(replace(request, rank=rank, stage_inputs=s)) for rank, s in later.items())]

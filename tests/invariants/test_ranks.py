@@ -40,8 +40,8 @@ def test_one_rank_a_stage_stands_for_all(ranks: Ranks) -> None:
     target = Target.of("h100-sxm-80gb", 8, allocator=TITAN_ALLOCATOR)
     every = [simulation_of(trace, target) for trace in ranks(8, every=True, **EIGHT)]
     distinct = [simulation_of(trace, target) for trace in ranks(8, **EIGHT)]
-    assert [s.trace.info["rank"] for s in every] == list(range(8))
-    assert [s.trace.info["rank"] for s in distinct] == [0, 4]
+    assert [s.trace.info.rank for s in every] == list(range(8))
+    assert [s.trace.info.rank for s in distinct] == [0, 4]
     together, alone = _execute(every), _execute(distinct)
     assert together.makespan_ms == pytest.approx(alone.makespan_ms, rel=STEP_MS)
     for rank, simulation in enumerate(every):

@@ -76,7 +76,7 @@ def resident_bytes(traces: list[Trace], label: Label, world_size: int) -> int:
 
 def elements(traces: list[Trace], norms: int) -> int:
     """Elements of all parameters, those of norms counted `norms` times."""
-    shapes = {name: shape for trace in traces for name, shape in trace.info["parameter_shapes"].items()}
+    shapes = {name: shape for trace in traces for name, shape in trace.info.parameter_shapes.items()}
     return sum(prod(shape) * (norms if "norm" in name else 1) for name, shape in shapes.items())
 
 
@@ -87,9 +87,9 @@ def test_states_are_conserved(ranks: Ranks, sharding: str) -> None:
     """
     world_size, options = SHARDINGS[sharding]
     traces = ranks(world_size, **options)
-    degrees = traces[0].info["parallelism"]
-    whole = 4 * degrees["dp_replicate"] * elements(traces, norms=degrees["tp"])
-    counters = 4 * sum(len(trace.info["parameter_shapes"]) for trace in traces) * world_size // len(traces)
+    degrees = traces[0].info.parallelism
+    whole = 4 * degrees.dp_replicate * elements(traces, norms=degrees.tp)
+    counters = 4 * sum(len(trace.info.parameter_shapes) for trace in traces) * world_size // len(traces)
     assert resident_bytes(traces, Label.PARAMETER, world_size) == whole
     assert resident_bytes(traces, Label.GRADIENT, world_size) == whole
     assert resident_bytes(traces, Label.OPTIMIZER_STATE, world_size) == 2 * whole + counters

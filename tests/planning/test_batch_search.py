@@ -13,6 +13,7 @@ from autosac.cli.parser import main
 from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.planning.batch_search import BatchSizes, Unplanned, best_of, search_batches
 from autosac.planning.closed_loop import Planned
+from autosac.trace import Parallelism, TraceInfo
 
 
 class Fake:
@@ -108,10 +109,10 @@ def test_no_size_fits() -> None:
         search_batches(Fake({}, {}, 1024), big, 1024)
 
 
-def info(global_batch: str) -> dict[str, Any]:
+def info(global_batch: str, pp: int = 1) -> TraceInfo:
     """Of a trace: four data-parallel ranks, local batch 6."""
-    degrees = {"dp_replicate": 2, "dp_shard": 2, "tp": 8}
-    return {"parallelism": degrees, "local_batch_size": 6, "job_settings": {"training.global_batch_size": global_batch}}
+    degrees = Parallelism(pp=pp) if pp > 1 else Parallelism(dp_replicate=2, dp_shard=2, tp=8)
+    return TraceInfo(parallelism=degrees, local_batch_size=6, job_settings={"training.global_batch_size": global_batch})
 
 
 def test_a_fixed_global_batch_leaves_divisors() -> None:
@@ -133,11 +134,11 @@ def test_a_free_batch_follows_a_grid() -> None:
 
 def test_a_pipeline_needs_a_bound() -> None:
     """With pipeline stages a free batch has no best size; named sizes and a fixed global batch do."""
-    staged = {**info("-1"), "parallelism": {"pp": 2}}
+    staged = info("-1", pp=2)
     with pytest.raises(UsageError, match=r"give --batch-sizes, or the job a training\.global_batch_size"):
         BatchSizes.of(staged)
     assert BatchSizes.of(staged, (4, 8)).sizes == (4, 8)
-    assert BatchSizes.of({**info("8"), "parallelism": {"pp": 2}}).sizes == (1, 2, 4, 8)
+    assert BatchSizes.of(info("8", pp=2)).sizes == (1, 2, 4, 8)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_errors_of_a_step(make_job: Callable[..., Any]) -> None:
 def test_errors_of_a_pipeline_are_of_all_its_stages(make_job: Callable[..., Any]) -> None:
     """Two ranks that meet in gathers, one twice as fast: the slow one decides, and by how much its own 30 ms may be longer."""
     slow = make_job(4, gather_ms=0.0).observed()
-    fast = replace(slow)
+    fast = replace(slow, trace=replace(slow.trace, info=replace(slow.trace.info, rank=1)))
     vars(fast)["pricing"] = replace(slow.pricing, event_ms=slow.pricing.event_ms / 2)
     stage, _ = Pipeline(stages=(priced(fast, 0.5, 0.0), priced(slow, 0.125, 0.0))).joined()
     assert stage.step_ms == pytest.approx(30.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.jobs.load import MoELoad
+from autosac.capture.moe_load import MoELoad
 from autosac.errors import InfeasibleError, UsageError
 from autosac.jobs import expert_load as draws
 from autosac.jobs.dynamic_shapes import routers_layer, with_open_sizes

@@ -160,7 +160,6 @@ def test_what_a_unit_may_offload_fits_its_forward(captures: Any) -> None:
 def test_a_compiled_job_is_refused_in_one_line(captures: Any) -> None:
     """Before anything is planned."""
     base = captures(LINK_GBPS).observed()
-    settings = {"compile.enable": "True", "compile.components": "['model', 'loss']"}
-    compiled = replace(base, trace=replace(base.trace, info={**base.trace.info, "job_settings": settings}))
+    compiled = replace(base, trace=replace(base.trace, info=replace(base.trace.info, compiled=True)))
     with pytest.raises(UsageError, match="offloading needs a model that is not compiled"):
         Offloading(Planner(compiled, BUDGET), captures(LINK_GBPS), lambda _: None)

@@ -51,15 +51,15 @@ KEEP = decision(True, 9.0)
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        (KEEP, "time is dearer"),
-        (decision(False, 4.5), "memory is dearer"),
-        (decision(False, 6.05), "at the price"),
-        (decision(False, 9.0), "to fit"),
-        (decision(True, 3.0), "must be, or fits"),
-        (decision(False, 0.0), "takes no time"),
+        (KEEP, "expensive to recompute"),
+        (decision(False, 4.5), "cheap to recompute"),
+        (decision(False, 6.05), "break-even"),
+        (decision(False, 9.0), "needed to fit"),
+        (decision(True, 3.0), "forced, or space was left"),
+        (decision(False, 0.0), "free to recompute"),
         (decision(True, 0.0), "must be kept"),
-        (decision(True, 1.0, 0), "takes no memory"),
-        (decision(False, 1.0, 0), "with its group"),
+        (decision(True, 1.0, 0), "needs no memory"),
+        (decision(False, 1.0, 0), "decided with its group"),
     ],
 )
 def test_an_operator_is_recomputed_where_memory_is_worth_more(what: Decision, text: str) -> None:
@@ -70,7 +70,7 @@ def test_an_operator_is_recomputed_where_memory_is_worth_more(what: Decision, te
 def test_other_objectives_and_no_price() -> None:
     """What is dearer than the price may be hidden; without a price there is no reason, nor for plain units."""
     dear = decision(False, 9.0)
-    assert why(dear, unit(dear, KEEP), 6.0, "step") == "hidden, or to fit"
+    assert why(dear, unit(dear, KEEP), 6.0, "step") == "hidden, or needed to fit"
     assert why(dear, unit(dear, KEEP), None) == ""
     assert why(dear, unit(dear), 6.0) == ""
 

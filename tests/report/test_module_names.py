@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autosac.report.module_names import alike, natural, occurrences, span
+from autosac.display.module_names import alike, natural, occurrences, span
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_operators_of_a_module() -> None:
         ["mm #1", "2x3", "1.00 GiB", "2.000 ms", "500.0", "recompute"],
         ["c10d.all_gather #0", "2x3", "512.0 MiB", "0.000 ms", "-", "keep"],
     ]
-    assert [row[-1] for row in cells(table)] == ["time is dearer", "memory is dearer", "must be kept"]
+    assert [row[-1] for row in cells(table)] == ["expensive to recompute", "cheap to recompute", "must be kept"]
     assert table.row_count == 3 and "1 operator " in str(table.caption)
     offloaded = unit("layers.0", (replace(DECISIONS[0], offload=True), *DECISIONS))
     assert cells(decision_table(offloaded))[0][-2] == "offload"

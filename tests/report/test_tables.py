@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from autosac.report.tables import Table, output_width
+from autosac.display.tables import Table, output_width
 
 
 def printed(renderable: RenderableType, width: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ class Priced(NamedTuple):
 class Job:
     """One rank's trace under construction."""
 
-    def __init__(self, rank: int = 0, groups: tuple[Group, ...] | None = None, **info: object) -> None:
+    def __init__(self, rank: int = 0, groups: tuple[Group, ...] | None = None, **info: Any) -> None:
         self.info = {"rank": rank, **info}
         self.groups = groups or (Group.of("dp", range(2)),)
         self.events: list[Event] = []

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap
-from autosac.trace import Group, Phase
+from autosac.trace import Group, Parallelism, Phase
 
 
 def parts(breakdown):
@@ -220,7 +220,7 @@ def test_throughput_as_torchtitan_counts_it(job, run):
     """8192 tokens over tp 2 and pp 2 in 4 ms: 512,000 tokens/s per GPU; 1e9 FLOPs each: 512 TFLOP/s, half of
     the peak.
     """
-    degrees = {"dp_shard": 8, "tp": 2, "pp": 2, "cp": 1}
+    degrees = Parallelism(dp_shard=8, tp=2, pp=2)
     step = job(tokens_per_step=8192, flops_per_token=1e9, parallelism=degrees).op(4)
     throughput = run(step).throughput(1024e12)
     assert throughput.tokens_per_second == 512_000

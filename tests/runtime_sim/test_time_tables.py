@@ -126,7 +126,7 @@ def saved(job, tmp_path: Path) -> str:
     trace = job().collective(0, work=1).op(0).wait_work(1).trace
     gather = trace.events[0]._replace(nbytes=2**26)
     events = [_without_storages(trace, e) for e in (gather, *trace.events[1:])]
-    trace = replace(trace, info=trace.info | {"world_size": 2}, events=tuple(events))
+    trace = replace(trace, info=replace(trace.info, world_size=2), events=tuple(events))
     trace.save(tmp_path / "step.trace")
     return str(tmp_path / "step.trace")
 

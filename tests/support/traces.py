@@ -6,6 +6,7 @@ Test modules import this as ``traces`` (see `pythonpath` in pyproject.toml).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from autosac.trace import (
     Alloc,
@@ -24,6 +25,7 @@ from autosac.trace import (
     StepBegin,
     Storage,
     Trace,
+    TraceInfo,
 )
 
 
@@ -39,11 +41,11 @@ def trace_of(
     groups: Iterable[Group] = (),
     regions: Iterable[Region] = (),
     streams: Sequence[str] = ("compute",),
-    **info: object,
+    **info: Any,
 ) -> Trace:
     """A trace with these rows; a module's parent is the closest one whose name it continues, `info` what the trace is of."""
     return Trace(
-        info=info,
+        info=TraceInfo(**info),
         signatures=tuple(signatures),
         storages=tuple(storages),
         modules=tuple(modules),
@@ -152,7 +154,7 @@ class TraceBuilder:
         number = self.modules.index(module)
         self.regions.append(Region(number, first, len(self.events), tuple(calls), tuple(inputs), tuple(outputs)))
 
-    def build(self, **info: object) -> Trace:
+    def build(self, **info: Any) -> Trace:
         """The trace."""
         return trace_of(
             self.events,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
 from autosac.titan.version import has_python_jobs
 from autosac.trace import Trace
 

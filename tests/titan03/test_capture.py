@@ -45,27 +45,27 @@ def test_single_device(capture: Capture) -> None:
     assert matmul_flops(trace) == 6 * WEIGHTS * TOKENS
     assert matmul_flops(trace, Phase.RECOMPUTE) == 0
     info = trace.info
-    assert info["model"] == "llama3 debugmodel" and info["checkpointing"] == "none"
-    assert info["torchtitan_version"].startswith("0.3") and info["early_stop"] is False
-    assert info["tokens_per_step"] == TOKENS
-    assert info["parameter_shapes"]["layers.1.feed_forward.w2.weight"] == [DIM, HIDDEN]
-    assert info["job_settings"]["training.seq_len"] == "64"
+    assert info.model == "llama3 debugmodel" and info.checkpointing == "none"
+    assert info.torchtitan_version.startswith("0.3") and info.early_stop is False
+    assert info.tokens_per_step == TOKENS
+    assert info.parameter_shapes["layers.1.feed_forward.w2.weight"] == (DIM, HIDDEN)
+    assert info.job_settings["training.seq_len"] == "64"
     assert not collectives(trace)
 
 
 def test_checkpointing(capture: Capture) -> None:
     """Full checkpointing repeats the layers' forwards; TorchTitan's selective policy every second matrix multiplication."""
     full, selective = capture(checkpointing="full"), capture()
-    assert full.info["checkpointing"] == "full" and selective.info["checkpointing"] == "selective-op"
+    assert full.info.checkpointing == "full" and selective.info.checkpointing == "selective-op"
     assert matmul_flops(full, Phase.RECOMPUTE) == 2 * IN_LAYERS * TOKENS
     assert 0 < matmul_flops(selective, Phase.RECOMPUTE) < 2 * IN_LAYERS * TOKENS
-    assert capture(checkpointing="selective-op").info["preserve_rng_state"] is True
+    assert capture(checkpointing="selective-op").info.preserve_rng_state is True
 
 
 def test_observation_sees_the_layers(capture: Capture) -> None:
     """Observing implies no checkpointing, and records the regions that a plan could decide on."""
     trace = capture(observe=True)
-    assert trace.info["checkpointing"] == "none"
+    assert trace.info.checkpointing == "none"
     assert {"layers.0", "layers.1"} <= {trace.modules[region.module] for region in trace.regions}
 
 
@@ -73,8 +73,8 @@ def test_fsdp(capture: Capture) -> None:
     """Eight ranks gather every unit and scatter its gradient; each does the whole work for its own tokens."""
     trace = capture(world_size=8)
     kinds = collectives(trace)
-    assert trace.info["parallelism"]["dp_shard"] == 8
-    assert trace.info["fsdp_units"] == ["", "layers.0", "layers.1", "lm_head", "norm", "tok_embeddings"]
+    assert trace.info.parallelism.dp_shard == 8
+    assert trace.info.fsdp_units == ("", "layers.0", "layers.1", "lm_head", "norm", "tok_embeddings")
     assert kinds["all_gather"] >= 5 and kinds["reduce_scatter"] >= 5
     assert matmul_flops(capture(world_size=8, checkpointing="none")) == 6 * WEIGHTS * TOKENS
 
@@ -109,7 +109,7 @@ def test_expert_parallelism(capture: Capture) -> None:
         world_size=2,
         checkpointing="none",
     )
-    assert trace.info["parallelism"]["ep"] == 2
+    assert trace.info.parallelism.ep == 2
     assert collectives(trace)["all_to_all"] >= 4
 
 
@@ -124,8 +124,8 @@ def test_compilation(capture: Capture) -> None:
 def test_a_job_that_has_a_plan_is_captured_under_another_policy(capture: Capture) -> None:
     """`AutoSAC` in the configuration does not count where the request says how to checkpoint; what all policies share does."""
     trace = capture(job="jobs:planned", checkpointing="full")
-    assert trace.info["checkpointing"] == "full" and trace.info["preserve_rng_state"] is False
-    assert trace.info["job_fingerprint"] == capture().info["job_fingerprint"]
+    assert trace.info.checkpointing == "full" and trace.info.preserve_rng_state is False
+    assert trace.info.job_fingerprint == capture().info.job_fingerprint
     with pytest.raises(UsageError, match="is checkpointed by a plan: give --plan missing"):
         capture(job="jobs:planned")
 

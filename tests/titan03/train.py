@@ -28,7 +28,7 @@ import torchtitan.components.metrics as titan_metrics  # noqa: E402
 from torch import nn  # noqa: E402
 
 from autosac.capture.jobs.titan_v03 import TitanV03  # noqa: E402
-from autosac.capture.process.request import TitanRequest  # noqa: E402
+from autosac.capture.request import TitanRequest  # noqa: E402
 from autosac.errors import AutosacError  # noqa: E402
 from autosac.integrations.observe import observe  # noqa: E402
 from autosac.integrations.torchtitan import AutoSAC  # noqa: E402

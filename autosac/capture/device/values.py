@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.operators import per_operator
-from autosac.capture.jobs.load import Routing
+from autosac.capture.moe_load import Routing
 
 aten = torch.ops.aten
 _INTEGER_LIMIT = 1 << 22  # elements: token ids, routing counts, masks

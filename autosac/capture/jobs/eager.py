@@ -23,17 +23,18 @@ from typing import Any
 import torch
 
 from autosac import errors
+from autosac.capture import lifeline
 from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.failures import capture_error, how_it_ended
+from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.patches import python_patches as patches
-from autosac.capture.process import lifeline
-from autosac.capture.process.failures import explain, how_it_ended
-from autosac.capture.process.session import CaptureSession
 from autosac.capture.record.recorder import Recorder
+from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.files.temporary import temporary_folder
 from autosac.integrations.operators import modules
 from autosac.target import TargetGPU
-from autosac.trace import Trace
+from autosac.trace import Trace, TraceInfo
 
 Step = Callable[[], Any]
 MakeStep = Callable[[torch.device], "Step | tuple[torch.nn.Module, Step]"]
@@ -113,7 +114,7 @@ def _capture_into(trace_file: Path, error_file: Path, make_step: MakeStep, reque
     try:
         capture_eager_here(make_step, request).save(trace_file)
     except BaseException as e:
-        error = explain(e, "capturing the training step")
+        error = capture_error(e, "capturing the training step")
         error_file.write_text(json.dumps([type(error).__name__, str(error)]))
 
 
@@ -124,7 +125,7 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
         try:
             made = make_step(session.device)
         except Exception as e:
-            raise explain(e, "building the training step") from e
+            raise capture_error(e, "building the training step") from e
         model, step = made if isinstance(made, tuple) else (None, made)
         if request.observe or request.plan_file:
             if model is None:
@@ -145,7 +146,7 @@ def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder
             try:
                 step()
             except Exception as e:
-                raise explain(e, f"training step {number}") from e
+                raise capture_error(e, f"training step {number}") from e
 
 
 @contextmanager
@@ -159,18 +160,17 @@ def _no_automatic_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _info(model: Any, request: EagerRequest) -> dict[str, Any]:
+def _info(model: Any, request: EagerRequest) -> TraceInfo:
     shapes = modules.shapes_by_name([model]) if model is not None else {}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
-    return {
-        "job_fingerprint": digest,
-        "model": type(model).__name__ if model is not None else "",
-        "world_size": 1,
-        "rank": 0,
-        "gpu": request.gpu.name if request.target == "gpu" else "cpu",
-        "torch_version": torch.__version__,
-        "parameter_shapes": shapes,
-        "preserve_rng_state": True,
-        "early_stop": True,
-        "checkpointing": "plan" if request.plan_file else "job",
-    }
+    return TraceInfo(
+        job_fingerprint=digest,
+        model=type(model).__name__ if model is not None else "",
+        gpu=request.gpu.name if request.target == "gpu" else "cpu",
+        torch_version=torch.__version__,
+        parameter_shapes=shapes,
+        selective_modules=modules.selectively_checkpointed([model]) if model is not None else (),
+        checkpointing="plan" if request.plan_file else "job",
+        matmul_allows_tf32=matmul_allows_tf32(),
+        cudnn_allows_tf32=cudnn_allows_tf32(),
+    )

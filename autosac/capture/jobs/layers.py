@@ -18,26 +18,19 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from math import lcm, prod
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.jobs.adapter import Attributes, TitanAdapter
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
+from autosac.trace import Cut
 
 # The layers of the three smallest cuts, and what three processes cost besides (as layers), must be this part of all.
 _WORTHWHILE = 0.75
 _FIXED_COST_LAYERS = 8
 _NAMED_LAYER = re.compile(r"layers\.\d")
-Attributes: TypeAlias = dict[str, Any]  # path to a hashable value
-
-
-class LayeredJob(Protocol):
-    """What an adapter must be able to do with a job's configuration."""
-
-    def describe(self, config: Any) -> dict[str, Any]: ...
-    def layers(self, config: Any) -> list[Attributes]: ...
-    def with_layers(self, config: Any, count: int) -> Any: ...
 
 
 class Layering(NamedTuple):
@@ -57,25 +50,25 @@ class Layering(NamedTuple):
         return sum(map(self.cut, range(3))) + _FIXED_COST_LAYERS <= _WORTHWHILE * self.layers
 
 
-def cut_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> tuple[Any, dict[str, Any]]:
-    """The configuration with the number of layers that the request asks for, and what the trace's info says of it.
+def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[Any, Cut | None]:
+    """The configuration with the number of layers that the request asks for, and the cut, if it is one.
 
     The 0th cut of a job that is not worth cutting is the job itself; others are a CaptureError.
     """
     if request.layers is not None:
-        return adapter.with_layers(config, request.layers), {}
+        return adapter.with_layers(config, request.layers), None
     if request.cut is None:
-        return config, {}
+        return config, None
     found = layering_of(adapter, config, request)
     if found is None or not (found.is_worthwhile() and found.cut(request.cut) < found.layers):
         if request.cut == 0:
-            return config, {}
+            return config, None
         raise CaptureError("the job has too few equal layers to be captured with fewer")
     count = found.cut(request.cut)
-    return adapter.with_layers(config, count), {"cut": [count, found.period, found.layers]}
+    return adapter.with_layers(config, count), Cut(count, found.period, found.layers)
 
 
-def layering_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> Layering | None:
+def layering_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> Layering | None:
     """How the job's layers repeat; None if they do not, if single layers are named or gathered into buckets, or if the load
     of experts is drawn (each layer has its own).
     """
@@ -89,7 +82,7 @@ def layering_of(adapter: LayeredJob, config: Any, request: TitanRequest) -> Laye
     attributes = adapter.layers(config)
     if not attributes:
         return None
-    kind, _, every = str(adapter.describe(config)["checkpointing"]).partition("-")
+    kind, _, every = adapter.describe(config).checkpointing.partition("-")
     every_nth = int(every) if kind == "selective" and every.isdigit() else 1
     leading, period = repetition(kinds(attributes))
     return Layering(len(attributes), leading, _pipeline_stages(parallelism) * lcm(period, every_nth))

@@ -24,8 +24,9 @@ from typing import Any, TypeAlias
 import torch
 
 from autosac.errors import FirstStageError
+from autosac.trace import TensorLayout
 
-Shapes: TypeAlias = "list[tuple[tuple[int, ...], tuple[int, ...], str]]"
+Shapes: TypeAlias = "tuple[TensorLayout, ...]"
 
 
 class StageMetadata:
@@ -112,14 +113,14 @@ class StageMetadata:
 
     def _keep(self, tensors: Any) -> None:
         first = self.sent is None
-        self.sent = [
+        self.sent = tuple(
             (
                 tuple(map(int, t.shape)),
                 tuple(map(int, t.stride if isinstance(t.stride, tuple) else t.stride())),
                 str(t.dtype).removeprefix("torch."),
             )
             for t in tensors
-        ]
+        )
         if first:
             self.on_sent(self.sent)
 

@@ -2,7 +2,7 @@
 
 Only two things are replaced, through TorchTitan's public configuration: the tokenizer and the data loader, by synthetic ones
 of the right shape. How a job is read and its Trainer built is each version's own: `titan_v02`, `titan_v03`, behind
-`TitanAdapter`. Capturing imports torchtitan; the simulated device has to be installed before.
+`adapter.TitanAdapter`. Capturing imports torchtitan; the simulated device has to be installed before.
 """
 
 from __future__ import annotations
@@ -12,51 +12,29 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from typing import Any, Protocol, TypeAlias
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
 from autosac.capture.device import values
-from autosac.capture.jobs.layers import Attributes, cut_of
-from autosac.capture.jobs.load import Routing
+from autosac.capture.failures import capture_error, one_line
+from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
+from autosac.capture.jobs.layers import cut_of
 from autosac.capture.jobs.pipeline import StageMetadata
+from autosac.capture.jobs.session import CaptureSession
+from autosac.capture.moe_load import Routing
 from autosac.capture.patches import meshes, process_group, without_triton
 from autosac.capture.patches import python_patches as patches
-from autosac.capture.process.failures import explain, one_line
-from autosac.capture.process.request import TitanRequest
-from autosac.capture.process.session import CaptureSession
 from autosac.capture.record.recorder import Recorder
+from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.integrations.operators import modules
 from autosac.plans import Plan
 from autosac.titan.settings import check_settings, compiles_model
 from autosac.titan.version import has_python_jobs, installed_version
-from autosac.trace import Phase, Trace
-
-Transform: TypeAlias = Callable[[torch.nn.Module], None]
-
-
-class TitanAdapter(Protocol):
-    """What differs between versions of TorchTitan. `Any` is the job's configuration, or its Trainer."""
-
-    def parse(self, request: TitanRequest) -> Any:
-        """The job's configuration, with the checkpointing that is asked for. UsageError in one line if it is wrong."""
-
-    def settings(self, config: Any) -> dict[str, str]:
-        """The settings that decide what is computed."""
-
-    def build(self, config: Any, transform: Transform | None) -> Any:
-        """The Trainer, with synthetic data and `transform` in place of the job's checkpointing (None: as the job says)."""
-
-    def layers(self, config: Any) -> list[Attributes]:
-        """What distinguishes each of the model's layers; empty if it has none that can be left out."""
-
-    def with_layers(self, config: Any, count: int) -> Any:
-        """The configuration with the first `count` layers only. CaptureError if the model has no such layers."""
-
-    def describe(self, config: Any) -> dict[str, Any]:
-        """For the trace's info: model, checkpointing, preserve_rng_state, early_stop."""
+from autosac.trace import Parallelism, Phase, Trace, TraceInfo
 
 
 def installed_adapter() -> TitanAdapter:
@@ -119,7 +97,7 @@ def plain_text(message: str) -> str:
     return re.split(r" (?:For full|Argument) helptext", " ".join(words))[0][:300]
 
 
-def fingerprint(settings: dict[str, str], world_size: int) -> str:
+def job_fingerprint(settings: dict[str, str], world_size: int) -> str:
     """A hash of what is computed: the decisive settings and the world size, not checkpointing and not the rank."""
     document = json.dumps({"world_size": world_size, **settings}, sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()
@@ -128,7 +106,7 @@ def fingerprint(settings: dict[str, str], world_size: int) -> str:
 def capture_titan(
     request: TitanRequest,
     progress: Callable[[str], None] = lambda _: None,
-    early: Callable[[dict[str, Any]], None] = lambda _: None,
+    early: Callable[[TraceInfo], None] = lambda _: None,
 ) -> Trace:
     """Run the job for `request.steps` steps (`Recorder.steps`) on the simulated device and return the last one's Trace.
 
@@ -142,7 +120,7 @@ def capture_titan(
     import_torchtitan()
     patches.install_torchtitan(request.gpu)
     stages = StageMetadata()
-    stages.received = list(request.stage_inputs) if request.stage_inputs else None
+    stages.received = request.stage_inputs
     stages.install()
     adapter = installed_adapter()
     config = adapter.parse(request)
@@ -164,11 +142,11 @@ def capture_titan(
         try:
             trainer = adapter.build(config, transform_of(request, recorder))
         except Exception as e:
-            raise explain(e, "building the job") from e
+            raise capture_error(e, "building the job") from e
         for part in trainer.model_parts:
             recorder.add_model(part)
-        known = {"parallelism": _degrees(trainer), **cut}
-        stages.on_sent = lambda shapes: early({**known, "stage_outputs": shapes})
+        known = TraceInfo(parallelism=_degrees(trainer), cut=cut)
+        stages.on_sent = lambda layouts: early(replace(known, stage_outputs=layouts))
         trainer.step = 1
         trainer.metrics_processor.should_log = lambda _: False
         batches = trainer.batch_generator(trainer.dataloader)
@@ -179,11 +157,9 @@ def capture_titan(
             try:
                 trainer.train_step(batches)
             except Exception as e:
-                raise explain(e, f"training step {step}") from e
-        info = {**_info(request, config, settings, trainer), **adapter.describe(config)}
-        if request.plan_file is not None:
-            info["checkpointing"] = "plan"
-        return recorder.trace({**info, "stage_outputs": stages.sent, **cut})
+                raise capture_error(e, f"training step {step}") from e
+        known = replace(known, stage_outputs=stages.sent)
+        return recorder.trace(_info(request, config, settings, trainer, adapter.describe(config), known))
 
 
 def _routing(request: TitanRequest, recorder: Recorder) -> Routing | None:
@@ -198,31 +174,40 @@ def _routing(request: TitanRequest, recorder: Recorder) -> Routing | None:
     return Routing(request.moe_load, request.rank, locate)
 
 
-def _info(request: TitanRequest, config: Any, settings: dict[str, str], trainer: Any) -> dict[str, Any]:
-    tokens = config.training.local_batch_size * config.training.seq_len * trainer.gradient_accumulation_steps
-    load = {} if request.moe_load.is_balanced else {"moe_load": asdict(request.moe_load)}
-    return {
-        **load,
-        "job_fingerprint": fingerprint(settings, request.world_size),
-        "job_settings": settings,
-        "world_size": request.world_size,
-        "rank": request.rank,
-        "gpu": request.gpu.name,
-        "torch_version": torch.__version__,
-        "torchtitan_version": installed_version(),
-        "local_batch_size": config.training.local_batch_size,
-        "seq_len": config.training.seq_len,
-        "tokens_per_step": tokens,
-        "flops_per_token": float(trainer.metrics_processor.num_flops_per_token),
-        "parallelism": _degrees(trainer),
-        "parameter_shapes": modules.shapes_by_name(trainer.model_parts),
-        "fsdp_units": fsdp_units(trainer.model_parts),
-    }
+def _info(
+    request: TitanRequest, config: Any, settings: dict[str, str], trainer: Any, job: JobDescription, known: TraceInfo
+) -> TraceInfo:
+    """What the trace is of, beside what is `known`."""
+    training = config.training
+    return replace(
+        known,
+        model=job.model,
+        checkpointing="plan" if request.plan_file is not None else job.checkpointing,
+        preserve_rng_state=job.preserve_rng_state,
+        early_stop=job.early_stop,
+        moe_load=None if request.moe_load.is_balanced else asdict(request.moe_load),
+        job_fingerprint=job_fingerprint(settings, request.world_size),
+        job_settings=settings,
+        compiled=compiles_model(settings),
+        world_size=request.world_size,
+        rank=request.rank,
+        gpu=request.gpu.name,
+        torch_version=torch.__version__,
+        torchtitan_version=installed_version(),
+        local_batch_size=training.local_batch_size,
+        seq_len=training.seq_len,
+        tokens_per_step=training.local_batch_size * training.seq_len * trainer.gradient_accumulation_steps,
+        flops_per_token=float(trainer.metrics_processor.num_flops_per_token),
+        parameter_shapes=modules.shapes_by_name(trainer.model_parts),
+        fsdp_units=tuple(fsdp_units(trainer.model_parts)),
+        selective_modules=modules.selectively_checkpointed(trainer.model_parts),
+        matmul_allows_tf32=matmul_allows_tf32(),
+        cudnn_allows_tf32=cudnn_allows_tf32(),
+    )
 
 
-def _degrees(trainer: Any) -> dict[str, int]:
-    names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
-    return {name: int(getattr(trainer.parallel_dims, name, 1)) for name in names}
+def _degrees(trainer: Any) -> Parallelism:
+    return Parallelism(**{name: int(getattr(trainer.parallel_dims, name, 1)) for name in Parallelism._fields})
 
 
 def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:

@@ -12,20 +12,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from autosac.capture.failures import one_line
 from autosac.capture.jobs import titan_flux
-from autosac.capture.jobs.layers import Attributes, module_attributes
+from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
+from autosac.capture.jobs.layers import module_attributes
 from autosac.capture.jobs.pipeline import overlapped_in_order
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
+from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, plain_text
 from autosac.capture.patches import python_patches as patches
-from autosac.capture.process.failures import one_line
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
 from autosac.titan.settings import job_settings
 
 
 class TitanV02:
-    """See `autosac.capture.jobs.titan.TitanAdapter`."""
+    """See `autosac.capture.jobs.adapter.TitanAdapter`."""
 
     def parse(self, request: TitanRequest) -> Any:
         """TorchTitan's JobConfig."""
@@ -38,7 +39,7 @@ class TitanV02:
 
     def build(self, config: Any, transform: Transform | None) -> Any:
         """The model's own Trainer or that of ``torchtitan.train``; `transform` gets where ``apply_ac`` would be called."""
-        from autosac.integrations.torchtitan import plugin
+        from autosac.integrations.torchtitan import hook
 
         overlapped_in_order()
         if config.model.converters:
@@ -46,7 +47,7 @@ class TitanV02:
         _install_synthetic_data(config)
         spec = _train_spec(config)
         encoders = titan_flux.without_weights() if titan_flux.is_flux(spec) else contextlib.nullcontext()
-        with plugin.transform(transform), encoders:
+        with hook.transform(transform), encoders:
             return _trainer_class(spec)(config)
 
     def layers(self, config: Any) -> list[Attributes]:
@@ -75,16 +76,16 @@ class TitanV02:
         )
         return config
 
-    def describe(self, config: Any) -> dict[str, Any]:
+    def describe(self, config: Any) -> JobDescription:
         """As the job file says it."""
         section = config.activation_checkpoint
         selective = section.mode == "selective"
-        return {
-            "model": f"{config.model.name} {config.model.flavor}",
-            "checkpointing": f"selective-{section.selective_ac_option}" if selective else str(section.mode),
-            "preserve_rng_state": section.preserve_rng_state,
-            "early_stop": section.early_stop,
-        }
+        return JobDescription(
+            model=f"{config.model.name} {config.model.flavor}",
+            checkpointing=f"selective-{section.selective_ac_option}" if selective else str(section.mode),
+            preserve_rng_state=section.preserve_rng_state,
+            early_stop=section.early_stop,
+        )
 
 
 def _checkpointing_arguments(request: TitanRequest) -> list[str]:

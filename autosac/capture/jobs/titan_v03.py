@@ -13,12 +13,13 @@ import torch
 from torchtitan.config import ConfigManager, Configurable
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, MemoryBudgetAC, SelectiveAC
 
-from autosac.capture.jobs.layers import Attributes, config_attributes
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, Transform, plain_text
-from autosac.capture.process.failures import one_line
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.failures import one_line
+from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
+from autosac.capture.jobs.layers import config_attributes
+from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, plain_text
+from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
-from autosac.integrations.torchtitan.policy import AutoSAC, ModelPolicy
+from autosac.integrations.torchtitan.policy_hook import ModelPolicy
 from autosac.titan.settings import python_job_settings
 from autosac.titan.version import split_python_job
 
@@ -26,7 +27,7 @@ _NAMES = {FullAC: "full", SelectiveAC: "selective-op", MemoryBudgetAC: "memory_b
 
 
 class TitanV03:
-    """See `autosac.capture.jobs.titan.TitanAdapter`."""
+    """See `autosac.capture.jobs.adapter.TitanAdapter`."""
 
     def parse(self, request: TitanRequest) -> Any:
         """The configuration that the job's function returns, under the overrides, without what reads or writes files."""
@@ -76,16 +77,16 @@ class TitanV03:
         model = dataclasses.replace(spec.model, layers=spec.model.layers[:count])
         return dataclasses.replace(config, model_spec=dataclasses.replace(spec, model=model))
 
-    def describe(self, config: Any) -> dict[str, Any]:
+    def describe(self, config: Any) -> JobDescription:
         """By the class of the policy. TorchTitan 0.3 never lets recomputation stop early."""
         policy = config.activation_checkpoint
         owner = type(policy)._owner if policy is not None else None
-        return {
-            "model": f"{config.model_spec.name} {config.model_spec.flavor}",
-            "checkpointing": _NAMES.get(owner, owner.__name__) if owner is not None else "none",
-            "preserve_rng_state": _common(policy).get("preserve_rng_state", True),
-            "early_stop": False,
-        }
+        return JobDescription(
+            model=f"{config.model_spec.name} {config.model_spec.flavor}",
+            checkpointing=_NAMES.get(owner, owner.__name__) if owner is not None else "none",
+            preserve_rng_state=_common(policy).get("preserve_rng_state", True),
+            early_stop=False,
+        )
 
 
 def _flash_attention() -> None:
@@ -180,7 +181,7 @@ def _checkpointing(own: Any, request: TitanRequest) -> Any:
     """The configuration of the checkpointing policy that the request asks for, given the job's own."""
     mode = request.checkpointing_mode()
     if mode == "job":
-        if isinstance(own, AutoSAC.Config):
+        if own is not None and getattr(type(own)._owner, "follows_plan", False):
             plan = f"--plan {own.plan}" if own.plan else "--plan with one"
             raise UsageError(f"the job is checkpointed by a plan: give {plan}, or --ac for another way")
         return own

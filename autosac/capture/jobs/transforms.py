@@ -8,9 +8,9 @@ from functools import partial
 
 from torch import nn
 
-from autosac.capture.process.request import TitanRequest
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.regions import RecomputationLog, RegionLog, candidate_modules
+from autosac.capture.request import TitanRequest
 from autosac.integrations.apply import PlanMismatchWarning, apply
 from autosac.integrations.observe import observe
 from autosac.integrations.recompute import tape

@@ -22,17 +22,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
-import autosac
 from autosac import errors
-from autosac.capture.process.failures import how_it_ended, one_line
-from autosac.capture.process.request import TitanRequest
-from autosac.capture.process.store import default_store, fingerprint, surroundings
+from autosac.capture.failures import how_it_ended, one_line
+from autosac.capture.process.store import default_store, request_fingerprint, surroundings
+from autosac.capture.request import TitanRequest
 from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
-from autosac.trace import Trace
+from autosac.trace import Trace, TraceInfo
 
 _PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("start.py")))
-_AUTOSAC = Path(autosac.__file__).parent.parent
+_AUTOSAC = Path(__file__).resolve().parents[3]
 _PATIENCE_S = 10.0  # a process that has closed its answers is about to end
 
 
@@ -50,17 +49,17 @@ class CaptureFuture(Future[Trace]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._early: Future[dict[str, Any]] = Future()
+        self._early: Future[TraceInfo] = Future()
         self.set_running_or_notify_cancel()  # a capture cannot be cancelled
 
-    def early(self) -> dict[str, Any]:
+    def early(self) -> TraceInfo:
         """What of the trace's info other stages' captures need, as soon as the job tells it; else all of it, in the end.
 
-        "parallelism", "stage_outputs", and "cut" if the job has been cut.
+        That is `parallelism`, `stage_outputs`, and `cut` if the job has been cut.
         """
         return self._early.result()
 
-    def announce(self, info: dict[str, Any]) -> None:
+    def announce(self, info: TraceInfo) -> None:
         """It is known now."""
         if not self._early.done():
             self._early.set_result(info)
@@ -80,17 +79,19 @@ class CaptureFuture(Future[Trace]):
 class CaptureServer:
     """Answers requests from the user's store or by a capture process. `on_progress` is called from another thread.
 
-    With `debug` everything is captured.
+    With `debug`, or without `use_cache`, everything is captured.
 
     One thread starts the process, reads its answers until there are no more, and then, under the lock, refuses all that is
     still waited for and says that it has ended. `submit` registers a request under the same lock, unless the thread has ended.
     So whatever is registered is answered or refused, at whatever moment the process dies.
     """
 
-    def __init__(self, *, debug: bool = False, on_progress: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, *, debug: bool = False, use_cache: bool = True, on_progress: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._debug = debug
         self._on_progress = on_progress
-        self._store = None if debug else default_store()
+        self._store = default_store() if use_cache and not debug else None
         self._surroundings: dict[str, Any] | None = None
         self._asked = 0  # captures, so far
         self._lock = threading.Lock()  # of what is waited for, and of the end
@@ -184,7 +185,7 @@ class CaptureServer:
         key = None
         if self._store is not None:
             self._surroundings = self._surroundings or surroundings()
-            key = fingerprint(request, self._surroundings)
+            key = request_fingerprint(request, self._surroundings)
             if key is not None and (kept := self._store.get(key)) is not None:
                 future.set_result(kept)
                 return future
@@ -235,7 +236,7 @@ class CaptureServer:
             with self._lock:
                 entry = self._waiting.get(message["id"])
             if entry is not None:
-                entry.future.announce(message["early"])
+                entry.future.announce(TraceInfo.of(message["early"]))
             return
         with self._lock:
             entry = self._waiting.pop(message["id"], None)
@@ -256,7 +257,7 @@ class CaptureServer:
 
     def _keep(self, entry: _Waiting) -> None:
         """Keep a capture, unless a file that it depends on has changed meanwhile."""
-        if self._store is None or entry.key is None or fingerprint(entry.request, surroundings()) != entry.key:
+        if self._store is None or entry.key is None or request_fingerprint(entry.request, surroundings()) != entry.key:
             return
         try:
             self._store.put(entry.key, entry.path.read_bytes())

@@ -1,7 +1,7 @@
 """Captures kept on disk, so that a job which has not changed is not captured again.
 
-A capture is kept under a hash of everything that it depends on (`fingerprint`): the request with the contents of the files
-it names, the sources of torch, torchtitan and AutoSAC (size and time of every file), the names and versions of all
+A capture is kept under a hash of everything that it depends on (`request_fingerprint`): the request with the contents of the
+files it names, the sources of torch, torchtitan and AutoSAC (size and time of every file), the names and versions of all
 installed packages, Python, and the environment variables that PyTorch reads. None of this imports torch. A job that could
 depend on anything else has no fingerprint and is captured every time: one with modules of its own, or with a model that
 reads files of its own when it is built.
@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 from autosac.errors import TraceError, UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
 from autosac.files.writing import check_folder, remove_unfinished, write_bytes_atomically
@@ -51,7 +51,7 @@ class CaptureStore:
         self._limit_bytes = limit_bytes
 
     def get(self, key: str) -> Trace | None:
-        """The capture with this fingerprint, or None. A damaged file is removed, another user's is not read."""
+        """The capture with this request_fingerprint, or None. A damaged file is removed, another user's is not read."""
         path = self._path(key)
         try:
             if {self._folder.stat().st_uid, path.stat().st_uid} != {os.getuid()}:
@@ -159,7 +159,7 @@ def surroundings() -> dict[str, Any] | None:
     }
 
 
-def fingerprint(request: TitanRequest, around: dict[str, Any] | None) -> str | None:
+def request_fingerprint(request: TitanRequest, around: dict[str, Any] | None) -> str | None:
     """A hash of all that decides what the request's capture is, in these `surroundings`; None if that cannot be said."""
     try:
         job = _job_text(request)

@@ -26,10 +26,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from autosac.capture import lifeline
+from autosac.capture.failures import capture_error, how_it_ended
 from autosac.capture.patches import imports
-from autosac.capture.process import lifeline
-from autosac.capture.process.failures import explain, how_it_ended
-from autosac.capture.process.request import TitanRequest
+from autosac.capture.request import TitanRequest
 
 _SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its own; those that run still grow
 
@@ -78,7 +78,7 @@ class Worker:
         try:
             action()
         except (Exception, SystemExit) as e:
-            error = explain(e, "capturing the job")
+            error = capture_error(e, "capturing the job")
             self.answer(id=identity, error=str(error), kind=type(error).__name__)
             return False
         return True
@@ -114,7 +114,7 @@ class Worker:
         capture_titan(
             request,
             lambda text: self.answer(id=identity, progress=text),
-            lambda info: self.answer(id=identity, early=info),
+            lambda info: self.answer(id=identity, early=info.document()),
         ).save(path)
 
     def reap(self) -> None:
@@ -149,7 +149,7 @@ def available_bytes() -> float:
 
 def preload(request: TitanRequest) -> None:
     """Import what every capture of this job needs, after the simulated device has been installed."""
-    from autosac.capture.process import session
+    from autosac.capture.jobs import session
 
     session.prepare(request.gpu)
     from autosac.capture.jobs import transforms  # noqa: F401

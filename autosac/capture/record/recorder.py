@@ -34,6 +34,7 @@ from autosac.trace import (
     Region,
     StreamWait,
     Trace,
+    TraceInfo,
     WorkWait,
 )
 
@@ -304,7 +305,7 @@ class Recorder:
 
     # ---- the result -------------------------------------------------------------------------------------------------
 
-    def trace(self, info: dict[str, Any]) -> Trace:
+    def trace(self, info: TraceInfo) -> Trace:
         """The finished Trace."""
         highest = max(self.storages.streams)
         return Trace(

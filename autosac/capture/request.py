@@ -7,9 +7,10 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autosac.capture.jobs.load import MoELoad
+from autosac.capture.moe_load import MoELoad
 from autosac.errors import UsageError
 from autosac.target import TargetGPU
+from autosac.trace import TensorLayout
 
 _INTERVAL = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -38,7 +39,7 @@ class TitanRequest:
     observe: bool = False
     steps: int = 2
     ranks_per_node: int = 8
-    stage_inputs: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] | None = None
+    stage_inputs: tuple[TensorLayout, ...] | None = None
     layers: int | None = None
     cut: int | None = None
     moe_load: MoELoad = field(default_factory=MoELoad)

@@ -63,17 +63,17 @@ class MoELoad:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise UsageError(
-                f"load of experts {self.kind!r}: expected balanced, uniform, power-law[:ALPHA] or zipf[:S]"
+                f"expert load imbalance {self.kind!r}: expected balanced, uniform, power-law[:ALPHA] or zipf[:S]"
             )
         if self.kind in _EXPONENTS and not _LEAST_EXPONENT <= self.exponent <= _MOST_EXPONENT:
             raise UsageError(
-                f"load of experts {self.kind}:{self.exponent:g}: the exponent must be from {_LEAST_EXPONENT:g} to "
+                f"expert load imbalance {self.kind}:{self.exponent:g}: the exponent must be from {_LEAST_EXPONENT:g} to "
                 f"{_MOST_EXPONENT:g}"
             )
         if self.kind not in _EXPONENTS and self.exponent:
-            raise UsageError(f"load of experts {self.kind!r} has no exponent")
+            raise UsageError(f"expert load imbalance {self.kind!r} takes no exponent")
         if self.seed < 0 or self.draw < 0:
-            raise UsageError("seeds and draws of the experts' load are not negative")
+            raise UsageError("seeds and draws of the expert load imbalance must not be negative")
 
     @staticmethod
     def parse(text: str, seed: int = 0) -> MoELoad:
@@ -82,7 +82,7 @@ class MoELoad:
         try:
             exponent = float(number) if colon else _EXPONENTS.get(kind, 0.0)
         except ValueError:
-            raise UsageError(f"load of experts {text!r}: {number!r} is no number") from None
+            raise UsageError(f"expert load imbalance {text!r}: {number!r} is not a number") from None
         return MoELoad(kind=kind, exponent=exponent, seed=seed)
 
     @property

@@ -46,7 +46,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def explain(error: BaseException, doing: str) -> AutosacError:
+def capture_error(error: BaseException, doing: str) -> AutosacError:
     """A CaptureError that names the call in the user's or model's code where capture failed, and what to do.
 
     An AutosacError is its own explanation. With AUTOSAC_DEBUG=1 in the environment the traceback is printed, too.

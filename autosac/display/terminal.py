@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from autosac.report.printable import printable
+from autosac.display.printable import printable
 
 
 class PlainConsole(Console):

@@ -1,0 +1,45 @@
+"""What differs between versions of TorchTitan, as one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from autosac.capture.request import TitanRequest
+
+Transform: TypeAlias = Callable[[torch.nn.Module], None]
+Attributes: TypeAlias = "dict[str, Any]"
+"""What distinguishes a layer from another: path to a hashable value."""
+
+
+class JobDescription(NamedTuple):
+    """What a job's configuration says of its model and checkpointing, for the trace's info."""
+
+    model: str
+    checkpointing: str
+    preserve_rng_state: bool
+    early_stop: bool
+
+
+class TitanAdapter(Protocol):
+    """What differs between versions of TorchTitan. `Any` is the job's configuration, or its Trainer."""
+
+    def parse(self, request: TitanRequest) -> Any:
+        """The job's configuration, with the checkpointing that is asked for. UsageError in one line if it is wrong."""
+
+    def settings(self, config: Any) -> dict[str, str]:
+        """The settings that decide what is computed."""
+
+    def build(self, config: Any, transform: Transform | None) -> Any:
+        """The Trainer, with synthetic data and `transform` in place of the job's checkpointing (None: as the job says)."""
+
+    def layers(self, config: Any) -> list[Attributes]:
+        """What distinguishes each of the model's layers; empty if it has none that can be left out."""
+
+    def with_layers(self, config: Any, count: int) -> Any:
+        """The configuration with the first `count` layers only. CaptureError if the model has no such layers."""
+
+    def describe(self, config: Any) -> JobDescription:
+        """What the job's configuration says of its model and checkpointing."""

@@ -1,0 +1,130 @@
+"""How to get at the model in a TorchTitan 0.2 job: at the very place where TorchTitan applies its own checkpointing.
+
+TorchTitan 0.2's parallelize functions apply tensor parallelism, then call ``apply_ac`` if
+``activation_checkpoint.mode`` is not "none", then compile, then apply FSDP. `install` wraps
+``get_train_spec`` so that each spec's parallelize function runs with ``apply_ac`` replaced by a *transform*
+of the model and with the mode set to "full" meanwhile (`_parallelize`). Pipeline parallelism calls the
+parallelize function once for each model part, and so the transform.
+
+The transform is the job's own, which the plugin gives (`install`), unless `transform` has set another one, as capture does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from autosac.errors import UsageError
+
+Transform: TypeAlias = Callable[[nn.Module], None]
+
+JobTransform: TypeAlias = "Callable[[Any, Any], Transform | None]"
+"""The transform of a job, from its configuration and its parallel dimensions; None to leave TorchTitan's checkpointing."""
+
+_JOB_DECIDES: Any = object()
+_transform: Any = _JOB_DECIDES
+_of_job: JobTransform | None = None
+
+
+@contextlib.contextmanager
+def transform(function: Transform | None) -> Iterator[None]:
+    """Within the context, TorchTitan applies `function` to each model part in place of its own checkpointing.
+
+    None leaves TorchTitan's own in place. Either way the job's ``[autosac]`` section does not count.
+    """
+    install()
+    global _transform
+    previous, _transform = _transform, function
+    try:
+        yield
+    finally:
+        _transform = previous
+
+
+def install(of_job: JobTransform | None = None) -> None:
+    """Wrap TorchTitan's ``get_train_spec``, once a process; `of_job` decides for jobs from now on."""
+    global _of_job
+    _of_job = of_job or _of_job
+    import torchtitan.protocols.train_spec as registry
+
+    original = registry.get_train_spec
+    if getattr(original, "_autosac", False):
+        return
+
+    @functools.wraps(original)
+    def get_train_spec(name: str) -> Any:
+        spec = original(name)
+        if getattr(spec.parallelize_fn, "_autosac", False):
+            return spec
+        return dataclasses.replace(spec, parallelize_fn=_wrap(spec.parallelize_fn))
+
+    get_train_spec._autosac = True  # type: ignore[attr-defined]
+    registry.get_train_spec = get_train_spec
+
+
+def _wrap(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    @functools.wraps(original)
+    def parallelize(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
+        function = _transform
+        if function is _JOB_DECIDES:
+            function = _of_job(job_config, parallel_dims) if _of_job is not None else None
+        if function is None:
+            return original(model, parallel_dims, job_config)
+        return _parallelize(original, function, model, parallel_dims, job_config)
+
+    parallelize._autosac = True  # type: ignore[attr-defined]
+    return parallelize
+
+
+def _parallelize(
+    original: Callable[..., nn.Module],
+    function: Transform,
+    model: nn.Module,
+    parallel_dims: Any,
+    job_config: Any,
+) -> nn.Module:
+    """Run TorchTitan's parallelize function with `function` in place of its ``apply_ac``."""
+    names = _globals(original)
+    if "apply_ac" not in names:
+        raise UsageError(f"TorchTitan's {_name(original)} applies no activation checkpointing to replace")
+    done: list[nn.Module] = []
+
+    def apply_ac(part: nn.Module, *_: Any, **__: Any) -> None:
+        if part is model:  # and not an encoder inside it, which the transform of the whole model has reached
+            function(model)
+            done.append(model)
+
+    theirs, mode = names["apply_ac"], job_config.activation_checkpoint.mode
+    names["apply_ac"], job_config.activation_checkpoint.mode = apply_ac, "full"
+    try:
+        if job_config.compile.enable:
+            # As TorchTitan's apply_ac does: forward and recomputation must find the same compiled variant.
+            torch._C._dynamo.eval_frame._set_lru_cache(False)
+        parallelized = original(model, parallel_dims, job_config)
+    finally:
+        names["apply_ac"], job_config.activation_checkpoint.mode = theirs, mode
+    if not done:
+        raise UsageError(f"TorchTitan's {_name(original)} did not apply activation checkpointing")
+    return parallelized
+
+
+def _function(function: Callable[..., Any]) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
+def _globals(function: Callable[..., Any]) -> dict[str, Any]:
+    names: dict[str, Any] = _function(function).__globals__
+    return names
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(_function(function).__qualname__)

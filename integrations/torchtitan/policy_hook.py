@@ -1,0 +1,27 @@
+"""How to get at the model in a TorchTitan 0.3 job: by a checkpointing policy that decides for the whole model."""
+
+from __future__ import annotations
+
+from torch import nn
+from torchtitan.distributed import activation_checkpoint
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
+
+
+class ModelPolicy(ActivationCheckpointing):
+    """A policy that decides for a whole model part, and not block by block."""
+
+    follows_plan = False
+    _whole: nn.Module | None = None
+
+    def apply(self, model: nn.Module) -> None:
+        """Checkpoint `model`; nothing for an encoder inside it, which TorchTitan passes after the model itself."""
+        if self._whole is not None and any(model is inner for inner in self._whole.modules()):
+            return
+        self._whole = model
+        # As TorchTitan's policies do: forward and recomputation must find the same compiled variant.
+        activation_checkpoint._disable_dynamo_lru_cache()
+        self.checkpoint(model)
+
+    def checkpoint(self, model: nn.Module) -> None:
+        """What the policy does to a model part."""
+        raise NotImplementedError
