@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TITAN03 := .venv-titan03
 
-.PHONY: plan test test-titan03 lint types clean
+.PHONY: plan test test-mutation test-titan03 lint types clean
 
 # torch first, and bounded: asked for through another package, pip would take the newest build with CUDA.
 $(STAMP): pyproject.toml
@@ -28,6 +28,13 @@ plan: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests
+
+# Hours; MUTANTS=40 takes less. Stopped and started again, it goes on.
+MUTANTS ?= 150
+SEED ?= 0
+JOBS ?= 2
+test-mutation: $(STAMP)
+	nice -n 10 $(BIN)/python -m benchmarks.mutation --mutants $(MUTANTS) --seed $(SEED) --jobs $(JOBS)
 
 test-titan03: $(TITAN03)/.installed
 	$(TITAN03)/bin/python -m pytest -n 2 --dist loadfile tests/titan03

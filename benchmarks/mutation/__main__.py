@@ -70,11 +70,14 @@ def _try(left: list[Mutant], known: dict[str, Result], arguments: argparse.Names
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in left:
         waiting.put(mutant)
-    lock, errors = threading.Lock(), []
+    lock = threading.Lock()
+    errors: list[Exception] = []
+    benches: list[Bench] = []
 
     def work(folder: Path) -> None:
         try:
             bench = Bench(_ROOT, folder, arguments.limit)
+            benches.append(bench)
             while not errors and not waiting.empty():
                 mutant = waiting.get_nowait()
                 result = _result(bench, mutant)
@@ -92,12 +95,17 @@ def _try(left: list[Mutant], known: dict[str, Result], arguments: argparse.Names
 
     with tempfile.TemporaryDirectory(prefix="autosac-mutation-") as parent:
         threads = [
-            threading.Thread(target=work, args=(Path(parent, str(i)),)) for i in range(min(arguments.jobs, len(left)))
+            threading.Thread(target=work, args=(Path(parent, str(i)),), daemon=True)
+            for i in range(min(arguments.jobs, len(left)))
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            for bench in benches:
+                bench.stop()
     if errors:
         raise errors[0]
 

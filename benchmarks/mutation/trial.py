@@ -81,6 +81,14 @@ class Bench:
         self._context.set_forkserver_preload(list(preload))
         self._without: dict[tuple[str, ...], Run] = {}
         self._changes = 0
+        self._running: int | None = None
+
+    def stop(self) -> None:
+        """End the tests that run now, with all that they have started."""
+        if self._running is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._running, signal.SIGKILL)
+            self._running = None
 
     def trial(self, mutant: Mutant, stages: tuple[tuple[str, ...], ...]) -> Run:
         """The run of the first stage of tests that fails under the mutant, or of the last one.
@@ -125,10 +133,10 @@ class Bench:
         begin = time.monotonic()
         process = self._context.Process(target=_pytest, args=(str(self._tree), str(self._output), tests))
         process.start()
+        self._running = process.pid
         process.join(self._limit_s)
         stopped = process.exitcode is None
-        with suppress(ProcessLookupError):  # what the tests have started ends with them
-            os.killpg(process.pid, signal.SIGKILL)
+        self.stop()
         process.join()
         failed = _FAILED.search(self._output.read_text(errors="replace")) if self._output.exists() else None
         return Run(
