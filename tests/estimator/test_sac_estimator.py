@@ -33,7 +33,8 @@ from autosac.trace import (
 from traces import trace_of
 
 META = TensorMeta((4,), (1,), "float32")
-NAMES = ("aten.mm.default", "aten.gelu.default", "aten.add.Tensor", "aten.view.default", "aten.add_.Tensor")
+WAIT = "_c10d_functional.wait_tensor.default"
+NAMES = ("aten.mm.default", "aten.gelu.default", "aten.add.Tensor", "aten.view.default", "aten.add_.Tensor", WAIT)
 
 
 class Step:
@@ -208,6 +209,22 @@ def test_what_overwrites_an_operand_after_its_last_reader_is_not_needed() -> Non
     step.backward(act, act, x)
     runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
     assert runtimes == [2.0, 0.5, 0.0]
+
+
+def test_waits_before_a_reader_are_needed() -> None:
+    """Of two waits for a result, that before its reader runs again; one for an input leads to nothing that is needed."""
+    step = Step()
+    x = step.storage(512)
+    gathered = step.call("aten.mm.default", (x,), 2.0, 512)
+    step.call(WAIT, (gathered,), 0.25)
+    step.call(WAIT, (x,), 0.125)
+    act = step.call("aten.gelu.default", (gathered,), 0.5, 512)
+    step.call(WAIT, (gathered,), 0.0625)
+    step.add(Free(gathered))
+    step.end_forward(1, (x,), ())
+    step.backward(act, act, x)
+    runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
+    assert runtimes == [2.0, 0.25, 0.0, 0.5, 0.0]
 
 
 def test_a_result_that_is_overwritten_outside_is_not_kept() -> None:
