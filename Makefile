@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TITAN03 := .venv-titan03
 
-.PHONY: plan test test-fast test-titan03 lint types docs clean
+.PHONY: plan test test-fast test-mutation test-titan03 lint types docs clean
 
 # torch first, and bounded: asked for through another package, pip would take the newest build with CUDA.
 $(STAMP): pyproject.toml
@@ -32,6 +32,13 @@ test: $(STAMP)
 # What needs neither a capture nor seconds: the loop while editing.
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -q -m "not slow and not capture" tests
+
+# Hours; MUTANTS=40 takes less. Stopped and started again, it goes on.
+MUTANTS ?= 150
+SEED ?= 0
+JOBS ?= 2
+test-mutation: $(STAMP)
+	nice -n 10 $(BIN)/python -m benchmarks.mutation --mutants $(MUTANTS) --seed $(SEED) --jobs $(JOBS)
 
 test-titan03: $(TITAN03)/.installed
 	$(TITAN03)/bin/python -m pytest -n 2 --dist loadfile tests/titan03

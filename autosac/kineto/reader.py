@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.documents import DocumentError
 from autosac.kineto.stream import members
-from autosac.report.printable import printable
 
 _OPERATOR = ("cpu_op", "operator")
 _DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "set", "memset": "set"}

@@ -153,7 +153,7 @@ def _points(
             if units[u].boundary_bytes:
                 changes.setdefault(span.active_last, [])
                 boundary.append((span.active_first, span.active_last, u, units[u].boundary_bytes))
-    boundaries = sorted(changes)
+    boundaries = sorted(event for event in changes if event < len(trace.events))  # a backward may end the step
     ends = [*boundaries[1:], len(trace.events)]
     peaks = memory.peaks_between(np.array(boundaries), np.maximum(np.array(ends), np.array(boundaries) + 1))
     points: list[PeakPoint] = []

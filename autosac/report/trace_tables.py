@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autosac.display.tables import Table, fact_grid
 from autosac.quantities import format_bytes, format_ms
-from autosac.report.tables import Table, fact_grid
 
 if TYPE_CHECKING:
     from autosac.estimator.calibration.traces.evidence import TraceEvidence

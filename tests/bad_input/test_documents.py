@@ -99,3 +99,18 @@ def test_text_is_shown_and_not_obeyed() -> None:
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in text and "\x07" not in text
     assert "[/bold]" in text and ":smile: [link=x]\\x1" in text and "\\ud800\nsecond line" in text
+
+
+@pytest.mark.parametrize(("limit_bytes", "fits"), [(1000, True), (999, False)])
+def test_exactly_the_limit_fits(tmp_path: Path, limit_bytes: int, fits: bool) -> None:
+    """A file of 1000 bytes, and a stream that holds as many."""
+    content = b"x" * 1000
+    (tmp_path / "file").write_bytes(content)
+    if fits:
+        assert read_bounded(tmp_path / "file", limit_bytes) == content
+        assert decompress_bounded(gzip.compress(content), limit_bytes) == content
+    else:
+        with pytest.raises(OSError, match="larger than"):
+            read_bounded(tmp_path / "file", limit_bytes)
+        with pytest.raises(DocumentError, match="holds more than"):
+            decompress_bounded(gzip.compress(content), limit_bytes)

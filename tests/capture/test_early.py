@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,26 +14,11 @@ from autosac.induction import early_info
 from autosac.jobs.titan import TitanJob
 from autosac.simulation import Target
 from autosac.trace import Cut, Parallelism, Trace, TraceInfo
+from traces import trace_of
 
 JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "4")
 JOB += ("--training.seq_len", "64", "--parallelism.pipeline_parallel_degree", "2")
 JOB += ("--parallelism.pipeline_parallel_schedule", "1F1B")
-
-
-def trace(**info: Any) -> Trace:
-    """A trace of nothing."""
-    return Trace(
-        info=TraceInfo(**info),
-        signatures=(),
-        storages=(),
-        modules=("",),
-        module_parents=(-1,),
-        module_classes=("",),
-        sources=("",),
-        groups=(),
-        prologue=(),
-        events=(),
-    )
 
 
 def test_a_pipeline_tells_early() -> None:
@@ -61,13 +45,13 @@ def test_a_pipeline_tells_early() -> None:
 def test_what_is_not_told_early() -> None:
     """A capture that tells nothing early tells when it is done; a failed one fails here too; others are waited for."""
     done, failed = CaptureFuture(), CaptureFuture()
-    done.set_result(trace(parallelism=Parallelism(pp=3)))
+    done.set_result(trace_of(parallelism=Parallelism(pp=3)))
     failed.set_exception(CaptureError("no"))
     assert early_info(done) == TraceInfo(parallelism=Parallelism(pp=3))
     with pytest.raises(CaptureError):
         failed.early()
     plain: Future[Trace] = Future()
-    plain.set_result(trace(rank=3))
+    plain.set_result(trace_of(rank=3))
     assert early_info(plain) == TraceInfo(rank=3)
 
 

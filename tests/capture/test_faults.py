@@ -84,6 +84,23 @@ def test_an_early_end_is_told(tmp_path: Path, job: str, monkeypatch: pytest.Monk
     assert within_limit(lambda: capture_twice(job)).startswith(error)
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_a_job_prints(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], debug: bool
+) -> None:
+    """Its output is only shown with debug, and then as errors: standard output holds reports."""
+    prints = "print('to out', flush=True); print('to err', file=sys.stderr, flush=True)"
+    monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, prints))
+
+    def ask() -> None:
+        with CaptureServer(debug=debug) as server:
+            server.capture(TitanRequest(config_file=job))
+
+    assert within_limit(ask).startswith("the capture process ended early")
+    shown = capfd.readouterr()
+    assert shown.out == "" and sorted(shown.err.split("\n")) == (["", "to err", "to out"] if debug else [""])
+
+
 def test_an_error_of_an_unknown_kind(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told as a CaptureError; the process is not given up for it."""
     monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, ANSWERS_UNKNOWN_KIND))

@@ -326,6 +326,16 @@ def test_functional_collectives(capture: Capture) -> None:
     assert add.inputs == gather.outputs
 
 
+def test_collectives_of_the_compute_stream(capture: Capture) -> None:
+    """The gather is issued on stream 0, and what it makes is for communication all the same; the other results are not."""
+    reading = capture(make_dtensor)
+    (gather,) = reading.collectives()
+    made = [reading.trace.storages[event.storage] for event in reading.of(Alloc)]
+    assert (gather.stream, gather.peer, gather.batch) == (0, -1, -1) and {storage.stream for storage in made} == {0}
+    assert [storage.label for storage in made] == [Label.NONE, Label.NONE, Label.COMMUNICATION, Label.NONE]
+    assert made[2] == reading.trace.storages[gather.outputs[0]]
+
+
 def make_point_to_point(device: torch.device) -> Any:
     """Two transfers as one batch, and one alone."""
     process_group.initialise(WORLD, 1)

@@ -13,25 +13,15 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.process.store import CaptureStore, default_store, request_fingerprint, surroundings
 from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
-from autosac.trace import Trace, TraceInfo
+from autosac.trace import Trace
+from traces import trace_of
 
 JOB = '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
 
 
 def trace(number: int = 0) -> Trace:
     """A trace of nothing, with a number."""
-    return Trace(
-        info=TraceInfo(seq_len=number + 1),
-        signatures=(),
-        storages=(),
-        modules=("",),
-        module_parents=(-1,),
-        module_classes=("",),
-        sources=("",),
-        groups=(),
-        prologue=(),
-        events=(),
-    )
+    return trace_of(seq_len=number + 1)
 
 
 @pytest.fixture

@@ -106,6 +106,13 @@ def test_hand_made_trace_has_every_kind_of_event() -> None:
     assert {type(event) for event in (*trace.prologue, *trace.events)} == set(get_args(Event))
 
 
+def test_degrees_of_parallelism() -> None:
+    """Two replicas of three shards are six parts of the batch; 5 x 7 x 11 ranks work on each; experts change neither."""
+    degrees = Parallelism(dp_replicate=2, dp_shard=3, cp=5, tp=7, pp=11, ep=13, etp=17)
+    assert (degrees.data_parallel, degrees.sharing) == (6, 385)
+    assert (Parallelism().data_parallel, Parallelism().sharing) == (1, 1)
+
+
 def test_round_trip(tmp_path: Path) -> None:
     """A loaded trace equals the saved one, enums and nested tuples included."""
     trace = trace_of()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta, Trace, TraceInfo
+from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta, Trace
+from traces import trace_of
 
 
 def _meta(shape: Sequence[int], dtype: str = "bfloat16", place: str = "device") -> TensorMeta:
@@ -53,17 +54,7 @@ def make_trace() -> Callable[..., Trace]:
             Collective(kind, size, 0, 0, False, -1, -1, -1, 0, 0, Phase.FORWARD, 0, (), ())
             for kind, size in collectives
         ]
-        return Trace(
-            info=TraceInfo(world_size=world, **info),
-            signatures=tuple(signatures),
-            storages=(),
-            modules=("",),
-            module_parents=(-1,),
-            module_classes=("Model",),
-            sources=("",),
-            groups=(Group.of("world", range(world)),),
-            prologue=(),
-            events=tuple(events),
-        )
+        group = Group.of("world", range(world))
+        return trace_of(events, signatures=signatures, groups=(group,), world_size=world, **info)
 
     return make

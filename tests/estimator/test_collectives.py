@@ -21,6 +21,7 @@ from autosac.estimator import (
     load_cluster,
     load_hardware,
 )
+from autosac.estimator.log_sigmoid import fitted_curves
 from autosac.estimator.nccl import choose
 
 H100 = load_hardware("h100-sxm-80gb")
@@ -120,6 +121,28 @@ def test_log_sigmoid_between_nodes_is_bound_by_the_network() -> None:
     assert 200 < 63 / 64 * 2**30 / ms * 1e-6 < 352
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "all_to_all"])
+def test_log_sigmoid_between_nodes_by_hand(kind: str) -> None:
+    """16 ranks on two nodes of eight, with a network that gives half of 200 GB/s to any message: 1e5 bytes in a microsecond.
+
+    Every rank of a node starts with seven hops. A ring has one step between nodes (5 us) and 7 more inside (1 us);
+    all_reduce runs it twice, or a tree of depth one with 0.92 of the bandwidth. In an all_to_all half of the bytes leave the
+    node, over an eighth of its network for each rank.
+    """
+    network = Curve(latency_us=0.0, hop_us=0.0, share=1.0, steepness=0.0, midpoint=0.0)
+    curve, size = fitted_curves()["NVLink4"][kind], 2**26
+    inside = curve.bandwidth(size, 8, 400.0)
+    assert inside > 1e5
+    start = curve.latency_us + 7 * curve.hop_us
+    expected = {
+        "all_gather": 15 / 16 * size / 1e5 + 5 + 7,
+        "all_reduce": min(2 * 15 / 16 * size / 1e5 + 2 * (5 + 7), 2 * size / (0.92 * 1e5) + 2 * 5),
+        "all_to_all": max(7 / 16 * size / inside, 8 / 16 * size / (1e5 / 8)) + 5,
+    }
+    answer = LogSigmoid(H100, network=network).estimate(kind, size, CLUSTER.place(range(16)))
+    assert answer.ms == pytest.approx((start + expected[kind]) * 1e-3, rel=1e-12)
+
+
 def test_log_sigmoid_says_whose_curves_it_uses() -> None:
     """PCIe 5 was not measured: PCIe 4's curves, as shares of the link, serve it."""
     place = CLUSTER.place(range(4))
@@ -147,6 +170,38 @@ def test_nccl_chooses_latency_for_small_and_bandwidth_for_large(
     """LL and trees for small messages, Simple on rings for large ones."""
     choice = choose(kind, size, CLUSTER.place(ranks))
     assert (choice.algorithm, choice.protocol) == (algorithm, protocol)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "protocol", "microseconds"),
+    [
+        # LL: 6.6 to start; 31 steps, 3 of them between nodes at 2.7, the others 0.6; half of 200 GB/s is payload
+        ("all_gather", 1024, "LL", 6.6 + 28 * 0.6 + 3 * 2.7 + 31 / 32 * 1024 / 100e3),
+        ("broadcast", 1024, "LL", 6.6 + 28 * 0.6 + 3 * 2.7 + 1024 / 100e3),
+        # Simple: 8.4; twice 31 steps, 6 of them between nodes at 14, the others 3.4; all of 200 GB/s
+        ("all_reduce", 2**30, "Simple", 8.4 + 56 * 3.4 + 6 * 14.0 + 2 * 31 / 32 * 2**30 / 200e3),
+    ],
+)
+def test_the_ring_between_nodes_by_hand(kind: str, size: int, protocol: str, microseconds: float) -> None:
+    """NCCL's own estimate for 32 ranks on four nodes, at links of full efficiency."""
+    choice = choose(kind, size, CLUSTER.place(range(32)), efficiency=1.0)
+    assert (choice.algorithm, choice.protocol) == ("ring", protocol)
+    assert choice.microseconds == pytest.approx(microseconds, rel=1e-12)
+
+
+def test_the_tree_by_hand() -> None:
+    """Eq. 5: 128 KiB on four nodes of eight ranks, one channel of 32-KiB chunks: four rounds through a tree of depth two.
+
+    LL has half of a link's bandwidth as payload; three quarters of the latency hide behind full chunks.
+    """
+    model = ChunkModel(H100, ChunkProfile(channels=1, link_efficiency=1.0, reduce_gbps=1000.0))
+    place = CLUSTER.place(range(32))
+    assert choose("all_reduce", 2**17, place, efficiency=1.0)[:2] == ("tree", "LL")
+    beta = 0.6 * 0.25 + 2**15 / 200e3
+    gamma = 5.0 * 0.25 + 2**15 / 100e3
+    delta = 2**17 / 1e6
+    expected = 6.8 + 3 * gamma + 2 * 7 * beta + 2 * 2 * gamma + delta
+    assert model.microseconds("all_reduce", 2**17, place) == pytest.approx(expected, rel=1e-12)
 
 
 def test_chunks_by_hand() -> None:

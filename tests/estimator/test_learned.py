@@ -248,6 +248,14 @@ def test_how_a_kernel_walks_its_memory(meta: Meta) -> None:
     assert access(Signature("aten.constant_pad_nd.default", (x,), (meta((64, 40), "float32"),))) == "assembled"
 
 
+def test_scalars_on_the_device_defeat_nothing(meta: Meta) -> None:
+    """An operand of no dimension or of one element is no broadcast row, and a scalar output is walked like any other."""
+    x, scalar = meta((64, 32), "float32"), meta((), "float32")
+    for other in (scalar, meta((1,), "float32"), meta((1, 1), "bfloat16")):
+        assert access(Signature("aten.mul.Tensor", (x, other), (x,))) == "elementwise"
+    assert access(Signature("aten.add.Tensor", (scalar, scalar), (scalar,))) == "elementwise"
+
+
 def test_a_starved_processor_is_not_slowed_down_by_itself(meta: Meta) -> None:
     """Norms take 1.43 times an elementwise kernel's time on an H100. An RTX 4090's memory offers a processor 22 % of the bytes
     in a cycle: there both take the same time. A stride costs on both.
@@ -268,6 +276,15 @@ def test_rows_of_norms_and_softmax(meta: Meta) -> None:
     softmax = Signature("aten._softmax.default", (x,), (x,), (("dim", 1),))
     assert row_bytes(norm) == 64 * 128 * 4
     assert row_bytes(softmax) == 64 * 4
+
+
+def test_scalars_have_no_rows(meta: Meta) -> None:
+    """A softmax of a 0-dimensional tensor, over its only dimension or its last one, and an operator without inputs."""
+    scalar = meta((), "float32")
+    for dim in (0, -1):
+        assert row_bytes(Signature("aten._softmax.default", (scalar,), (scalar,), (("dim", dim),))) == 0.0
+    assert row_bytes(Signature("aten._softmax.default", (), (scalar,))) == 0.0
+    assert row_bytes(Signature("aten._softmax.default", (meta((8,), "float32"),), (), (("dim", 1),))) == 8 * 4
 
 
 def test_a_large_addition_runs_near_the_memory_bandwidth(meta: Meta) -> None:

@@ -116,3 +116,10 @@ def test_default_models_know_every_operator(meta: Callable[..., TensorMeta]) -> 
     answers = default_models(H100).operators[-1].estimate([Signature("who.knows.this", (x,), ())])
     assert answers[0] is not None
     assert np.isfinite(answers[0].ms)
+
+
+def test_rank_0_is_a_peer_like_any_other(make_trace: Callable[..., Trace]) -> None:
+    """Rank 1 sends to rank 0 within the node, though their group of 16 ranks spans two."""
+    trace = make_trace([], [("send", 2**30)], world=16, rank=1)
+    object.__setattr__(trace, "events", tuple(event._replace(peer=0) for event in trace.events))
+    assert price(trace, H100, CLUSTER, models=PLAIN).event_ms == pytest.approx([2**30 / 400e6 + 0.009])

@@ -29,11 +29,12 @@ from autosac.trace import (
     Storage,
     TensorMeta,
     Trace,
-    TraceInfo,
 )
+from traces import trace_of
 
 META = TensorMeta((4,), (1,), "float32")
-NAMES = ("aten.mm.default", "aten.gelu.default", "aten.add.Tensor", "aten.view.default", "aten.add_.Tensor")
+WAIT = "_c10d_functional.wait_tensor.default"
+NAMES = ("aten.mm.default", "aten.gelu.default", "aten.add.Tensor", "aten.view.default", "aten.add_.Tensor", WAIT)
 
 
 class Step:
@@ -97,21 +98,15 @@ class Step:
 
     def trace(self) -> Trace:
         """All of it. Only add_ writes, to its first input."""
-        return Trace(
-            info=TraceInfo(),
-            signatures=tuple(
+        return trace_of(
+            self.events,
+            signatures=(
                 Signature(name, (META, META), (META,), mutates=(0,) if name == "aten.add_.Tensor" else ())
                 for name in NAMES
             ),
-            storages=tuple(Storage(n, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for n in self.sizes),
+            storages=(Storage(n, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for n in self.sizes),
             modules=("block",),
-            module_parents=(-1,),
-            module_classes=("Block",),
-            sources=("",),
-            groups=(),
-            prologue=(),
-            events=tuple(self.events),
-            regions=tuple(self.regions),
+            regions=self.regions,
         )
 
     def estimator(self, **options: object) -> SACEstimator:
@@ -200,6 +195,36 @@ def test_operators_that_the_backward_needs_nothing_of_cost_nothing() -> None:
     step.backward(hidden, hidden, x, out)
     runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
     assert runtimes == [2.0, 0.5, 0.0]
+
+
+def test_what_overwrites_an_operand_after_its_last_reader_is_not_needed() -> None:
+    """A gelu has read the product before something is added to that: its result needs the product, but not the addition."""
+    step = Step()
+    x = step.storage(512)
+    hidden = step.call("aten.mm.default", (x,), 2.0, 512)
+    act = step.call("aten.gelu.default", (hidden,), 0.5, 512)
+    step.call("aten.add_.Tensor", (hidden, x), 0.25, writes=(hidden,))
+    step.add(Free(hidden))
+    step.end_forward(1, (x,), ())
+    step.backward(act, act, x)
+    runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
+    assert runtimes == [2.0, 0.5, 0.0]
+
+
+def test_waits_before_a_reader_are_needed() -> None:
+    """Of two waits for a result, that before its reader runs again; one for an input leads to nothing that is needed."""
+    step = Step()
+    x = step.storage(512)
+    gathered = step.call("aten.mm.default", (x,), 2.0, 512)
+    step.call(WAIT, (gathered,), 0.25)
+    step.call(WAIT, (x,), 0.125)
+    act = step.call("aten.gelu.default", (gathered,), 0.5, 512)
+    step.call(WAIT, (gathered,), 0.0625)
+    step.add(Free(gathered))
+    step.end_forward(1, (x,), ())
+    step.backward(act, act, x)
+    runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
+    assert runtimes == [2.0, 0.25, 0.0, 0.5, 0.0]
 
 
 def test_a_result_that_is_overwritten_outside_is_not_kept() -> None:

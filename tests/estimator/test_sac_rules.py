@@ -106,6 +106,34 @@ def test_random_operators_that_cannot_be_kept_are_all_recomputed() -> None:
     assert found.refusal is None
 
 
+def test_calls_that_must_be_kept_elsewhere_are_no_contradiction() -> None:
+    """As before, with a collective that has nothing to do with it: it is kept, and both dropouts run again."""
+    calls = [
+        call(created=[1], reads=[0], is_random=True),
+        call(created=[2], reads=[1]),
+        call("aten.mul_", writes=[1]),
+        call("c10d.all_gather", created=[3], reads=[0], must_save=True),
+        call(created=[4], is_random=True),
+    ]
+    found = operator_groups(calls)
+    assert found.groups == (OperatorGroup((0, 2, 4), False), OperatorGroup((1,), None), OperatorGroup((3,), True))
+    assert found.refusal is None
+
+
+def test_only_what_contradicts_itself_is_named() -> None:
+    """A free operator, a collective and a dropout of their own beside the contradiction are not in the refusal."""
+    calls = [
+        call("aten.mm", created=[1], reads=[0]),
+        call("c10d.fine", created=[2], reads=[0], must_save=True),
+        call("aten.dropout", created=[3], is_random=True),
+        call("c10d.a", created=[4], reads=[0], must_save=True),
+        call(created=[5], reads=[4]),
+        call("aten.mul_", writes=[4]),
+    ]
+    refusal = operator_groups(calls).refusal
+    assert refusal == "c10d.a[0], aten.mul_[0] must be kept, but the result is overwritten after others have read it"
+
+
 def test_contradictions_refuse_the_module() -> None:
     """Two collectives fill one buffer and it is read in between: neither keeping nor recomputing is right."""
     calls = [

@@ -188,3 +188,55 @@ def test_host_tensors_cost_no_device_memory(meta: Meta) -> None:
 def test_families(name: str, expected: str) -> None:
     """Overloads, in-place forms and foreach forms share the family of their base name."""
     assert family(name) == expected
+
+
+def test_depthwise_convolution_and_its_backward(meta: Meta) -> None:
+    """3x3 on 8 channels each for itself, 2*8*16*16 places: 9 products a place, in float32 on the ordinary units."""
+    x, w = meta((2, 8, 16, 16)), meta((8, 1, 3, 3))
+    once = 2 * (2 * 8 * 16 * 16) * 9
+    forward = work_of(Signature("aten.convolution.default", (x, w), (x,), (("groups", 8),)))
+    mask = (("output_mask", (True, True, False)),)
+    backward = work_of(Signature("aten.convolution_backward.default", (x, x, w), (x, w), mask))
+    assert (forward.family, forward.flops, forward.arithmetic) == ("depthwise", once, "float32")
+    assert (backward.family, backward.flops, backward.arithmetic) == ("depthwise", 2 * once, "float32")
+
+
+def test_a_convolution_of_one_channel_is_not_depthwise(meta: Meta) -> None:
+    """One channel in, 8 out: the weight has one input channel because the data has."""
+    x, w, y = meta((2, 1, 16, 16)), meta((8, 1, 3, 3)), meta((2, 8, 16, 16))
+    assert work_of(Signature("aten.convolution.default", (x, w), (y,))).family == "convolution"
+    backward = Signature("aten.convolution_backward.default", (y, x, w), (x, w))
+    assert work_of(backward).family == "convolution"
+
+
+def test_a_transposed_convolution_multiplies_at_its_input(meta: Meta) -> None:
+    """8 to 4 channels, 8x8 to 16x16 places, 2x2: each of the 2*8*8*8 inputs meets 4*4 weights, in the backward as well."""
+    x, w, y = meta((2, 8, 8, 8)), meta((8, 4, 2, 2)), meta((2, 4, 16, 16))
+    once = 2 * (2 * 8 * 8 * 8) * (4 * 2 * 2)
+    transposed = (("transposed", True),)
+    assert work_of(Signature("aten.convolution.default", (x, w), (y,), transposed)).flops == once
+    backward = Signature("aten.convolution_backward.default", (y, x, w), (x, w), transposed)
+    assert work_of(backward).flops == 2 * once
+    weight_only = backward._replace(arguments=(*transposed, ("output_mask", (False, True, False))))
+    assert work_of(weight_only).flops == once
+
+
+def test_grouped_mm_of_three_dimensions(meta: Meta) -> None:
+    """Four products of [8, 32] and [32, 16]; with the columns in groups instead, 64 of them are 16 for each."""
+    offs, name = meta((4,), "int32"), "aten._grouped_mm.default"
+    stacked = Signature(name, (meta((4, 8, 32)), meta((4, 32, 16))), (meta((4, 8, 16)),))
+    columns = Signature(name, (meta((4, 8, 32)), meta((32, 64)), offs), (meta((8, 64)),))
+    uneven = columns._replace(inputs=(meta((4, 8, 32)), meta((32, 63)), offs))
+    for signature in (stacked, columns, uneven):
+        shape = matmul_shape(signature)
+        assert shape is not None and (shape.batch, shape.m, shape.n, shape.k) == (4, 8, 16, 32)
+    assert work_of(stacked).flops == 2 * 4 * 8 * 16 * 32
+
+
+def test_some_families_pass_over_their_memory_more_than_once(meta: Meta) -> None:
+    """A norm's backward reads its rows again for the gradients of its weights: 1.5 times; a sort takes four passes."""
+    x, statistics = meta((8, 64), "float32"), meta((8, 1), "float32")
+    norm = Signature("aten.native_layer_norm_backward.default", (x, x, statistics, statistics), (x,))
+    assert work_of(norm).nbytes == 1.5 * (3 * 8 * 64 * 4 + 2 * 8 * 4)
+    order = meta((8, 64), "int64")
+    assert work_of(Signature("aten.sort.default", (x,), (x, order))).nbytes == 4 * (2 * 8 * 64 * 4 + 8 * 64 * 8)

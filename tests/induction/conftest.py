@@ -6,21 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from autosac.trace import (
-    Alloc,
-    Call,
-    Event,
-    Free,
-    Label,
-    Op,
-    Phase,
-    Region,
-    Signature,
-    Storage,
-    TensorMeta,
-    Trace,
-    TraceInfo,
-)
+from autosac.trace import Alloc, Call, Event, Free, Label, Op, Phase, Region, Signature, Storage, TensorMeta, Trace
+from traces import trace_of
 
 STEP = Callable[..., Trace]
 
@@ -77,23 +64,18 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
     norms = new(4 * layers + 4, Label.NONE, Phase.OPTIMIZER, 0, "stack")
     events.append(Op(position["step"], 0, 0, Phase.OPTIMIZER, 0, (*weights, norms), ()))
     events.extend(Free(storage) for storage in (*gradients[::-1], norms))
-    return Trace(
-        info=TraceInfo(
-            model="made up",
-            flops_per_token=10.0 + 7 * layers,
-            fsdp_units=tuple(sorted(f"layers.{i}" for i in range(layers))),
-            parameter_shapes={f"layers.{i}.weight": (kind[i] + 1, 4) for i in range(layers)},
-        ),
-        signatures=tuple(signatures.values()),
-        storages=tuple(storages),
-        modules=tuple(modules),
-        module_parents=(-1, *[0] * (layers + 1)),
-        module_classes=("Model", *(f"Block{k}" for k in kind), "Linear"),
-        sources=("",),
-        groups=(),
+    return trace_of(
+        events,
         prologue=prologue,
-        events=tuple(events),
-        regions=tuple(regions),
+        signatures=signatures.values(),
+        storages=storages,
+        modules=modules,
+        classes=("Model", *(f"Block{k}" for k in kind), "Linear"),
+        regions=regions,
+        model="made up",
+        flops_per_token=10.0 + 7 * layers,
+        fsdp_units=tuple(sorted(f"layers.{i}" for i in range(layers))),
+        parameter_shapes={f"layers.{i}.weight": (kind[i] + 1, 4) for i in range(layers)},
     )
 
 

@@ -188,3 +188,17 @@ def test_the_section_is_merged_into_torchtitans_configuration(titan: ModuleType,
         "",
         "",
     )
+
+
+def test_a_spec_is_wrapped_once() -> None:
+    """A job that registers the spec that it has got, under another name, gets that very spec back."""
+    import torchtitan.protocols.train_spec as registry
+
+    from autosac.integrations.torchtitan.plugin import install
+
+    install()
+    install()
+    spec = registry.get_train_spec("llama3")
+    registry.register_train_spec("llama3 once more", spec)
+    assert registry.get_train_spec("llama3 once more") is spec
+    assert registry.get_train_spec("llama3") is not spec

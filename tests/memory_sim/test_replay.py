@@ -9,7 +9,7 @@ import pytest
 
 from autosac.errors import UsageError
 from autosac.memory_sim import AllocatorConfig, Outcome, WorkspaceModel, replay_allocator, simulate_memory
-from autosac.trace import Label, Phase
+from autosac.trace import Label, Phase, Signature, TensorMeta
 
 MIB = 1 << 20
 
@@ -195,3 +195,58 @@ def test_expandable_segments_waste_less(builder: Any) -> None:
     expandable = AllocatorConfig.parse("expandable_segments:True")
     assert replay_allocator(trace).reserved_peak_bytes == (60 + 62 + 64) * MIB
     assert replay_allocator(trace, config=expandable).reserved_peak_bytes == 80 * MIB
+
+
+def test_out_of_memory_inside_an_operator(builder: Any) -> None:
+    """index_put with accumulation sorts its 1 Mi indices in three blocks of 8 MiB, beside a destination of 100 MiB.
+
+    The first two share a segment of 20 MiB, the third needs one more: of 130 MiB 10 are left, 10 short. The operator is named.
+    """
+    b = builder()
+    b.module = "head"
+    indices = TensorMeta((2**20,), (1,), "int64")
+    data = TensorMeta((25 * 2**20,), (1,), "float32")
+    values = TensorMeta((2**20,), (1,), "float32")
+    put = Signature("aten.index_put_.default", (data, indices, values), (data,), (("accumulate", True),))
+    destination = b.alloc(100 * MIB, op="aten.zeros.default")
+    b.phase = Phase.BACKWARD
+    event = b.op(put, [destination, -1, -1], [destination])
+    b.free(destination)
+    model = WorkspaceModel(cublas_bytes=0)
+    assert model.op_workspace_blocks(put) == (8 * MIB,) * 3
+    verdict = replay_allocator(b.build(), workspaces=model, capacity_bytes=130 * MIB).verdict
+    assert (verdict.outcome, verdict.step, verdict.event) == (Outcome.OUT_OF_MEMORY, 0, event)
+    assert (verdict.op, verdict.module, verdict.phase) == ("aten.index_put_.default", "head", Phase.BACKWARD)
+    assert (verdict.requested_bytes, verdict.short_by_bytes) == (8 * MIB, 10 * MIB)
+    fits = replay_allocator(b.build(), workspaces=model, capacity_bytes=140 * MIB)
+    assert (fits.verdict.outcome, fits.active_peak_bytes) == (Outcome.FITS, 124 * MIB)
+
+
+def test_out_of_memory_by_a_workspace_of_the_prologue(builder: Any) -> None:
+    """The first product of the prologue asks for 20 MiB and then a workspace of 32: with 50 MiB it is 2 MiB short."""
+    b = builder()
+    b.in_prologue, b.phase, b.module = True, Phase.FORWARD, "layers.0"
+    b.alloc(20 * MIB, op="aten.mm.default")
+    b.in_prologue = False
+    b.alloc(512)
+    model = WorkspaceModel(cublas_bytes=32 * MIB, operator_temporaries=False)
+    verdict = replay_allocator(b.build(), workspaces=model, capacity_bytes=50 * MIB).verdict
+    assert (verdict.outcome, verdict.step, verdict.event) == (Outcome.OUT_OF_MEMORY, -1, 0)
+    assert (verdict.op, verdict.module) == ("aten.mm.default (cuBLAS workspace)", "layers.0")
+    assert (verdict.requested_bytes, verdict.short_by_bytes) == (32 * MIB, 2 * MIB)
+    assert str(verdict) == "out of memory at aten.mm.default (cuBLAS workspace) in layers.0, short by 2 MiB"
+
+
+def test_workspaces_of_a_product_that_is_first_used_in_a_recomputation(builder: Any) -> None:
+    """A recomputed product runs on autograd's thread: a second workspace, which the backward's product then shares."""
+    b = builder()
+    b.op("aten.mm.default")
+    b.phase = Phase.RECOMPUTE
+    b.op("aten.mm.default")
+    b.phase = Phase.BACKWARD
+    b.op("aten.mm.default")
+    model = WorkspaceModel(cublas_bytes=32 * MIB, operator_temporaries=False)
+    trace = b.build()
+    report = replay_allocator(trace, workspaces=model, steps=1)
+    assert (report.allocated_bytes // MIB).tolist() == [32, 64]
+    assert (simulate_memory(trace, workspaces=model).live_bytes // MIB).tolist() == [32, 64, 64]

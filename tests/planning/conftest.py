@@ -2,7 +2,8 @@
 
 Every layer's forward is aten.a (2 ms, 1 MiB), aten.b (2.5 ms, 1 MiB) and aten.c (1 ms, the layer's output, 4 KiB); its
 backward one operator of 2 ms that reads them. A gather of `gather_ms` for the layer below begins with it, and that layer's
-backward waits for the gather. The host costs nothing and nothing interferes.
+backward waits for the gather. An operator of the optimizer may end the step (`tail_ms`). The host costs nothing
+and nothing interferes.
 """
 
 from __future__ import annotations
@@ -36,10 +37,9 @@ from autosac.trace import (
     Signature,
     Storage,
     TensorMeta,
-    Trace,
-    TraceInfo,
     WorkWait,
 )
+from traces import trace_of
 
 MIB = 2**20
 BYTES = {"a": MIB, "b": MIB, "c": 4096}
@@ -51,7 +51,7 @@ SIGNATURES = {name: Signature(f"aten.{name}.default", (META,), (META,)) for name
 class Layers:
     """The step of a number of layers under a policy: by layer the operators that are recomputed, None for no checkpointing."""
 
-    def __init__(self, count: int, gather_ms: float, policy: Mapping[int, set[str]]) -> None:
+    def __init__(self, count: int, gather_ms: float, policy: Mapping[int, set[str]], tail_ms: float = 0.0) -> None:
         self.events: list[Event] = []
         self.ms: list[float] = []
         self.storages: list[Storage] = []
@@ -65,25 +65,21 @@ class Layers:
         for layer in reversed(range(count)):
             self.backward(layer)
         self.add(Free(0))
-        self.trace = Trace(
-            info=TraceInfo(
-                model="layers",
-                world_size=2,
-                early_stop=False,
-                preserve_rng_state=False,
-                checkpointing="plan" if self.policy else "none",
-            ),
-            signatures=tuple(SIGNATURES.values()),
-            storages=tuple(self.storages),
+        if tail_ms:
+            self.add(Op(list(SIGNATURES).index("c"), 0, 0, Phase.OPTIMIZER, 0, (), ()), tail_ms)
+        self.trace = trace_of(
+            self.events,
+            signatures=SIGNATURES.values(),
+            storages=self.storages,
             modules=("", "layers", *(f"layers.{layer}" for layer in range(count))),
-            module_parents=(-1, 0, *([1] * count)),
-            module_classes=("Module",) * (count + 2),
-            sources=("",),
             groups=(Group.of("dp", range(2)),),
             streams=("compute", "gather"),
-            prologue=(),
-            events=tuple(self.events),
-            regions=tuple(self.regions),
+            regions=self.regions,
+            model="layers",
+            world_size=2,
+            early_stop=False,
+            preserve_rng_state=False,
+            checkpointing="plan" if self.policy else "none",
         )
 
     def add(self, event: Event, ms: float = 0.0) -> None:
@@ -150,13 +146,15 @@ class Layers:
 class Job:
     """The layers as captures: `observed`, and `under` a plan."""
 
-    def __init__(self, count: int = 4, gather_ms: float = 5.0, host: HostModel = INSTANT_HOST) -> None:
-        self.count, self.gather_ms, self.host = count, gather_ms, host
+    def __init__(
+        self, count: int = 4, gather_ms: float = 5.0, host: HostModel = INSTANT_HOST, tail_ms: float = 0.0
+    ) -> None:
+        self.count, self.gather_ms, self.host, self.tail_ms = count, gather_ms, host, tail_ms
         self.captured = 0
 
     def simulated(self, policy: Mapping[int, set[str]], selective: tuple[str, ...] = ()) -> Simulation:
         """The step under a policy."""
-        layers = Layers(self.count, self.gather_ms, policy)
+        layers = Layers(self.count, self.gather_ms, policy, self.tail_ms)
         pricing = Pricing(
             event_ms=np.array(layers.ms),
             source=("given",),

@@ -15,7 +15,8 @@ from autosac.jobs import expert_load as draws
 from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
 from autosac.jobs.expert_load import at_quantile, plan_over_draws
 from autosac.planning.closed_loop import Goal
-from autosac.trace import Call, Op, Phase, Region, Signature, TensorMeta, Trace, TraceInfo
+from autosac.trace import Call, Op, Phase, Region, Signature, TensorMeta, Trace
+from traces import trace_of
 
 
 @pytest.mark.parametrize(("count", "median", "high"), [(1, 0, 0), (2, 0, 1), (5, 2, 4), (20, 9, 18), (100, 49, 94)])
@@ -101,18 +102,11 @@ def call(op: str, *shape: int, occurrence: int = 0) -> Call:
 
 def trace(*regions: tuple[int, Sequence[Call]], names: Sequence[str] = ()) -> Trace:
     """A trace of observed regions, with operators of these names in the last MoE module."""
-    return Trace(
-        info=TraceInfo(),
-        signatures=tuple(Signature(name, (), ()) for name in names),
-        storages=(),
+    return trace_of(
+        (Op(i, 0, 2, Phase.FORWARD, 0, (), ()) for i in range(len(names))),
+        signatures=(Signature(name, (), ()) for name in names),
         modules=MODULES,
-        module_parents=(-1, 0, 0, 0),
-        module_classes=("",) * 4,
-        sources=("",),
-        groups=(),
-        prologue=(),
-        events=tuple(Op(i, 0, 2, Phase.FORWARD, 0, (), ()) for i in range(len(names))),
-        regions=tuple(Region(module, 0, 0, tuple(calls), (), ()) for module, calls in regions),
+        regions=(Region(module, 0, 0, tuple(calls), (), ()) for module, calls in regions),
     )
 
 

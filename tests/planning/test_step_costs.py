@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,18 @@ from autosac.runtime_sim import INSTANT_HOST, HostModel
 
 MIB = 2**20
 MakeJob = Callable[..., Any]
+
+
+SLOW_HOST = HostModel(
+    **{
+        **{name: getattr(INSTANT_HOST, name) for name in INSTANT_HOST.__slots__},
+        "eager_op_us": 8000.0,
+        "backward_op_us": 8000.0,
+        "recompute_op_us": 1000.0,
+        "selective_op_us": 3000.0,
+        "saved_op_us": 9000.0,
+    }
+)
 
 
 def quiet(_: str) -> None:
@@ -94,16 +107,39 @@ def test_the_search_ends_when_nothing_is_paid(make_job: MakeJob) -> None:
     assert job.captured == 2
 
 
-SLOW_HOST = HostModel(
-    **{
-        **{name: getattr(INSTANT_HOST, name) for name in INSTANT_HOST.__slots__},
-        "eager_op_us": 8000.0,
-        "backward_op_us": 8000.0,
-        "recompute_op_us": 1000.0,
-        "selective_op_us": 3000.0,
-        "saved_op_us": 9000.0,
-    }
-)
+@pytest.mark.parametrize(("tail_ms", "hidden"), [(59.0, True), (59.2, False)])
+def test_waiting_for_less_than_a_hundredth_of_the_step_hides_nothing(
+    make_job: MakeJob, tail_ms: float, hidden: bool
+) -> None:
+    """Three windows of 0.3 ms in a step of 30.9 ms and an optimizer: 1 % of the step if that takes 59.1 ms.
+
+    Of 4.5 ms a sixteenth, 0.28125 ms, hides in each window.
+    """
+    planner = Planner(make_job(gather_ms=2.3, tail_ms=tail_ms).observed(), goal(1))
+    assert planner.base.step_ms == pytest.approx(30.9 + tail_ms)
+    costs = planner.costs()
+    if hidden:
+        assert costs is not None and [cost.hidden_ms for cost in costs] == pytest.approx([0.0, *[0.28125] * 3])
+    else:
+        assert costs is None
+
+
+@pytest.mark.parametrize(("selective_us", "floor_ms"), [(53.0, 0.0), (54.0, 0.324)])
+def test_a_host_that_costs_less_than_a_hundredth_of_the_step_is_free(
+    make_job: MakeJob, selective_us: float, floor_ms: float
+) -> None:
+    """A selective policy costs the host twice so much for each of twelve operators: 1 % of 128 ms at 53.3 us.
+
+    Shared out over four equal layers, 54 us are 0.324 ms for each.
+    """
+    planner = Planner(
+        make_job(gather_ms=1.0, host=replace(SLOW_HOST, selective_op_us=selective_us)).observed(), goal(1)
+    )
+    costs = planner.costs()
+    if floor_ms:
+        assert costs is not None and [cost.floor_ms for cost in costs] == pytest.approx([floor_ms] * 4)
+    else:
+        assert costs is None
 
 
 def test_a_slow_host_pays_for_every_operator(make_job: MakeJob) -> None:

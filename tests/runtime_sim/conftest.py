@@ -26,9 +26,9 @@ from autosac.trace import (
     StreamWait,
     TensorMeta,
     Trace,
-    TraceInfo,
     WorkWait,
 )
+from traces import trace_of
 
 DEVICE = TensorMeta((4,), (1,), "float32")
 CPU = TensorMeta((4,), (1,), "float32", "cpu")
@@ -54,12 +54,12 @@ class Job:
     """One rank's trace under construction."""
 
     def __init__(self, rank: int = 0, groups: tuple[Group, ...] | None = None, **info: Any) -> None:
-        self.info = TraceInfo(**{"rank": rank, **info})
+        self.info = {"rank": rank, **info}
         self.groups = groups or (Group.of("dp", range(2)),)
         self.events: list[Event] = []
         self.prologue: list[Event] = []
         self.ms: list[float] = []
-        self.modules: list[tuple[str, int]] = [("", -1), ("a", 0), ("a.b", 1), ("c", 0)]
+        self.modules = ["", "a", "a.b", "c"]
         self.regions: tuple[Region, ...] = ()
         self.works = 0
 
@@ -126,19 +126,16 @@ class Job:
     @property
     def trace(self) -> Trace:
         """The trace so far."""
-        return Trace(
-            info=self.info,
-            signatures=tuple(SIGNATURES.values()),
-            storages=(),
-            modules=tuple(name for name, _ in self.modules),
-            module_parents=tuple(parent for _, parent in self.modules),
-            module_classes=("Module",) * len(self.modules),
+        return trace_of(
+            self.events,
+            prologue=self.prologue,
+            signatures=SIGNATURES.values(),
+            modules=self.modules,
             sources=("model.py:1",),
             groups=self.groups,
-            prologue=tuple(self.prologue),
-            events=tuple(self.events),
             regions=self.regions,
             streams=("compute", "gather", "scatter", "copies"),
+            **self.info,
         )
 
     @property

@@ -41,6 +41,19 @@ def test_collectives_are_matched_in_order(job, run):
     assert timeline.ranks[0].transfer_ms[[1, 3]].tolist() == [1, 4]
 
 
+@pytest.mark.parametrize(("ranks", "leaves"), [((8, 7), True), ((7, 6), False), ((9, 1), True), ((15, 8), False)])
+def test_groups_in_descending_order(job, run, ranks, leaves):
+    """Written downwards, a group has the same members, and leaves a node of eight if its lowest and highest rank do."""
+    down, up = (Group("g", ranks[0], ((2, ranks[1] - ranks[0]),)), Group.of("g", sorted(ranks)))
+    timeline = run(
+        job(rank=ranks[0], groups=(down,)).op(4).collective(2),
+        job(rank=ranks[1], groups=(up,)).op(1).collective(2),
+    )
+    (transfer,) = timeline.program.transfers
+    assert (sorted(transfer.ranks), transfer.missing, transfer.inter_node) == ([0, 1], (), leaves)
+    assert [rank.transfer_ms[1] for rank in timeline.ranks] == [4, 4]
+
+
 def test_send_and_recv_meet(job, run):
     """Rank 0 sends at 3; rank 1 has been waiting since 0 and computes 2 ms after the 1-ms transfer: 6."""
     timeline = run(

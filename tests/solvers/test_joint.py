@@ -151,6 +151,16 @@ def test_the_curve_of_what_the_step_pays(joint: Joint, hidden: float, floor: flo
         assert unit.step_ms(fraction) == pytest.approx(unit.cost_ms(bare.step_ms(fraction)), abs=1e-9)
 
 
+def test_a_unit_without_time_pays_nothing() -> None:
+    """What takes no time to recompute hides nothing and has no floor: its curve stays as it is."""
+    bare = unit("u", LocalProblem(items=(LocalItem(10, 0.0),)), 10)
+    assert bare.recompute_ms == 0.0 and bare.paying(1.0, 2.0) == bare
+    timed = unit("u", local_problem((10, 4.0)), 10)
+    assert timed.paying(0.0, 0.0) == timed and timed.paying(-1.0, -2.0) == timed
+    assert timed.paying(1.0, 0.0).cost_ms(4.0) == pytest.approx(3.0 + 0.04)
+    assert timed.paying(1.0, 2.0).cost_ms(2.5) == pytest.approx(2.0 + 0.025)
+
+
 def test_cbc_finds_the_optimum() -> None:
     """With its preprocessing of integers CBC answered 2 ms: checkpoint u0 and u1, discard u1's operator.
 
@@ -214,6 +224,38 @@ def test_without_the_milp_greedy_decides(monkeypatch: pytest.MonkeyPatch) -> Non
     found = solve_two_level(problem, (local, local), 91, gap=0.005)
     assert gaps == [0.005, RELAXED_GAP] and found.method == "greedy"
     assert sorted(kept or 0 for kept in found.kept_bytes) == [0, 90] and found.recompute_ms == 8.0
+
+
+def test_what_greedy_says_of_its_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 bytes must be kept, 90 may be: of two units one keeps 40 of them, the other all. Memory has no price.
+
+    At most 150 of 200 bytes: 20 + 130, of which the second unit's operators (60 and 30 bytes) both fit beside 40 of the first.
+    """
+    monkeypatch.setattr("autosac.solvers.two_level.solve_global", _late([]))
+    forced = LocalItem(10, 1.0, True)
+    a = LocalProblem(items=(forced, LocalItem(50, 1.0), LocalItem(40, 3.0)))
+    b = LocalProblem(items=(forced, LocalItem(60, 6.0), LocalItem(30, 5.0)))
+    problem = GlobalProblem(
+        units=(unit("a", a, 100), unit("b", b, 100)), points=(PeakPoint("p", 200, ((0, 1), (1, 1))),)
+    )
+    found = solve_two_level(problem, (a, b), 150)
+    assert found.kept_bytes == (50, 100) and (found.peak_bytes, found.recompute_ms) == (150, 1.0)
+    budgets = found.budgets
+    assert budgets.discard_fraction == pytest.approx((1 - 40 / 90, 0.0))
+    assert (budgets.kept_bytes, budgets.peak_bytes) == ((50, 100), 150)
+    assert (budgets.shadow_ms_per_gib, budgets.binding, budgets.bound_ms, budgets.recompute_ms) == (0.0, (), 0.0, 0.0)
+    assert (found.polished, found.level) == (False, False)
+
+
+def test_greedy_takes_the_level_that_costs_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To recompute a block of 10 ms frees as much as both of its halves, of 3 ms each: the halves."""
+    monkeypatch.setattr("autosac.solvers.two_level.solve_global", _late([]))
+    whole, half = local_problem((100, 10.0)), local_problem((50, 3.0))
+    units = (unit("block", whole, 100), unit("block.a", half, 50, parent=0), unit("block.b", half, 50, parent=0))
+    problem = GlobalProblem(units=units, points=(PeakPoint("p", 100, ((0, 1), (1, 1), (2, 1))),))
+    found = solve_two_level(problem, (whole, half, half), 20)
+    assert (found.method, found.kept_bytes, found.recompute_ms) == ("greedy", (None, 0, 0), 6.0)
+    assert found.budgets.discard_fraction == (None, 1.0, 1.0)
 
 
 def test_a_wider_gap_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +358,33 @@ def test_rounding_of_the_answer_loses_no_operator() -> None:
     assert [policy.kept_bytes for policy in kept[-1].values()] == [0, 0]
     far = _budgets(gib - 10_000, gib - 10_000)
     assert [p.kept_bytes for p in _policies(problem, (local,) * 2, 3 * gib, knapsack, far).values()] == [0, 0]
+
+
+def test_a_plan_that_the_joint_problem_makes_is_polished() -> None:
+    """One unit of 50, 30 and 30 bytes (4, 3, 3 ms) that may keep 60: greedy keeps one of 30, as the others do not fit.
+
+    By bytes per ms the 50 go last but one: it discards 50 / 4 first, then keeps 30 + 30, which is best. With 6 ms for the 50
+    bytes it discards a 30 first and then the other, and keeps 50: 6 ms are left to recompute, as with 30 + 30. With 5.5 ms it
+    is 50 (6 ms recomputed) against 30 + 30 (5.5 ms).
+    """
+    local = local_problem((50, 5.5), (30, 3.0), (30, 3.0))
+    problem = GlobalProblem(units=(unit("u", local, 110),), points=(PeakPoint("p", 110, ((0, 1),)),))
+    plain = solve_two_level(problem, (local,), 61, local="greedy", polish_s=0)
+    assert (plain.kept, plain.recompute_ms, plain.polished) == (((0,),), 6.0, False)
+    polished = solve_two_level(problem, (local,), 61, local="greedy")
+    assert (polished.kept, polished.recompute_ms, polished.polished) == (((1, 2),), 5.5, True)
+    assert (polished.method, polished.level, polished.peak_bytes) == ("milp", False, 60)
+    level = solve_two_level(problem, (local,), 61, local="greedy", level=True)
+    assert (level.kept, level.polished, level.level) == (((0,),), False, True)
+
+
+def test_a_plan_at_the_bound_is_not_polished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the two levels reach the MILP's own bound, the joint problem is not asked."""
+    monkeypatch.setattr("autosac.solvers.two_level.solve_joint", _late([]))
+    local = local_problem((10, 4.0), (10, 4.0))
+    problem = GlobalProblem(units=(unit("u", local, 20),), points=(PeakPoint("p", 20, ((0, 1),)),))
+    found = solve_two_level(problem, (local,), 11)
+    assert (found.recompute_ms, found.polished) == (4.0, False)
 
 
 def test_polishing_is_never_worse() -> None:

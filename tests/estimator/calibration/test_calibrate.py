@@ -21,7 +21,8 @@ from autosac.estimator.calibration.host import FIELDS
 from autosac.estimator.calibration.journal import Journal
 from autosac.estimator.calibration.machine import Machine
 from autosac.estimator.profiled import ProfiledModel
-from autosac.trace import Signature, Trace, TraceInfo
+from autosac.trace import Signature
+from traces import trace_of
 
 MACHINE = {"name": "m"}
 
@@ -227,19 +228,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str], arg
 
 def test_an_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A capture without operators cannot be calibrated; one line, no file beside it."""
-    empty = Trace(
-        info=TraceInfo(),
-        signatures=(),
-        storages=(),
-        modules=("",),
-        module_parents=(-1,),
-        module_classes=("",),
-        sources=("",),
-        groups=(),
-        prologue=(),
-        events=(),
-    )
-    empty.save(tmp_path / "empty.trace")
+    trace_of().save(tmp_path / "empty.trace")
     command = ["calibrate", str(tmp_path / "empty.trace"), "--device", "cpu", "-o", str(tmp_path / "p.toml"), "--quiet"]
     assert "the trace is empty" in _complaint(capsys, command)
     assert [p.name for p in tmp_path.iterdir()] == ["empty.trace"]

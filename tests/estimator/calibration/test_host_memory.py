@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from autosac.estimator.calibration.host_memory import Heap, HostMemory, fresh_bytes, reuse_extra_ms
 from autosac.runtime_sim import HostModel, serial_costs
-from autosac.trace import Alloc, Event, Free, Label, Op, Phase, Signature, Storage, TensorMeta, Trace, TraceInfo
+from autosac.trace import Alloc, Event, Free, Label, Op, Phase, Signature, Storage, TensorMeta, Trace
+from traces import trace_of
 
 MIB = 2**20
 
@@ -19,17 +20,10 @@ MIB = 2**20
 def trace(sizes: Sequence[int], events: Sequence[Event], signatures: Sequence[Signature] = ()) -> Trace:
     """A trace with storages of these sizes; operators have signature 0 by default, a float vector in and one out."""
     meta = TensorMeta((max(sizes, default=1) // 4,), (1,), "float32", "device")
-    return Trace(
-        info=TraceInfo(),
+    return trace_of(
+        events,
         signatures=tuple(signatures) or (Signature("aten.relu.default", (meta,), (meta,)),),
-        storages=tuple(Storage(size, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for size in sizes),
-        modules=("",),
-        module_parents=(-1,),
-        module_classes=("",),
-        sources=("",),
-        groups=(),
-        prologue=(),
-        events=tuple(events),
+        storages=(Storage(size, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for size in sizes),
     )
 
 
@@ -59,6 +53,21 @@ def test_large_requests_are_mapped_until_the_threshold_has_learned() -> None:
         address, fresh = heap.malloc(64 * MIB)
         assert address < 0 and fresh >= 64 * MIB
         heap.free(address)
+
+
+@pytest.mark.parametrize(
+    ("freed", "asked", "from_heap"),
+    [(65520, 132000, True), (65536, 132000, False), (65536, 131072, True), (65536, 131088, False)],
+)
+def test_the_heap_is_trimmed_to_its_pad(freed: int, asked: int, from_heap: bool) -> None:
+    """Chunks (each with 80 bytes of overhead) of 70000, `freed` and 80000 bytes leave at least 132624 on top of the heap.
+
+    Freeing 64 KiB or more cuts that to 128 KiB. What then does not fit there is mapped by itself.
+    """
+    heap = Heap()
+    chunks = [heap.malloc(size - 80)[0] for size in (70000, freed, 80000)]
+    heap.free(chunks[1])
+    assert (heap.malloc(asked - 80)[0] >= 0) is from_heap
 
 
 def test_neighbours_join() -> None:

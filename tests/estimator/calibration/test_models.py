@@ -21,7 +21,8 @@ from autosac.estimator.calibration.host import FIELDS, Probe, fit_host, nonnegat
 from autosac.estimator.calibration.host_memory import HostMemory
 from autosac.estimator.calibration.shapes import shape_of
 from autosac.runtime_sim.host import HostModel, host_costs
-from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Signature, TensorMeta, Trace, TraceInfo
+from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Signature, TensorMeta
+from traces import trace_of
 
 PLACE = Placement(
     ranks=2,
@@ -198,18 +199,7 @@ def _probe(
             ModuleExit(1, Phase.RECOMPUTE),
         ]
     events += [*issue(0, backward, Phase.BACKWARD), *issue(0, optimizer, Phase.OPTIMIZER)]
-    trace = Trace(
-        info=TraceInfo(),
-        signatures=(operator, view),
-        storages=(),
-        modules=("", "a"),
-        module_parents=(-1, 0),
-        module_classes=("M", "M"),
-        sources=("",),
-        groups=(),
-        prologue=(),
-        events=tuple(events),
-    )
+    trace = trace_of(events, signatures=(operator, view), modules=("", "a"))
     return Probe(lambda device: None, trace, ("a",) if selective else ())
 
 
