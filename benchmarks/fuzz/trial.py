@@ -259,15 +259,15 @@ def _undetermined(family: Family, course: Course, expected: list[Snapshot]) -> b
 def _against_uncompiled(
     plan: autosac.Plan, family: Family, course: Course, session: Session, compiled: list[Snapshot]
 ) -> Outcome | None:
-    """The job under the plan against the job that is not compiled; None if the compiler alone changes nothing.
+    """The job under the plan against the job that is not compiled; None if the compiler alone only rounds.
 
     The compiler itself computes wrong gradients in torch 2.13 where a buffer is read and then changed.
     """
     uncompiled = dataclasses.replace(family, build=lambda rng: _uncompiled(family.build(rng)))
     expected, failed = _reference(uncompiled, course)
-    if failed is not None or not any(a.difference(b) for a, b in zip(compiled, expected, strict=True)):
+    if failed is not None or not any(a.distance(b) for a, b in zip(compiled, expected, strict=True)):
         return None
-    outcome = _under(plan, _job(family, course), course, session, expected, None)
+    outcome = _under(plan, _job(family, course), course, session, expected, None, Snapshot.distance)
     return outcome if outcome.kind == "right" else None
 
 
@@ -288,7 +288,13 @@ def _plan(family: Family, course: Course, session: Session, job: Job) -> autosac
 
 
 def _under(
-    plan: autosac.Plan, job: Job, course: Course, session: Session, expected: list[Snapshot], failed: Exception | None
+    plan: autosac.Plan,
+    job: Job,
+    course: Course,
+    session: Session,
+    expected: list[Snapshot],
+    failed: Exception | None,
+    differs: Callable[[Snapshot, Snapshot], tuple[str, str] | None] = Snapshot.difference,
 ) -> Outcome:
     """The job under the plan, compared with what was expected."""
     names = [unit.fqn for unit in plan.units] + [name for name, _ in bare(job.model).named_modules() if name]
@@ -308,7 +314,7 @@ def _under(
             return _stopped(e, names, i)
         except Exception as e:
             return _obscure(f"before step {i}", e)
-        found = before.difference(after)
+        found = differs(before, after)
         if found is not None:
             return Outcome("wrong", f"{found[0]}: {found[1]} (step {i} of {len(course.steps)})")
     if failed is not None:
