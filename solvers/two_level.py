@@ -32,7 +32,8 @@ from autosac.errors import InfeasibleError, TimeLimitError
 from autosac.solvers.arrange import in_order, kept_bytes, levelled
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import check_items, recompute_ms, relative_gap, solve_joint
-from autosac.solvers.local import LocalProblem, LocalSolution, LocalSolver, local_solver
+from autosac.solvers.local import LocalProblem, LocalSolution, LocalSolver
+from autosac.solvers.local_solvers import local_solver
 from autosac.solvers.problem import GlobalProblem, candidate_points
 
 POLISH_GAP = 0.005
