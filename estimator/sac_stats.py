@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autosac.estimator.sac_rules import OperatorGroup
-from autosac.solvers import LocalItem, LocalProblem, LocalSolution
+from autosac.solvers import Closure, LocalItem, LocalProblem, LocalSolution
 from autosac.trace import TensorMeta
 
 
@@ -43,7 +43,7 @@ class SACModStats:
 
     `implicit_bytes`: what autograd alone would hold between forward and backward. `boundary_bytes`: inputs
     that would have been freed before the backward and that checkpointing holds. `refusal`: why the module
-    cannot be checkpointed, if so.
+    cannot be checkpointed, if so. `closure`: what runs again when some of the groups are kept; without one, all others do.
     """
 
     module: str
@@ -53,6 +53,7 @@ class SACModStats:
     implicit_bytes: int
     boundary_bytes: int
     refusal: str | None = None
+    closure: Closure | None = None
 
     @property
     def runtime_ms(self) -> float:
@@ -66,7 +67,7 @@ class SACModStats:
 
     def local_problem(self) -> LocalProblem:
         """The groups as items for the local solvers."""
-        return LocalProblem(items=tuple(self._item(group) for group in self.groups))
+        return LocalProblem(items=tuple(self._item(group) for group in self.groups), closure=self.closure)
 
     def _item(self, group: OperatorGroup) -> LocalItem:
         operators = self.operators

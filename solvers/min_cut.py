@@ -23,8 +23,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from autosac.solvers.local import LocalProblem
 
@@ -153,6 +151,9 @@ class _Network:
 
     def cut(self, price_per_byte: float, price_per_ms: float) -> Corner:
         """The policy with the least cost at these prices."""
+        from scipy.sparse import csr_array  # only long curves need it
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
         endless = np.isinf(self._ms)
         cost = np.where(endless, 0.0, self._ms) * price_per_ms + self._bytes * price_per_byte
         total = float(cost.sum())

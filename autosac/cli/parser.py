@@ -34,7 +34,7 @@ from autosac.cli.tool_options import add_cache, add_clusters, add_completion, ad
 from autosac.errors import AutosacError, UsageError
 from autosac.report.printable import printable
 
-SOLVERS = ("greedy", "knapsack", "ilp")
+SOLVERS = ("pareto", "ilp", "greedy", "knapsack")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -168,7 +168,12 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     decision.add_argument(
         "--offload", action="store_true", help="results may wait in host memory, where that makes the step shorter"
     )
-    decision.add_argument("--solver", choices=SOLVERS, default="knapsack", help="local solver (default knapsack)")
+    decision.add_argument(
+        "--solver",
+        choices=SOLVERS,
+        default="pareto",
+        help="local solver (default pareto; greedy and knapsack decide as if all that is not kept ran again)",
+    )
     decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP backend (default cbc)")
     decision.add_argument(
         "--time-limit", type=decimal, default=30.0, metavar="S", help="of the MILP, in seconds (default 30)"

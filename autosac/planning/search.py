@@ -214,12 +214,9 @@ class Search:
         """By how much a verified plan is above the joint problem's bound at its own peak, at the most; None if it offloads,
         which that problem does not know.
         """
-        solution = candidate.solution
         if candidate.plan.offloads:
             return None
-        if solution is None:
-            return self._planner.gap(*self._planner.measured(candidate.plan))
-        return self._planner.gap(solution.recompute_ms, solution.peak_bytes, candidate.costs)
+        return self._planner.gap(candidate.plan, candidate.costs)
 
     def notes(self, goal: Goal, best: Candidate) -> tuple[str, ...]:
         """What is worth telling of the plan."""

@@ -24,8 +24,8 @@ class AutoSAC:
     plan: str = ""
     """A plan file, written by `autosac plan`, to apply instead of planning. Not together with budget."""
 
-    solver: str = "knapsack"
-    """What decides operator by operator: "greedy", "knapsack" or "ilp"."""
+    solver: str = "pareto"
+    """What decides operator by operator: "pareto", "ilp", "greedy" or "knapsack"."""
 
     confidence: float = 0.0
     """The probability with which the plan shall fit, such as 0.99; 0: as simulated."""
