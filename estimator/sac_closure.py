@@ -56,7 +56,7 @@ def closure_of(
     wanted = {s for s in asked if s in makers} | {s for c in needed for s in calls[c].reads if s in makers}
     item = {c: i for i, group in enumerate(groups) for c in group.members}
     found: dict[int, int] = {}
-    results = []
+    results: list[Result] = []
     for s in sorted(wanted, key=lambda s: (makers[s], s)):
         own = tuple(operator[c] for c in makers[s] if c in operator)
         if own and makers[s][0] in operator:

@@ -118,6 +118,7 @@ class SACEstimator:
             boundary_bytes=self._lifetimes.bytes_of(span.boundary),
             refusal=grouping.refusal,
             closure=closure,
+            closed=tuple(needed) if self._on_demand else (),
         )
 
     def _operators(self, region: Region, span: Span, grouping: Grouping) -> tuple[SACOperator, ...]:

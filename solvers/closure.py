@@ -11,12 +11,12 @@ d_s = 1 if result s is asked for, r_c = 1 if operator c runs again, and i(s) the
                 sum_s a_s d_s k_i(s) <= B     what is kept and not needed is let go after the forward
                 k_i = 1 / k_i = 0             for forced items
 
-This is what `autosac.integrations.recompute` does while it runs, and `autosac.derivation.keep.Need` on a trace. A problem whose
-operators all have to run unless they are kept (the additive one of AUTO-SAC) is the case in which the backward asks for
+This is what `autosac.integrations.recompute` does while it runs, and `autosac.derivation.keep.Need` on a trace. A problem
+whose operators all have to run unless they are kept (the additive one of AUTO-SAC) is the case in which the backward asks for
 every result and no operator reads any (`additive`).
 
-Solvers: the whole curve by a Pareto sweep (`frontier.py`), its convex hull by minimum cuts (`min_cut.py`), one budget by a MILP
-(`local_ilp.py`), all units together (`joint.py`).
+Solvers: the whole curve by a Pareto sweep (`frontier.py`), its convex hull by minimum cuts (`min_cut.py`), one budget by a
+MILP (`local_ilp.py`), all units together (`joint.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ class Closure:
     def __post_init__(self) -> None:
         for s, result in enumerate(self.results):
             ordered = sorted(set(result.makers))
-            if not ordered or list(result.makers) != ordered or not 0 <= ordered[0] <= ordered[-1] < len(self.operators):
+            if (
+                not ordered
+                or list(result.makers) != ordered
+                or not 0 <= ordered[0] <= ordered[-1] < len(self.operators)
+            ):
                 raise UsageError(f"result {s} needs makers among the operators, in ascending order: {result}")
             if result.memory_bytes < 0:
                 raise UsageError(f"result {s} has a negative memory: {result}")

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autosac.errors import InfeasibleError
-from autosac.solvers.local import LocalProblem, LocalSolution
+from autosac.solvers.local import LocalProblem, LocalSolution, knapsack
 from autosac.solvers.min_cut import lower_hull, min_cut_hull
 from autosac.solvers.problem import Segment
 
@@ -97,6 +97,8 @@ def pareto(problem: LocalProblem, budget_bytes: int) -> LocalSolution:
         raise InfeasibleError(
             f"what must be kept needs {least} bytes, {least - budget_bytes} more than the module's budget of {budget_bytes}"
         )
+    if not curve.exact and problem.closure is None:
+        return min(found, knapsack(problem, budget_bytes), key=lambda policy: policy.recompute_ms)
     return found
 
 
@@ -145,7 +147,9 @@ class _Sweep:
         total_ms = sum(operator.recompute_ms for operator in closure.operators)
         self._scale = _TICKS / total_ms if total_ms > 0 else 0.0
         self._made_by: list[list[int]] = [[] for _ in closure.operators]
-        last_use = [0] * len(problem.items)  # the first operator that makes something of an item: nothing matters below it
+        last_use = [0] * len(
+            problem.items
+        )  # the first operator that makes something of an item: nothing matters below it
         for s, result in enumerate(closure.results):
             for c in result.makers:
                 self._made_by[c].append(s)

@@ -26,18 +26,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from autosac.errors import UsageError
 from autosac.solvers.backend import make_backend
 from autosac.solvers.frontier import frontier, unit_curve
-from autosac.solvers.global_milp import CurveModel, infeasible
+from autosac.solvers.global_milp import CurveModel, infeasible, lowest_peak, out_of_time
 from autosac.solvers.local import LocalProblem, LocalSolution
-from autosac.solvers.model import TOTAL, PeakModel
+from autosac.solvers.model import TOTAL, PeakModel, exceeded_points, some_points
 from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
 from autosac.solvers.symmetry import choose
+
+if TYPE_CHECKING:
+    import pulp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +174,25 @@ def joint_bound_ms(
     if not points:
         return 0.0
     relaxed = make_backend(solver, relaxed=True)
-    model: PeakModel
+    build: Callable[[tuple[int, ...]], PeakModel]
     if any(local.closure is not None for local in items):
-        model = CurveModel(_with_hulls(problem, items), points, budget_bytes)
+        hulls = _with_hulls(problem, items)
+        build = partial(CurveModel, hulls, budget_bytes=budget_bytes)
     else:
-        model = JointModel(problem, items, points, budget_bytes)
-    if not model.solve(relaxed):
-        raise infeasible(_lowest(problem, items), budget_bytes, make_backend(solver))
-    return model.value_ms
+        build = partial(JointModel, problem, items, budget_bytes=budget_bytes)
+    active = some_points(problem, points)
+    while True:
+        model = build(active)
+        if not model.solve(relaxed):
+            backend = make_backend(solver)
+            lowest = _lowest(problem, items, backend)
+            if lowest is not None and problem.peaks_bytes(lowest.kept_bytes()).max() <= budget_bytes:
+                return 0.0  # it fits, but not with what is held back for tolerances
+            raise infeasible(problem, lowest, budget_bytes)
+        more = set(model.exceeded(points)) - set(active)
+        if not more:
+            return model.value_ms
+        active = tuple(sorted({*active, *more}))
 
 
 def solve_joint(
@@ -205,9 +220,21 @@ def solve_joint(
             bound_ms=0.0,
         )
     exact = make_backend(solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=TOTAL * gap / 10)
-    model = JointModel(problem, items, points, budget_bytes)
-    if not model.solve(exact):
-        raise infeasible(_lowest(problem, items), budget_bytes, exact)
+    active = some_points(problem, points)
+    while True:
+        model = JointModel(problem, items, active, budget_bytes)
+        if not model.solve(exact):
+            lowest = _lowest(problem, items, exact)
+            if lowest is None or problem.peaks_bytes(lowest.kept_bytes()).max() > budget_bytes:
+                raise infeasible(problem, lowest, budget_bytes)
+            if bound_ms > 0:
+                raise out_of_time()
+            model = lowest
+            break
+        more = set(exceeded_points(problem, points, model.kept_bytes(), budget_bytes)) - set(active)
+        if not more:
+            break
+        active = tuple(sorted({*active, *more}))
     kept = model.policies()
     return JointSolution(
         kept=kept,
@@ -234,8 +261,8 @@ def relative_gap(recompute_ms: float, bound_ms: float) -> float:
     return recompute_ms / bound_ms - 1 if bound_ms > 0 else math.inf
 
 
-def _lowest(problem: GlobalProblem, items: Sequence[LocalProblem]) -> JointModel:
-    return JointModel(problem, items, candidate_points(problem), None)
+def _lowest(problem: GlobalProblem, items: Sequence[LocalProblem], backend: pulp.LpSolver) -> JointModel | None:
+    return lowest_peak(problem, lambda points: JointModel(problem, items, points, None), backend)
 
 
 def _with_hulls(problem: GlobalProblem, items: Sequence[LocalProblem]) -> GlobalProblem:

@@ -1,7 +1,7 @@
 """One unit by a MILP: section 5.5.3 of AUTO-SAC, with the closure of what runs again (`closure.py` states the problem).
 
-Solvers count in doubles, with tolerances of about a millionth of the budget. Bytes are therefore scaled, and what comes back is
-measured in whole bytes: a set of kept results that is too large by those is cut off,
+Solvers count in doubles, with tolerances of about a millionth of the budget. Bytes are therefore scaled, and what comes back
+is measured in whole bytes: a set of kept results that is too large by those is cut off,
 
     sum over s in the set of h_s <= size of the set - 1          h_s = 1 if result s is asked for and kept
 

@@ -10,8 +10,8 @@ d_s for what c reads, m_i to r_c for c that make the item, all without limit; d_
 asked for and kept; r_c to the sink with t_c. All corners of the hull follow from the two ends of the curve: the price at which
 two neighbours cost the same finds a corner between them, or there is none (Eisner and Severance 1976).
 
-Capacities are whole numbers below 2^30 (`scipy.sparse.csgraph.maximum_flow`), so a corner that lies below its neighbours' chord
-by less than 2^-20 of it may be missed; corners are evaluated exactly. An item whose results have different makers, or are read
+Capacities are whole numbers below 2^30 (`scipy.sparse.csgraph.maximum_flow`), so a corner that lies below its neighbours'
+chord by less than 2^-20 of it may be missed; corners are evaluated exactly. An item whose results have different makers, or are read
 half-written, is no pairwise term: such a one is relaxed (each of its results is kept or made for itself, and what is read
 half-written is free to keep), and the hull is a lower bound there.
 """

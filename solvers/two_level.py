@@ -208,7 +208,7 @@ def _fill(
 ) -> None:
     """Let the unit that saves most by it keep more, until none can; changes `policies`."""
     points = list(candidate_points(problem, budget_bytes))
-    counts = np.array([problem.counts(p) for p in points]).reshape(len(points), len(items))
+    counts = problem.counts_at(points)
     while points and policies:
         kept = kept_bytes(problem, policies)
         slack = (budget_bytes - problem.peaks_bytes(kept)[points])[:, None]

@@ -228,7 +228,7 @@ class Planner:
     @cached_property
     def _step_costs(self) -> StepCosts:
         recompute_ms = [unit.recompute_ms for unit in self.problem.problem.units]
-        again = [self.policies.of_module(module).operators_again(()) for module in self.problem.modules]
+        again = [len(self.policies.of_module(module).operators_again(())) for module in self.problem.modules]
         return StepCosts(self.base, self.problem, recompute_ms, again)
 
     def costs(self) -> Costs | None:
@@ -245,7 +245,7 @@ class Planner:
         lumps = {}
         for unit in plan.units:
             u = position[unit.fqn]
-            again = self.policies.of_module(self.problem.modules[u]).operators_again(unit.decisions)
+            again = len(self.policies.of_module(self.problem.modules[u]).operators_again(unit.decisions))
             lumps[u] = self._step_costs.lump(u, again, unit.recompute_ms)
         return self._step_costs.refined(costs, lumps)
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autosac.estimator.sac_estimator import SACEstimator, SACModule
-from autosac.estimator.sac_rules import OperatorGroup
-from autosac.estimator.sac_stats import SACModStats, tradeoff
+from autosac.estimator.sac_stats import tradeoff
 from autosac.planning.build_problem import UnitStatistics
 from autosac.plans import Decision, Parameters, Unit
 from autosac.simulation import Simulation
@@ -54,7 +53,7 @@ class UnitPolicy:
 
     def statistics(self, *, additive: bool = False) -> UnitStatistics:
         """What the global problem needs: the hull of the unit's curve, or the curve in the order of MSPS."""
-        if not additive:
+        if not additive and self.sac.problem.closure is not None:
             curve = unit_curve(self.sac.problem)
             return UnitStatistics(
                 stored_bytes=curve.stored_bytes,
@@ -71,18 +70,13 @@ class UnitPolicy:
             segments=self.sac.segments(max_segments=len(tradeoff.points)),
         )
 
-    def operators_again(self, decisions: Sequence[Decision]) -> int:
-        """How many operators that launch something run again under these decisions."""
+    def operators_again(self, decisions: Sequence[Decision]) -> frozenset[int]:
+        """The operators that launch something and run again under these decisions."""
         stats = self.sac.stats
-        keep = {(d.op, d.occurrence) for d in decisions if d.keep}
-        kept = {
-            i
-            for i, group in enumerate(stats.groups)
-            if all((stats.operators[c].name, stats.operators[c].occurrence) in keep for c in group.members)
-        }
-        if stats.closure is not None:
-            return len(stats.closure.needed(kept)[0])
-        return sum(len(group.members) for i, group in enumerate(stats.groups) if i not in kept and not _is_view(stats, group))
+        keep = {(decision.op, decision.occurrence) for decision in decisions if decision.keep}
+        names = [(operator.name, operator.occurrence) for operator in stats.operators]
+        kept = {g for g, group in enumerate(stats.groups) if all(names[i] in keep for i in group.members)}
+        return stats.operators_again(kept)
 
     def recompute_all(self) -> Unit:
         """The unit that keeps nothing at all: plain checkpointing."""
@@ -193,10 +187,6 @@ class UnitPolicies:
     def allowed(self) -> dict[int, bool]:
         """Every unit here may be checkpointed."""
         return dict.fromkeys(self._by_module, True)
-
-
-def _is_view(stats: SACModStats, group: OperatorGroup) -> bool:
-    return all(stats.operators[c].view_like for c in group.members)
 
 
 def _hosted(closure: Closure | None, items: Collection[int]) -> Closure | None:

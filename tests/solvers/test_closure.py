@@ -87,7 +87,7 @@ def undominated(points: Points) -> Points:
 
 
 def chain() -> LocalProblem:
-    """a -> b -> c in a row (1, 2 and 4 ms; 10, 20 and 5 bytes), of which the backward asks for c."""
+    """Three operators in a row, a -> b -> c (1, 2 and 4 ms; 10, 20 and 5 bytes), of which the backward asks for c."""
     operators = (Operator(1.0), Operator(2.0, (0,)), Operator(4.0, (1,)))
     return unit(operators, (Result(10, 0, (0,)), Result(20, 1, (1,)), Result(5, 2, (2,))), (2,))
 
@@ -103,14 +103,17 @@ def test_what_leads_only_to_what_is_kept_does_not_run() -> None:
 
 def test_the_curve_of_a_chain() -> None:
     """Keeping the last result costs 5 bytes and saves all: nothing else is worth keeping."""
-    assert [(p.kept, p.kept_bytes, p.recompute_ms) for p in frontier(chain()).policies] == [((), 0, 7.0), ((2,), 5, 0.0)]
+    assert [(p.kept, p.kept_bytes, p.recompute_ms) for p in frontier(chain()).policies] == [
+        ((), 0, 7.0),
+        ((2,), 5, 0.0),
+    ]
     curve = unit_curve(chain())
     assert (curve.stored_bytes, curve.discardable_bytes, curve.recompute_ms) == (0, 5, 7.0)
     assert curve.segments == ((1.0, 0.0),)
 
 
 def test_a_result_half_written_needs_only_what_wrote_it_so_far() -> None:
-    """b reads what a made before c writes to it; the backward asks for b: c does not run again."""
+    """Of three operators b reads what a made before c writes to it; the backward asks for b: c does not run again."""
     operators = (Operator(1.0), Operator(2.0, (0,)), Operator(4.0, (0,)))
     problem = unit(operators, (Result(8, 0, (0, 2)), Result(8, 1, (1,))), (1,))
     assert problem.demand.measured(()) == (0, 3.0)

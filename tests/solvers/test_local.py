@@ -14,12 +14,12 @@ from autosac.solvers import (
     LocalItem,
     LocalProblem,
     LocalSolver,
+    frontier,
     greedy,
     ilp,
     knapsack,
     knapsack_resolution,
     local_solver,
-    pareto,
 )
 
 Reference = Callable[[LocalProblem, int], float]
@@ -142,21 +142,24 @@ def test_more_budget_never_costs_time(rows: LocalProblem, more: int, yet_more: i
 
 @CHECKED
 @given(problems)
-def test_pareto_is_the_frontier(brute_force: Reference, rows: LocalProblem) -> None:
+def test_the_frontier_of_an_additive_problem(brute_force: Reference, rows: LocalProblem) -> None:
     """Every point of the frontier is the optimum of its budget, and one byte less is worse."""
-    points = pareto(rows)
-    assert points is not None
-    for kept, ms in points:
+    found = frontier(rows)
+    assert found.exact
+    for policy in found.policies:
+        kept, ms = policy.kept_bytes, policy.recompute_ms
         assert ms == pytest.approx(brute_force(rows, kept), abs=1e-9)
-        assert kept == points[0][0] or brute_force(rows, kept - 1) > ms
+        assert kept == found.policies[0].kept_bytes or brute_force(rows, kept - 1) > ms
 
 
-def test_pareto_gives_up_beyond_its_limit() -> None:
-    """Four items with powers of two have 16 undominated sums."""
+def test_a_long_frontier_is_thinned_beyond_its_limit() -> None:
+    """Four items with powers of two have 16 undominated sums; with room for fewer, those that are left are real."""
     rows = problem(*((2**i, 2.0**i) for i in range(4)))
-    points = pareto(rows)
-    assert points is not None and len(points) == 16
-    assert pareto(rows, limit=15) is None
+    assert len(frontier(rows).policies) == 16
+    rows = problem(*((1000 + 2**i, 1000 + 2.0**i) for i in range(9)))
+    few = frontier(rows, limit=50)
+    assert not few.exact and len(few.policies) < len(frontier(rows).policies) == 512
+    assert all(rows.keeping(policy.kept) == policy for policy in few.policies)
 
 
 def test_highs_agrees_with_cbc() -> None:
