@@ -77,8 +77,8 @@ def plan(
 
     `budget`: "68GiB", "73GB" or "85%" of the GPU; `budget_kind`: "reserved" (what the caching allocator takes) or
     "active" (what tensors occupy); `confidence`: the probability with which the plan has to fit (see
-    `autosac.planning.confidence`); `solver`: "pareto", "ilp", "greedy" or "knapsack"; `offload`: allow offloading activations to
-    host memory where that makes the step shorter. The rest as in `simulate`.
+    `autosac.planning.confidence`); `solver`: "pareto", "ilp", "greedy" or "knapsack"; `offload`: allow
+    offloading activations to host memory where that makes the step shorter. The rest as in `simulate`.
 
     InfeasibleError if no plan meets the budget: it says the smallest that would do.
     """

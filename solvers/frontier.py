@@ -95,7 +95,8 @@ def pareto(problem: LocalProblem, budget_bytes: int) -> LocalSolution:
     if found is None:
         least = curve.policies[0].kept_bytes
         raise InfeasibleError(
-            f"what must be kept needs {least} bytes, {least - budget_bytes} more than the module's budget of {budget_bytes}"
+            f"the operators that must be kept need {least} bytes, {least - budget_bytes} more than the module's budget of "
+            f"{budget_bytes}"
         )
     if not curve.exact and problem.closure is None:
         return min(found, knapsack(problem, budget_bytes), key=lambda policy: policy.recompute_ms)

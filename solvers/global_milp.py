@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from autosac.errors import InfeasibleError, SimulationError, TimeLimitError
 from autosac.solvers.backend import make_backend
-from autosac.solvers.model import ABSOLUTE_GAP, TOTAL, PeakModel, exceeded_points, some_points
+from autosac.solvers.model import ABSOLUTE_GAP, MARGIN, TOTAL, PeakModel, exceeded_points, some_points
 from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
 from autosac.solvers.symmetry import choose, spread
 
@@ -141,27 +141,54 @@ def solve_global(
 def _solved(
     problem: GlobalProblem, points: tuple[int, ...], budget_bytes: int, relaxed: pulp.LpSolver, exact: pulp.LpSolver
 ) -> tuple[CurveModel, float] | GlobalSolution:
-    """The solved model and its linear bound; the plan with the lowest peak if none but that fits. InfeasibleError.
+    """The solved model and its linear bound; the plan with the lowest peak if none but that is found. InfeasibleError.
+
+    What fits to the byte is found without what is held back for tolerances.
+    """
+    found = _solved_with(problem, points, budget_bytes, relaxed, exact, MARGIN)
+    if found is not None:
+        return found
+    lowest = lowest_peak(problem, lambda some: CurveModel(problem, some, None), exact)
+    if lowest is None or problem.peaks_bytes(lowest.kept_bytes()).max() > budget_bytes:
+        raise infeasible(problem, lowest, budget_bytes)
+    found = _solved_with(problem, points, budget_bytes, relaxed, exact, 0.0)
+    if found is not None and problem.peaks_bytes(found[0].kept_bytes()).max() <= budget_bytes:
+        return found[0], 0.0
+    return _result(problem, lowest.fractions(), 0.0, {})
+
+
+def _solved_with(
+    problem: GlobalProblem,
+    points: tuple[int, ...],
+    budget_bytes: int,
+    relaxed: pulp.LpSolver,
+    exact: pulp.LpSolver,
+    margin: float,
+) -> tuple[CurveModel, float] | None:
+    """The solved model and its linear bound; None if nothing fits. TimeLimitError.
 
     Points are added as long as the solution exceeds the budget at one that the model has not got (row generation): what is
     left out neither loosens the plan nor makes the bound wrong.
     """
     active = some_points(problem, points)
     while True:
-        model = CurveModel(problem, active, budget_bytes)
-        bound_ms = model.value_ms if model.solve(relaxed) else math.inf
-        if math.isinf(bound_ms) or not model.solve(exact):
-            lowest = lowest_peak(problem, lambda some: CurveModel(problem, some, None), exact)
-            if lowest is None or problem.peaks_bytes(lowest.kept_bytes()).max() > budget_bytes:
-                raise infeasible(problem, lowest, budget_bytes)
-            if math.isfinite(bound_ms):
+        model = CurveModel(problem, active, budget_bytes, margin=margin)
+        if not model.solve(relaxed):
+            return None
+        bound_ms = model.value_ms
+        if not model.solve(exact):
+            if margin and _fits(problem, exact, budget_bytes * (1 - 2 * margin)):
                 raise out_of_time()
-            # It fits, but not with what is held back for tolerances.
-            return _result(problem, lowest.fractions(), 0.0, {})
+            return None
         more = set(exceeded_points(problem, points, model.kept_bytes(), budget_bytes)) - set(active)
         if not more:
             return model, bound_ms
         active = tuple(sorted({*active, *more}))
+
+
+def _fits(problem: GlobalProblem, backend: pulp.LpSolver, budget_bytes: float) -> bool:
+    lowest = lowest_peak(problem, lambda some: CurveModel(problem, some, None), backend)
+    return lowest is None or bool(problem.peaks_bytes(lowest.kept_bytes()).max() <= budget_bytes)
 
 
 def _result(

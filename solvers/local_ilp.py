@@ -55,11 +55,13 @@ def ilp(
 
 
 def _heuristic(problem: LocalProblem, budget_bytes: int) -> LocalSolution | None:
-    """What the fast solvers find; None if they find nothing."""
+    """What the fast solvers find; None if they find nothing, but there may be something. InfeasibleError."""
     try:
         found = (greedy(problem, budget_bytes), knapsack(problem, budget_bytes))
     except InfeasibleError:
-        return None
+        if problem.closure is None:
+            raise
+        return None  # of what must be kept, some may not be needed
     return min(found, key=lambda s: s.recompute_ms)
 
 
@@ -107,11 +109,8 @@ class _Model:
             self.model.solve(backend)
         if self.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
             return None
-        kept = {
-            i
-            for i, keep in enumerate(self.keep)
-            if keep == 1 or (isinstance(keep, pulp.LpVariable) and (keep.value() or 0.0) > 0.5)
-        }
+        values = [keep if isinstance(keep, int) else keep.value() or 0.0 for keep in self.keep]
+        kept = {i for i, value in enumerate(values) if value > 0.5}
         return self._without_idle(kept | set(self._problem.settled()))
 
     def _without_idle(self, kept: set[int]) -> LocalSolution:

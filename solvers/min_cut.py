@@ -11,9 +11,9 @@ asked for and kept; r_c to the sink with t_c. All corners of the hull follow fro
 two neighbours cost the same finds a corner between them, or there is none (Eisner and Severance 1976).
 
 Capacities are whole numbers below 2^30 (`scipy.sparse.csgraph.maximum_flow`), so a corner that lies below its neighbours'
-chord by less than 2^-20 of it may be missed; corners are evaluated exactly. An item whose results have different makers, or are read
-half-written, is no pairwise term: such a one is relaxed (each of its results is kept or made for itself, and what is read
-half-written is free to keep), and the hull is a lower bound there.
+chord by less than 2^-20 of it may be missed; corners are evaluated exactly. An item whose results have different makers, or
+are read half-written, is no pairwise term: such a one is relaxed (each of its results is kept or made for itself, and what is
+read half-written is free to keep), and the hull is a lower bound there.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def min_cut_hull(problem: LocalProblem) -> tuple[Corner, ...]:
     """The corners of the lower convex hull over all policies of a unit, by ascending bytes."""
     network = _Network(problem)
     first, last = network.cut(1.0, 0.0), network.cut(0.0, 1.0)
-    found = {first.memory_bytes: first}
+    found = {last.memory_bytes: last}
+    if first.memory_bytes != last.memory_bytes:
+        found[first.memory_bytes] = first
     waiting = [(first, last)]
-    for corner in (first, last):
-        found.setdefault(corner.memory_bytes, corner)
     while waiting:
         left, right = waiting.pop()
         more_bytes, less_ms = right.memory_bytes - left.memory_bytes, left.recompute_ms - right.recompute_ms
@@ -103,15 +103,21 @@ class _Network:
         self._bytes = np.array([self._edges[edge][1] for edge in edges])
 
     def _pairwise_items(self) -> set[int]:
-        """Items whose results are all made by the same operators, and read by others only after all of these."""
+        """Items whose results are all made by the same operators, and read only after all of these, but for operators that make
+        nothing else: they do not run if the item is kept.
+        """
         makers: dict[int, set[tuple[int, ...]]] = defaultdict(set)
         for result in self._closure.results:
             makers[result.item].add(result.makers)
         shared = {item for item, found in makers.items() if len(found) == 1}
+        items: dict[int, set[int]] = defaultdict(set)
+        for result in self._closure.results:
+            for c in result.makers:
+                items[c].add(result.item)
         for c, operator in enumerate(self._closure.operators):
             for s in operator.reads:
                 result = self._closure.results[s]
-                if result.makers[-1] > c and c not in result.makers:
+                if result.makers[-1] > c and items[c] != {result.item}:
                     shared.discard(result.item)
         return shared
 
@@ -123,7 +129,7 @@ class _Network:
         if key not in self._contents:
             node = self._contents[key] = self._node()
             forced = self._problem.items[result.item].forced
-            if forced is False or (before in result.makers and result.item in self._shared):
+            if forced is False or (makers != result.makers and result.item in self._shared):
                 self._edges |= {(node, 2 + c): (np.inf, 0.0) for c in makers}
             else:
                 nbytes = result.memory_bytes if makers == result.makers else 0

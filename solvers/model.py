@@ -68,6 +68,7 @@ class PeakModel(ABC):
         points: tuple[int, ...],
         budget_bytes: int | None,
         details: Sequence[Hashable] = (),
+        margin: float = MARGIN,
     ) -> None:
         import pulp
 
@@ -88,7 +89,7 @@ class PeakModel(ABC):
             self.peak: Any = pulp.LpVariable("peak")
             self.model += self.peak
         else:
-            self.peak = budget_bytes * (1 - MARGIN) / self.unit_bytes
+            self.peak = budget_bytes * (1 - margin) / self.unit_bytes
             self.model += self.cost
         self._add_points()
 

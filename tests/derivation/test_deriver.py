@@ -81,7 +81,7 @@ def _ran(subject: Any, plan: Plan) -> dict[str, set[tuple[str, int]]]:
 
 
 def test_the_solvers_closure_is_what_runs(eager: Any) -> None:
-    """What the planner expects to run again under a random plan is what the captured recomputation ran, operator by operator."""
+    """What the planner expects to run again under a random plan is what the captured recomputation ran, each operator."""
     for plan in [eager.random(seed) for seed in range(4)] + [eager.plain(eager.outer), eager.plain(eager.inner)]:
         assert _again(eager, plan) == _ran(eager, plan)
 

@@ -141,7 +141,7 @@ def test_the_sweep_finds_every_undominated_policy(problem: LocalProblem) -> None
 
 
 @settings(CHECKED, max_examples=60)
-@given(units(most=7), st.integers(0, 120))
+@given(units(most=7), st.integers(0, 60))
 def test_the_milp_finds_the_optimum(problem: LocalProblem, budget_bytes: int) -> None:
     """The exact solver's policy takes as long as the best of all kept sets that fit, and fits."""
     fitting = [ms for nbytes, ms in all_policies(problem) if nbytes <= budget_bytes]

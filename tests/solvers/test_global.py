@@ -184,11 +184,13 @@ def test_milp_meets_the_reference(reference: Reference, what: GlobalProblem, bud
         return
     try:
         solution = exact(what, budget * 10)
-    except InfeasibleError:  # the reference fits to the byte
+    except InfeasibleError:  # the reference fits to the byte, with fractions of bytes kept
         assert reference(what, budget * 10 - 1) == float("inf")
         return
     total = sum(u.recompute_ms for u in what.units)
-    assert solution.recompute_ms == pytest.approx(expected, abs=1e-3 * total)
+    if reference(what, budget * 10 - 1) < float("inf"):
+        assert solution.recompute_ms == pytest.approx(expected, abs=1e-3 * total)
+    assert solution.recompute_ms >= expected - 1e-3 * total  # what fits to the byte may not be the best
     assert solution.bound_ms <= solution.recompute_ms + 1e-6 * total
     assert solution.peak_bytes == what.peaks_bytes(solution.kept_bytes).max() <= budget * 10
 

@@ -19,7 +19,9 @@ from autosac.solvers import (
     ilp,
     knapsack,
     knapsack_resolution,
+    local_ilp,
     local_solver,
+    pareto,
 )
 
 Reference = Callable[[LocalProblem, int], float]
@@ -170,6 +172,32 @@ def test_highs_agrees_with_cbc() -> None:
     assert ilp(rows, 2560).kept == (1, 2)
 
 
+def test_the_milp_ends_on_large_coprime_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of 10^10 to 10^12 bytes without a common divisor take a few solver calls, and the exact fit of three is found."""
+    sizes = [10**10 + 19, 3 * 10**10 + 7, 10**11 + 3, 2 * 10**11 + 9, 5 * 10**11 + 1, 10**12 - 11, 7 * 10**10 + 33]
+    rows = problem(*((size, size / 1e10 + i / 7) for i, size in enumerate(sizes)))
+    calls = []
+    solve = local_ilp._Model.solve
+    monkeypatch.setattr(local_ilp._Model, "solve", lambda self, backend: (calls.append(1), solve(self, backend))[1])
+    for chosen in ((1, 3, 6), (0, 2, 4)):
+        budget = sum(sizes[i] for i in chosen)
+        found = ilp(rows, budget)
+        assert found.kept_bytes <= budget
+        assert found.recompute_ms == pytest.approx(pareto(rows, budget).recompute_ms)
+        assert found.recompute_ms <= rows.keeping(chosen).recompute_ms + 1e-9
+    assert len(calls) <= 20
+
+
+def test_the_time_limit_is_for_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose every answer is too large is asked until the time is over, not for ever; greedy's answer stands."""
+    rows = problem((5, 5.0), (3, 3.3), (3, 3.6))
+    clock = iter(range(1000))
+    monkeypatch.setattr(local_ilp.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(local_ilp._Model, "solve", lambda self, backend: rows.keeping((0, 1, 2)))
+    assert ilp(rows, 6, time_limit_s=5).kept == knapsack(rows, 6).kept
+    assert next(clock) <= 10
+
+
 def test_large_byte_counts_do_not_lose_the_budget() -> None:
     """Sizes that differ by one byte in 10 GB: three of them do not fit into three times the smallest less one."""
     rows = problem(*((10**10 + i, 1.0 + 1e-3 * i) for i in range(6)))
@@ -188,7 +216,7 @@ def test_equal_calls_are_answered_once() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: local_solver("magic"), "unknown local solver 'magic': choose one of greedy, knapsack, ilp"),
+        (lambda: local_solver("magic"), "unknown local solver 'magic': choose one of pareto, greedy, knapsack, ilp"),
         (lambda: ilp(problem((1, 1.0)), 0, solver="gurobi"), "unknown MILP solver 'gurobi': choose one of cbc, highs"),
         (lambda: ilp(problem((1, 1.0)), 0, time_limit_s=0), "must be a positive number of seconds, not 0"),
         (lambda: ilp(problem((1, 1.0)), 0, time_limit_s=float("nan")), "must be a positive number of seconds"),
