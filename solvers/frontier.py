@@ -216,7 +216,7 @@ class _Sweep:
             return (forced,)
         if state.kept >> item & 1:
             return (True,)
-        return (False,) if state.made >> item & 1 else (True, False)
+        return (False,) if state.made >> item & 1 else (False, True)
 
     def _left(self, c: int, state: _State) -> _State:
         """The state without what does not matter below operator c."""

@@ -117,7 +117,7 @@ class _Network:
         for c, operator in enumerate(self._closure.operators):
             for s in operator.reads:
                 result = self._closure.results[s]
-                if result.makers[-1] > c and items[c] != {result.item}:
+                if result.makers[-1] >= c and items[c] != {result.item}:
                     shared.discard(result.item)
         return shared
 
