@@ -19,6 +19,7 @@ from autosac.bench.suite import Configuration, Model, Suite
 from autosac.cli.counting import Parts
 from autosac.errors import AutosacError, UsageError
 from autosac.memory_sim import simulate_memory
+from autosac.planning.planner import SOLVERS
 from autosac.plans import Plan
 from autosac.simulation import Simulation
 
@@ -139,7 +140,7 @@ class _Run:
         )
 
     def _planned(self, row: Row, policy: Policy) -> tuple[Row, Plan, Found]:
-        solver = policy.name if policy.name in ("greedy", "ilp") else "knapsack"
+        solver = policy.name if policy.name in SOLVERS else "pareto"
         goal = self.suite.goal(row.budget_bytes, solver)
         found = find_plan(self.subject, policy, goal, self.progress)
         made_for = replace(found.best.plan.made_for, budget_bytes=goal.budget_bytes)

@@ -163,7 +163,7 @@ class Suite:
                 raise UsageError(f"the budget {text} is given twice")
         return found
 
-    def goal(self, budget_bytes: int, solver: str = "knapsack") -> Goal:
+    def goal(self, budget_bytes: int, solver: str = "pareto") -> Goal:
         """The planning goal of one budget."""
         return Goal(
             budget_bytes=budget_bytes,
