@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -82,7 +83,7 @@ def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
-    table = Table(title="Plans of the additive problem, and of the closure")
+    table = Table(box=box.MARKDOWN)
     for heading in ("job", "budget", "solver", "recompute", "step", "peak reserved", "seconds"):
         table.add_column(heading, justify="left" if heading in ("job", "solver") else "right")
     for name in parser.parse_args().case:

@@ -103,8 +103,8 @@ class _Network:
         self._bytes = np.array([self._edges[edge][1] for edge in edges])
 
     def _pairwise_items(self) -> set[int]:
-        """Items whose results are all made by the same operators, and read only after all of these, but for operators that make
-        nothing else: they do not run if the item is kept.
+        """Items whose results are all made by the same operators, and read only after all of these, but for operators that
+        make nothing else: they do not run if the item is kept.
         """
         makers: dict[int, set[tuple[int, ...]]] = defaultdict(set)
         for result in self._closure.results:

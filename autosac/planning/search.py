@@ -139,7 +139,7 @@ class Search:
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
 
     def _spend(self, goal: Goal) -> None:
-        """Try plans for what the best one leaves of the budget, and for a half and a quarter of it where those are too large."""
+        """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit."""
         share = 1.0
         for _ in range(_LAST_TRIES):
             best = self._fastest(goal)
