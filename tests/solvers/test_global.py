@@ -272,6 +272,11 @@ def test_spread_prefers_the_corners_of_the_curve(total: float, expected: list[fl
     assert spread(total, 4, CURVES[1]) == pytest.approx(expected)
 
 
+def test_a_corner_at_the_end_of_the_curve_is_no_breakpoint() -> None:
+    """Two lines that meet where everything is discarded: two units that discard all discard all."""
+    assert spread(2.0, 2, (Segment(0.5, 0.0), Segment(1.5, -1.0))) == [1.0, 1.0]
+
+
 @settings(FEW, max_examples=100)
 @given(st.floats(0, 1), st.integers(1, 9), st.sampled_from(CURVES))
 def test_spread_keeps_sum_and_cost(mean: float, copies: int, segments: tuple[Segment, ...]) -> None:
