@@ -77,7 +77,7 @@ def plan(
     budget: str = "85%",
     budget_kind: str = "reserved",
     confidence: float | None = None,
-    solver: str = "knapsack",
+    solver: str = "pareto",
     curve: str = "staircase",
     offload: bool = False,
     allocator: str = "",
@@ -93,7 +93,7 @@ def plan(
         budget_kind: what the budget limits: "reserved" (memory that the caching allocator reserves) or "active" (memory of
             tensors).
         confidence: probability that the plan fits, such as 0.99; None: no margin for prediction errors.
-        solver: solver that chooses operators within a module: "greedy", "knapsack" or "ilp".
+        solver: solver that chooses operators within a module: "pareto", "ilp", "greedy" or "knapsack".
         curve: how the MILP models the trade-off of time against memory: "staircase" or "pwlf".
         offload: allow offloading activations to host memory where that makes the step shorter.
         allocator: the job's PYTORCH_CUDA_ALLOC_CONF.

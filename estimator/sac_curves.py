@@ -38,8 +38,6 @@ Points = tuple[tuple[float, float], ...]
 FloatArray = npt.NDArray[np.float64]
 
 MAX_SEGMENTS = 5
-CURVES = ("staircase", "pwlf")
-"""The models by the names that users give them."""
 
 
 @functools.lru_cache(maxsize=4096)

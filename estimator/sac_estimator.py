@@ -9,8 +9,8 @@ launches every
 backward
   whatever the policy does (its inputs, and outputs that others hold).
 
-With `skip_dead`, operators that no tensor of the backward depends on cost nothing: a plan's recomputation does not run them
-again (`_ever_needed`). Operators that are not needed only because of what else is kept are priced all the same.
+With `on_demand`, recomputation runs only what leads from what is kept to what the backward asks for, as plans do: operators
+that no tensor of the backward depends on cost nothing, and what else need not run follows from what is kept (`sac_closure`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autosac.choices import CURVES
 from autosac.errors import UsageError
-from autosac.estimator.sac_curves import CURVES, MAX_SEGMENTS, tight_chords, upper_bound
+from autosac.estimator.sac_closure import closure_of, ever_needed
+from autosac.estimator.sac_curves import MAX_SEGMENTS, tight_chords, upper_bound
 from autosac.estimator.sac_rules import Grouping, operator_groups
 from autosac.estimator.sac_stats import (
     SACModGreedyOrder,
@@ -29,7 +31,7 @@ from autosac.estimator.sac_stats import (
     tradeoff,
 )
 from autosac.memory_sim.spans import Span, StorageEvents, region_spans
-from autosac.solvers import LocalProblem, Segment
+from autosac.solvers import Closure, LocalProblem, Segment
 from autosac.trace import Call, Collective, Label, Op, Phase, Region, Trace
 
 _HELD_ELSEWHERE = (Label.PARAMETER, Label.UNSHARDED_PARAMETER, Label.COMMUNICATION)
@@ -77,7 +79,7 @@ class SACEstimator:
         *,
         host_us_per_operator: float = 0.0,
         store_random: bool = True,
-        skip_dead: bool = False,
+        on_demand: bool = False,
     ) -> None:
         if len(event_ms) != len(trace.events):
             raise UsageError(f"{len(event_ms)} times were given for the {len(trace.events)} events of the trace")
@@ -87,7 +89,7 @@ class SACEstimator:
         self._event_ms = [float(ms) for ms in event_ms]
         self._host_ms = host_us_per_operator * 1e-3
         self._store_random = store_random
-        self._skip_dead = skip_dead
+        self._on_demand = on_demand
         self._lifetimes = StorageEvents(trace)
         self._spans = region_spans(trace, self._lifetimes)
         self._writes = _forward_writes(trace)
@@ -113,8 +115,9 @@ class SACEstimator:
         grouping = operator_groups(
             region.calls, written_later=self._written_later(region, span), store_random=self._store_random
         )
-        needed = self._ever_needed(region, span) if self._skip_dead else range(len(region.calls))
         operators = self._operators(region, span, grouping)
+        closure = self._closure(region, span, grouping, operators) if self._on_demand else None
+        needed = ever_needed(region.calls, span.implicit) if self._on_demand else range(len(region.calls))
         return SACModStats(
             module=name,
             region=region_index,
@@ -123,10 +126,12 @@ class SACEstimator:
             implicit_bytes=self._lifetimes.bytes_of(span.implicit),
             boundary_bytes=self._lifetimes.bytes_of(span.boundary),
             refusal=grouping.refusal,
+            closure=closure,
+            closed=tuple(needed) if self._on_demand else (),
         )
 
     def _operators(self, region: Region, span: Span, grouping: Grouping) -> tuple[SACOperator, ...]:
-        outside = {s for s in (*region.inputs, *region.outputs) if self._lifetimes.free_of(s) >= span.active_first}
+        outside = self._outside(region, span)
         return tuple(
             SACOperator(
                 name=call.op,
@@ -157,29 +162,19 @@ class SACEstimator:
             and self._trace.storages[s].label not in _HELD_ELSEWHERE
         }
 
-    def _ever_needed(self, region: Region, span: Span) -> set[int]:
-        """The calls that run again if nothing is kept: those that lead to what the backward reads.
+    def _closure(self, region: Region, span: Span, grouping: Grouping, operators: Sequence[SACOperator]) -> Closure:
+        """What autograd holds is asked for; what is alive at the backward whatever the policy does is kept for nothing."""
+        outside = self._outside(region, span)
+        return closure_of(
+            region.calls,
+            grouping.groups,
+            span.implicit,
+            [operator.runtime_ms for operator in operators],
+            lambda s: 0 if s in outside else self._lifetimes.bytes_of([s]),
+        )
 
-        What autograd holds is asked for; whatever wrote it is needed, and all that this read: the rule of
-        `autosac.integrations.recompute.recomputation`.
-        """
-        makers: dict[int, list[int]] = {}
-        for c, call in enumerate(region.calls):
-            for s in (*call.created, *(s for s in call.writes if s in makers)):
-                makers.setdefault(s, []).append(c)
-            if "wait_tensor" in call.op:
-                for s in call.reads:
-                    if s in makers:
-                        makers[s].append(c)
-        waiting = [(s, len(region.calls)) for s in span.implicit]
-        needed: set[int] = set()
-        while waiting:
-            storage, before = waiting.pop()
-            for c in makers.get(storage, ()):
-                if c < before and c not in needed:
-                    needed.add(c)
-                    waiting += [(s, c) for s in region.calls[c].reads]
-        return needed
+    def _outside(self, region: Region, span: Span) -> set[int]:
+        return {s for s in (*region.inputs, *region.outputs) if self._lifetimes.free_of(s) >= span.active_first}
 
 
 def _forward_writes(trace: Trace) -> dict[int, list[int]]:

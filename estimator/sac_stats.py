@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from autosac.estimator.sac_rules import OperatorGroup
-from autosac.solvers import LocalItem, LocalProblem, LocalSolution
+from autosac.solvers import Closure, LocalItem, LocalProblem, LocalSolution
 from autosac.trace import TensorMeta
 
 
@@ -43,7 +44,8 @@ class SACModStats:
 
     `implicit_bytes`: what autograd alone would hold between forward and backward. `boundary_bytes`: inputs
     that would have been freed before the backward and that checkpointing holds. `refusal`: why the module
-    cannot be checkpointed, if so.
+    cannot be checkpointed, if so. `closure`: what runs again when some of the groups are kept; without one, all others do.
+    `closed`: the positions of the closure's operators.
     """
 
     module: str
@@ -53,6 +55,8 @@ class SACModStats:
     implicit_bytes: int
     boundary_bytes: int
     refusal: str | None = None
+    closure: Closure | None = None
+    closed: tuple[int, ...] = ()
 
     @property
     def runtime_ms(self) -> float:
@@ -66,15 +70,25 @@ class SACModStats:
 
     def local_problem(self) -> LocalProblem:
         """The groups as items for the local solvers."""
-        return LocalProblem(items=tuple(self._item(group) for group in self.groups))
+        return LocalProblem(items=tuple(self._item(group) for group in self.groups), closure=self.closure)
 
     def _item(self, group: OperatorGroup) -> LocalItem:
         operators = self.operators
+        if len(group.members) == 1:
+            alone = operators[group.members[0]]
+            return LocalItem(alone.memory_bytes, alone.runtime_ms, group.forced)
         return LocalItem(
             sum(operators[i].memory_bytes for i in group.members),
             math.fsum(operators[i].runtime_ms for i in group.members),
             group.forced,
         )
+
+    def operators_again(self, kept_groups: Collection[int]) -> frozenset[int]:
+        """The operators that launch something and run again if these groups are kept."""
+        if self.closure is not None:
+            return frozenset(self.closed[c] for c in self.closure.needed(kept_groups)[0])
+        members = [i for g, group in enumerate(self.groups) if g not in kept_groups for i in group.members]
+        return frozenset(i for i in members if not self.operators[i].view_like)
 
     def kept_operators(self, solution: LocalSolution) -> frozenset[int]:
         """Indices of the operators that a local solution keeps."""

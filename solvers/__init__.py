@@ -5,27 +5,30 @@ bytes, time in milliseconds.
 """
 
 from autosac.solvers.backend import BACKENDS, check_backend
+from autosac.solvers.closure import Closure, Operator, Result
+from autosac.solvers.frontier import Frontier, UnitCurve, frontier, pareto, unit_curve
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import JointSolution, joint_bound_ms, recompute_ms, relative_gap, solve_joint
 from autosac.solvers.local import (
-    LOCAL_SOLVERS,
     LocalItem,
     LocalProblem,
     LocalSolution,
     LocalSolver,
     greedy,
-    ilp,
     knapsack,
     knapsack_resolution,
-    local_solver,
-    pareto,
 )
+from autosac.solvers.local_ilp import ilp
+from autosac.solvers.local_solvers import LOCAL_SOLVERS, local_solver
+from autosac.solvers.min_cut import min_cut_hull
 from autosac.solvers.problem import GlobalProblem, PeakPoint, Segment, Unit, candidate_points
 from autosac.solvers.two_level import TwoLevelSolution, solve_two_level
 
 __all__ = [
     "BACKENDS",
     "LOCAL_SOLVERS",
+    "Closure",
+    "Frontier",
     "GlobalProblem",
     "GlobalSolution",
     "JointSolution",
@@ -33,22 +36,28 @@ __all__ = [
     "LocalProblem",
     "LocalSolution",
     "LocalSolver",
+    "Operator",
     "PeakPoint",
+    "Result",
     "Segment",
     "TwoLevelSolution",
     "Unit",
+    "UnitCurve",
     "candidate_points",
     "check_backend",
+    "frontier",
     "greedy",
     "ilp",
     "joint_bound_ms",
     "knapsack",
     "knapsack_resolution",
     "local_solver",
+    "min_cut_hull",
     "pareto",
     "recompute_ms",
     "relative_gap",
     "solve_global",
     "solve_joint",
     "solve_two_level",
+    "unit_curve",
 ]

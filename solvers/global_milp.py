@@ -26,13 +26,13 @@ the shadow price: by how many ms less would be recomputed for one more GiB.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autosac.errors import InfeasibleError, SimulationError, TimeLimitError
 from autosac.solvers.backend import make_backend
-from autosac.solvers.model import ABSOLUTE_GAP, MARGIN, TOTAL, PeakModel
+from autosac.solvers.model import ABSOLUTE_GAP, MARGIN, TOTAL, PeakModel, exceeded_points, some_points
 from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
 from autosac.solvers.symmetry import choose, spread
 
@@ -126,18 +126,69 @@ def solve_global(
     points = candidate_points(problem, budget_bytes)
     if not points:
         return _result(problem, (None,) * len(problem.units), 0.0, {})
-    model = CurveModel(problem, points, budget_bytes)
-    if not model.solve(relaxed):
-        raise infeasible(CurveModel(problem, candidate_points(problem), None), budget_bytes, exact)
-    bound_ms = model.value_ms
-    if not model.solve(exact):
-        raise infeasible(CurveModel(problem, candidate_points(problem), None), budget_bytes, exact)
+    found = _solved(problem, points, budget_bytes, relaxed, exact)
+    if isinstance(found, GlobalSolution):
+        return found
+    model, bound_ms = found
     model.fix()
     if not model.solve(relaxed):
         raise SimulationError("the MILP solver contradicts itself: its own decisions are infeasible")
     scale = 2**30 / model.unit_bytes / model.ms_scale
     prices = {p: -row.pi * scale for p, row in model.rows.items() if abs(row.pi or 0.0) > 1e-9}
     return _result(problem, model.fractions(), bound_ms, prices)
+
+
+def _solved(
+    problem: GlobalProblem, points: tuple[int, ...], budget_bytes: int, relaxed: pulp.LpSolver, exact: pulp.LpSolver
+) -> tuple[CurveModel, float] | GlobalSolution:
+    """The solved model and its linear bound; the plan with the lowest peak if none but that is found. InfeasibleError.
+
+    What fits to the byte is found without what is held back for tolerances.
+    """
+    found = _solved_with(problem, points, budget_bytes, relaxed, exact, MARGIN)
+    if found is not None:
+        return found
+    lowest = lowest_peak(problem, lambda some: CurveModel(problem, some, None), exact)
+    if lowest is None or problem.peaks_bytes(lowest.kept_bytes()).max() > budget_bytes:
+        raise infeasible(problem, lowest, budget_bytes)
+    found = _solved_with(problem, points, budget_bytes, relaxed, exact, 0.0)
+    if found is not None and problem.peaks_bytes(found[0].kept_bytes()).max() <= budget_bytes:
+        return found[0], 0.0
+    return _result(problem, lowest.fractions(), 0.0, {})
+
+
+def _solved_with(
+    problem: GlobalProblem,
+    points: tuple[int, ...],
+    budget_bytes: int,
+    relaxed: pulp.LpSolver,
+    exact: pulp.LpSolver,
+    margin: float,
+) -> tuple[CurveModel, float] | None:
+    """The solved model and its linear bound; None if nothing fits. TimeLimitError.
+
+    Points are added as long as the solution exceeds the budget at one that the model has not got (row generation): what is
+    left out neither loosens the plan nor makes the bound wrong.
+    """
+    active = some_points(problem, points)
+    while True:
+        model = CurveModel(problem, active, budget_bytes, margin=margin)
+        if not model.solve(relaxed):
+            return None
+        bound_ms = model.value_ms
+        if not model.solve(exact):
+            if margin and _fits(problem, exact, budget_bytes * (1 - 2 * margin)):
+                raise out_of_time()
+            return None
+        more = set(exceeded_points(problem, points, model.kept_bytes(), budget_bytes)) - set(active)
+        if not more:
+            return model, bound_ms
+        active = tuple(sorted({*active, *more}))
+
+
+def _fits(problem: GlobalProblem, backend: pulp.LpSolver, budget_bytes: float) -> bool:
+    lowest = lowest_peak(problem, lambda some: CurveModel(problem, some, None), backend)
+    return lowest is None or bool(problem.peaks_bytes(lowest.kept_bytes()).max() <= budget_bytes)
 
 
 def _result(
@@ -162,19 +213,44 @@ def _result(
     )
 
 
-def infeasible(model: PeakModel, budget_bytes: int, backend: pulp.LpSolver) -> InfeasibleError:
-    """The error for a budget without a solution; `model` minimises the peak of the same problem."""
-    if model.solve(backend):
-        peaks = model.problem.peaks_bytes(model.kept_bytes())
-        needed = math.ceil(int(peaks.max()) * (1 + 2 * MARGIN))
-        if needed > budget_bytes:
-            # Of equal peaks the last: discarding more would lower the earlier ones.
-            last = max(range(len(peaks)), key=lambda p: (int(peaks[p]), p))
-            return InfeasibleError(
-                f"no checkpointing plan fits {budget_bytes / 2**30:.2f} GiB: the smallest budget that does is "
-                f"{needed / 2**30:.2f} GiB ({(needed - budget_bytes) / 2**20:.0f} MiB more), needed at "
-                f"{model.problem.points[last].label}"
-            )
+Model = TypeVar("Model", bound=PeakModel)
+
+
+def lowest_peak(
+    problem: GlobalProblem, build: Callable[[tuple[int, ...]], Model], backend: pulp.LpSolver
+) -> Model | None:
+    """The solved model with the lowest peak over all points (`build` makes it from some); None if there is none in time."""
+    points = candidate_points(problem)
+    active = some_points(problem, points)
+    while True:
+        model = build(active)
+        if not model.solve(backend):
+            return None
+        kept = model.kept_bytes()
+        limit = int(problem.peaks_bytes(kept)[list(active)].max())
+        more = set(exceeded_points(problem, points, kept, limit)) - set(active)
+        if not more:
+            return model
+        active = tuple(sorted({*active, *more}))
+
+
+def infeasible(problem: GlobalProblem, lowest: PeakModel | None, budget_bytes: int) -> InfeasibleError:
+    """The error for a budget without a solution, from the model with the lowest peak."""
+    if lowest is None:
+        return out_of_time()
+    peaks = problem.peaks_bytes(lowest.kept_bytes())
+    needed = int(peaks.max())
+    # Of equal peaks the last: discarding more would lower the earlier ones.
+    last = max(range(len(peaks)), key=lambda p: (int(peaks[p]), p))
+    return InfeasibleError(
+        f"no checkpointing plan fits {budget_bytes / 2**30:.2f} GiB: the smallest budget that does is "
+        f"{needed / 2**30:.2f} GiB ({(needed - budget_bytes) / 2**20:.0f} MiB more), needed at "
+        f"{problem.points[last].label}"
+    )
+
+
+def out_of_time() -> TimeLimitError:
+    """Nothing was found in time."""
     return TimeLimitError(
         "no checkpointing plan was found within the solver's time limit: allow more time or a larger gap"
     )

@@ -1,7 +1,7 @@
 """Local policies: which operators of one checkpointed module are kept, given the bytes that it may keep.
 
 The items are groups of operators that are kept or recomputed as one, with memory a_j and recomputation time
-t_j:
+t_j. The paper's problem is additive:
 
     minimise   sum_j t_j (1 - x_j)                       x_j in {0, 1}, 1 = keep
     subject to sum_j a_j x_j <= B                        the byte budget, forced keeps included
@@ -9,28 +9,29 @@ t_j:
 
 `greedy` is Algorithm 7 of AUTO-SAC (section 5.5.1): discard in descending MSPS = a_j / t_j until the rest
 fits. `knapsack` is Algorithm 8 (section 5.5.2): dynamic programming over a discretised budget, here as one
-numpy operation per item. `ilp` is section 5.5.3 in PuLP, exact. All three agree on two trivial cases,
-whatever the budget: an item without time is recomputed (keeping it saves nothing), one with time and without
-memory is kept (it costs nothing).
+numpy operation per item. Both decide as if every item that is not kept runs again. Where a `closure` says what really does
+(`closure.py`), the answers are measured by it, and two more solvers decide by it: `pareto` (`frontier.py`) and `ilp`
+(`local_ilp.py`, section 5.5.3).
+
+An item without time is recomputed (keeping it saves nothing), one with time and without memory is kept (it costs nothing).
 
 Bound of `knapsack`: bytes are counted in units of `delta_bytes` (`knapsack_resolution`), rounded up. Any
 choice of k items that fits into B - k * delta_bytes still fits after rounding, so the result is never slower
-than the optimum for that smaller budget; where delta_bytes divides all sizes (it is their greatest common
-divisor whenever that is coarse enough) the result is optimal. Nor is it ever slower than `greedy`.
+than the optimum of the additive problem for that smaller budget; where delta_bytes divides all sizes (it is their greatest
+common divisor whenever that is coarse enough) the result is optimal. Nor is it ever slower than `greedy`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from autosac.errors import InfeasibleError, UsageError
-from autosac.solvers.backend import make_backend
+from autosac.solvers.closure import Closure, additive
 
 KNAPSACK_CELLS = 1 << 24
 """Size of the largest table that `knapsack` fills: items times units of the budget (16 MiB, some 20 ms)."""
@@ -46,18 +47,38 @@ class LocalItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalProblem:
-    """The groups of one module, in the module's order; answers refer to them by position."""
+    """The groups of one module, in the module's order; answers refer to them by position.
+
+    `closure`: what runs again when some of them are kept; without one, every item that is not kept does.
+    """
 
     items: tuple[LocalItem, ...]
+    closure: Closure | None = None
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.items, self.closure)))
+        if self.closure is not None and any(not 0 <= r.item < len(self.items) for r in self.closure.results):
+            raise UsageError("a result belongs to an item that is not there")
         for i, item in enumerate(self.items):
             if item.memory_bytes < 0 or not (item.recompute_ms >= 0 and math.isfinite(item.recompute_ms)):
                 raise UsageError(f"item {i} has a negative or infinite memory or time: {item}")
 
+    def __hash__(self) -> int:
+        return self._hash  # asked for as often as there are units
+
+    @property
+    def demand(self) -> Closure:
+        """What runs again, as a closure in any case."""
+        return self.closure if self.closure is not None else additive(self.items)
+
+    def additive(self) -> LocalProblem:
+        """The problem as the paper states it: every item that is not kept runs again."""
+        return self if self.closure is None else LocalProblem(items=self.items)
+
     @property
     def stored_bytes(self) -> int:
-        """Bytes of what must be kept: the smallest feasible budget."""
+        """Bytes of what must be kept."""
         return sum(item.memory_bytes for item in self.items if item.forced)
 
     def settled(self) -> tuple[int, ...]:
@@ -68,24 +89,34 @@ class LocalProblem:
             if forced or (forced is None and memory == 0 and ms > 0)
         )
 
+    def free_items(self) -> tuple[int, ...]:
+        """Items that are not forced."""
+        return tuple(i for i, item in enumerate(self.items) if item.forced is None)
+
     def free(self) -> tuple[int, ...]:
         """Items with something to decide: not forced, with both memory and time."""
         return tuple(i for i, (memory, ms, forced) in enumerate(self.items) if forced is None and memory > 0 and ms > 0)
 
     def solution(self, chosen: tuple[int, ...]) -> LocalSolution:
         """The solution that keeps `chosen` of the free items beside the settled ones."""
-        kept = tuple(sorted({*self.settled(), *chosen}))
-        keep = set(kept)
+        return self.keeping({*self.settled(), *chosen})
+
+    def keeping(self, items: Collection[int]) -> LocalSolution:
+        """What keeping these items and no others holds and costs."""
+        kept = tuple(sorted(items))
+        if self.closure is not None:
+            held_bytes, spent_ms = self.closure.measured(frozenset(kept))
+            return LocalSolution(kept=kept, kept_bytes=held_bytes, recompute_ms=spent_ms)
         return LocalSolution(
             kept=kept,
             kept_bytes=sum(self.items[i].memory_bytes for i in kept),
-            recompute_ms=math.fsum(ms for i, (_, ms, _) in enumerate(self.items) if i not in keep),
+            recompute_ms=math.fsum(ms for i, (_, ms, _) in enumerate(self.items) if i not in items),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSolution:
-    """Positions of the kept items, their bytes, and the time to recompute all others."""
+    """Positions of the kept items, their bytes, and the time to recompute what is needed besides."""
 
     kept: tuple[int, ...]
     kept_bytes: int
@@ -146,71 +177,3 @@ def knapsack(problem: LocalProblem, budget_bytes: int, *, cells: int = KNAPSACK_
             capacity -= weights[row]
     found = problem.solution(tuple(chosen))
     return min(found, greedy(problem, budget_bytes), key=lambda solution: solution.recompute_ms)
-
-
-def ilp(
-    problem: LocalProblem, budget_bytes: int, *, solver: str = "cbc", time_limit_s: float | None = None
-) -> LocalSolution:
-    """Section 5.5.3: the exact optimum by a MILP. InfeasibleError, UsageError (back end, limit).
-
-    With a time limit, the better of greedy and what the solver had found by then.
-    """
-    import pulp
-
-    backend = make_backend(solver, time_limit_s=time_limit_s)
-    best = greedy(problem, budget_bytes)
-    free = problem.free()
-    unit = math.gcd(*(problem.items[i].memory_bytes for i in free)) or 1
-    weights = [problem.items[i].memory_bytes // unit for i in free]
-    capacity = limit = _capacity(problem, budget_bytes) // unit
-    if sum(weights) <= limit:
-        return problem.solution(free)
-    scale = 1e4 / sum(problem.items[i].recompute_ms for i in free)
-    while capacity >= 0:
-        model = pulp.LpProblem("local", pulp.LpMaximize)
-        x = [pulp.LpVariable(f"x{i}", cat=pulp.LpBinary) for i in free]
-        model += pulp.lpSum(scale * problem.items[i].recompute_ms * v for i, v in zip(free, x, strict=True))
-        model += pulp.lpSum(w * v for w, v in zip(weights, x, strict=True)) <= capacity
-        model.solve(backend)
-        chosen = [k for k, v in enumerate(x) if v.value() is not None and v.value() > 0.5]
-        excess = sum(weights[k] for k in chosen) - limit
-        if excess <= 0:
-            found = problem.solution(tuple(free[k] for k in chosen))
-            return min(best, found, key=lambda s: s.recompute_ms)
-        capacity -= excess  # the solver's integrality tolerance, magnified by large weights
-    return best
-
-
-LOCAL_SOLVERS: dict[str, LocalSolver] = {"greedy": greedy, "knapsack": knapsack, "ilp": ilp}
-
-
-def local_solver(name: str) -> LocalSolver:
-    """The solver of that name; equal calls of one process are answered once. UsageError if there is none."""
-    if name not in LOCAL_SOLVERS:
-        raise UsageError(f"unknown local solver {name!r}: choose one of {', '.join(LOCAL_SOLVERS)}")
-    return _cached(name)
-
-
-@functools.cache
-def _cached(name: str) -> LocalSolver:
-    return functools.lru_cache(maxsize=4096)(LOCAL_SOLVERS[name])
-
-
-def pareto(problem: LocalProblem, *, limit: int = 200_000) -> tuple[tuple[int, float], ...] | None:
-    """All undominated (kept bytes, recompute ms), by ascending bytes; None if there are more than `limit`.
-
-    Nemhauser-Ullmann: extend the list item by item, dropping what is not better than a smaller one.
-    """
-    base = problem.solution(())
-    sizes, times = np.array([base.kept_bytes]), np.array([base.recompute_ms])
-    for i in problem.free():
-        sizes = np.concatenate([sizes, sizes + problem.items[i].memory_bytes])
-        times = np.concatenate([times, times - problem.items[i].recompute_ms])
-        order = np.lexsort((times, sizes))
-        sizes, times = sizes[order], times[order]
-        better = np.ones(len(times), dtype=bool)
-        better[1:] = times[1:] < np.minimum.accumulate(times)[:-1]
-        sizes, times = sizes[better], times[better]
-        if len(sizes) > limit:
-            return None
-    return tuple((int(size), float(ms)) for size, ms in zip(sizes, times, strict=True))

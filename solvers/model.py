@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autosac.errors import SimulationError
 from autosac.solvers.backend import leaving_nothing
 from autosac.solvers.problem import GlobalProblem, Unit
@@ -29,6 +31,30 @@ TOTAL = 1000.0
 """The time to recompute everything once, in the units of the models."""
 
 
+MANY_POINTS = 24
+"""Beyond so many candidate points a model begins with some and takes on those that its solution exceeds."""
+
+
+def some_points(problem: GlobalProblem, points: tuple[int, ...]) -> tuple[int, ...]:
+    """Points to begin with: all if they are few, else the highest ones and some of the others, evenly spread."""
+    if len(points) <= MANY_POINTS:
+        return points
+    highest = sorted(points, key=lambda p: -problem.points[p].base_bytes)[: MANY_POINTS // 3]
+    return tuple(sorted({*highest, *points[:: len(points) // (MANY_POINTS // 3)]}))
+
+
+def exceeded_points(
+    problem: GlobalProblem, points: tuple[int, ...], kept_bytes: Sequence[int | None], limit_bytes: int
+) -> tuple[int, ...]:
+    """Those of the points at which a decision exceeds a limit; if they are many, the worst ones and some of the others."""
+    peaks = problem.peaks_bytes(kept_bytes)
+    over = tuple(p for p in points if peaks[p] > limit_bytes)
+    if len(over) <= MANY_POINTS:
+        return over
+    worst = sorted(over, key=lambda p: -int(peaks[p]))[: MANY_POINTS // 2]
+    return tuple(sorted({*worst, *over[:: len(over) // (MANY_POINTS // 2)]}))
+
+
 class PeakModel(ABC):
     """A PuLP model over the candidate points. Memory counts in `unit_bytes`, time in parts of TOTAL.
 
@@ -42,6 +68,7 @@ class PeakModel(ABC):
         points: tuple[int, ...],
         budget_bytes: int | None,
         details: Sequence[Hashable] = (),
+        margin: float = MARGIN,
     ) -> None:
         import pulp
 
@@ -62,7 +89,7 @@ class PeakModel(ABC):
             self.peak: Any = pulp.LpVariable("peak")
             self.model += self.peak
         else:
-            self.peak = budget_bytes * (1 - MARGIN) / self.unit_bytes
+            self.peak = budget_bytes * (1 - margin) / self.unit_bytes
             self.model += self.cost
         self._add_points()
 
@@ -139,6 +166,20 @@ class PeakModel(ABC):
             value = round(y.value())
             y.lowBound = y.upBound = value
             y.cat = "Continuous"
+
+    def exceeded(self, points: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of some points at which the present solution, whole or not, exceeds the budget, each class evenly."""
+        change = np.zeros(len(self.problem.units))
+        chosen = np.zeros(len(self.problem.units))
+        for c, group in enumerate(self.classes):
+            members = list(group.members)
+            change[members] = float(self.change[c].value() or 0.0) / len(members)
+            chosen[members] = float(self.y[c].value() or 0.0) / len(members)
+        counts = self.problem.counts_at(points)
+        base = np.array([self.problem.points[p].base_bytes for p in points]) / self.unit_bytes
+        extra = [sum(e * chosen[u] for u, e in self.problem.points[p].extras) / self.unit_bytes for p in points]
+        over = base + counts @ change + np.array(extra) - float(self.peak)
+        return tuple(p for p, excess in zip(points, over, strict=True) if excess > 1e-3)
 
     @property
     def value_ms(self) -> float:

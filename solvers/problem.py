@@ -195,6 +195,18 @@ class GlobalProblem:
         np.add.at(result, before[:, 1], before[:, 3] - before[:, 2])
         return result
 
+    def counts_at(self, points: Sequence[int]) -> np.ndarray:
+        """n_pu as rows for these points."""
+        order = np.argsort(points, kind="stable")
+        result = np.zeros((len(points), len(self.units)), dtype=np.int64)
+        running, done = np.zeros(len(self.units), dtype=np.int64), 0
+        for k in order:
+            upto = int(np.searchsorted(self._counts[:, 0], points[k], side="right"))
+            rows = self._counts[done:upto]
+            np.add.at(running, rows[:, 1], rows[:, 3] - rows[:, 2])
+            result[k], done = running, upto
+        return result
+
     def peaks_bytes(self, kept_bytes: Sequence[int | None]) -> np.ndarray:
         """Memory at each point for a decision: bytes kept per unit, None where it is not checkpointed."""
         change = [0 if kept is None else u.change_bytes(kept) for u, kept in zip(self.units, kept_bytes, strict=True)]

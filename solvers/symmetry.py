@@ -118,7 +118,7 @@ def spread(total: float, copies: int, segments: tuple[Segment, ...]) -> list[flo
     for a, b in itertools.pairwise(ordered):
         if b.slope > a.slope:
             corner = (a.intercept - b.intercept) / (b.slope - a.slope)
-            if low < corner <= mean:
+            if low < corner <= mean and corner < high:
                 low = corner
             elif mean < corner < high:
                 high = corner

@@ -32,7 +32,8 @@ from autosac.errors import InfeasibleError, TimeLimitError
 from autosac.solvers.arrange import in_order, kept_bytes, levelled
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import check_items, recompute_ms, relative_gap, solve_joint
-from autosac.solvers.local import LocalProblem, LocalSolution, LocalSolver, local_solver
+from autosac.solvers.local import LocalProblem, LocalSolution, LocalSolver
+from autosac.solvers.local_solvers import local_solver
 from autosac.solvers.problem import GlobalProblem, candidate_points
 
 POLISH_GAP = 0.005
@@ -207,7 +208,7 @@ def _fill(
 ) -> None:
     """Let the unit that saves most by it keep more, until none can; changes `policies`."""
     points = list(candidate_points(problem, budget_bytes))
-    counts = np.array([problem.counts(p) for p in points]).reshape(len(points), len(items))
+    counts = problem.counts_at(points)
     while points and policies:
         kept = kept_bytes(problem, policies)
         slack = (budget_bytes - problem.peaks_bytes(kept)[points])[:, None]

@@ -7,8 +7,8 @@ selective-N         every N-th block is checkpointed (TorchTitan's layer-wise se
 selective-op        every block; attention, and every second matrix product of it, are kept (TorchTitan's list)
 memory-budget-F     torch.compile decides, AOTAutograd's min-cut partitioner with activation_memory_budget = F;
                     TorchTitan jobs only
-greedy, knapsack,   AutoSAC with this local solver, under the budget
-ilp
+pareto, ilp,        AutoSAC with this local solver, under the budget
+greedy, knapsack
 joint               AutoSAC with one MILP over all operators of all modules (the exact reference)
 ==================  =============================================================================================
 
@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from autosac.choices import SOLVERS
 from autosac.errors import UsageError
-from autosac.planning.planner import SOLVERS, Goal, plan_of
+from autosac.planning.planner import Goal, plan_of
 from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Plan, Unit
 

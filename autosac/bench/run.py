@@ -16,6 +16,7 @@ from autosac.bench.results import Results, Row
 from autosac.bench.solver_times import SolverTiming, time_solvers
 from autosac.bench.subjects import Subject, subject_of
 from autosac.bench.suite import Configuration, Model, Suite
+from autosac.choices import SOLVERS
 from autosac.errors import AutosacError, UsageError
 from autosac.memory_sim import simulate_memory
 from autosac.plans import Plan
@@ -139,7 +140,7 @@ class _Run:
         )
 
     def _planned(self, row: Row, policy: Policy) -> tuple[Row, Plan, Found]:
-        solver = policy.name if policy.name in ("greedy", "ilp") else "knapsack"
+        solver = policy.name if policy.name in SOLVERS else "pareto"
         goal = self.suite.goal(row.budget_bytes, solver)
         found = find_plan(self.subject, policy, goal, self.progress)
         made_for = replace(found.best.plan.made_for, budget_bytes=goal.budget_bytes)

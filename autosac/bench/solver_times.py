@@ -11,7 +11,7 @@ from autosac.planning.planner import Goal, Planner
 from autosac.simulation import Simulation
 from autosac.solvers import LOCAL_SOLVERS, relative_gap, solve_global, solve_joint, solve_two_level
 
-LOCAL = ("greedy", "knapsack", "ilp")
+LOCAL = ("pareto", "greedy", "knapsack", "ilp")
 
 
 class SolverTiming(NamedTuple):
@@ -33,8 +33,7 @@ def time_solvers(base: Simulation, goal: Goal, inner_bytes: int) -> list[SolverT
     Nothing is polished; the joint MILP, and the global MILP alone, stand beside. Empty if it is infeasible.
     """
     planner = Planner(base, goal)
-    problem = planner.problem.problem
-    items = [planner.policies.of_module(module).sac.problem for module in planner.problem.modules]
+    problem, items = planner.priced()
     began = time.perf_counter()
     try:
         budgets = solve_global(problem, inner_bytes, gap=goal.gap, solver=goal.milp, time_limit_s=goal.time_limit_s)

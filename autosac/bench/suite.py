@@ -38,10 +38,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autosac.bench.policies import JOINT, Policy
+from autosac.choices import SOLVERS
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
 from autosac.limits import MOST_BUDGETS, MOST_GPUS
-from autosac.planning.planner import SOLVERS, Goal
+from autosac.planning.planner import Goal
 from autosac.quantities import parse_budget
 from autosac.simulation import Target
 from autosac.solvers import BACKENDS
@@ -166,7 +167,7 @@ class Suite:
                 raise UsageError(f"the budget {text} is given twice")
         return found
 
-    def goal(self, budget_bytes: int, solver: str = "knapsack") -> Goal:
+    def goal(self, budget_bytes: int, solver: str = "pareto") -> Goal:
         """The planning goal of one budget."""
         return Goal(
             budget_bytes=budget_bytes,

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
+from autosac.choices import CURVES, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
 from autosac.cli.options import add_output, decimal, filled, filled_path, whole
@@ -25,9 +26,6 @@ from autosac.cli.tool_options import add_cache, add_clusters, add_completion, ad
 from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
 from autosac.limits import MOST_BUDGETS, MOST_DRAWS, MOST_GPUS
-
-SOLVERS = ("greedy", "knapsack", "ilp")
-CURVES = ("staircase", "pwlf")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,8 +145,9 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     decision.add_argument(
         "--solver",
         choices=SOLVERS,
-        default="knapsack",
-        help="solver that chooses operators within a module (default knapsack)",
+        default="pareto",
+        help="solver that chooses operators within a module (default pareto; greedy and knapsack decide as if everything "
+        "that is not kept ran again)",
     )
     decision.add_argument(
         "--curve",

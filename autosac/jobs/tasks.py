@@ -223,7 +223,7 @@ def plan_job(
     gpu: str,
     world_size: int,
     budget: str,
-    solver: str = "knapsack",
+    solver: str = "pareto",
     curve: str = "staircase",
     confidence: float = 0.0,
     offload: bool = False,

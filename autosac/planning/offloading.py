@@ -28,9 +28,8 @@ import numpy as np
 from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.estimator import Hardware, Roofline
 from autosac.memory_sim.spans import Span
-from autosac.planning.build_problem import build_problem
 from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
-from autosac.planning.planner import Goal, Planner
+from autosac.planning.planner import ADDITIVE, Goal, Planner
 from autosac.planning.unit_policies import UnitPolicy
 from autosac.plans import ANY_SIZE, SMALLEST_OFFLOAD_BYTES, Plan
 from autosac.quantities import format_bytes, format_ms
@@ -52,9 +51,7 @@ class OffloadPlanner(Planner):
     def __init__(self, planner: Planner, items: Mapping[str, frozenset[int]]) -> None:
         self.base, self.goal = planner.base, planner.goal
         self.policies = planner.policies.offloading(items)
-        self.problem = build_problem(
-            self.base.trace, self.base.memory, self.policies.statistics(), self.policies.allowed()
-        )
+        self.problem = self._problem(self.goal.solver in ADDITIVE)
         units = [self.policies.of_module(module) for module in self.problem.modules]
         self.window_bytes = max((unit.keeping(sorted(unit.offloaded)).offloaded_bytes for unit in units), default=0)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
+from autosac.choices import CURVES, SOLVERS
 from autosac.errors import UsageError
-from autosac.estimator.sac_curves import CURVES
 from autosac.planning.baseline_plans import mirrored
-from autosac.planning.build_problem import build_problem
+from autosac.planning.build_problem import PlanningProblem, build_problem
 from autosac.planning.step_costs import StepCosts, UnitCost
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
@@ -28,7 +28,8 @@ from autosac.solvers import (
     solve_two_level,
 )
 
-SOLVERS = ("greedy", "knapsack", "ilp")
+# The paper's, which decide as if all that is not kept ran again.
+ADDITIVE = ("greedy", "knapsack")
 OBJECTIVES = ("recompute", "step")
 _MOST_SECONDS = 86_400.0
 
@@ -47,7 +48,7 @@ class Goal:
 
     budget_bytes: int
     budget_kind: str = "reserved"
-    solver: str = "knapsack"
+    solver: str = "pareto"
     curve: str = "staircase"
     milp: str = "cbc"
     time_limit_s: float = 30.0
@@ -119,7 +120,11 @@ class Planner:
         self.base = base
         self.goal = goal
         self.policies = UnitPolicies(base, curve=goal.curve)
-        self.problem = build_problem(base.trace, base.memory, self.policies.statistics(), self.policies.allowed())
+        self.problem = self._problem(goal.solver in ADDITIVE)
+
+    def _problem(self, additive: bool) -> PlanningProblem:
+        statistics = self.policies.statistics(additive=additive)
+        return build_problem(self.base.trace, self.base.memory, statistics, self.policies.allowed())
 
     def solve(
         self, inner_bytes: int, costs: Costs | None = None, *, level: bool = False
@@ -157,33 +162,52 @@ class Planner:
         chosen = (self.policies.of_module(module).keeping(items) for module, items in pairs if items is not None)
         return plan_of(self.base, self.goal, tuple(chosen))
 
-    def gap(self, recompute_ms: float, peak_bytes: int, costs: Costs | None = None) -> float:
+    def gap(self, plan: Plan, costs: Costs | None = None) -> float:
         """By how much a plan is above the least possible at its own peak, at the most (0.01: 1 %).
 
         Its recomputation, or with `costs` the step with what it pays for that. The reference is the relaxation of the joint
         problem over all operators of all units.
         """
-        problem, items = self.priced(costs)
+        problem, items = self._priced(self._reference, costs, additive=False)
+        spent_ms, peak_bytes = self.measured(plan, costs)
         # A little more than the peak, for the solver's tolerances: the bound stays one.
         limit = peak_bytes + peak_bytes // 10**6 + 4096
         fixed_ms = 0.0 if costs is None else self.base.step_ms
         bound_ms = joint_bound_ms(problem, items, limit, solver=self.goal.milp)
-        return relative_gap(fixed_ms + recompute_ms, fixed_ms + bound_ms)
+        return relative_gap(fixed_ms + spent_ms, fixed_ms + bound_ms)
 
-    def measured(self, plan: Plan) -> tuple[float, int]:
-        """The recomputation (ms) and the highest peak (bytes) of any plan, as the problem counts them."""
+    @cached_property
+    def _reference(self) -> PlanningProblem:
+        """The problem with what really runs again, whatever the local solver takes for it."""
+        return self._problem(False) if self.goal.solver in ADDITIVE else self.problem
+
+    def measured(self, plan: Plan, costs: Costs | None = None) -> tuple[float, int]:
+        """The recomputation (ms), or what the step pays for it, and the highest peak (bytes) of any plan, as the problem
+        counts them.
+        """
+        problem = self._priced(self._reference, costs, additive=False)[0]
         units = {unit.fqn: unit for unit in plan.units}
-        chosen = [(units.get(unit.name), unit.stored_bytes) for unit in self.problem.problem.units]
+        chosen = [units.get(unit.name) for unit in problem.units]
         # Plain checkpointing holds less than any policy can: it is counted as the policy that keeps only what must be.
-        kept = [None if unit is None else max(unit.kept_bytes, stored_bytes) for unit, stored_bytes in chosen]
-        times = zip(chosen, self.problem.executions, strict=True)
-        recompute_ms = math.fsum(unit.recompute_ms * len(spans) for (unit, _), spans in times if unit is not None)
-        return recompute_ms, int(self.problem.problem.peaks_bytes(kept).max())
+        pairs = list(zip(chosen, problem.units, strict=True))
+        kept = [None if unit is None else max(unit.kept_bytes, known.stored_bytes) for unit, known in pairs]
+        plain = [None if costs is None else cost.plain_ms for cost in costs or (UnitCost(),) * len(pairs)]
+        spent_ms = math.fsum(
+            known.cost_ms(unit.recompute_ms if plain_ms is None else plain_ms)
+            for (unit, known), plain_ms in zip(pairs, plain, strict=True)
+            if unit is not None
+        )
+        return spent_ms, int(problem.peaks_bytes(kept).max())
 
     def priced(self, costs: Costs | None = None) -> tuple[GlobalProblem, list[LocalProblem]]:
         """The global problem and its units' items, whose times are what the step pays."""
-        problem = self.problem.problem
-        items = [self.policies.of_module(module).sac.problem for module in self.problem.modules]
+        return self._priced(self.problem, costs, additive=self.goal.solver in ADDITIVE)
+
+    def _priced(
+        self, planning: PlanningProblem, costs: Costs | None, *, additive: bool
+    ) -> tuple[GlobalProblem, list[LocalProblem]]:
+        problem = planning.problem
+        items = [self.policies.of_module(module).problem(additive=additive) for module in planning.modules]
         if costs is None:
             return problem, items
         units = list(problem.units)
@@ -193,14 +217,19 @@ class Planner:
             else:
                 items[u] = _all_or_none(items[u], cost.plain_ms)
                 units[u] = replace(
-                    units[u], discardable_bytes=0, recompute_ms=cost.plain_ms, segments=(Segment(0.0, 1.0),)
+                    units[u],
+                    stored_bytes=items[u].stored_bytes,
+                    discardable_bytes=0,
+                    recompute_ms=cost.plain_ms,
+                    segments=(Segment(0.0, 1.0),),
                 )
         return replace(problem, units=tuple(units)), items
 
     @cached_property
     def _step_costs(self) -> StepCosts:
         recompute_ms = [unit.recompute_ms for unit in self.problem.problem.units]
-        return StepCosts(self.base, self.problem, recompute_ms)
+        again = [len(self.policies.of_module(module).operators_again(())) for module in self.problem.modules]
+        return StepCosts(self.base, self.problem, recompute_ms, again)
 
     def costs(self) -> Costs | None:
         """What the step pays for recomputation; None if that is its time everywhere, or cannot be told (the job is compiled,
@@ -213,12 +242,11 @@ class Planner:
     def refined(self, costs: Costs, plan: Plan) -> Costs:
         """The costs as the step under a plan shows them."""
         position = {unit.name: u for u, unit in enumerate(self.problem.problem.units)}
-        lumps = {
-            position[unit.fqn]: self._step_costs.lump(
-                position[unit.fqn], sum(decision.keep for decision in unit.decisions), unit.recompute_ms
-            )
-            for unit in plan.units
-        }
+        lumps = {}
+        for unit in plan.units:
+            u = position[unit.fqn]
+            again = len(self.policies.of_module(self.problem.modules[u]).operators_again(unit.decisions))
+            lumps[u] = self._step_costs.lump(u, again, unit.recompute_ms)
         return self._step_costs.refined(costs, lumps)
 
     def smallest(self) -> Plan:

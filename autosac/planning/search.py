@@ -7,7 +7,7 @@ verified on the way competes, by its simulated step.
 
 The solver knows of active memory only. Where the budget bounds what the allocator reserves, two more plans may compete: one
 for which it may reserve less, as equal units keep nearly the same (`_level`), and whatever baseline is faster than all that
-was found, as a plan (`compete`).
+was found, as a plan (`compete`). What is left of the budget then goes to a few more plans (`_spend`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ _SETTINGS = {
     "full": 'activation_checkpoint.mode = "full"',
     "selective-op": 'activation_checkpoint.mode = "selective" with selective_ac_option = "op"',
 }
+# Plans that are tried for what is left of the budget, if that is worth this share of the step.
+_LAST_TRIES = 3
+_WORTH = 1e-4
 # A step that is not shorter than this share of the one before is no reason to go on.
 _SHORTER = 0.999
 
@@ -72,6 +75,7 @@ class Search:
                 break
         if goal.budget_kind == "reserved":
             self._level(goal, best)
+        self._spend(goal)
         return self._fastest(goal)
 
     def _fit(self, goal: Goal, costs: Costs | None) -> None:
@@ -134,6 +138,23 @@ class Search:
                 return
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
 
+    def _spend(self, goal: Goal) -> None:
+        """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit."""
+        share = 1.0
+        for _ in range(_LAST_TRIES):
+            best = self._fastest(goal)
+            if best is None or best.solution is None:
+                return
+            left_bytes = goal.budget_bytes - best.simulation.peak_bytes(goal.budget_kind)
+            worth_ms = best.solution.budgets.shadow_ms_per_gib * share * left_bytes / 2**30
+            if worth_ms < _WORTH * best.simulation.step_ms:
+                return
+            inner = best.solution.peak_bytes + int(share * left_bytes)
+            self._progress(f"solving for {format_bytes(inner)} of active memory, for the rest of the budget")
+            self._candidate(inner, best.costs, level=best.solution.level)
+            if self._fastest(goal) is best:
+                share /= 2
+
     def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
         """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host
         nothing per operator, and the allocator may reserve less for what every layer does alike. If nothing fits, that which
@@ -181,9 +202,9 @@ class Search:
         """Do as if the plans with these simulations had never been verified."""
         self.verified[:] = [candidate for candidate in self.verified if not is_wrong(candidate.simulation)]
 
-    def _candidate(self, inner: int, costs: Costs | None) -> Candidate | None:
+    def _candidate(self, inner: int, costs: Costs | None, *, level: bool = False) -> Candidate | None:
         try:
-            plan, solution = self._planner.solve(inner, costs)
+            plan, solution = self._planner.solve(inner, costs, level=level)
         except InfeasibleError:
             return None
         return self._candidates.verify(plan, solution, costs)
@@ -214,12 +235,9 @@ class Search:
         """By how much a verified plan is above the joint problem's bound at its own peak, at the most; None if it offloads,
         which that problem does not know.
         """
-        solution = candidate.solution
         if candidate.plan.offloads:
             return None
-        if solution is None:
-            return self._planner.gap(*self._planner.measured(candidate.plan))
-        return self._planner.gap(solution.recompute_ms, solution.peak_bytes, candidate.costs)
+        return self._planner.gap(candidate.plan, candidate.costs)
 
     def notes(self, goal: Goal, best: Candidate) -> tuple[str, ...]:
         """What is worth telling of the plan."""

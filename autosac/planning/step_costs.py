@@ -74,12 +74,17 @@ class _Place(NamedTuple):
 
 
 class StepCosts:
-    """The costs of one captured step's units, whose recomputation in all takes `recompute_ms` each."""
+    """The costs of one captured step's units, whose recomputation in all takes `recompute_ms` each and runs so many operators
+    (`again`).
+    """
 
-    def __init__(self, base: Simulation, planning: PlanningProblem, recompute_ms: Sequence[float]) -> None:
+    def __init__(
+        self, base: Simulation, planning: PlanningProblem, recompute_ms: Sequence[float], again: Sequence[int]
+    ) -> None:
         self._base = base
         self._planning = planning
         self._recompute_ms = recompute_ms
+        self._again = again
         self._kernels = np.flatnonzero(base.timeline.ranks[base.stage].engine == Engine.COMPUTE)
         self._places = [self._place(u, span) for u, executions in enumerate(planning.executions) for span in executions]
         self._operators = [self._count(executions[0]) for executions in planning.executions]
@@ -104,13 +109,13 @@ class StepCosts:
 
     def plain(self, unit: int) -> Lump:
         """Everything is recomputed, by plain checkpointing."""
-        return self.lump(unit, 0, self._recompute_ms[unit])
+        return self.lump(unit, self._again[unit], self._recompute_ms[unit])
 
-    def lump(self, unit: int, kept: int, recompute_ms: float) -> Lump:
-        """A policy that keeps so many operators and recomputes the others in `recompute_ms`."""
+    def lump(self, unit: int, again: int, recompute_ms: float) -> Lump:
+        """A policy that runs so many operators again, in `recompute_ms`."""
         host = self._base.target.host
         kernels, views, again_ms = self._operators[unit]
-        share = max(0.0, 1 - kept / kernels) if kernels else 1.0
+        share = min(1.0, again / kernels) if kernels else 1.0
         backward_us = host.checkpoint_us + share * (kernels * host.recompute_op_us)
         forward_us = PLANNED_MODES * (kernels + views) * host.selective_op_us
         return Lump(recompute_ms, share * again_ms + backward_us / 1e3, forward_us / 1e3)
@@ -140,7 +145,7 @@ class StepCosts:
         costs = [UnitCost()] * len(self._recompute_ms)
         for level in self._planning.problem.levels():
             plain = {u: self.plain(u) for u in level}
-            keeping = {u: self.lump(u, self._operators[u][0], 0.0) for u in level}
+            keeping = {u: self.lump(u, 0, 0.0) for u in level}
             floors = self._floors(keeping)
             if self._nothing_to_hide() and not any(floors.values()):
                 continue

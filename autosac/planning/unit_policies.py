@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autosac.estimator.sac_curves import upper_bound
 from autosac.estimator.sac_estimator import SACEstimator, SACModule
 from autosac.estimator.sac_stats import tradeoff
 from autosac.planning.build_problem import UnitStatistics
 from autosac.plans import Decision, Parameters, Unit
 from autosac.simulation import Simulation
-from autosac.solvers import LocalItem, LocalProblem, LocalSolution
+from autosac.solvers import Closure, LocalItem, LocalProblem, LocalSolution, unit_curve
 from autosac.trace import Region
 
 
@@ -34,7 +34,7 @@ class UnitPolicy:
     def whole(self) -> UnitPolicy:
         """The unit of which nothing can be kept."""
         items = tuple(item._replace(forced=False) for item in self.sac.problem.items)
-        problem = LocalProblem(items=items)
+        problem = LocalProblem(items=items, closure=self.sac.problem.closure)
         return replace(self, sac=replace(self.sac, problem=problem, tradeoff=tradeoff(problem)), plain=True)
 
     def offloading(self, items: Collection[int]) -> UnitPolicy:
@@ -47,21 +47,45 @@ class UnitPolicy:
         sac = replace(self.sac, problem=problem, tradeoff=tradeoff(problem))
         return replace(self, sac=sac, offloaded=frozenset(items))
 
+    def problem(self, *, additive: bool = False) -> LocalProblem:
+        """What the local solvers decide; `additive`: as if all that is not kept ran again."""
+        return self.sac.problem.additive() if additive else self.sac.problem
+
+    def statistics(self, *, additive: bool = False, model: str = "staircase") -> UnitStatistics:
+        """What the global problem needs: the hull of the unit's curve, or the curve in the order of MSPS, by a `model`."""
+        if not additive and self.sac.problem.closure is not None:
+            curve = unit_curve(self.sac.problem)
+            fitted = model == "pwlf" and len(curve.corners) > 1
+            return UnitStatistics(
+                stored_bytes=curve.stored_bytes,
+                discardable_bytes=curve.discardable_bytes,
+                recompute_ms=curve.recompute_ms,
+                segments=upper_bound(curve.corners) if fitted else curve.segments,
+            )
+        tradeoff = self.sac.tradeoff
+        return UnitStatistics(
+            stored_bytes=tradeoff.stored_bytes,
+            discardable_bytes=tradeoff.discardable_bytes,
+            recompute_ms=tradeoff.runtime_ms,
+            segments=self.sac.segments(model),
+        )
+
+    def operators_again(self, decisions: Sequence[Decision]) -> frozenset[int]:
+        """The operators that launch something and run again under these decisions."""
+        stats = self.sac.stats
+        keep = {(decision.op, decision.occurrence) for decision in decisions if decision.keep}
+        names = [(operator.name, operator.occurrence) for operator in stats.operators]
+        kept = {g for g, group in enumerate(stats.groups) if all(names[i] in keep for i in group.members)}
+        return stats.operators_again(kept)
+
     def recompute_all(self) -> Unit:
         """The unit that keeps nothing at all: plain checkpointing."""
         return self.keeping(())
 
     def keeping(self, kept: Sequence[int]) -> Unit:
         """The unit that keeps these items; nothing, if it is `plain`."""
-        items = self.sac.problem.items
-        keep = set() if self.plain else {i for i in kept if i < len(items)}
-        return self.unit(
-            LocalSolution(
-                kept=tuple(sorted(keep)),
-                kept_bytes=sum(items[i].memory_bytes for i in keep),
-                recompute_ms=math.fsum(item.recompute_ms for i, item in enumerate(items) if i not in keep),
-            )
-        )
+        keep = set() if self.plain else {i for i in kept if i < len(self.sac.problem.items)}
+        return self.unit(self.sac.problem.keeping(keep))
 
     def unit(self, solution: LocalSolution) -> Unit:
         """The unit of a plan that follows a local solution."""
@@ -103,7 +127,7 @@ class UnitPolicies:
         self._curve = curve
         trace = base.trace
         compiled = trace.info.compiled  # what is compiled obeys PyTorch's own modes
-        estimator = SACEstimator(trace, base.pricing.event_ms.tolist(), skip_dead=not compiled)
+        estimator = SACEstimator(trace, base.pricing.event_ms.tolist(), on_demand=not compiled)
         self.modules = estimator.modules()
         fsdp = set(trace.info.fsdp_units)
         self.units: list[UnitPolicy] = []
@@ -152,19 +176,13 @@ class UnitPolicies:
         """`inner` lies within `outer` in the module tree."""
         return inner.name.startswith(f"{outer.name}.")
 
-    def statistics(self) -> dict[int, UnitStatistics]:
-        """What the global problem needs, by region."""
+    def statistics(self, *, additive: bool = False) -> dict[int, UnitStatistics]:
+        """What the global problem needs, by region; `additive`: as if all that is not kept ran again."""
         found = {}
         for index in self.modules:
             policy = self._by_module.get(self.base.trace.regions[index].module)
             if policy is not None:
-                tradeoff = policy.sac.tradeoff
-                found[index] = UnitStatistics(
-                    stored_bytes=tradeoff.stored_bytes,
-                    discardable_bytes=tradeoff.discardable_bytes,
-                    recompute_ms=tradeoff.runtime_ms,
-                    segments=policy.sac.segments(self._curve),
-                )
+                found[index] = policy.statistics(additive=additive, model=self._curve)
         return found
 
     def allowed(self) -> dict[int, bool]:
@@ -172,14 +190,22 @@ class UnitPolicies:
         return dict.fromkeys(self._by_module, True)
 
 
-def _same_calls(first: Region, other: Region) -> bool:
-    """Two executions of a module ran the same operators with outputs of the same look."""
+def _hosted(closure: Closure | None, items: Collection[int]) -> Closure | None:
+    """The closure in which what these items keep takes no memory on the device."""
+    if closure is None:
+        return None
+    results = tuple(r._replace(memory_bytes=0) if r.item in items else r for r in closure.results)
+    return replace(closure, results=results)
 
-    def look(region: Region) -> list[tuple[object, ...]]:
+
+def _same_calls(first: Region, other: Region) -> bool:
+    """Two executions of a module ran the same operators with outputs of the same layout."""
+
+    def layouts(region: Region) -> list[tuple[object, ...]]:
         return [
             (call.op, tuple((meta.shape, meta.dtype) for meta in call.outputs))
             for call in region.calls
             if call.occurrence >= 0
         ]
 
-    return look(first) == look(other)
+    return layouts(first) == layouts(other)

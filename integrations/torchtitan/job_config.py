@@ -24,8 +24,8 @@ class AutoSAC:
     plan: str = ""
     """A plan file, written by `autosac plan`, to apply instead of planning. Not together with budget."""
 
-    solver: str = "knapsack"
-    """What decides operator by operator: "greedy", "knapsack" or "ilp"."""
+    solver: str = "pareto"
+    """What decides operator by operator: "pareto", "ilp", "greedy" or "knapsack"."""
 
     curve: str = "staircase"
     """How the MILP models a module's trade-off of time against memory: "staircase" or "pwlf" (an upper bound)."""

@@ -65,7 +65,7 @@ def loss_and_gradients(make_step: Callable[..., Any], plan: Plan | None) -> list
 
 
 @pytest.mark.filterwarnings("error::autosac.integrations.apply.PlanMismatchWarning")
-@pytest.mark.parametrize("solver", ["greedy", "knapsack", "ilp"])
+@pytest.mark.parametrize("solver", ["pareto", "greedy", "knapsack", "ilp"])
 def test_gradients_are_bitwise_equal(make_step: Any, observed: tuple[EagerCaptures, Simulation], solver: str) -> None:
     """Under every solver's plan at five budgets, loss and all gradients are those without checkpointing, bit for bit."""
     expected = loss_and_gradients(make_step, None)

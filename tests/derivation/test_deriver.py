@@ -60,6 +60,38 @@ def test_titan_plans_are_derived_exactly(titan: Any, rows: Any) -> None:
     assert kept
 
 
+def _again(subject: Any, plan: Plan) -> dict[str, set[tuple[str, int]]]:
+    """The operators that run again under a plan, as the solver's closure has it, by module."""
+    units = {unit.name: unit for unit in subject.policies}
+    found = {}
+    for unit in plan.units:
+        stats = units[unit.fqn].sac.stats
+        again = units[unit.fqn].operators_again(unit.decisions)
+        found[unit.fqn] = {(stats.operators[i].name, stats.operators[i].occurrence) for i in again}
+    return found
+
+
+def _ran(subject: Any, plan: Plan) -> dict[str, set[tuple[str, int]]]:
+    """The operators that did run again in the captured step, by module."""
+    trace = subject.captured(plan)
+    found: dict[str, set[tuple[str, int]]] = {unit.fqn: set() for unit in plan.units}
+    for region in trace.regions:
+        found[trace.modules[region.module]] |= {(call.op, call.occurrence) for call in region.calls}
+    return found
+
+
+def test_the_solvers_closure_is_what_runs(eager: Any) -> None:
+    """What the planner expects to run again under a random plan is what the captured recomputation ran, each operator."""
+    for plan in [eager.random(seed) for seed in range(4)] + [eager.plain(eager.outer), eager.plain(eager.inner)]:
+        assert _again(eager, plan) == _ran(eager, plan)
+
+
+def test_the_solvers_closure_is_what_runs_in_titan_jobs(titan: Any) -> None:
+    """The same for TorchTitan jobs."""
+    for plan in [titan.random(seed) for seed in SEEDS] + [titan.plain(titan.outer), titan.plain(titan.inner[:-1])]:
+        assert _again(titan, plan) == _ran(titan, plan)
+
+
 def test_the_simulated_step_is_the_same(eager: Any) -> None:
     """Simulations on derived traces are those on captured ones: time, peaks, recomputation."""
     derivation = Derivation(eager.captures, {policy.name: policy.recompute_all() for policy in eager.policies})

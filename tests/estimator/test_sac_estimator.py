@@ -182,7 +182,7 @@ def test_operators_that_the_backward_needs_nothing_of_cost_nothing() -> None:
     """The last matmul leads to the output only, so it is never run again; nor is an addition that nothing saves."""
     step = Step()
     mlp(step)
-    runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
+    runtimes = [op.runtime_ms for op in step.estimator(on_demand=True).stats(0).operators]
     assert runtimes == [2.0, 0.5, 0.0, 0.0]
 
     step = Step()
@@ -193,7 +193,7 @@ def test_operators_that_the_backward_needs_nothing_of_cost_nothing() -> None:
     step.end_forward(1, (x,), (out,))
     step.backward(act, act)
     step.backward(hidden, hidden, x, out)
-    runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
+    runtimes = [op.runtime_ms for op in step.estimator(on_demand=True).stats(0).operators]
     assert runtimes == [2.0, 0.5, 0.0]
 
 

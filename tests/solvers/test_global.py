@@ -184,11 +184,13 @@ def test_milp_meets_the_reference(reference: Reference, what: GlobalProblem, bud
         return
     try:
         solution = exact(what, budget * 10)
-    except InfeasibleError:  # the reference fits to the byte
+    except InfeasibleError:  # the reference fits to the byte, with fractions of bytes kept
         assert reference(what, budget * 10 - 1) == float("inf")
         return
     total = sum(u.recompute_ms for u in what.units)
-    assert solution.recompute_ms == pytest.approx(expected, abs=1e-3 * total)
+    if reference(what, budget * 10 - 1) < float("inf"):
+        assert solution.recompute_ms == pytest.approx(expected, abs=1e-3 * total)
+    assert solution.recompute_ms >= expected - 1e-3 * total  # what fits to the byte may not be the best
     assert solution.bound_ms <= solution.recompute_ms + 1e-6 * total
     assert solution.peak_bytes == what.peaks_bytes(solution.kept_bytes).max() <= budget * 10
 
@@ -268,6 +270,11 @@ def test_counts_of_nested_classes_become_disjoint_units(reference: Reference) ->
 def test_spread_prefers_the_corners_of_the_curve(total: float, expected: list[float]) -> None:
     """The curve has corners at 0, 0.5 and 1; at most one of four units lies in between."""
     assert spread(total, 4, CURVES[1]) == pytest.approx(expected)
+
+
+def test_a_corner_at_the_end_of_the_curve_is_no_breakpoint() -> None:
+    """Two lines that meet where everything is discarded: two units that discard all discard all."""
+    assert spread(2.0, 2, (Segment(0.5, 0.0), Segment(1.5, -1.0))) == [1.0, 1.0]
 
 
 @settings(FEW, max_examples=100)

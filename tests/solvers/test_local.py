@@ -8,16 +8,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autosac.choices import SOLVERS
 from autosac.errors import InfeasibleError, UsageError
 from autosac.solvers import (
     LOCAL_SOLVERS,
     LocalItem,
     LocalProblem,
     LocalSolver,
+    frontier,
     greedy,
     ilp,
     knapsack,
     knapsack_resolution,
+    local_ilp,
     local_solver,
     pareto,
 )
@@ -142,21 +145,24 @@ def test_more_budget_never_costs_time(rows: LocalProblem, more: int, yet_more: i
 
 @CHECKED
 @given(problems)
-def test_pareto_is_the_frontier(brute_force: Reference, rows: LocalProblem) -> None:
+def test_the_frontier_of_an_additive_problem(brute_force: Reference, rows: LocalProblem) -> None:
     """Every point of the frontier is the optimum of its budget, and one byte less is worse."""
-    points = pareto(rows)
-    assert points is not None
-    for kept, ms in points:
+    found = frontier(rows)
+    assert found.exact
+    for policy in found.policies:
+        kept, ms = policy.kept_bytes, policy.recompute_ms
         assert ms == pytest.approx(brute_force(rows, kept), abs=1e-9)
-        assert kept == points[0][0] or brute_force(rows, kept - 1) > ms
+        assert kept == found.policies[0].kept_bytes or brute_force(rows, kept - 1) > ms
 
 
-def test_pareto_gives_up_beyond_its_limit() -> None:
-    """Four items with powers of two have 16 undominated sums."""
+def test_a_long_frontier_is_thinned_beyond_its_limit() -> None:
+    """Four items with powers of two have 16 undominated sums; with room for fewer, those that are left are real."""
     rows = problem(*((2**i, 2.0**i) for i in range(4)))
-    points = pareto(rows)
-    assert points is not None and len(points) == 16
-    assert pareto(rows, limit=15) is None
+    assert len(frontier(rows).policies) == 16
+    rows = problem(*((1000 + 2**i, 1000 + 2.0**i) for i in range(9)))
+    few = frontier(rows, limit=50)
+    assert not few.exact and len(few.policies) < len(frontier(rows).policies) == 512
+    assert all(rows.keeping(policy.kept) == policy for policy in few.policies)
 
 
 def test_highs_agrees_with_cbc() -> None:
@@ -165,6 +171,32 @@ def test_highs_agrees_with_cbc() -> None:
     rows = problem((512, 1.0), (1024, 2.5), (1536, 3.0), (2048, 3.9))
     assert ilp(rows, 2560, solver="highs") == ilp(rows, 2560, solver="cbc")
     assert ilp(rows, 2560).kept == (1, 2)
+
+
+def test_the_milp_ends_on_large_coprime_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of 10^10 to 10^12 bytes without a common divisor take a few solver calls, and the exact fit of three is found."""
+    sizes = [10**10 + 19, 3 * 10**10 + 7, 10**11 + 3, 2 * 10**11 + 9, 5 * 10**11 + 1, 10**12 - 11, 7 * 10**10 + 33]
+    rows = problem(*((size, size / 1e10 + i / 7) for i, size in enumerate(sizes)))
+    calls = []
+    solve = local_ilp._Model.solve
+    monkeypatch.setattr(local_ilp._Model, "solve", lambda self, backend: (calls.append(1), solve(self, backend))[1])
+    for chosen in ((1, 3, 6), (0, 2, 4)):
+        budget = sum(sizes[i] for i in chosen)
+        found = ilp(rows, budget)
+        assert found.kept_bytes <= budget
+        assert found.recompute_ms == pytest.approx(pareto(rows, budget).recompute_ms)
+        assert found.recompute_ms <= rows.keeping(chosen).recompute_ms + 1e-9
+    assert len(calls) <= 20
+
+
+def test_the_time_limit_is_for_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose every answer is too large is asked until the time is over, not for ever; greedy's answer stands."""
+    rows = problem((5, 5.0), (3, 3.3), (3, 3.6))
+    clock = iter(range(1000))
+    monkeypatch.setattr(local_ilp.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(local_ilp._Model, "solve", lambda self, backend: rows.keeping((0, 1, 2)))
+    assert ilp(rows, 6, time_limit_s=5).kept == knapsack(rows, 6).kept
+    assert next(clock) <= 10
 
 
 def test_large_byte_counts_do_not_lose_the_budget() -> None:
@@ -185,7 +217,7 @@ def test_equal_calls_are_answered_once() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: local_solver("magic"), "unknown local solver 'magic': choose one of greedy, knapsack, ilp"),
+        (lambda: local_solver("magic"), "unknown local solver 'magic': choose one of pareto, greedy, knapsack, ilp"),
         (lambda: ilp(problem((1, 1.0)), 0, solver="gurobi"), "unknown MILP solver 'gurobi': choose one of cbc, highs"),
         (lambda: ilp(problem((1, 1.0)), 0, time_limit_s=0), "must be a positive number of seconds, not 0"),
         (lambda: ilp(problem((1, 1.0)), 0, time_limit_s=float("nan")), "must be a positive number of seconds"),
@@ -207,3 +239,8 @@ def test_a_missing_back_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
     with pytest.raises(UsageError, match=r"'highs' is not installed \(pip install highspy\)"):
         ilp(problem((1, 1.0)), 0, solver="highs")
+
+
+def test_the_names_that_users_choose() -> None:
+    """Every solver has a name that the command line knows, and every name a solver."""
+    assert set(SOLVERS) == set(LOCAL_SOLVERS)

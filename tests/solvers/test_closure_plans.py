@@ -1,0 +1,74 @@
+"""Plans over several units with closures: the joint MILP, the two-level method and the bound against all plans."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosac.solvers import (
+    Closure,
+    GlobalProblem,
+    LocalItem,
+    LocalProblem,
+    Operator,
+    PeakPoint,
+    Result,
+    Unit,
+    frontier,
+    joint_bound_ms,
+    solve_joint,
+    solve_two_level,
+    unit_curve,
+)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> LocalProblem:
+    """Three operators in a row and one beside, of which the backward asks for two results."""
+    sizes = [draw(st.integers(1, 6)) * 10 for _ in range(4)]
+    times = [float(draw(st.integers(1, 9))) for _ in range(4)]
+    operators = tuple(Operator(ms, reads) for ms, reads in zip(times, ((), (0,), (1,), (0,)), strict=True))
+    results = tuple(Result(size, i, (i,)) for i, size in enumerate(sizes))
+    items = tuple(LocalItem(size, ms) for size, ms in zip(sizes, times, strict=True))
+    return LocalProblem(items=items, closure=Closure(operators, results, (2, 3)))
+
+
+@settings(deadline=None, max_examples=15)
+@given(chains(), chains(), st.booleans(), st.integers(30, 60))
+def test_plans_over_closures(first: LocalProblem, other: LocalProblem, alike: bool, share: int) -> None:
+    """No plan is below the bound, the joint MILP finds the best, and two levels fit and are not below it."""
+    items = (first, first if alike else other)
+    units = []
+    for u, local in enumerate(items):
+        curve = unit_curve(local)
+        units.append(
+            Unit(
+                name=f"u{u}",
+                implicit_bytes=260,
+                boundary_bytes=0,
+                stored_bytes=curve.stored_bytes,
+                discardable_bytes=curve.discardable_bytes,
+                recompute_ms=curve.recompute_ms,
+                segments=curve.segments,
+            )
+        )
+    points = (PeakPoint("loss", 600, ((0, 1), (1, 1))), PeakPoint("last", 400, ((1, -1),)))
+    problem = GlobalProblem(units=tuple(units), points=points)
+    budget = share * 10
+    best = float("inf")
+    for chosen in itertools.product(*((None, *frontier(local).policies) for local in items)):
+        if problem.peaks_bytes([None if p is None else p.kept_bytes for p in chosen]).max() <= budget - 1:
+            best = min(best, sum(p.recompute_ms for p in chosen if p is not None))
+    if best == float("inf"):
+        return
+    assert joint_bound_ms(problem, items, budget) <= best + 1e-3
+    joint = solve_joint(problem, items, budget)
+    assert joint.recompute_ms <= best + 1e-3 and joint.peak_bytes <= budget
+    two = solve_two_level(problem, items, budget, local="pareto", gap=0.0)
+    assert two.peak_bytes <= budget and two.recompute_ms >= joint.recompute_ms - 1e-3
+    assert [p.recompute_ms for p in two.policies if p is not None] == pytest.approx(
+        [local.keeping(p.kept).recompute_ms for local, p in zip(items, two.policies, strict=True) if p is not None]
+    )
