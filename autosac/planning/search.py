@@ -259,12 +259,12 @@ class Search:
         if best.plan.units:
             gap = self.gap(best)
             what = "recomputation" if best.costs is None else "the step"
-            known = f"at most {gap:.1%} above the least possible at this peak (linear bound)" if gap is not None else ""
-            found.append(
-                f"priced operator by operator, {what} is {known}"
-                if known
-                else "how far it is from the best plan that offloads is not known"
-            )
+            if best.simulation.trace.info.compiled:
+                found.append("how far it is from the best plan of a compiled model is not known")
+            elif gap is None:
+                found.append("how far it is from the best plan that offloads is not known")
+            else:
+                found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
             price_ms = 0.0 if solution is None else solution.budgets.shadow_ms_per_gib
             if price_ms > 0:
                 found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
