@@ -104,7 +104,7 @@ class Simulation:
     """A simulated step of one rank. Parts are computed when they are asked for.
 
     With pipeline parallelism `pipeline` holds all stages; this is the one at position `stage`, and its times are those of
-    all stages running together.
+    all stages running together. `other_prices` replace those of the target.
     """
 
     trace: Trace
@@ -112,6 +112,7 @@ class Simulation:
     selective_modules: tuple[str, ...] = ()
     pipeline: Pipeline | None = None
     stage: int = 0
+    other_prices: Pricing | None = None
 
     @cached_property
     def memory(self) -> MemoryTimeline:
@@ -145,7 +146,7 @@ class Simulation:
     def pricing(self) -> Pricing:
         """Device time of every event."""
         target = self.target
-        return price(self.trace, target.hardware, target.cluster, collectives=target.collectives)
+        return self.other_prices or price(self.trace, target.hardware, target.cluster, collectives=target.collectives)
 
     @cached_property
     def timeline(self) -> Timeline:

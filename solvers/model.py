@@ -74,6 +74,7 @@ class PeakModel(ABC):
 
         self.problem = problem
         self.points = points
+        self.rows: dict[int, Any] = {}
         self.classes = classes(problem, points, details)
         scale = budget_bytes or max(problem.points[p].base_bytes for p in points)
         self.unit_bytes = max(scale, 1) / 2**16
@@ -129,7 +130,7 @@ class PeakModel(ABC):
     def _add_points(self) -> None:
         import pulp
 
-        self.rows: dict[int, Any] = {}
+        self.rows = {}
         of_unit = {group.representative: c for c, group in enumerate(self.classes)}
         running: Any = 0
         wanted = set(self.points)

@@ -151,12 +151,13 @@ class _Side:
         self.common_metas: frozenset[TensorMeta] = frozenset()
         self._storages: list[Any] = []
         self._signatures: list[Any] = []
+        self._fields: dict[type, list[tuple[int, Any]]] = {}
 
     def finish(self) -> None:
         """What is common to both sides is known: number the tables' rows."""
         self._storages = [self.storage(row) for row in self.trace.storages]
         self._signatures = [hash(self.signature(row)) for row in self.trace.signatures]
-        self._fields: dict[type, list[tuple[int, Any]]] = {}
+        self._fields.clear()
 
     def sized(self, row: Storage) -> Any:
         """A storage by what made it, and its size."""

@@ -174,6 +174,4 @@ def _slower(simulation: Simulation, model: str) -> Simulation:
     pricing = simulation.pricing
     index = pricing.source.index(model) if model in pricing.source else len(pricing.source)
     event_ms = pricing.event_ms * (1 + np.where(pricing.event_source == index, pricing.event_rel_std, 0.0))
-    slower = replace(simulation, pipeline=None, stage=0)
-    vars(slower)["pricing"] = replace(pricing, event_ms=event_ms)
-    return slower
+    return replace(simulation, pipeline=None, stage=0, other_prices=replace(pricing, event_ms=event_ms))

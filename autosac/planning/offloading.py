@@ -29,7 +29,7 @@ from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.estimator import Hardware, Roofline
 from autosac.memory_sim.spans import Span
 from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
-from autosac.planning.planner import ADDITIVE, Goal, Planner
+from autosac.planning.planner import Goal, Planner
 from autosac.planning.unit_policies import UnitPolicy
 from autosac.plans import ANY_SIZE, SMALLEST_OFFLOAD_BYTES, Plan
 from autosac.quantities import format_bytes, format_ms
@@ -49,9 +49,7 @@ class OffloadPlanner(Planner):
     """A planner whose units offload these items, by the unit's name, whenever they are checkpointed."""
 
     def __init__(self, planner: Planner, items: Mapping[str, frozenset[int]]) -> None:
-        self.base, self.goal = planner.base, planner.goal
-        self.policies = planner.policies.offloading(items)
-        self.problem = self._problem(self.goal.solver in ADDITIVE)
+        super().__init__(planner.base, planner.goal, planner.policies.offloading(items))
         units = [self.policies.of_module(module) for module in self.problem.modules]
         self.window_bytes = max((unit.keeping(sorted(unit.offloaded)).offloaded_bytes for unit in units), default=0)
 

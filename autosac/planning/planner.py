@@ -116,10 +116,10 @@ class Planner:
     Recomputation costs its time, or what `costs` say that the step pays for it (one for each unit, see `step_costs`).
     """
 
-    def __init__(self, base: Simulation, goal: Goal) -> None:
+    def __init__(self, base: Simulation, goal: Goal, policies: UnitPolicies | None = None) -> None:
         self.base = base
         self.goal = goal
-        self.policies = UnitPolicies(base, curve=goal.curve)
+        self.policies = policies or UnitPolicies(base, curve=goal.curve)
         self.problem = self._problem(goal.solver in ADDITIVE)
 
     def _problem(self, additive: bool) -> PlanningProblem:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from autosac.estimator.sac_curves import upper_bound
 from autosac.estimator.sac_estimator import SACEstimator, SACModule
@@ -131,6 +130,8 @@ class UnitPolicies:
         self.modules = estimator.modules()
         fsdp = set(trace.info.fsdp_units)
         self.units: list[UnitPolicy] = []
+        self._by_module: dict[int, UnitPolicy] = {}
+        units: list[UnitPolicy] = []
         self._regions: dict[int, int] = {}
         refused: dict[str, str] = {}
         for index, sac in self.modules.items():
@@ -153,13 +154,13 @@ class UnitPolicies:
             unit = UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters)
             # FSDP gathers an inner unit's parameters again where all is recomputed; what it runs for that is no policy's.
             above = any(inner.startswith(f"{name}.") for inner in fsdp)
-            self.units.append(unit.whole() if above else unit)
-        self.units = [unit for unit in self.units if unit.name not in refused]
+            units.append(unit.whole() if above else unit)
+        self._choose([unit for unit in units if unit.name not in refused])
         self.refusals = tuple(f"{name} is not checkpointed: {reason}" for name, reason in refused.items())
 
-    @cached_property
-    def _by_module(self) -> dict[int, UnitPolicy]:
-        return {unit.module: unit for unit in self.units}
+    def _choose(self, units: list[UnitPolicy]) -> None:
+        self.units = units
+        self._by_module = {unit.module: unit for unit in units}
 
     def of_module(self, module: int) -> UnitPolicy:
         """The policy of a module by its index in the trace."""
@@ -168,8 +169,7 @@ class UnitPolicies:
     def offloading(self, items: Mapping[str, Collection[int]]) -> UnitPolicies:
         """The same modules, of which these have results that wait in host memory: their items, by the module's name."""
         found = copy(self)
-        found.units = [unit.offloading(items[unit.name]) if unit.name in items else unit for unit in self.units]
-        found.__dict__.pop("_by_module", None)
+        found._choose([unit.offloading(items[unit.name]) if unit.name in items else unit for unit in self.units])
         return found
 
     def is_inside(self, inner: UnitPolicy, outer: UnitPolicy) -> bool:

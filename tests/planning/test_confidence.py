@@ -84,14 +84,13 @@ def priced(simulation: Simulation, operator_std: float, gather_std: float) -> Si
     """The same step, its operators priced by one model and its gathers by another, with these standard errors."""
     old = simulation.pricing
     gathers = np.array([type(event) is Collective for event in simulation.trace.events])
-    simulation = replace(simulation)
-    vars(simulation)["pricing"] = Pricing(
+    prices = Pricing(
         event_ms=old.event_ms,
         source=("operators", "gathers"),
         event_source=gathers.astype(np.int16),
         event_rel_std=np.where(gathers, gather_std, operator_std).astype(np.float32),
     )
-    return simulation
+    return replace(simulation, other_prices=prices)
 
 
 def test_errors_of_a_step(make_job: Callable[..., Any]) -> None:
@@ -110,8 +109,8 @@ def test_errors_of_a_step(make_job: Callable[..., Any]) -> None:
 def test_errors_of_a_pipeline_are_of_all_its_stages(make_job: Callable[..., Any]) -> None:
     """Two ranks that meet in gathers, one twice as fast: the slow one decides, and by how much its own 30 ms may be longer."""
     slow = make_job(4, gather_ms=0.0).observed()
-    fast = replace(slow, trace=replace(slow.trace, info=replace(slow.trace.info, rank=1)))
-    vars(fast)["pricing"] = replace(slow.pricing, event_ms=slow.pricing.event_ms / 2)
+    prices = replace(slow.pricing, event_ms=slow.pricing.event_ms / 2)
+    fast = replace(slow, trace=replace(slow.trace, info=replace(slow.trace.info, rank=1)), other_prices=prices)
     stage, _ = Pipeline(stages=(priced(fast, 0.5, 0.0), priced(slow, 0.125, 0.0))).joined()
     assert stage.step_ms == pytest.approx(30.0)
     assert step_errors_ms(stage) == pytest.approx({"operators": 3.75, "gathers": 0.0})

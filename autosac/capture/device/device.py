@@ -74,7 +74,7 @@ class Stream(torch.Stream):
         return stream
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+        self._previous: Stream | None = None
 
     def wait_stream(self, other: Stream) -> None:
         log.stream_wait(self.stream_id, other.stream_id)
@@ -99,6 +99,7 @@ class Stream(torch.Stream):
         return self
 
     def __exit__(self, *_: object) -> None:
+        assert self._previous is not None
         _state.stream = self._previous
 
     def __eq__(self, other: object) -> bool:

@@ -93,6 +93,8 @@ class CaptureServer:
         self._on_progress = on_progress
         self._store = default_store() if use_cache and not debug else None
         self._surroundings: dict[str, Any] | None = None
+        self._undo = contextlib.ExitStack()
+        self._folder = Path()  # while the server is entered
         self._asked = 0  # captures, so far
         self._lock = threading.Lock()  # of what is waited for, and of the end
         self._waiting: dict[int, _Waiting] = {}
@@ -104,7 +106,6 @@ class CaptureServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> CaptureServer:
-        self._undo = contextlib.ExitStack()
         self._folder = self._undo.enter_context(temporary_folder())
         return self
 
