@@ -94,6 +94,30 @@ def html_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ())
     except ImportError:
         raise UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'") from None
     figure = go.Figure()
+    _add_memory(figure, series)
+    _add_phases(figure, series)
+    for limit in limits:
+        figure.add_hline(
+            y=limit.gib,
+            line_color=limit.color,
+            line_dash="dash",
+            annotation_text=limit.label,
+            annotation_position="top left",
+        )
+    _add_peak(figure, series, peak)
+    figure.update_layout(
+        hovermode="x unified",
+        template="plotly_white",
+        xaxis_title=series.unit,
+        yaxis_title="GiB on the device",
+        yaxis_range=[0, _top(series, limits)],
+        legend_traceorder="reversed",
+    )
+    return figure
+
+
+def _add_memory(figure: Any, series: TimelineSeries) -> None:
+    """Bytes by category, what is reserved, and the sum with what ran."""
     for category, values in series.gib.items():
         figure.add_scatter(
             x=series.x,
@@ -119,6 +143,10 @@ def html_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ())
         customdata=[list(what) for what in series.what],
         hovertemplate="%{y:.3f} GiB<br>%{customdata[0]}<br>%{customdata[1]} (%{customdata[2]})",
     )
+
+
+def _add_phases(figure: Any, series: TimelineSeries) -> None:
+    """The phases as shades, each once in the legend."""
     named: set[Phase] = set()
     for phase, first, last in series.phases:
         figure.add_vrect(
@@ -132,14 +160,10 @@ def html_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ())
             legendgroup=f"phase {phase.name}",
         )
         named.add(phase)
-    for limit in limits:
-        figure.add_hline(
-            y=limit.gib,
-            line_color=limit.color,
-            line_dash="dash",
-            annotation_text=limit.label,
-            annotation_position="top left",
-        )
+
+
+def _add_peak(figure: Any, series: TimelineSeries, peak: str) -> None:
+    """A point and an arrow with its text."""
     at = series.peak
     figure.add_scatter(
         x=[series.x[at]],
@@ -159,15 +183,6 @@ def html_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ())
         bgcolor="rgba(255,255,255,0.85)",
         align="left",
     )
-    figure.update_layout(
-        hovermode="x unified",
-        template="plotly_white",
-        xaxis_title=series.unit,
-        yaxis_title="GiB on the device",
-        yaxis_range=[0, _top(series, limits)],
-        legend_traceorder="reversed",
-    )
-    return figure
 
 
 def timeline_png(

@@ -208,23 +208,8 @@ def check_document(document: dict[str, Any], fields: Mapping[str, tuple[str, ...
         _texts(texts, name)
     if len(streams) > _MOST_STREAMS:
         fail("streams", f"{len(streams)} names", f"at most {_MOST_STREAMS}")
-    group = {
-        "name": _texts,
-        "offset": _whole(0, MOST_RANKS),
-        "dims": _dims,
-        "explicit": _wholes(0, MOST_RANKS, "a rank"),
-    }
-    groups = _table(document["groups"], fields["Group"], group, "groups")
-    signature = {
-        "name": _texts,
-        "inputs": _metas(),
-        "outputs": _metas(),
-        "arguments": _arguments,
-        "is_view": _flags,
-        "is_random": _flags,
-        "mutates": _wholes(0, _MOST),
-    }
-    signatures = _table(document["signatures"], fields["Signature"], signature, "signatures")
+    groups = _table(document["groups"], fields["Group"], _GROUP, "groups")
+    signatures = _table(document["signatures"], fields["Signature"], _signature_checks(), "signatures")
     for i in range(signatures):
         _wholes(0, len(document["signatures"][1][i]) - 1, "an input")(
             [document["signatures"][6][i]], f"signatures.mutates[{i}]"
@@ -243,8 +228,39 @@ def check_document(document: dict[str, Any], fields: Mapping[str, tuple[str, ...
         {**common, "nbytes": _whole(0, _MOST_BYTES, "bytes"), "label": _whole(0, labels - 1, "a label")},
         "storages",
     )
+    rows = _event_checks(common, storages, groups)
+    waits = {**rows, "stream": _whole(-1, _MOST_STREAMS, "a stream"), "event": _whole(-1, _MOST, "an event")}
+    for part in ("prologue", "events"):
+        _events(document[part], fields, rows, waits, part)
+    total = len(document["events"]["order"])
+    _operators(document, fields["Op"])
+    _regions(document["regions"], fields, {**common, "storages": rows["inputs"]}, total)
+
+
+_GROUP: dict[str, Check] = {
+    "name": _texts,
+    "offset": _whole(0, MOST_RANKS),
+    "dims": _dims,
+    "explicit": _wholes(0, MOST_RANKS, "a rank"),
+}
+
+
+def _signature_checks() -> dict[str, Check]:
+    return {
+        "name": _texts,
+        "inputs": _metas(),
+        "outputs": _metas(),
+        "arguments": _arguments,
+        "is_view": _flags,
+        "is_random": _flags,
+        "mutates": _wholes(0, _MOST),
+    }
+
+
+def _event_checks(common: Mapping[str, Check], storages: int, groups: int) -> dict[str, Check]:
+    """The columns of all kinds of events."""
     used = _wholes(-1, storages - 1, "a storage")
-    rows = {
+    return {
         **common,
         "inputs": used,
         "outputs": used,
@@ -261,12 +277,6 @@ def check_document(document: dict[str, Any], fields: Mapping[str, tuple[str, ...
         "reason": _one_of(_REASONS),
         "step": _whole(0, _MOST),
     }
-    waits = {**rows, "stream": _whole(-1, _MOST_STREAMS, "a stream"), "event": _whole(-1, _MOST, "an event")}
-    for part in ("prologue", "events"):
-        _events(document[part], fields, rows, waits, part)
-    total = len(document["events"]["order"])
-    _operators(document, fields["Op"])
-    _regions(document["regions"], fields, {**common, "storages": used}, total)
 
 
 def _events(

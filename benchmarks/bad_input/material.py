@@ -141,15 +141,16 @@ def plan() -> dict[str, Any]:
     return document
 
 
-def capture() -> Trace:
-    """A step of one linear layer on two ranks: forward, backward with a reduction of its gradient, optimizer."""
-    weight, rows = TensorMeta((256, 256), (256, 1), "bfloat16"), TensorMeta((64, 256), (256, 1), "bfloat16")
+_WEIGHT, _ROWS = TensorMeta((256, 256), (256, 1), "bfloat16"), TensorMeta((64, 256), (256, 1), "bfloat16")
+
+
+def _tables() -> tuple[tuple[Signature, ...], tuple[Storage, ...]]:
     signatures = (
-        Signature("aten.mm.default", (rows, weight), (rows,)),
-        Signature("aten.relu.default", (rows,), (rows,)),
-        Signature("aten.mm.default", (weight, rows), (weight,), (("alpha", 1), ("dims", (0, 1)))),
-        Signature("c10d.allreduce_.default", (weight,), (weight,), (("group", "dp"),)),
-        Signature("aten._fused_adamw_.default", (weight, weight), (), (), False, False, (0,)),
+        Signature("aten.mm.default", (_ROWS, _WEIGHT), (_ROWS,)),
+        Signature("aten.relu.default", (_ROWS,), (_ROWS,)),
+        Signature("aten.mm.default", (_WEIGHT, _ROWS), (_WEIGHT,), (("alpha", 1), ("dims", (0, 1)))),
+        Signature("c10d.allreduce_.default", (_WEIGHT,), (_WEIGHT,), (("group", "dp"),)),
+        Signature("aten._fused_adamw_.default", (_WEIGHT, _WEIGHT), (), (), False, False, (0,)),
     )
     storages = tuple(
         Storage(nbytes, 0, label, phase, 1, 1, op)
@@ -161,6 +162,13 @@ def capture() -> Trace:
             (2**17, Label.GRADIENT, Phase.BACKWARD, "aten.mm.default"),
         )
     )
+    return signatures, storages
+
+
+def capture() -> Trace:
+    """A step of one linear layer on two ranks: forward, backward with a reduction of its gradient, optimizer."""
+    signatures, storages = _tables()
+    rows = _ROWS
     events = (
         ModuleEnter(1, Phase.FORWARD),
         Op(0, 0, 1, Phase.FORWARD, 1, (1, 0), (2,)),
