@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "autosac"
-CELLAR = ("errors", "files", "interrupts", "quantities", "target")
+CELLAR = ("choices", "display", "errors", "files", "interrupts", "limits", "progress", "quantities", "target")
 FRONT_DOOR = ("__init__", "__main__")
 
 Arrows = Mapping[tuple[str, str], int]

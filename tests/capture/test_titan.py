@@ -158,10 +158,9 @@ def test_modules_of_operators(titan: Capture) -> None:
 def test_what_the_trace_is_of(titan: Capture) -> None:
     """The trace says what it is of."""
     info = titan().info
-    expected = {"world_size": 8, "rank": 0, "local_batch_size": 2, "seq_len": 128, "tokens_per_step": 256}
-    assert expected.items() <= info.items()
-    assert info["fsdp_units"] == ["", *(f"layers.{i}" for i in range(LAYERS)), "norm", "output", "tok_embeddings"]
-    assert info["parallelism"]["dp_shard"] == 8
+    assert (info.world_size, info.rank, info.local_batch_size, info.seq_len, info.tokens_per_step) == (8, 0, 2, 128, 256)
+    assert info.fsdp_units == ("", *(f"layers.{i}" for i in range(LAYERS)), "norm", "output", "tok_embeddings")
+    assert info.parallelism.dp_shard == 8 and not info.compiled and info.selective_modules == ()
 
 
 def test_checkpointing_modes(titan: Capture) -> None:
