@@ -66,16 +66,16 @@ class Candidates:
 
 
 class Bracket:
-    """What a solver is to keep within, `inner`, such that the verified peak becomes `aim_bytes`.
+    """What a solver is to keep within, `inner`, such that the verified peak becomes `target_bytes`.
 
     The border lies between `low`, the largest inner budget that did not exceed the goal, and `high`, the smallest that did.
     What the verified peak lies above the inner budget corrects the next one, as long as that stays inside the bracket; else it
     is the bracket's middle.
     """
 
-    def __init__(self, inner: int, high: int, aim_bytes: int) -> None:
+    def __init__(self, inner: int, high: int, target_bytes: int) -> None:
         self.inner, self.low, self.high = inner, 0, high
-        self._aim_bytes = aim_bytes
+        self._target_bytes = target_bytes
 
     def unsolved(self) -> None:
         """No plan exists within this little memory."""
@@ -88,7 +88,7 @@ class Bracket:
             self.low = max(self.low, self.inner)
         else:
             self.high = min(self.high, self.inner)
-        wanted = self._aim_bytes - (candidate.simulation.peak_bytes(goal.budget_kind) - self.inner)
+        wanted = self._target_bytes - (candidate.simulation.peak_bytes(goal.budget_kind) - self.inner)
         self.inner = wanted if self.low < wanted < self.high else self._middle()
 
     def _middle(self) -> int:

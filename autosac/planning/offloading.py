@@ -99,11 +99,11 @@ class Offloading:
 
     def _try(self, planner: OffloadPlanner, goal: Goal, best: Candidate) -> None:
         """Capture plans until one fits and uses the budget, or cannot save anything. CaptureError."""
-        aim = goal.aim_bytes
+        target = goal.target_bytes
         peak = best.simulation.peak_bytes(goal.budget_kind)
         promised = best.simulation.peak_active_bytes if best.solution is None else best.solution.peak_bytes
-        without = aim - (peak - promised)  # what the best plan's solver was to keep within
-        bracket = Bracket(without - planner.window_bytes, max(aim, planner.base.peak_active_bytes), aim)
+        without = target - (peak - promised)  # what the best plan's solver was to keep within
+        bracket = Bracket(without - planner.window_bytes, max(target, planner.base.peak_active_bytes), target)
         for _ in range(_ROUNDS):
             self._progress(f"solving for {format_bytes(bracket.inner)} of active memory, with offloading")
             try:

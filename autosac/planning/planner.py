@@ -59,8 +59,8 @@ class Goal:
     offload: bool = False
 
     @property
-    def aim_bytes(self) -> int:
-        """The verified peak to aim at: between what is good enough and the budget."""
+    def target_bytes(self) -> int:
+        """The verified peak to reach: between what is good enough and the budget."""
         return int(self.budget_bytes * (1 + self.utilisation) / 2)
 
     def __post_init__(self) -> None:

@@ -86,7 +86,7 @@ class Search:
         tried as well.
         """
         exceeds = max(self._planner.base.peak_active_bytes, goal.budget_bytes)
-        bracket = Bracket(goal.aim_bytes - self._excess_bytes, exceeds, goal.aim_bytes)
+        bracket = Bracket(goal.target_bytes - self._excess_bytes, exceeds, goal.target_bytes)
         for _ in range(goal.rounds):
             inner = bracket.inner
             self._progress(f"solving for {format_bytes(inner)} of active memory")
@@ -125,7 +125,7 @@ class Search:
             return
         excess_bytes = best.simulation.peak_bytes(goal.budget_kind) - best.solution.peak_bytes - spare_bytes
         for _ in range(_BEYOND):
-            inner = goal.aim_bytes - excess_bytes
+            inner = goal.target_bytes - excess_bytes
             self._progress(f"solving for {format_bytes(inner)} of active memory, equal units alike")
             try:
                 plan, solution = self._planner.solve(inner, best.costs, level=True)

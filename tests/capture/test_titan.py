@@ -158,7 +158,13 @@ def test_modules_of_operators(titan: Capture) -> None:
 def test_what_the_trace_is_of(titan: Capture) -> None:
     """The trace says what it is of."""
     info = titan().info
-    assert (info.world_size, info.rank, info.local_batch_size, info.seq_len, info.tokens_per_step) == (8, 0, 2, 128, 256)
+    assert (info.world_size, info.rank, info.local_batch_size, info.seq_len, info.tokens_per_step) == (
+        8,
+        0,
+        2,
+        128,
+        256,
+    )
     assert info.fsdp_units == ("", *(f"layers.{i}" for i in range(LAYERS)), "norm", "output", "tok_embeddings")
     assert info.parallelism.dp_shard == 8 and not info.compiled and info.selective_modules == ()
 

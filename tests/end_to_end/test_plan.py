@@ -23,7 +23,7 @@ def test_plan_simulate_explain(autosac: Run, job_file: str, tmp_path: Path) -> N
     stated = plan.predictions["autosac"]
     budget = plan.made_for.budget_bytes
     assert stated.peak_reserved_bytes is not None
-    assert 0.95 * budget <= stated.peak_reserved_bytes <= budget
+    assert 0.9 * budget <= stated.peak_reserved_bytes <= budget
     assert plan.predictions["none"].peak_reserved_bytes > budget  # type: ignore[operator]
     assert plan.made_for.job_settings["training.seq_len"] == "2048"
     assert set(plan.predictions) == {"autosac", "none", "full", "selective-op"}

@@ -207,7 +207,7 @@ def test_what_overwrites_an_operand_after_its_last_reader_is_not_needed() -> Non
     step.add(Free(hidden))
     step.end_forward(1, (x,), ())
     step.backward(act, act, x)
-    runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
+    runtimes = [op.runtime_ms for op in step.estimator(on_demand=True).stats(0).operators]
     assert runtimes == [2.0, 0.5, 0.0]
 
 
@@ -223,7 +223,7 @@ def test_waits_before_a_reader_are_needed() -> None:
     step.add(Free(gathered))
     step.end_forward(1, (x,), ())
     step.backward(act, act, x)
-    runtimes = [op.runtime_ms for op in step.estimator(skip_dead=True).stats(0).operators]
+    runtimes = [op.runtime_ms for op in step.estimator(on_demand=True).stats(0).operators]
     assert runtimes == [2.0, 0.25, 0.0, 0.5, 0.0]
 
 

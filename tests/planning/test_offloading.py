@@ -87,7 +87,7 @@ def test_people_see_what_is_offloaded(without: Planned, planned: Planned) -> Non
     out = Console(width=200, record=True, file=io.StringIO())
     out.print(plan_summary(planned.plan, planned.notes), decision_table(planned.plan.units[0], planned.plan))
     text = out.export_text()
-    assert "on the host" in text and "1.00 GiB" in text and "offload" in text and "its copies hide" in text
+    assert "on the host" in text and "1.00 GiB" in text and "offload" in text and "its copies are hidden" in text
     out.print(plan_summary(without.plan))
     assert "on the host" not in out.export_text()
     (name, left, right, _, only) = compare_plans(without.plan, planned.plan).units[0]

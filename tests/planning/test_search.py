@@ -113,6 +113,7 @@ def test_a_second_stretch_that_fits_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     assert search(Fake(peak, "reserved"), 60.5).inner > 49
     monkeypatch.setattr("autosac.planning.search._BEYOND", 0)
+    monkeypatch.setattr("autosac.planning.search._LAST_TRIES", 0)
     assert search(Fake(peak, "reserved"), 60.5).inner <= 40
 
 
