@@ -124,9 +124,10 @@ def make_plans(
         if isinstance(answer, InfeasibleError):
             return answer
         best, notes = answer
-        own = predict(best.simulation)
+        own, compiled = predict(best.simulation), best.simulation.trace.info.compiled
         faster = tuple(
             f"the job's own {name} fits as well and is faster, by {format_ms(own.step_ms - other.step_ms)}"
+            + ("" if compiled else ": under a plan the host records every operator, which this step does not hide")
             for name, other in predictions.items()
             if baselines[name].peak_bytes(goal.budget_kind) <= budget_bytes and other.step_ms < 0.999 * own.step_ms
         )
