@@ -151,3 +151,12 @@ def test_a_module_that_is_never_called_is_refused(lab: Any, x: torch.Tensor) -> 
     model.add_module("blocks", nn.ModuleList([Body()]))
     with pytest.raises(PlanError, match="blocks is a ModuleList, which is never called: choose modules inside it"):
         apply(model, lab.plan_for(model, {"blocks": ()}))
+
+
+def test_a_slice_of_a_unit(lab: Any) -> None:
+    """A slice of an nn.Sequential is made by its class and is no unit: it runs as it is."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    plain, x = copy.deepcopy(model), torch.randn(2, 4)
+    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": {"aten.addmm.default"}})
+    apply(model, plan)
+    assert torch.equal(model[0][:2](x), plain[0][:2](x))
