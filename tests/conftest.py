@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,12 @@ from typing import Any
 import pytest
 
 os.environ["AUTOSAC_CACHE"] = "off"
+with contextlib.suppress(ImportError):  # the environment of TorchTitan 0.3 has no hypothesis, and needs none
+    from hypothesis import settings
+
+    # On a busy machine an example may take any time: what is slow is not wrong.
+    settings.register_profile("autosac", deadline=None)
+    settings.load_profile("autosac")
 
 # Folders and files whose tests are marked; `make test-fast` runs the others (see tests/README.md).
 CAPTURE = (

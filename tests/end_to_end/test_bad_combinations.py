@@ -64,7 +64,7 @@ def test_refusals(capture: Capture, model: str, world_size: int, options: dict[s
 def test_a_refused_pipeline_is_one_line(tmp_path: Path) -> None:
     """Planning captures several times and several stages: what fails in all of them is told once, with exit code 1."""
     (tmp_path / "job.toml").write_text('[model]\nname = "llama3"\nflavor = "debugmodel"\n')
-    command = ["plan", "job.toml", "--gpu", "h100-sxm-80gb", "--world-size", "4", "--budget", "50%"]
+    command = ["plan", "job.toml", "--gpu", "h100-sxm-80gb", "--world-size", "4", "--budget", "50%", "--quiet"]
     ran = subprocess.run(
         [
             sys.executable,
