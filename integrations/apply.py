@@ -57,8 +57,8 @@ class Checkpointed(UnitModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result, of which less is saved for the backward."""
-        state: _Checkpointing | None = vars(self).get("_autosac")
-        if state is None:  # made of a unit by its class, as a slice of an nn.Sequential is: no unit of the plan
+        state: _Checkpointing | None = self._autosac
+        if state is None:
             return self.original_forward(*args, **kwargs)
         if torch.compiler.is_compiling():
             return state.compiled(self.original_forward, *args, **kwargs)

@@ -59,7 +59,7 @@ class Observed(UnitModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result."""
-        if not torch.is_grad_enabled():
+        if self._autosac is None or not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
         fqn, recorder = self._autosac
         if "_autosac_prepared" not in vars(self):

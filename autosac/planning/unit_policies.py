@@ -12,7 +12,7 @@ from autosac.estimator.sac_stats import tradeoff
 from autosac.planning.build_problem import UnitStatistics
 from autosac.plans import Decision, Parameters, Unit
 from autosac.simulation import Simulation
-from autosac.solvers import Closure, LocalItem, LocalProblem, LocalSolution, unit_curve
+from autosac.solvers import LocalItem, LocalProblem, LocalSolution, unit_curve
 from autosac.trace import Region
 
 
@@ -188,14 +188,6 @@ class UnitPolicies:
     def allowed(self) -> dict[int, bool]:
         """Every unit here may be checkpointed."""
         return dict.fromkeys(self._by_module, True)
-
-
-def _hosted(closure: Closure | None, items: Collection[int]) -> Closure | None:
-    """The closure in which what these items keep takes no memory on the device."""
-    if closure is None:
-        return None
-    results = tuple(r._replace(memory_bytes=0) if r.item in items else r for r in closure.results)
-    return replace(closure, results=results)
 
 
 def _same_calls(first: Region, other: Region) -> bool:

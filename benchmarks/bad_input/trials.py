@@ -7,11 +7,9 @@ import io
 import os
 import re
 import signal
-import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -145,10 +143,3 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     kept = {name: value for name, value in os.environ.items() if name not in names}
     with mock.patch.dict(os.environ, {**kept, **changes}, clear=True):
         yield
-
-
-def folder_of(path: Path) -> Path:
-    """A folder for inputs, importable by nothing."""
-    path.mkdir(parents=True, exist_ok=True)
-    sys.dont_write_bytecode = True
-    return path

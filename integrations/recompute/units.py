@@ -18,9 +18,12 @@ _made: dict[tuple[type, type], type] = {}
 
 
 class UnitModule(nn.Module):
-    """The base of what modules become. `_autosac` is what a subclass keeps of its own beside the module."""
+    """The base of what modules become. `_autosac` is what a subclass keeps of its own beside the module.
 
-    _autosac: Any
+    It is None in a module that was made of a unit by its class, as a slice of an nn.Sequential is: that is no unit.
+    """
+
+    _autosac: Any = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle by the original class: the subclass has no name that could be looked up."""
@@ -54,14 +57,6 @@ def subclass(kind: type[UnitModule], original: type) -> type:
         body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
         made = _made[kind, original] = type(original.__name__, (kind, original), body)
     return made
-
-
-def original_class(module: nn.Module) -> type:
-    """The class that the module's author wrote."""
-    kind: type = type(module)
-    while issubclass(kind, UnitModule):
-        kind = kind.__bases__[1]
-    return kind
 
 
 def _new(kind: type[UnitModule], original: type) -> nn.Module:

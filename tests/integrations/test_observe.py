@@ -62,3 +62,13 @@ def test_an_unknown_module_is_refused(lab: Any, cases: Any) -> None:
     """The name that is not there is named."""
     with pytest.raises(PlanError, match=r"no module layers\.7"):
         observe(copy.deepcopy(cases["llama"].model), ["layers.7"], lab.Log())
+
+
+def test_a_slice_of_an_observed_module(lab: Any) -> None:
+    """A slice of an observed nn.Sequential is made by its class and is not observed: it runs as it is."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    plain, x = copy.deepcopy(model), torch.randn(2, 4)
+    log = lab.Log()
+    seen = observe(model, ["0"], log)
+    assert torch.equal(seen[0][:2](x), plain[0][:2](x))
+    assert log.begun == []
