@@ -38,6 +38,13 @@ CAPTURE = (
 SLOW = ("bad_input/test_generator.py", "bad_input/test_jobs.py")
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes that are no plain words get a name without them: gzip's hold the time of day, and workers must agree."""
+    if isinstance(val, bytes) and not (val.isascii() and len(val) <= 40):
+        return "bytes"
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark whole folders and files as `capture` or `slow`."""
     here = Path(__file__).parent

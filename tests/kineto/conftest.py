@@ -85,7 +85,7 @@ class TraceFile:
     def save(self, path: Path) -> Path:
         """Write the file, gzipped if its name says so."""
         text = json.dumps(self.header | {"traceEvents": self.events}).encode()
-        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+        path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
         return path
 
 
