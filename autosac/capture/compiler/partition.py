@@ -1,7 +1,7 @@
 """torch.compile: Dynamo, AOTAutograd and the min-cut partitioner run as they are; only Inductor's code generation is replaced.
 
 The compiled callable interprets the partitioned graph on the simulated device, with Inductor's kernels in place of the
-operators that it would fuse (fusion.py). torch 2.11 to 2.13.
+operators that it would fuse (fusion.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _compile_without_modes() -> None:
-    """Dynamo leaves all dispatch modes while it compiles, but not where DDP splits the graph (torch 2.11 to 2.13)."""
+    """Dynamo leaves all dispatch modes while it compiles, but not where DDP splits the graph."""
     from torch._dynamo.convert_frame import ConvertFrameAssert
     from torch.utils._python_dispatch import _disable_current_modes
 

@@ -4,7 +4,7 @@ The backend is registered under the name ``simcuda``, because TorchTitan 0.2's s
 ``"cuda" in str(device)``. It must be installed before torchtitan is imported (torchtitan picks its device type then),
 and it can be installed once per process: that is why capture runs in a child process.
 
-Built for torch 2.11 to 2.13 (`torch.utils.backend_registration._setup_privateuseone_for_python_backend`).
+Built with PyTorch's means for backends in Python (`torch.utils.backend_registration._setup_privateuseone_for_python_backend`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from collections.abc import Iterator
 
 import torch
@@ -40,6 +42,9 @@ class CaptureSession:
         if target == DEVICE_TYPE:
             prepare(gpu)
         simulated.hide_cuda()
+        if os.environ.get("AUTOSAC_DEBUG") != "1":
+            # It logs the traceback of an operator that fails; the capture's error says it in one line.
+            logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
         self.recorder = Recorder(target)
         self.mode = SimulatedDeviceMode(target, self.recorder)
         patches.install(self.mode, self.recorder)

@@ -15,7 +15,6 @@ from autosac.capture.patches.registry import Patched, patch
 
 @patch(
     "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def sharding_propagation(capture: Patched) -> None:
@@ -47,7 +46,6 @@ def sharding_propagation(capture: Patched) -> None:
     "torch.distributed:ProcessGroup.barrier",
     "torch._C._distributed_c10d:FakeWork.wait",
     "torch.distributed.distributed_c10d:batch_isend_irecv",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def work_wait(capture: Patched) -> None:
@@ -109,7 +107,6 @@ def work_wait(capture: Patched) -> None:
 @patch(
     "torch.nn.parallel.distributed:_verify_param_shape_across_processes",
     "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def ddp(capture: Patched) -> None:

@@ -1,6 +1,6 @@
 """Patches that only save time: none changes a row of a trace, and each steps aside where PyTorch is not as it expects.
 
-For torch 2.11 to 2.13, in the capture process only. What they cost without: 70B on 64 ranks, share of the capture.
+In the capture process only. What they cost without: 70B on 64 ranks, share of the capture.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from autosac.capture.patches.registry import Patched, patch
 
 @patch(
     "torch:UntypedStorage.resize_",
-    torch=">=2.11,<2.14",
 )
 def storage_resize(capture: Patched) -> None:
     """FSDP2 frees and re-allocates unsharded parameters by resizing their storage, below every dispatch mode."""
@@ -27,10 +26,9 @@ def storage_resize(capture: Patched) -> None:
 
 @patch(
     "torch.utils:swap_tensors",
-    torch=">=2.11,<2.14",
 )
 def module_conversions(_: Patched) -> None:
-    """`Module.to` swaps fake parameters (torch 2.13), which weak references to them forbid; real ones get new data.
+    """`Module.to` swaps fake parameters, which weak references to them forbid; real ones get new data.
 
     For real tensors of one type `.to(device)` and `.to(dtype)` set the data and leave the parameter's identity alone. On
     the simulated GPU a module comes from the CPU as another type of tensor and gets new parameters, as it does on CUDA.
@@ -51,12 +49,11 @@ def module_conversions(_: Patched) -> None:
 
 @patch(
     "torch._subclasses.fake_tensor:FakeTensor",
-    torch=">=2.11,<2.14",
 )
 def deep_copies(_: Patched) -> None:
     """Copies of modules (`nn.Transformer` makes its layers so): a simulated tensor is copied by an operator, as a real one is.
 
-    Python would copy its mode as well, which cannot be copied. torch 2.11 to 2.13.
+    Python would copy its mode as well, which cannot be copied.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -79,9 +76,7 @@ def deep_copies(_: Patched) -> None:
     FakeTensor.__deepcopy__ = deep_copy
 
 
-@patch(
-    torch=">=2.11,<2.14",
-)
+@patch()
 def convolution_layout(capture: Patched) -> None:
     """On CUDA, cuDNN returns channels-last for channels-last (`cudnn_conv_suggest_memory_format`); here is no cuDNN.
 
@@ -104,7 +99,6 @@ def convolution_layout(capture: Patched) -> None:
 
 @patch(
     "torch:UntypedStorage.data_ptr",
-    torch=">=2.11,<2.14",
 )
 def storage_pointers(_: Patched) -> None:
     """Jobs compare storages by their pointers (torchao's parameters under FSDP2). Those of fake tensors have none."""
