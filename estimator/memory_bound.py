@@ -217,7 +217,7 @@ class LearnedMemory:
 
     def _factor(self, name: str, row_bytes: float) -> float:
         factor = self._slowdowns[name].factor(row_bytes)
-        return min(factor, max(1.0, factor * self._fed)) if name in _ISSUED else factor
+        return float(min(factor, max(1.0, factor * self._fed))) if name in _ISSUED else factor
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the operators whose family was fitted."""

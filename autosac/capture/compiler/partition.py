@@ -23,7 +23,8 @@ def install() -> None:
     def compile_graph(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
         return _backend(model, inputs, getattr(self, "config", None) or {})
 
-    torch._TorchCompileInductorWrapper.__call__ = compile_graph
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    wrapper.__call__ = compile_graph
     _compile_without_modes()
     import torch._dynamo.config as dynamo_config
 
@@ -35,13 +36,14 @@ def _compile_without_modes() -> None:
     from torch._dynamo.convert_frame import ConvertFrameAssert
     from torch.utils._python_dispatch import _disable_current_modes
 
-    original = ConvertFrameAssert.__call__
+    converter: Any = ConvertFrameAssert
+    original = converter.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return original(self, *args, **kwargs)
 
-    ConvertFrameAssert.__call__ = call
+    converter.__call__ = call
 
 
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:

@@ -169,7 +169,8 @@ class Autocast:
 
     def __init__(self) -> None:
         self.weights: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
-        self.keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        keys: Any = torch._C.DispatchKey
+        self.keys = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
 
     def install(self, library_of: Callable[[str], torch.library.Library]) -> None:
         """Register the operators of all lists that the installed torch has."""

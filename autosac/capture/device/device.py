@@ -68,21 +68,23 @@ class Stream(torch.Stream):
     """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use. A torch.Stream, as record_stream wants it."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
-        kind = int(torch._C._autograd.DeviceType.PrivateUse1)
-        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=kind)
+        kind: Any = torch._C._autograd.DeviceType.PrivateUse1
+        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=int(kind))
         stream.priority = priority
         return stream
+
+    priority: int
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._previous: Stream | None = None
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: torch.Stream) -> None:
         log.stream_wait(self.stream_id, other.stream_id)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Any) -> None:
         event.wait(self)
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Any:
         event = event or Event()
         event.record(self)
         return event

@@ -44,7 +44,7 @@ def autograd_engine(capture: Patched) -> None:
     engine = graph._engine_run_backward
     run = functools.partial(capture.recorder.run_backward, engine)
     graph._engine_run_backward = run
-    autograd._engine_run_backward = run
+    vars(autograd)["_engine_run_backward"] = run
     import torch.distributed.pipelining._backward as pipelining_backward
 
     if hasattr(pipelining_backward, "_engine_run_backward"):

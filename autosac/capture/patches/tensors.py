@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,14 +15,15 @@ from autosac.capture.patches.registry import Patched, patch
 )
 def storage_resize(capture: Patched) -> None:
     """FSDP2 frees and re-allocates unsharded parameters by resizing their storage, below every dispatch mode."""
-    original = torch.UntypedStorage.resize_
+    storage: Any = torch.UntypedStorage
+    original = storage.resize_
 
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
         result = original(self, size)
         capture.recorder.resized(self, size)
         return result
 
-    torch.UntypedStorage.resize_ = resize_
+    storage.resize_ = resize_
 
 
 @patch(
@@ -36,7 +38,7 @@ def module_conversions(_: Patched) -> None:
     import torch.utils as utils
     from torch._subclasses.fake_tensor import FakeTensor
 
-    original = utils.swap_tensors
+    original: Callable[[torch.Tensor, torch.Tensor], None] = utils.swap_tensors
 
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         if isinstance(t1, FakeTensor) and isinstance(t2, FakeTensor) and t1.device == t2.device:
@@ -73,7 +75,8 @@ def deep_copies(_: Patched) -> None:
         found: torch.Tensor = memo[id(self)]
         return found
 
-    FakeTensor.__deepcopy__ = deep_copy
+    fake: Any = FakeTensor
+    fake.__deepcopy__ = deep_copy
 
 
 @patch()
@@ -94,7 +97,8 @@ def convolution_layout(capture: Patched) -> None:
                 return layout if layout in suggested else torch.contiguous_format
         return torch.contiguous_format
 
-    torch._C._conv_determine_backend_memory_format = determine
+    core: Any = torch._C
+    core._conv_determine_backend_memory_format = determine
 
 
 @patch(
@@ -102,12 +106,13 @@ def convolution_layout(capture: Patched) -> None:
 )
 def storage_pointers(_: Patched) -> None:
     """Jobs compare storages by their pointers (torchao's parameters under FSDP2). Those of fake tensors have none."""
-    original = torch.UntypedStorage.data_ptr
+    storage: Any = torch.UntypedStorage
+    original: Callable[[torch.UntypedStorage], int] = storage.data_ptr
 
     def data_ptr(self: torch.UntypedStorage) -> int:
         try:
             return original(self)
         except RuntimeError:
-            return self._cdata
+            return int(self._cdata)
 
-    torch.UntypedStorage.data_ptr = data_ptr
+    storage.data_ptr = data_ptr
