@@ -6,6 +6,7 @@ import contextlib
 import gc
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import torch
 
 from autosac.capture.cuda import functions
 from autosac.capture.device import device as simulated
+from autosac.capture.device import values
 from autosac.capture.device.device import CUDA
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.session import CaptureSession
+from autosac.capture.patches import meshes, process_group
+from autosac.capture.patches import scripts as script_patches
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
@@ -26,6 +30,8 @@ from autosac.scripts.request import ScriptOutcome, ScriptRequest
 from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Trace, TraceInfo
+
+_FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
 
 
 class ScriptRun:
@@ -41,8 +47,22 @@ class ScriptRun:
         self._notes: dict[str, None] = {}
         self._stopped = False
         functions.answer_from(self._memory)
+        process_group.serve_scripts()
+        meshes.install(request.rank)
+        script_patches.install(self._note)
+        values.assume_floats(self._falling)
         simulated.set_clock(self._times)
         self._clock = SimulatedClock(self._times.elapsed_s)
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def _falling(self) -> float:
+        """What stands for a loss or a norm that the script reads."""
+        self._note(
+            f"losses and norms that the script reads are invented: they fall slowly from {_FIRST_LOSS:g}, and are finite"
+        )
+        return _FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT
 
     def _follow_steps(self, session: CaptureSession) -> None:
         self._steps = ScriptSteps(session.recorder, self, self._request.period)
@@ -57,6 +77,9 @@ class ScriptRun:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """The script runs inside."""
+        warnings.filterwarnings(
+            "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
+        )  # ours
         with self._session.active():
             self._clock.install()
             yield

@@ -111,19 +111,13 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
     def zero(*_: Any, **__: Any) -> int:
         return 0
 
-    def exchange(index: int) -> int:
-        before = shim.current_device()
-        if index >= 0:
-            shim.set_device(index)
-        return before
-
     return {
         "_cuda_init": lambda: _initialise(gpu, device_count),
         "_cuda_getDeviceCount": lambda: device_count,
         "_cuda_getDevice": shim.current_device,
         "_cuda_setDevice": lambda index: _choose(index, device_count),
-        "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_exchangeDevice": _exchange,
+        "_cuda_maybeExchangeDevice": lambda index: _exchange(index),
         "_cuda_canDeviceAccessPeer": lambda *_: True,
         "_cuda_isInBadFork": lambda: False,
         "_cuda_getArchFlags": lambda: "sm_{}{}".format(*gpu.compute_capability),
@@ -152,6 +146,13 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_clearCublasWorkspaces": nothing,
     }
+
+
+def _exchange(index: int) -> int:
+    before = shim.current_device()
+    if index >= 0:
+        shim.set_device(index)
+    return before
 
 
 def _initialise(gpu: TargetGPU, device_count: int) -> None:
@@ -242,9 +243,15 @@ def finish(gpu: TargetGPU) -> None:
     graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = lambda: False
     cudnn.version = lambda: 90800
     cudnn.is_acceptable = lambda tensor: tensor.is_cuda
-    torch.accelerator.current_stream = simulated.current_stream
-    torch.accelerator.set_stream = simulated.set_stream
+    torch.accelerator.current_stream = _current_stream  # Dynamo wants functions of its own here
+    torch.accelerator.set_stream = lambda stream: simulated.set_stream(stream)
     torch.accelerator.synchronize = lambda _=None: _synchronise()
+
+
+def _current_stream(_: Any = None) -> Any:
+    from autosac.capture.device import device as simulated
+
+    return simulated.current_stream()
 
 
 class _StreamContext:

@@ -14,6 +14,7 @@ Every step is recorded. What it did to memory becomes a part of the prologue whe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -65,8 +66,17 @@ class ScriptSteps:
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_module_forward_pre_hook(lambda module, _: self._enter(module))
-        register_module_forward_hook(lambda *_: self._leave(), always_call=True)
+        # Dynamo traces global hooks into its graphs; there they shall do nothing.
+        def enter(module: torch.nn.Module, _: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._enter(module)
+
+        def leave(*_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._depth -= 1
+
+        register_module_forward_pre_hook(enter)
+        register_module_forward_hook(leave, always_call=True)
         register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))
 
     @property
@@ -80,17 +90,11 @@ class ScriptSteps:
             self._end()
 
     def _enter(self, module: torch.nn.Module) -> None:
-        if torch.compiler.is_compiling():
-            return
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
         if self._is_over or (not self.number and any(p.requires_grad for p in module.parameters())):
             self._begin()
-
-    def _leave(self) -> None:
-        if not torch.compiler.is_compiling():
-            self._depth -= 1
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         if self._first is None:
@@ -126,6 +130,11 @@ class ScriptSteps:
     def _reads_device(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
         found = tensors if tensors is not None else pytree.arg_tree_leaves(*args, **kwargs)
         return any(isinstance(t, torch.Tensor) and t.device.type == self.recorder.target for t in found)
+
+    def triton_kernel(self, name: str, arguments: Iterable[Any]) -> None:
+        """A generated kernel was launched."""
+        self.recorder.triton_kernel(name, arguments)
+        self._listener.operator_ran()
 
     def host_reads(self) -> None:
         """The host reads a value."""
