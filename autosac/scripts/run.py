@@ -8,6 +8,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device import values
 from autosac.capture.device.device import CUDA
 from autosac.capture.jobs.script import ScriptSteps, StopScript
+from autosac.capture.jobs.script_model import ModelFinder
 from autosac.capture.jobs.session import CaptureSession
+from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.patches import meshes, process_group
 from autosac.capture.patches import scripts as script_patches
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
@@ -53,6 +56,19 @@ class ScriptRun:
         values.assume_floats(self._falling)
         simulated.set_clock(self._times)
         self._clock = SimulatedClock(self._times.elapsed_s)
+        self._finder = self._model_finder()
+
+    def _model_finder(self) -> ModelFinder | None:
+        """Who finds the model that shall be observed, or follow a plan."""
+        request, recorder = self._request, self._session.recorder
+        if request.observe:
+            finder = ModelFinder(lambda model: observe_candidates([model], recorder), compiles=False)
+        elif request.plan_file is not None:
+            finder = ModelFinder(partial(apply_plan_file, path=request.plan_file, recorder=recorder), compiles=True)
+        else:
+            return None
+        finder.install()
+        return finder
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
@@ -114,6 +130,11 @@ class ScriptRun:
 
     # ---- ScriptListener ---------------------------------------------------------------------------------------------
 
+    def model_called(self, module: torch.nn.Module) -> None:
+        """It is the model, if none was found before."""
+        if self._finder is not None:
+            self._finder.meet(module)
+
     def step_ended(self, number: int) -> None:
         """Keep it, if it is the one to keep, or none better has come yet."""
         self._times.end(number)
@@ -165,6 +186,12 @@ class ScriptRun:
             parameter_shapes=shapes,
             selective_modules=modules.selectively_checkpointed(parts) if parts else (),
             checkpointing="plan" if request.plan_file else "job",
+            compiled=any(_is_compiled(part) for part in parts),
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
         )
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the model, or a part of it, is compiled."""
+    return any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl is not None for m in model.modules())

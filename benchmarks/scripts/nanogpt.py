@@ -1,7 +1,7 @@
 """A training script in the shape of nanoGPT's train.py: compile, autocast, GradScaler, DDP, gradient accumulation, MFU.
 
-python benchmarks/scripts/nanogpt.py [--layers N] [--width N] [...], or under torchrun. It needs no data: batches come from a file
-of random tokens, as nanoGPT reads them.
+python benchmarks/scripts/nanogpt.py [--layers N] [--width N] [...], or under torchrun. It needs no data: batches come from a
+file of random tokens, as nanoGPT reads them.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import math
 import os
+import pathlib
 import tempfile
 import time
 
@@ -126,8 +127,8 @@ torch.backends.cudnn.allow_tf32 = True
 device_type = "cuda" if "cuda" in device else "cpu"
 ptdtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[options.dtype]
 context = contextlib.nullcontext() if device_type == "cpu" else torch.amp.autocast(device_type, dtype=ptdtype)
-folder = tempfile.mkdtemp()
-path = os.path.join(folder, "train.bin")
+folder = pathlib.Path(tempfile.mkdtemp())
+path = folder / "train.bin"
 np.random.default_rng(0).integers(0, VOCABULARY, 200_000, dtype=np.uint16).tofile(path)
 
 
@@ -177,9 +178,7 @@ while True:
         group["lr"] = get_lr(iteration)
     if iteration % options.eval_interval == 0 and master:
         print(f"step {iteration}: val loss {estimate_loss():.4f}")
-        torch.save(
-            {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}, os.path.join(folder, "ckpt.pt")
-        )
+        torch.save({"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "ckpt.pt")
     for micro_step in range(accumulation):
         if ddp:
             model.require_backward_grad_sync = micro_step == accumulation - 1

@@ -40,6 +40,9 @@ class ScriptListener(Protocol):
     def step_begun(self, number: int) -> None:
         """The next step begins. May raise StopScript."""
 
+    def model_called(self, module: torch.nn.Module) -> None:
+        """The first module is called that will be trained; the first step begins next."""
+
     def operator_ran(self) -> None:
         """The recorder has logged an operator."""
 
@@ -93,7 +96,10 @@ class ScriptSteps:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
-        if self._is_over or (not self.number and any(p.requires_grad for p in module.parameters())):
+        if self._is_over:
+            self._begin()
+        elif not self.number and any(p.requires_grad for p in module.parameters()):
+            self._listener.model_called(module)
             self._begin()
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:

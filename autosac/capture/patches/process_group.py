@@ -107,7 +107,7 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any
 def scatter_object_list(
     output: list[Any], objects: list[Any] | None = None, src: int | None = 0, group: Any = None, **_: Any
 ) -> None:
-    """This rank's object, where the list is known."""
+    """The object for this rank, where the list is known."""
     if objects:
         output[0] = objects[dist.get_rank(group) % len(objects)]
 
