@@ -58,9 +58,13 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)
     watchdog = _Watchdog(request, run, folder)
-    with run.active():
-        code = _execute(request)
-    watchdog.stop()
+    try:
+        with run.active():
+            code = _execute(request)
+    except AutosacError as e:
+        return ScriptOutcome(exit_code=e.exit_code, steps=run.steps, error=str(e))
+    finally:
+        watchdog.stop()
     return run.finish(folder / _TRACE, code)
 
 
@@ -109,6 +113,8 @@ def _execute(request: ScriptRequest) -> int:
         return int(e.code or 0)
     except KeyboardInterrupt:
         return 130
+    except AutosacError:
+        raise
     except BaseException as e:
         sys.excepthook(type(e), e.with_traceback(_of_script(e.__traceback__)), e.__traceback__)
         return 1

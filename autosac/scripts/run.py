@@ -32,7 +32,7 @@ from autosac.scripts.memory import ScriptMemory
 from autosac.scripts.request import ScriptOutcome, ScriptRequest
 from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
-from autosac.trace import Trace, TraceInfo
+from autosac.trace import Op, Trace, TraceInfo
 
 _FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
 
@@ -118,7 +118,7 @@ class ScriptRun:
 
     def _why_nothing(self) -> str:
         recorder = self._session.recorder
-        if not recorder.storages.storages:
+        if not recorder.storages.storages or self._steps.complete:
             return (
                 "the script has put nothing on the GPU: it trains on the CPU, or in a process of its own. Nothing was "
                 'simulated; is its device "cuda"?'
@@ -136,7 +136,9 @@ class ScriptRun:
             self._finder.meet(module)
 
     def step_ended(self, number: int) -> None:
-        """Keep it, if it is the one to keep, or none better has come yet."""
+        """Keep it, if it is the one to keep, or none better has come yet, and it has done anything on the device."""
+        if not any(type(event) is Op for event in self._session.recorder.log.events):
+            return
         self._times.end(number)
         if number <= self._steps.kept:
             simulation = self._simulation()
