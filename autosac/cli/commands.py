@@ -157,6 +157,7 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
         time_limit_s=arguments.time_limit,
         gap=arguments.gap,
         offload=arguments.offload,
+        chunk_loss=arguments.chunk_loss,
     )
     texts = [] if arguments.budgets is None else arguments.budgets.split(",")
     if len(texts) > MOST_BUDGETS:

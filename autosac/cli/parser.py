@@ -143,6 +143,11 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="allow offloading activations to host memory where that makes the step shorter",
     )
     decision.add_argument(
+        "--chunk-loss",
+        action="store_true",
+        help="allow computing the loss in chunks of rows (another order of summation) where that makes the step shorter",
+    )
+    decision.add_argument(
         "--solver",
         choices=SOLVERS,
         default="pareto",
