@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
-from torch.autograd.function import once_differentiable
 
 from autosac.errors import AutosacError, UsageError
 from autosac.limits import MOST_LOSS_CHUNKS
@@ -105,8 +104,11 @@ class _Chunked(torch.autograd.Function):
         return sum(rest, first)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        if torch.is_grad_enabled():
+            raise AutosacError(
+                "a loss in chunks has no second derivative: call backward without create_graph, or give it one chunk"
+            )
         pred, labels = ctx.saved_tensors
         gradients = torch.empty_like(pred)
         parts = zip(gradients.chunk(ctx.chunks, 1), pred.chunk(ctx.chunks, 1), labels.chunk(ctx.chunks, 1), strict=True)
