@@ -23,6 +23,7 @@ from autosac.estimator import AlphaBeta, ChunkModel
 from autosac.files.writing import check_outputs, is_special
 from autosac.jobs.batches import BatchPlan, plan_batches
 from autosac.jobs.expert_load import plan_over_draws, representative, statistics
+from autosac.jobs.levers import Pulled, pull
 from autosac.jobs.tasks import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
 from autosac.limits import MOST_BATCH, MOST_BUDGETS, parse_whole
 from autosac.planning.closed_loop import Goal, Planned
@@ -85,6 +86,9 @@ def plan(arguments: argparse.Namespace) -> None:
     draws = _draws(arguments)
     if draws and (several or arguments.maximize or arguments.confidence is not None):
         raise UsageError("--moe-load needs one budget, without --budgets, --pareto, --maximize and --confidence")
+    if arguments.levers != "off" and (several or arguments.maximize or draws):
+        raise UsageError("--levers needs one budget, without --budgets, --pareto, --maximize and --moe-load")
+    pulled: Sequence[Pulled] = ()
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
         goal, budgets = _goals(arguments, job.target)
@@ -105,6 +109,8 @@ def plan(arguments: argparse.Namespace) -> None:
                 confidence=confidence,
                 all_stages=arguments.rank is None,
             )
+            if arguments.levers != "off" and isinstance(results[0], Planned):
+                pulled = pull(job, goal, results[0], arguments.levers, confidence)
     found = [result for result in results if isinstance(result, Planned)]
     if not found:
         raise next(result for result in results if isinstance(result, InfeasibleError))
@@ -113,6 +119,8 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.json:
         documents = [json.loads(planned.plan.to_bytes()) for planned in found]
         document = {"plan": documents[0], "tried": tried_document(batch)} if batch else documents[0]
+        if pulled:
+            document = {"plan": documents[0], "levers": levers_document(pulled)}
         print(json.dumps(documents if several else document, indent=1))
         return
     out = reports.console()
@@ -125,6 +133,8 @@ def plan(arguments: argparse.Namespace) -> None:
         if batch:
             out.print(reports.batch_table(batch))
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
+        if pulled:
+            out.print(reports.lever_table(found[0], pulled))
     for path in written:
         out.print(f"plan written to {path}", soft_wrap=True)
 
@@ -142,6 +152,21 @@ def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:
             "prediction": asdict(trial.planned.plan.predictions["autosac"]) if trial.planned else None,
         }
         for trial in batch.trials
+    ]
+
+
+def levers_document(pulled: Sequence[Pulled]) -> list[dict[str, Any]]:
+    """What other settings would give, as JSON."""
+    return [
+        {
+            "name": one.name,
+            "how": one.how,
+            "changes": one.numbers,
+            "failure": one.failure,
+            "tokens_per_second": one.tokens_per_second or None,
+            "prediction": asdict(one.planned.plan.predictions["autosac"]) if one.planned else None,
+        }
+        for one in pulled
     ]
 
 

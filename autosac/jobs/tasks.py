@@ -135,10 +135,22 @@ def plan_titan_job(
 
     An InfeasibleError stands where no plan meets a budget. CaptureError if the job cannot be captured.
     """
-    with (
-        temporary_folder() as folder,
-        CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server,
-    ):
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server:
+        return plan_in(server, job, goal, budgets_bytes, pareto=pareto, confidence=confidence, all_stages=all_stages)
+
+
+def plan_in(
+    server: CaptureServer,
+    job: TitanJob,
+    goal: Goal,
+    budgets_bytes: Sequence[int] = (),
+    *,
+    pareto: int = 0,
+    confidence: Confidence | None = None,
+    all_stages: bool = True,
+) -> tuple[Planned | InfeasibleError, ...]:
+    """As `plan_titan_job`, in a capture process that is there."""
+    with temporary_folder() as folder:
         captures = captures_of(job, server, folder, all_stages=all_stages)
         budgets = tuple(budgets_bytes) or (goal.budget_bytes,)
         if pareto:

@@ -119,9 +119,7 @@ def test_without_the_section_torchtitan_checkpoints_as_ever(titan: ModuleType) -
         assert type(titan.build(config, titan.dims()).layers["0"]).__name__ == "TransformerBlock"
 
 
-def test_the_plan_says_in_how_many_chunks_the_loss_is_computed(
-    titan: ModuleType, lab: Any, tmp_path: Path
-) -> None:
+def test_the_plan_says_in_how_many_chunks_the_loss_is_computed(titan: ModuleType, lab: Any, tmp_path: Path) -> None:
     """TorchTitan's loss is wrapped where the plan has chunks, and is its own where it has none or the section is off."""
     import torchtitan.protocols.train_spec as registry
     from torchtitan.components.loss import cross_entropy_loss
