@@ -32,6 +32,7 @@ from autosac.plans import Plan
 from autosac.plans.diff import compare_plans
 from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
+from autosac.report.idle_tables import idle_table
 from autosac.report.time_tables import time_document, time_tables
 from autosac.runtime_sim import NoInterference
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
@@ -310,6 +311,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         out.print(time_tables(simulation))
     if arguments.memory:
         out.print(reports.memory_tables(simulation))
+        out.print(idle_table(simulation.idle))
         if others:
             out.print(reports.mode_table(simulation, others))
 
