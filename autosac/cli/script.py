@@ -16,6 +16,7 @@ from autosac.files.writing import check_outputs
 from autosac.planning.closed_loop import Goal, Planned, make_plan
 from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
+from autosac.report.idle_tables import idle_table
 from autosac.report.time_tables import time_document, time_tables
 from autosac.scripts.captures import ScriptCaptures
 from autosac.scripts.launch import run_script
@@ -62,6 +63,7 @@ def _show(arguments: argparse.Namespace, simulation: Simulation, outcome: Script
         out.print(time_tables(simulation))
     if arguments.memory:
         out.print(reports.memory_tables(simulation))
+        out.print(idle_table(simulation.idle))
 
 
 def _planned(arguments: argparse.Namespace, goal: Goal, captures: ScriptCaptures) -> Planned:
