@@ -19,7 +19,9 @@ from autosac.estimator.calibration.host_memory import memory_state_ms
 from autosac.estimator.calibration.traces.correction import CorrectedOperators, CorrectedTransfers, load_correction
 from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
+from autosac.estimator.convolution import Convolutions
 from autosac.estimator.hardware import Hardware
+from autosac.estimator.latencies import Latencies
 from autosac.estimator.learned import LearnedMatmul
 from autosac.estimator.log_sigmoid import LogSigmoid
 from autosac.estimator.memory_bound import LearnedMemory
@@ -71,7 +73,8 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     shipped: list[OperatorModel] = []
     if learned:
         shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware)]
-        shipped += [TiledMatmul(hardware, tf32=tf32), LearnedMemory(hardware)]
+        shipped += [TiledMatmul(hardware, tf32=tf32), Latencies(hardware), LearnedMemory(hardware)]
+        shipped.append(Convolutions(hardware, tf32=conv_tf32))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
     collectives: CollectiveModel = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
     if hardware.corrected and learned:
