@@ -10,7 +10,8 @@ operands, which a channels-last model is spared:
 
     positions = images * height * width of the output, K = output channels, taps = elements of a filter
 
-Kernels of fewer than eight channels (the first layer, patch embeddings) also run at a tenth of the rate (`few_channels`).
+Kernels of fewer than eight channels (the first layer, patch embeddings) wait for their operands: they multiply as much in a
+cycle on an H100 as on an MI300X (`_FEW_CHANNELS`), a tenth of the peak.
 A depthwise convolution multiplies no matrices. cuDNN has kernels of its own for it in 16 bits; float32 with channels last runs
 in the general grouped kernel, many times slower (`depthwise_float32`).
 
@@ -28,18 +29,23 @@ from autosac.estimator.models import Estimate
 from autosac.estimator.work import STREAMED, argument, arithmetic, family, item_bytes
 from autosac.trace import Signature, TensorMeta
 
-# Share of the peak: "dense", "few_channels" (one patch embedding in TraceLens's H100 traces: 16.6 GFLOP in 196 us); of the
-# float32 peak: "depthwise" 16 bits, "depthwise_float32" with channels last, "depthwise_contiguous" float32 images.
+# Share of the peak: "dense" (GeForce cards state their own), "float32" without tensor cores; of the float32 peak: "depthwise" in
+# 16 bits, "depthwise_float32" with channels last (fitted to one step of ConvNeXt V2 on an H100), "depthwise_contiguous".
 _NVIDIA = {
     "dense": 0.55,
-    "few_channels": 0.09,
-    "depthwise": 0.15,
+    "float32": 0.70,
+    "depthwise": 0.23,
     "depthwise_float32": 0.0127,
     "depthwise_contiguous": 0.06,
-    "float32": 0.70,
 }
 # MIOpen in TraceLens's MI300X trace of a ResNet-18 in bfloat16, 22 kinds of calls.
-_AMD = _NVIDIA | {"dense": 0.20, "few_channels": 0.18}
+_AMD = _NVIDIA | {"dense": 0.20}
+# What a position costs beside its filter's elements. Fitted, with "depthwise", to ConvNeXt V2 (7 x 7, H100) and MobileNetV2's
+# steps (3 x 3, RTX 3090).
+_DEPTHWISE_TAPS = 27
+# Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us), and the first layer in
+# its MI300X trace.
+_FEW_CHANNELS = 360.0
 _START_US = {"NVIDIA": 3.0, "AMD": 13.0}
 _CONVERSION_US = {"NVIDIA": 3.0, "AMD": 6.0}
 # Kernels beside the product and the conversion of each operand: MIOpen clears and casts what it accumulates in float32.
@@ -135,13 +141,16 @@ class Convolutions:
         few = channels < _ALIGNED_CHANNELS and unit != "float32"
         padded = math.ceil(channels / _ALIGNED_CHANNELS) * _ALIGNED_CHANNELS if unit != "float32" else channels
         flops = 2.0 * math.prod(shape.spread.shape) * padded * math.prod(shape.weight.shape[2:])
-        share = self._shares["float32" if unit == "float32" else "few_channels" if few else "dense"]
-        return flops / (self._hardware.peak_flops(unit) * share) * 1e3
+        rate = self._hardware.peak_flops(unit) * self._shares["float32" if unit == "float32" else "dense"]
+        if few:
+            rate = min(rate, _FEW_CHANNELS * self._hardware.sm_count * self._hardware.boost_mhz * 1e6)
+        return flops / rate * 1e3
 
     def _depthwise(self, shape: _Shape) -> float:
-        flops = 2.0 * math.prod(shape.spread.shape) * math.prod(shape.weight.shape[2:])
-        name = "depthwise"
+        taps = math.prod(shape.weight.shape[2:])
+        name, flops = "depthwise", 2.0 * math.prod(shape.spread.shape) * (taps + _DEPTHWISE_TAPS)
         if item_bytes(shape.data.dtype) > 2:
+            flops = 2.0 * math.prod(shape.spread.shape) * taps
             name = "depthwise_float32" if channels_last(shape.data) else "depthwise_contiguous"
         return flops / (self._hardware.peak_flops("float32") * self._shares[name]) * 1e3
 

@@ -9,8 +9,8 @@ sums        a tree over warps, blocks and the grid takes its time whatever the s
             bytes a cycle and processor * item size). What half of the L2 holds is read twice as fast as DRAM.
 
 batch norm  PyTorch's own kernels for [images, channels, height, width] give each channel to one block of 512 threads, which
-            walks its n elements:  t = start + ceil(n / 512) * latency * passes.  The vendor's libraries share a channel among
-            blocks and are bound by bandwidth.
+            walks its n elements:  t = start + ceil(n / 512) * latency * passes.  They serve bfloat16. The vendor's libraries,
+            which take the other types, share a channel among blocks and are bound by bandwidth.
 
 embeddings  the gradient of a table of v rows from n indices: indices are sorted, every ten of one row are summed by
             themselves, and one thread adds up the sums of each row one after the other (EmbeddingBackwardKernel.cu):
@@ -52,13 +52,11 @@ _CACHED = 2.0
 _BLOCK = 512
 _BATCH_NORM = {"norm": (16.0, 0.58), "norm_backward": (5.5, 1.56)}  # start and microseconds for each 512 elements
 _BATCH_NORM_MHZ = 2100.0
-_OWN_BATCH_NORM = ("native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit")
-_LIBRARY_BATCH_NORM = (
-    "cudnn_batch_norm",
-    "cudnn_batch_norm_backward",
-    "miopen_batch_norm",
-    "miopen_batch_norm_backward",
+_BATCH_NORMS = (
+    *("native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit", "batch_norm_backward"),
+    *("cudnn_batch_norm", "cudnn_batch_norm_backward", "miopen_batch_norm", "miopen_batch_norm_backward"),
 )
+_BATCH_NORM_PASSES = {"norm": 3.0, "norm_backward": 5.0}  # statistics or gradients' sums first, then every element
 # NeuSight's tables (H100, A100, V100, L4): 0.10 to 0.15 ms beside the traffic, and at most 0.12 us a partial sum.
 _EMBEDDING_BASE_US, _PARTIAL_ROWS, _PARTIAL_US = 60.0, 10, 0.12
 _SORTED_INDICES = 3072  # from more indices on they are sorted
@@ -90,8 +88,8 @@ class Latencies:
         base, kind = base_name(signature.name), family(signature.name)
         if kind == "reduction" and math.prod(signature.outputs[0].shape) < math.prod(signature.inputs[0].shape):
             return self._answer("sum", self._sum_us(signature))
-        if base in (*_OWN_BATCH_NORM, *_LIBRARY_BATCH_NORM):
-            return self._answer("batch_norm", self._batch_norm_us(signature, base, kind))
+        if base in _BATCH_NORMS:
+            return self._answer("batch_norm", self._batch_norm_us(signature, kind))
         if base in ("embedding_dense_backward", "embedding_backward") and len(signature.inputs) > 1:
             return self._answer("embedding", self._embedding_us(signature))
         return None
@@ -117,11 +115,10 @@ class Latencies:
             rate *= _CACHED
         return cycles / hardware.boost_mhz + moved / rate
 
-    def _batch_norm_us(self, signature: Signature, base: str, kind: str) -> float:
+    def _batch_norm_us(self, signature: Signature, kind: str) -> float:
         data = signature.inputs[0]
-        passes = 4.0 if kind == "norm_backward" else 2.0
-        streamed = self._hardware.kernel_us + passes * tensor_bytes([data]) / self._bytes_per_us * 1.5
-        if base in _LIBRARY_BATCH_NORM or len(data.shape) < 2 or data.stride[1] == 1:
+        streamed = self._hardware.kernel_us + _BATCH_NORM_PASSES[kind] * tensor_bytes([data]) / self._bytes_per_us
+        if data.dtype != "bfloat16" or len(data.shape) < 2 or data.stride[1] == 1:
             return streamed
         start, latency = _BATCH_NORM[kind]
         walked = math.ceil(math.prod(data.shape) / data.shape[1] / _BLOCK)

@@ -51,21 +51,22 @@ def test_a_backward_is_its_parts(meta: Meta) -> None:
 
 
 def test_three_channels_are_padded_and_slow(meta: Meta) -> None:
-    """A patch embedding multiplies eight channels at 9 % of the peak; its three are transposed as 32."""
+    """A patch embedding multiplies eight channels at 360 operations a cycle and processor; its three are transposed as 32."""
     x, w, y = meta((1, 3, 1008, 1008)), meta((1024, 3, 14, 14)), meta((1, 1024, 72, 72))
-    product = 3 + 2 * 1024 * 72**2 * 8 * 196 / (989e6 * 0.09)
+    product = 3 + 2 * 1024 * 72**2 * 8 * 196 / (360 * 132 * 1830)
     conversions = (2 * 2 * 1008**2 * 32 + 2 * 2 * 1024 * 196 * 32 + 2 * 2 * 1024 * 72**2) / STREAM
     assert _us(_conv(x, w, y)) == pytest.approx(product + conversions)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "last", "share"), [("float16", True, 0.15), ("float32", True, 0.0127), ("float32", False, 0.06)]
+    ("dtype", "last", "share"), [("float16", True, 0.23), ("float32", True, 0.0127), ("float32", False, 0.06)]
 )
 def test_depthwise_by_type_and_layout(meta: Meta, dtype: str, last: bool, share: float) -> None:
     """7 x 7 over 1,408 channels by themselves, a share of the float32 peak."""
     x, w = meta((64, 1408, 14, 14), dtype), meta((1408, 1, 7, 7), dtype)
     x = _last(x) if last else x
-    assert _us(_conv(x, w, x, 1408)) == pytest.approx(3 + 2 * 64 * 1408 * 14**2 * 49 / (67e6 * share))
+    taps = 49 + 27 if dtype == "float16" else 49  # a position has costs of its own
+    assert _us(_conv(x, w, x, 1408)) == pytest.approx(3 + 2 * 64 * 1408 * 14**2 * taps / (67e6 * share))
 
 
 def test_float32_without_tensor_cores(meta: Meta) -> None:
