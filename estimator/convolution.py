@@ -29,8 +29,8 @@ from autosac.estimator.models import Estimate
 from autosac.estimator.work import STREAMED, argument, arithmetic, family, item_bytes
 from autosac.trace import Signature, TensorMeta
 
-# Share of the peak: "dense" (GeForce cards state their own), "float32" without tensor cores; of the float32 peak: "depthwise" in
-# 16 bits, "depthwise_float32" with channels last (fitted to one step of ConvNeXt V2 on an H100), "depthwise_contiguous".
+# Share of the peak: "dense" (GeForce cards state their own), "float32" without tensor cores; of the float32 peak: "depthwise"
+# in 16 bits, "depthwise_float32" with channels last (fitted to one step of ConvNeXt V2 on an H100), "depthwise_contiguous".
 _NVIDIA = {
     "dense": 0.55,
     "float32": 0.70,
@@ -43,8 +43,8 @@ _AMD = _NVIDIA | {"dense": 0.20}
 # What a position costs beside its filter's elements. Fitted, with "depthwise", to ConvNeXt V2 (7 x 7, H100) and MobileNetV2's
 # steps (3 x 3, RTX 3090).
 _DEPTHWISE_TAPS = 27
-# Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us), and the first layer in
-# its MI300X trace.
+# Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us), and the first layer
+# in its MI300X trace.
 _FEW_CHANNELS = 360.0
 _START_US = {"NVIDIA": 3.0, "AMD": 13.0}
 _CONVERSION_US = {"NVIDIA": 3.0, "AMD": 6.0}
