@@ -54,6 +54,7 @@ _BATCH_NORM = {"norm": (16.0, 0.58), "norm_backward": (5.5, 1.56)}  # start and 
 _BATCH_NORM_MHZ = 2100.0
 _BATCH_NORMS = (
     *("native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit", "batch_norm_backward"),
+    "_native_batch_norm_legit_no_training",
     *("cudnn_batch_norm", "cudnn_batch_norm_backward", "miopen_batch_norm", "miopen_batch_norm_backward"),
 )
 _BATCH_NORM_PASSES = {"norm": 3.0, "norm_backward": 5.0}  # statistics or gradients' sums first, then every element
@@ -117,8 +118,10 @@ class Latencies:
 
     def _batch_norm_us(self, signature: Signature, kind: str) -> float:
         data = signature.inputs[0]
-        streamed = self._hardware.kernel_us + _BATCH_NORM_PASSES[kind] * tensor_bytes([data]) / self._bytes_per_us
-        if data.dtype != "bfloat16" or len(data.shape) < 2 or data.stride[1] == 1:
+        known = argument(signature, "training", True) is False or "no_training" in signature.name
+        passes = 2.0 if known and kind == "norm" else _BATCH_NORM_PASSES[kind]
+        streamed = self._hardware.kernel_us + passes * tensor_bytes([data]) / self._bytes_per_us
+        if known or data.dtype != "bfloat16" or len(data.shape) < 2 or data.stride[1] == 1:
             return streamed
         start, latency = _BATCH_NORM[kind]
         walked = math.ceil(math.prod(data.shape) / data.shape[1] / _BLOCK)

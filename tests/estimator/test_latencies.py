@@ -60,6 +60,13 @@ def test_a_library_shares_a_channel_among_blocks(meta: Meta) -> None:
     assert us == pytest.approx(2.6 + 3 * 2 * 64 * 64 * 112**2 / (3350e3 * 0.88))
 
 
+def test_known_statistics_leave_two_passes(meta: Meta) -> None:
+    """A batch norm that does not train reads and writes every element once, in any type."""
+    x = meta((64, 64, 112, 112))
+    us = _us(Signature("aten.native_batch_norm.default", (x,), (x,), (("training", False),)))
+    assert us == pytest.approx(2.6 + 2 * 2 * 64 * 64 * 112**2 / (3350e3 * 0.88))
+
+
 @pytest.mark.parametrize(("rows", "share"), [(32, 0.5), (50000, 1 / 50000)])
 def test_one_thread_adds_up_the_sums_of_a_row(meta: Meta, rows: int, share: float) -> None:
     """A million indices: half of them name one of 32 rows, or each of 50,000 rows has as many."""
