@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         TraceError,
         UsageError,
     )
+    from autosac.integrations.chunked_loss import chunked_loss
     from autosac.plans import Plan
     from autosac.simulation import Simulation
     from autosac.trace import Trace
@@ -34,12 +35,14 @@ __all__ = [
     "TraceError",
     "UsageError",
     "apply",
+    "chunked_loss",
     "plan",
     "simulate",
 ]
 
 _HOME = {
     "apply": "api",
+    "chunked_loss": "integrations.chunked_loss",
     "plan": "api",
     "simulate": "api",
     "Plan": "plans",
