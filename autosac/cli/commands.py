@@ -57,6 +57,7 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         rank=arguments.rank or 0,
         cluster=arguments.cluster,
         allocator=arguments.alloc_conf,
+        power_limit_w=arguments.power_limit,
         moe_load=MoELoad.parse(arguments.moe_load, arguments.moe_seed),
         debug=arguments.debug,
         use_cache=not arguments.no_cache,
@@ -353,7 +354,13 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
                 "needs the job"
             )
         allocator = TITAN_ALLOCATOR if arguments.alloc_conf is None else arguments.alloc_conf
-        target = Target.of(arguments.gpu, world_size, cluster=arguments.cluster, allocator=allocator)
+        target = Target.of(
+            arguments.gpu,
+            world_size,
+            cluster=arguments.cluster,
+            allocator=allocator,
+            power_limit_w=arguments.power_limit,
+        )
         return simulation_of(trace, target), {}
     return simulate_job(
         _job(arguments, progress),

@@ -21,7 +21,7 @@ from typing import NoReturn
 from autosac.choices import CURVES, LEVERS, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
-from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
 from autosac.cli.script_options import add_breakdowns, add_script
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
@@ -97,6 +97,13 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         "--cluster",
         type=filled,
         help="cluster name (such as hgx-h100; see autosac clusters) or file (default: the usual cluster of the GPU)",
+    )
+    machine.add_argument(
+        "--power-limit",
+        type=watts,
+        metavar="WATTS",
+        default=None,
+        help="power cap of each GPU, such as 500W (default: the profile's, if it has one)",
     )
     machine.add_argument(
         "--alloc-conf",

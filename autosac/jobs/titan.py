@@ -63,6 +63,7 @@ class TitanJob:
         rank: int = 0,
         cluster: str | None = None,
         allocator: str | None = None,
+        power_limit_w: float | None = None,
         moe_load: MoELoad | None = None,
         debug: bool = False,
         use_cache: bool = True,
@@ -79,7 +80,11 @@ class TitanJob:
         return TitanJob(
             config_file=config_file,
             target=Target.of(
-                gpu, world_size, cluster=cluster, allocator=TITAN_ALLOCATOR if allocator is None else allocator
+                gpu,
+                world_size,
+                cluster=cluster,
+                allocator=TITAN_ALLOCATOR if allocator is None else allocator,
+                power_limit_w=power_limit_w,
             ),
             overrides=tuple(overrides),
             world_size=world_size,
