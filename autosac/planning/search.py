@@ -42,6 +42,7 @@ class Search:
     """Verifies plans of one planner for one budget after the other; what was verified counts for every budget."""
 
     def __init__(self, verifier: Verifier, planner: Planner, progress: Callable[[str], None]) -> None:
+        self._verifier = verifier
         self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
         self._planner = planner
         self._progress = progress
@@ -140,11 +141,14 @@ class Search:
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
 
     def _spend(self, goal: Goal) -> None:
-        """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit."""
+        """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit.
+
+        Only where steps are derived: a capture for each takes longer than the plans are worth.
+        """
         share = 1.0
         for _ in range(_LAST_TRIES):
             best = self._fastest(goal)
-            if best is None or best.solution is None:
+            if best is None or best.solution is None or not self._verifier.is_derived(best.simulation):
                 return
             left_bytes = goal.budget_bytes - best.simulation.peak_bytes(goal.budget_kind)
             worth_ms = best.solution.budgets.shadow_ms_per_gib * share * left_bytes / 2**30

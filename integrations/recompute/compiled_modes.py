@@ -36,11 +36,12 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading"
             )
         passes = {again: _Pass(policy, of_old_contents) for again in (False, True)}
-        return create_selective_checkpoint_contexts(
+        contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(
             lambda context, func, *args, **kwargs: passes[context.is_recompute].decide(
                 func, args, kwargs, context.op_output
             )
         )
+        return contexts
 
     return modes
 
@@ -107,4 +108,4 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _place(tensor: torch.Tensor) -> int:
     """Identifies the memory of a tensor, views included."""
     held = tensor.elem if isinstance(tensor, FunctionalTensor) else tensor
-    return held.untyped_storage()._cdata
+    return int(held.untyped_storage()._cdata)

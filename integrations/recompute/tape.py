@@ -327,7 +327,7 @@ class Tape:
             tensor.dtype,
             tensor.size(),
             tensor.stride(),
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tensor.is_conj(),
             tensor.is_neg(),
         )

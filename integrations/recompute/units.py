@@ -69,9 +69,11 @@ def is_transformed() -> bool:
 
     There saved tensors cannot be exchanged, or carry more than their values.
     """
+    autograd: Any = torch._C._autograd
+    jit: Any = torch.jit
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
-        or not torch._C._autograd._saved_tensors_hooks_is_enabled()
-        or torch.jit.is_tracing()
+        or not autograd._saved_tensors_hooks_is_enabled()
+        or jit.is_tracing()
     )

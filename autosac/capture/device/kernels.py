@@ -88,9 +88,12 @@ def _softmax(native: Any) -> Callable[..., torch.Tensor]:
     """Softmax and log_softmax of float16 into float32 read the half directly on CUDA: no cast copy (SoftMax.cpp)."""
 
     def kernel(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        out: torch.Tensor
         if input.dtype == torch.float16 and dtype == torch.float32:
-            return native(input, dim, True)
-        return native(input if dtype is None else input.to(dtype), dim, False)
+            out = native(input, dim, True)
+        else:
+            out = native(input if dtype is None else input.to(dtype), dim, False)
+        return out
 
     return kernel
 
