@@ -99,7 +99,7 @@ class _Checkpointing:
             quiet_hooks(module)
             compiled_parts.prepare(module)
         self._forwards += 1
-        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._is_audited(module))
+        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._forwards <= AUDITED_FORWARDS)
         tape.gathering = Gathering(module)
         with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), RecordingMode(tape):
             out = module.original_forward(*args, **kwargs)
@@ -107,12 +107,6 @@ class _Checkpointing:
         if self._offloader is not None:
             self._offloader.forward_ended(tape)
         return out
-
-    def _is_audited(self, module: nn.Module) -> bool:
-        if self._forwards <= AUDITED_FORWARDS:
-            return True
-        first = next(module.parameters(), None)
-        return first is None or first.device.type == "cpu"
 
 
 def _checkpointing(unit: Unit, settings: Settings, offloads: bool) -> _Checkpointing:

@@ -115,6 +115,8 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 def fingerprint(out: Any) -> Fingerprint:
     """Shape and dtype of each tensor in an operator's result, in order."""
+    if type(out) is torch.Tensor:
+        return ((tuple(out.shape), dtype_name(out.dtype)),)
     return tuple((tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in tensors_in(out))
 
 
@@ -135,16 +137,21 @@ class Keyer:
         return seen
 
 
+def is_tagged_random(func: Any) -> bool:
+    """Whether some call of this operator draws from a random generator."""
+    tagged = _tagged_random.get(func)
+    if tagged is None:
+        tagged = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        _tagged_random[func] = tagged
+    return tagged
+
+
 def is_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this call draws from a random generator.
 
     Attention without dropout does not, though it is tagged so.
     """
-    tagged = _tagged_random.get(func)
-    if tagged is None:
-        tagged = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        _tagged_random[func] = tagged
-    if not tagged:
+    if not is_tagged_random(func):
         return False
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
