@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from autosac.plans import Fingerprint
+from autosac.plans import ANY_SIZE, Fingerprint
 
 _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 _counted: dict[Any, bool] = {}
@@ -117,7 +117,12 @@ def fingerprint(out: Any) -> Fingerprint:
     """Shape and dtype of each tensor in an operator's result, in order."""
     if type(out) is torch.Tensor:
         return ((tuple(out.shape), dtype_name(out.dtype)),)
-    return tuple((tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in tensors_in(out))
+    return tuple((_sizes(tensor), dtype_name(tensor.dtype)) for tensor in tensors_in(out))
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape; the ragged dimension of a nested tensor, which is no number, has any size."""
+    return tuple(size if type(size) is int else ANY_SIZE for size in tensor.shape)
 
 
 class Keyer:

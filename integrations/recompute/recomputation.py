@@ -2,7 +2,8 @@
 
 `recompute` finds the operators that lead to the tensors that can still be asked for (`_Need`), beginning from what is kept and
 what was there before, runs these and no others in the order of the forward, and lets go of each result with its last use.
-They run without gradients, autocast and the hooks of tensor subclasses: what these did in the forward is on the tape already.
+They run without gradients, autocast, function transforms around the backward and the hooks of tensor subclasses: what these
+did in the forward is on the tape already.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autosac.integrations.recompute import flags, witness
+from autosac.integrations.recompute import flags, transforms, witness
 from autosac.integrations.recompute.entries import Entry, Holder, Part, RecomputationError, SavedInPart, views_of
 from autosac.integrations.recompute.memories import (
     Memory,
@@ -153,7 +154,7 @@ class _Recomputation:
         busy, tape.is_busy = tape.is_busy, True
         observer[0].begin(tape.fqn, tape.forward)
         try:
-            with flags.restored(tape.flags), _bare():
+            with flags.restored(tape.flags), transforms.outside(), _bare():
                 for position in self._order:
                     self._run(position, tape.entries[position])
                 observer[0].ran()

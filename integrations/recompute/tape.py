@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -433,19 +435,34 @@ class RecordingMode(CountingMode):
         return out
 
 
-def _all_tensors(tree: Any, depth: int = 8) -> list[torch.Tensor]:
-    """The tensors in what a module returns: containers, and attributes of objects (dataclasses, model outputs)."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if depth == 0 or isinstance(tree, str | bytes | int | float | complex | None | type):
-        return []
-    if isinstance(tree, dict):
-        items: Any = tree.values()
-    elif isinstance(tree, list | tuple | set | frozenset):
-        items = tree
-    else:
-        items = getattr(tree, "__dict__", {}).values() if not isinstance(tree, torch.nn.Module) else ()
-    return [tensor for item in items for tensor in _all_tensors(item, depth - 1)]
+def _all_tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors in what a module returns: containers, and attributes of objects (dataclasses, model outputs).
+
+    Of objects that refer to very many others, the nearest are looked at. What is not found is not held, but made again.
+    """
+    found, seen, waiting = [], {id(tree)}, deque([tree])
+    while waiting and len(seen) < _LOOKED_AT:
+        item = waiting.popleft()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+            continue
+        for inner in _inside(item):
+            if id(inner) not in seen and not isinstance(inner, _LEAVES):
+                seen.add(id(inner))
+                waiting.append(inner)
+    return found
+
+
+_LOOKED_AT = 4096
+_LEAVES = (str, bytes, int, float, complex, type, type(None), torch.nn.Module, ModuleType, FunctionType)
+
+
+def _inside(item: Any) -> Any:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, list | tuple | set | frozenset):
+        return item
+    return () if isinstance(item, _LEAVES) else getattr(item, "__dict__", {}).values()
 
 
 def _may_leave(func: Any, decision: Decision) -> bool:
