@@ -93,7 +93,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments."""
+    """What the job's settings of checkpointing say, as `torch.utils.checkpoint.checkpoint` names them.
+
+    Compiled modules follow `early_stop`. Units that run eagerly recompute what is needed and nothing else, whatever it says. All
+    units draw the same random numbers again, whatever `preserve_rng_state` says.
+    """
 
     __pydantic_config__ = STRICT
 
