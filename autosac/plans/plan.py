@@ -94,7 +94,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments.
+    """What the job's settings of checkpointing say, as `torch.utils.checkpoint.checkpoint` names them.
+
+    Compiled modules follow `early_stop`. Units that run eagerly recompute what is needed and nothing else, whatever it says.
+    All units draw the same random numbers again, whatever `preserve_rng_state` says.
 
     `loss_chunks`: in how many chunks of rows the loss is computed (`autosac.integrations.chunked_loss`).
     """

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from autosac.errors import PlanError
 from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
+from autosac.integrations.operators.facts import facts_of
 from autosac.integrations.operators.keys import Keyer, is_random, op_name
 from autosac.integrations.recompute.policy import UnitDecisions
 
@@ -66,7 +67,7 @@ class _Pass:
             return CheckpointPolicy.PREFER_RECOMPUTE
         if self._number in self._of_old_contents or is_random(func, args, kwargs) or is_foreign(func):
             return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
-        rows = self._policy.decisions(func)
+        rows = self._policy.decisions(facts_of(func))
         if occurrence >= len(rows):
             self._policy.warn(
                 f"as compiled runs more calls of {op_name(func)} than the plan's {len(rows)}",

@@ -3,10 +3,15 @@
 `become` gives a module a subclass of its own class whose forward does something around the original one. The module stays the
 same object with the same name, parameters, hooks and attributes; hooks on it run outside of what is checkpointed, once, as
 they do without checkpointing. (A wrapper would keep attributes that others set on the module from reaching it.)
+
+What the module sets on its class is set on the original one, which all its modules share, and making the subclass runs no code
+of the user's: neither ``__init_subclass__`` nor a metaclass.
 """
 
 from __future__ import annotations
 
+import abc
+import functools
 from typing import Any
 
 import torch
@@ -15,6 +20,7 @@ from torch import nn
 from autosac.errors import PlanError
 
 _made: dict[tuple[type, type], type] = {}
+_originals: dict[type, type] = {}
 
 
 class UnitModule(nn.Module):
@@ -24,6 +30,9 @@ class UnitModule(nn.Module):
     """
 
     _autosac: Any = None
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Nothing: that of the original class has run for the original class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle by the original class: the subclass has no name that could be looked up."""
@@ -55,8 +64,24 @@ def subclass(kind: type[UnitModule], original: type) -> type:
     made = _made.get((kind, original))
     if made is None:
         body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-        made = _made[kind, original] = type(original.__name__, (kind, original), body)
+        meta = _transparent(type(original))
+        create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
+        made = _made[kind, original] = create.__new__(meta, original.__name__, (kind, original), body)
+        _originals[made] = original
     return made
+
+
+@functools.cache
+def _transparent(metaclass: type) -> type:
+    """The metaclass of the subclasses: attributes that are set on one of them are set on the original class."""
+
+    def set_attribute(cls: type, name: str, value: Any) -> None:
+        metaclass.__setattr__(_originals.get(cls, cls), name, value)
+
+    def delete_attribute(cls: type, name: str) -> None:
+        metaclass.__delattr__(_originals.get(cls, cls), name)
+
+    return type(metaclass.__name__, (metaclass,), {"__setattr__": set_attribute, "__delattr__": delete_attribute})
 
 
 def _new(kind: type[UnitModule], original: type) -> nn.Module:
