@@ -17,6 +17,7 @@ from autosac.cli.calibrate import calibrate
 from autosac.cli.catalogue import clusters, gpus
 from autosac.cli.completion import completion
 from autosac.cli.progress import progress_line
+from autosac.cli.search import search
 from autosac.display.picture_needs import check_drawable
 from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
 from autosac.estimator import AlphaBeta, ChunkModel
@@ -42,7 +43,7 @@ _DRAWS = 8
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)
-    known = (plan, simulate, explain, diff, bench, calibrate, gpus, clusters, cache, completion)
+    known = (plan, simulate, explain, diff, search, bench, calibrate, gpus, clusters, cache, completion)
     {function.__name__: function for function in known}[arguments.run](arguments)
 
 

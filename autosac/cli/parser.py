@@ -1,4 +1,5 @@
-"""The command line: ``autosac plan | simulate | explain | diff | bench | calibrate | gpus | clusters | cache | completion``.
+"""The command line: ``autosac plan | simulate | explain | diff | search | bench | calibrate | gpus | clusters | cache |
+completion``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
@@ -22,6 +23,7 @@ from autosac.choices import CURVES, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
 from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.cli.search import add_search
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
@@ -47,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_explain(commands)
     _add_diff(commands)
+    add_search(commands)
     add_bench(commands)
     add_calibrate(commands)
     add_gpus(commands)

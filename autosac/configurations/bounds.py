@@ -1,34 +1,35 @@
 """Lower bounds of a layout's step time and peak memory, before it is captured. None depends on its checkpointing.
 
 `Shape` is what a bound knows of the model: for each microbatch, what one layer and what all else do forward and backward at
-least, and which memory a layer and all else keep for the backward. It comes from the parameters' shapes (`shape_of_parameters`)
-or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
+least, and which memory a layer and all else keep for the backward. It comes from the parameters' shapes
+(`shape_of_parameters`) or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
 
-**Time** (`time_bound_ms`). m microbatches, stage s with l_s layers, f, b: forward and backward of one layer and one microbatch,
-f', b' those of what is outside of the layers (last stage).
+**Time** (`time_bound_ms`). m microbatches, stage s with l_s layers, f, b: forward and backward of one layer and one
+microbatch, f', b' those of what is outside of the layers (last stage).
 
 1. A stream executes its operators one after the other. A rank's compute stream holds, for each microbatch, the forward and
    backward of its layers: m l_s (f + b), on the last stage m (f' + b') more. The step is no shorter.
-2. A rank starts a step no sooner than the first microbatch has passed the stages j before its own first one: sum of l_j f. Under
-   schedules with whole backwards (1F1B, GPipe, Interleaved1F1B) its last operator is the backward of the last microbatch in that
-   stage, and the backwards of the stages before follow: sum of l_j b. The first rank begins its next step after them, so both
-   sums are in the time from one step to the next. Schedules that divide backwards (ZeroBubble, DualPipeV) get neither.
-3. FSDP copies what it gathered into the layers' parameters on the compute stream: each of a layer's gathers reads and writes them
-   once, at no more than the memory's bandwidth; once for each microbatch's forward, and again for its backward where parameters
-   were freed. Counted once a step in a pipeline.
-4. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a rank's
-   own part grows by r.
+2. A rank starts a step no sooner than the first microbatch has passed the stages j before its own first one: sum of l_j f.
+   Under schedules with whole backwards (1F1B, GPipe, Interleaved1F1B) its last operator is the backward of the last
+   microbatch in that stage, and the backwards of the stages before follow: sum of l_j b. The first rank begins its next
+   step after them, so both sums are in the time from one step to the next. Schedules that divide backwards (ZeroBubble,
+   DualPipeV) get neither.
+3. FSDP copies what it gathered into the layers' parameters on the compute stream: each of a layer's gathers reads and
+   writes them once, at no more than the memory's bandwidth; once for each microbatch's forward, and again for its backward
+   where parameters were freed. Counted once a step in a pipeline.
+4. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
+   rank's own part grows by r.
 
-**Memory** (`memory_bound_bytes`): parameters and optimizer states live during the whole step, on P / (tensor * FSDP's shards) of
-the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's step all of them.
-The first stage's rank holds min(m, stages from its own to the last) microbatches at once under 1F1B, all under GPipe; one at
-least in every schedule. Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of checkpointing is a layer or
-lies in one, and what it recomputes from is not freed.
+**Memory** (`memory_bound_bytes`): parameters and optimizer states live during the whole step, on P / (tensor * FSDP's
+shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
+step all of them. The first stage's rank holds min(m, stages from its own to the last) microbatches at once under 1F1B, all
+under GPipe; one at least in every schedule. Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of
+checkpointing is a layer or lies in one, and what it recomputes from is not freed.
 
-**Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. To free a tensor that
-an operator made, that operator runs again, at least. So the least recomputation is no less than the fractional knapsack over
-all kept tensors: free those with the most bytes per millisecond first. This is the linear relaxation of every plan. It holds only
-without offloading.
+**Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. To free a
+tensor that an operator made, that operator runs again, at least. So the least recomputation is no less than the fractional
+knapsack over all kept tensors: free those with the most bytes per millisecond first. This is the linear relaxation of every
+plan. It holds only without offloading.
 """
 
 from __future__ import annotations
@@ -220,15 +221,18 @@ def shape_of_parameters(
     parameters: Mapping[str, Sequence[int]], layers: int, layout: Layout, seq_len: int, peak_flops: float
 ) -> Shape:
     """What the parameters' shapes alone tell: every matrix of a layer and the output is multiplied with every token, forward
-    once and backward twice, at no more than the peak rate. Embeddings are looked up, experts may not be asked: they count nothing.
-    A layer's input has the width of its norms and 16 bits a number at least, divided among tensor-parallel ranks at most.
+    once and backward twice, at no more than the peak rate. Embeddings are looked up, experts may not be asked: they count
+    nothing. A layer's input has the width of its norms and 16 bits a number at least, divided among tensor-parallel ranks
+    at most.
     """
     tokens = layout.microbatch * seq_len / layout.context
     per_number_ms = 2 * tokens / layout.tensor / peak_flops * 1e3
     of_layers = {name: shape for name, shape in parameters.items() if name.startswith("layers.")}
     others = {name: shape for name, shape in parameters.items() if name not in of_layers}
     present = len({name.split(".")[1] for name in of_layers}) or 1
-    width = max((shape[0] for name, shape in of_layers.items() if name.endswith("norm.weight") and len(shape) == 1), default=0)
+    width = max(
+        (shape[0] for name, shape in of_layers.items() if name.endswith("norm.weight") and len(shape) == 1), default=0
+    )
     inner = sum(math.prod(shape) for shape in of_layers.values() if len(shape) == 2) / present
     outer = sum(math.prod(shape) for name, shape in others.items() if len(shape) == 2 and name.startswith("output"))
     return Shape(

@@ -1,8 +1,8 @@
 """Best-first search with lower bounds: the least of many values, most of which are never worked out.
 
-Every candidate has a lower bound of its value. The candidate with the smallest bound is taken; its `step` says what is known of
-it now: a tighter bound (it goes back), its value, or work to do, which runs beside other work. When no candidate's bound is
-below (1 - gap) times the best value found, the search ends:
+Every candidate has a lower bound of its value. The candidate with the smallest bound is taken; its `step` says what is
+known of it now: a tighter bound (it goes back), its value, or work to do, which runs beside other work. When no candidate's
+bound is below (1 - gap) times the best value found, the search ends:
 
     for every candidate c that was not worked out   value(c) >= bound(c) >= (1 - gap) best
 
@@ -77,8 +77,8 @@ def best_first(
 ) -> Outcome[K]:
     """Search. `candidates` come with their bounds; of equal ones the first is preferred. `submit` starts work.
 
-    `outcome` is filled as the search goes on: who is interrupted has what was found. `on_change` gets it, and the least bound of
-    what is open.
+    `outcome` is filled as the search goes on: who is interrupted has what was found. `on_change` gets it, and the least
+    bound of what is open.
     """
     found: Outcome[K] = outcome if outcome is not None else Outcome()
     numbers = itertools.count()

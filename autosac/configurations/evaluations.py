@@ -1,9 +1,9 @@
 """Evaluations: what is worked out in other processes, as plain data that travels between them.
 
 `SheetTask` captures a few layers of one microbatch (`autosac.configurations.sheets`). `LayoutTask` simulates a layout's step
-without checkpointing and, where that does not fit, under every way of checkpointing that is asked for, AutoSAC's plan included:
-two to five captures, of a few layers where they repeat; plans are derived. A task ends early where its step cannot beat what is
-known: no checkpointing shortens a step.
+without checkpointing and, where that does not fit, under every way of checkpointing that is asked for, AutoSAC's plan
+included: two to five captures, of a few layers where they repeat; plans are derived. A task ends early where its step
+cannot beat what is known: no checkpointing shortens a step.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def checkpointing_settings(name: str, plan_file: str | None) -> dict[str, Any]:
 
 
 def written_job(job_file: str, overrides: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """The text of the job file with the arguments and the settings in it. UsageError for an argument that a file cannot hold."""
+    """The text of the job file with the arguments and the settings in it. UsageError for what a file cannot hold."""
     document = tomlkit.parse(read_bounded(job_file, TEXT_BYTES).decode())
     for name, text in given_settings(overrides).items():
         _set(document, name, _typed(name, text))

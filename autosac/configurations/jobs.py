@@ -41,7 +41,9 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
     """
     for name in given_settings(overrides):
         if name in _KNOB_OF:
-            raise UsageError(f"--{name} is a knob of the search: give its values with --space ({_KNOB_OF[name]} = [...])")
+            raise UsageError(
+                f"--{name} is a knob of the search: give its values with --space ({_KNOB_OF[name]} = [...])"
+            )
     read = read_setting(config_file, overrides)
     model = model_facts(str(read("model.name")), str(read("model.flavor")))
     facts = ModelFacts(
@@ -80,4 +82,3 @@ def _number(value: Any) -> int | None:
         return int(value)
     except (TypeError, ValueError):
         return None
-

@@ -4,8 +4,9 @@ With W GPUs, degrees r (replicas), s (FSDP shards), c (context), t (tensor), p (
 
     r s c t p = W,   data-parallel ranks d = r s,   sequences of a rank g = global batch / d
 
-A rank works on g sequences, `microbatch` of them at a time: without a pipeline in g / microbatch steps of gradient accumulation
-(TorchTitan's local batch is the microbatch), with one in g / microbatch pipeline microbatches (its local batch is g).
+A rank works on g sequences, `microbatch` of them at a time: without a pipeline in g / microbatch steps of gradient
+accumulation (TorchTitan's local batch is the microbatch), with one in g / microbatch pipeline microbatches (its local batch
+is g).
 
 `legal` leaves out what TorchTitan asserts: what does not divide (GPUs, batch, sequence, heads, experts), pipelines with fewer
 layers than stages, replicas without shards beside other parallelism, asynchronous tensor parallelism without compilation.
@@ -199,7 +200,11 @@ def _combinations(
         if remainder or ranks == 0:
             continue
         replicas = [r for r in (space.data_parallel_replicate or divisors(ranks)) if ranks % r == 0]
-        schedules = itertools.product(space.pipeline_schedule, space.pipeline_split) if pipeline > 1 else [("1F1B", "torchtitan")]
+        schedules = (
+            itertools.product(space.pipeline_schedule, space.pipeline_split)
+            if pipeline > 1
+            else [("1F1B", "torchtitan")]
+        )
         batches = [b for b in space.microbatch if global_batch % (ranks * b) == 0]
         for (schedule, split), replicate, expert, expert_tensor, microbatch, reshard, choice in itertools.product(
             schedules, replicas, experts, space.expert_tensor_parallel, batches, space.reshard_after_forward, switches
@@ -236,7 +241,11 @@ def _divides(layout: Layout, facts: ModelFacts) -> bool:
         return False
     if facts.seq_len % (tensor * 2 * context):
         return False
-    if facts.experts % expert or (layout.expert_tensor not in (1, tensor)) or (expert == 1 and layout.expert_tensor > 1):
+    if (
+        facts.experts % expert
+        or (layout.expert_tensor not in (1, tensor))
+        or (expert == 1 and layout.expert_tensor > 1)
+    ):
         return False
     # Experts are spread over ranks of FSDP's, context and tensor parallelism.
     borrowed = layout.shard * context * (tensor if layout.expert_tensor == 1 else 1)

@@ -1,6 +1,7 @@
 """The search over a TorchTitan job's configurations: what `engine` asks, answered by bounds, sheets and evaluations.
 
-Bounds of a layout, each tighter than the one before, all of them for every way of checkpointing (`autosac.configurations.bounds`):
+Bounds of a layout, each tighter than the one before, all of them for every way of checkpointing
+(`autosac.configurations.bounds`):
 
 1. from the parameters' shapes: products at the peak rate, memory of states and layer inputs;
 2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
@@ -15,10 +16,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autosac.configurations.bounds import Part, Shape, bound_ms, shape_of_parameters, split_of
@@ -105,11 +105,13 @@ class TitanSearch:
         if not found:
             sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.offers)
             raise UsageError(
-                f"no configuration of the space is legal on {sizes} with a global batch of {self._own.global_batch}: the degrees "
-                "must multiply to the GPUs and divide heads, layers and the global batch (--show-space prints the space, "
-                "--global-batch changes the batch)"
+                f"no configuration of the space is legal on {sizes} with a global batch of {self._own.global_batch}: "
+                "the degrees must multiply to the GPUs and divide heads, layers and the global batch (--show-space "
+                "prints the space, --global-batch changes the batch)"
             )
-        return sorted(found, key=lambda it: (it.tensor * it.context, it.pipeline, it.expert, it.replicate, -it.microbatch))
+        return sorted(
+            found, key=lambda it: (it.tensor * it.context, it.pipeline, it.expert, it.replicate, -it.microbatch)
+        )
 
     def run(self, least: Mapping[Layout, float] | None = None) -> Result:
         """Search to the end. Interrupted, `result` has what was found."""
@@ -347,7 +349,7 @@ class TitanSearch:
     def result(self) -> Result:
         """What is known now."""
         rows = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
-        refused = {layout: why for layout, why in self._refused.items()}
+        refused = dict(self._refused)
         evaluated = [layout for layout in self.outcome.values if layout not in refused]
         return Result(
             rows=tuple(rows),

@@ -63,9 +63,7 @@ def searching(inputs: Inputs, progress: Callable[[str], None] = lambda _: None) 
     target = Target.of(first.gpu, first.world_size, cluster=first.cluster, allocator=inputs.space.allocator[0])
     if inputs.confidence is not None:
         confidence_of(inputs.confidence, inputs.budget_kind, target.allocator)
-    goal = Goal(
-        budget_bytes=parse_budget(inputs.budget, target.hardware.usable_bytes), budget_kind=inputs.budget_kind
-    )
+    goal = Goal(budget_bytes=parse_budget(inputs.budget, target.hardware.usable_bytes), budget_kind=inputs.budget_kind)
     job = TitanJob(
         config_file=inputs.config_file,
         target=target,

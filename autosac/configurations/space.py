@@ -65,9 +65,9 @@ class Space(BaseModel):
     compile: Switch | None = None
     async_tensor_parallel: Switch = (False,)
     float8: Switch = (False,)
-    optimizer: Annotated[
-        tuple[Literal["fused", "foreach", "for-loop"], ...], MinLen(1), AfterValidator(_distinct)
-    ] = ("fused",)
+    optimizer: Annotated[tuple[Literal["fused", "foreach", "for-loop"], ...], MinLen(1), AfterValidator(_distinct)] = (
+        "fused",
+    )
     cpu_offload: Switch = (False,)
     activation_offload: Switch = (False,)
     allocator: Annotated[tuple[str, ...], MinLen(1), AfterValidator(_distinct), AfterValidator(_allocators)] = (

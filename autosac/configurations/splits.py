@@ -14,7 +14,7 @@ is taken, for they hold more microbatches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 
 def torchtitan_split(layers: int, stages: int, first_less: int = 1, last_less: int = 1) -> tuple[int, ...] | None:
@@ -48,7 +48,7 @@ def balanced_split(
         own = sums[last] - sums[first]
         return own + (embedding_ms if stage == 0 else 0.0) + (output_ms if stage == stages - 1 else 0.0)
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(stage: int, first: int) -> tuple[float, tuple[int, ...]]:
         """The least maximum of the stages from `stage` on, which take the layers from `first` on, and their counts."""
         if stage == stages - 1:

@@ -1,8 +1,8 @@
 """A study: the folder in which a search keeps what it has learnt, so that it can go on after any end.
 
-The record is an Optuna study in journal storage: one finished trial for each evaluation, whose user attributes hold the question
-(`key`) and the answer. Several searches, on several machines with a common file system, may share one: each asks the journal
-before it starts an evaluation. Optuna's own tools (its dashboard, its plots) read the same file.
+The record is an Optuna study in journal storage: one finished trial for each evaluation, whose user attributes hold the
+question (`key`) and the answer. Several searches, on several machines with a common file system, may share one: each asks
+the journal before it starts an evaluation. Optuna's own tools (its dashboard, its plots) read the same file.
 
 A search is a function of its inputs and of the answers: resumed, it asks the same questions and finds most of them answered.
 """

@@ -1,7 +1,7 @@
 """Where evaluations run: processes of this machine, a thread of this process, or a Ray cluster.
 
-Each worker keeps one capture process (`autosac.capture.process.server`) for all its tasks. Workers end with the search, however
-that ends: local ones are bound to the life of the process that started them, Ray's actors to the driver.
+Each worker keeps one capture process (`autosac.capture.process.server`) for all its tasks. Workers end with the search,
+however that ends: local ones are bound to the life of the process that started them, Ray's actors to the driver.
 """
 
 from __future__ import annotations

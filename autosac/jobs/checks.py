@@ -243,8 +243,8 @@ class _Settings:
 
 
 def given_settings(overrides: Sequence[str]) -> dict[str, str]:
-    """The values of arguments of the form ``--section.name value``, ``--section.name=value``, and of switches (``--section.name``,
-    ``--section.no-name``: "True", "False"), by the names of the settings; the last one of each.
+    """The values of arguments of the form ``--section.name value``, ``--section.name=value``, and of switches
+    (``--section.name``, ``--section.no-name``: "True", "False"), by the names of the settings; the last one of each.
     """
     found: dict[str, str] = {}
     for i, word in enumerate(overrides):

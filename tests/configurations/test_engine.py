@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from concurrent.futures import Future
 
@@ -11,9 +12,7 @@ from hypothesis import strategies as st
 from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
 
 VALUES = st.lists(
-    st.tuples(
-        st.one_of(st.floats(0.1, 100), st.just(math.inf)), st.floats(0, 1), st.floats(0, 1), st.integers(0, 4)
-    ),
+    st.tuples(st.one_of(st.floats(0.1, 100), st.just(math.inf)), st.floats(0, 1), st.floats(0, 1), st.integers(0, 4)),
     min_size=1,
     max_size=25,
 )
@@ -90,8 +89,6 @@ def test_an_interrupted_search_leaves_what_it_found() -> None:
             raise KeyboardInterrupt
         return done(content)
 
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         best_first([(i, toy.loose(i)) for i in range(2)], toy, submit, outcome=outcome)
-    except KeyboardInterrupt:
-        pass
     assert outcome.best == 5.0 and outcome.best_candidate == 0 and not outcome.proven
