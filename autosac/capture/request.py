@@ -25,7 +25,7 @@ class TitanRequest:
     modules that could be checkpointed (implies "none", and a model that is not compiled). `stage_inputs`: with pipeline
     parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank gives it in its
     trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` is the index of a cut
-    that is made where the layers are alike (`autosac.capture.jobs.layers`). `moe_load`: how tokens spread over
+    that is made where the layers are alike, -2 for the smallest (`autosac.capture.jobs.layers`). `moe_load`: how tokens spread over
     the experts of a mixture.
     """
 

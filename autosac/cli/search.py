@@ -53,6 +53,9 @@ def add_search(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="BEST.toml",
         help="job file for the best configuration (and its plan)",
     )
+    command.add_argument(
+        "--html", dest="search_html", type=filled_path, metavar="FILE", help="draw the study as a web page"
+    )
     add_output(command)
     command.set_defaults(run="search")
 
@@ -114,7 +117,7 @@ def search(arguments: argparse.Namespace) -> None:
         _show_space(arguments)
         return
     inputs = _inputs(arguments)
-    check_outputs((("-o", arguments.output),), (Path(inputs.config_file),))
+    check_outputs((("-o", arguments.output), ("--html", arguments.search_html)), (Path(inputs.config_file),))
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         with searching(inputs, progress) as found:
             try:
@@ -181,6 +184,11 @@ def _report(arguments: argparse.Namespace, inputs: Inputs, result: Result) -> No
     from autosac.report.search_tables import search_document, search_summary
 
     written = _write_best(arguments.output, inputs, result) if arguments.output is not None else []
+    if arguments.search_html is not None and result.rows:
+        from autosac.report.search_pictures import search_html
+
+        search_html(arguments.search_html, result)
+        written.append(arguments.search_html)
     if arguments.json:
         print(json.dumps({**search_document(result), "files": [str(path) for path in written]}, indent=1))
         return

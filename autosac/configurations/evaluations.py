@@ -25,6 +25,7 @@ from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import confidence_of
 from autosac.simulation import Pipeline, Simulation, simulation_of
 
+_SMALLEST = (-2, -1)  # cuts with one and two periods of layers: two fewer than induction needs
 _PARTS = ("compute_ms", "exposed_communication_ms", "exposed_copy_ms", "bubble_ms", "host_bound_ms", "recompute_ms")
 
 
@@ -87,11 +88,11 @@ class SheetTask:
         """See `Task`."""
         request = self.job.request("none")
         try:
-            first = server.submit(replace(request, cut=0))
-            second = server.submit(replace(request, cut=1))
-            traces = [first.result()]
-            if traces[0].info.cut is not None:
-                traces.append(second.result())
+            cuts = [server.submit(replace(request, cut=cut)) for cut in _SMALLEST]
+            try:
+                traces = [cut.result() for cut in cuts]
+            except CaptureError:  # too few layers to leave any out, or the job cannot be built with so few
+                traces = [server.capture(request)]
             return {"sheet": sheet_of([simulation_of(trace, self.job.target) for trace in traces]).document()}
         except AutosacError as e:
             return {"refused": str(e)}

@@ -24,7 +24,7 @@ from typing import Any
 from autosac.configurations.bounds import Part, Shape
 from autosac.configurations.layout import Layout
 from autosac.simulation import Simulation
-from autosac.trace import Alloc, Collective, Free, ModuleEnter, Op, Phase, Trace, WorkWait
+from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
 
 _SHARDS_OWN = ("fsdp.", "aten.split_with_sizes_copy", "c10d.", "_c10d_functional.")
 _COMPUTE = 0  # the stream that models run on
@@ -197,16 +197,14 @@ def _kept(trace: Trace, event_ms: Sequence[float]) -> Counter[tuple[int, float]]
     inputs = _layer_inputs(trace)
     alive: dict[int, float] = {}
     kept: Counter[tuple[int, float]] = Counter()
-    backward = False
     for event, ms in zip(trace.events, event_ms, strict=True):
         kind = type(event)
-        if kind is Alloc and trace.storages[event.storage].phase is Phase.FORWARD and not backward:
+        if kind is Alloc and _is_activation(trace, event.storage):
             alive[event.storage] = 0.0
         elif kind is Free:
             alive.pop(event.storage, None)
         elif kind is Op:
-            if event.phase is Phase.BACKWARD and not backward:
-                backward = True
+            if event.phase is Phase.BACKWARD:
                 break
             for storage in event.outputs:
                 if storage in alive and event.stream == _COMPUTE:
@@ -218,16 +216,28 @@ def _kept(trace: Trace, event_ms: Sequence[float]) -> Counter[tuple[int, float]]
 
 
 def _layer_inputs(trace: Trace) -> frozenset[int]:
-    """The storages that layers (members of ``layers``) read first in their forwards."""
+    """The storages that layers (members of ``layers``) read first of those that were there before their forwards."""
     layers = {i for i, name in enumerate(trace.modules) if name.startswith("layers.") and name.count(".") == 1}
     found: set[int] = set()
-    waiting = False
+    before: frozenset[int] = frozenset()
+    alive: set[int] = set()
     for event in trace.events:
-        if type(event) is ModuleEnter and event.module in layers and event.phase is Phase.FORWARD:
-            waiting = True
-        elif waiting and type(event) is Op and event.stream == _COMPUTE and event.phase is Phase.FORWARD:
-            made = [s for s in event.inputs if s >= 0 and trace.storages[s].phase is Phase.FORWARD]
-            if made and not trace.signatures[event.signature].name.startswith(_SHARDS_OWN):
-                waiting = False
-                found.add(made[0])
+        kind = type(event)
+        if kind is Alloc and _is_activation(trace, event.storage):
+            alive.add(event.storage)
+        elif kind is Free:
+            alive.discard(event.storage)
+        elif kind is ModuleEnter and event.module in layers and event.phase is Phase.FORWARD:
+            before = frozenset(alive)
+        elif before and kind is Op and event.stream == _COMPUTE and event.phase is Phase.FORWARD:
+            read = [storage for storage in event.inputs if storage in before]
+            if read:
+                before = frozenset()
+                found.add(read[0])
     return frozenset(found)
+
+
+def _is_activation(trace: Trace, storage: int) -> bool:
+    """Made by the model's own forward: neither gathered parameters nor buffers of communication."""
+    row = trace.storages[storage]
+    return row.phase is Phase.FORWARD and row.stream == _COMPUTE and row.label is Label.NONE
