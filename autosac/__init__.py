@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.api import apply, plan, simulate
+    from autosac.api import apply, plan, search, simulate
     from autosac.errors import (
         AutosacError,
         CaptureError,
@@ -35,12 +35,14 @@ __all__ = [
     "UsageError",
     "apply",
     "plan",
+    "search",
     "simulate",
 ]
 
 _HOME = {
     "apply": "api",
     "plan": "api",
+    "search": "api",
     "simulate": "api",
     "Plan": "plans",
     "Simulation": "simulation",
