@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.api import apply, plan, simulate
+    from autosac.api import apply, plan, search, simulate
     from autosac.errors import (
         AutosacError,
         CaptureError,
@@ -37,6 +37,7 @@ __all__ = [
     "apply",
     "chunked_loss",
     "plan",
+    "search",
     "simulate",
 ]
 
@@ -44,6 +45,7 @@ _HOME = {
     "apply": "api",
     "chunked_loss": "integrations.chunked_loss",
     "plan": "api",
+    "search": "api",
     "simulate": "api",
     "Plan": "plans",
     "Simulation": "simulation",

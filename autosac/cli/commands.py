@@ -18,6 +18,7 @@ from autosac.cli.catalogue import clusters, gpus
 from autosac.cli.completion import completion
 from autosac.cli.progress import progress_line
 from autosac.cli.script import script
+from autosac.cli.search import search
 from autosac.cli.simulated import check_pictures, simulation_document, with_models, write_pictures
 from autosac.display.picture_needs import check_drawable
 from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
@@ -44,7 +45,7 @@ _DRAWS = 8
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)
-    known = (plan, simulate, script, explain, diff, bench, calibrate, gpus, clusters, cache, completion)
+    known = (plan, simulate, script, explain, diff, search, bench, calibrate, gpus, clusters, cache, completion)
     {function.__name__: function for function in known}[arguments.run](arguments)
 
 

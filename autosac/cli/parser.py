@@ -1,4 +1,4 @@
-"""The command line: ``autosac plan | simulate | run | explain | diff | bench | calibrate | ...``.
+"""The command line: ``autosac plan | simulate | run | explain | diff | search | bench | calibrate | ...``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
@@ -23,6 +23,7 @@ from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
 from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
 from autosac.cli.script_options import add_breakdowns, add_script
+from autosac.cli.search import add_search
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_script(commands)
     _add_explain(commands)
     _add_diff(commands)
+    add_search(commands)
     add_bench(commands)
     add_calibrate(commands)
     add_gpus(commands)
