@@ -5,7 +5,7 @@ same object with the same name, parameters, hooks and attributes; hooks on it ru
 they do without checkpointing. (A wrapper would keep attributes that others set on the module from reaching it.)
 
 The compiler keeps what it has made of a forward with the forward's code, and guards on the module's class, but not on what a
-policy decides. So units with different policies are of different *variants*: classes, each with a forward of its own code. Each
+policy decides. So units with different policies are of different *variants*: classes, each with its own code for forward. Each
 variant is compiled once, within Dynamo's limit of recompilations for one code; equal policies share a variant.
 """
 
