@@ -58,8 +58,8 @@ class UnitGroup:
 
 
 def compiled_prices(observed: Simulation, compiled: Simulation) -> list[float]:
-    """Device time of the observed step's events, as compiled: what the compiler fuses takes as much less as its kernels take in
-    the forward for all that the eager step runs in their place.
+    """Device time of the observed step's events, as compiled: what the compiler fuses takes as much less as its kernels take
+    in the forward for all that the eager step runs in their place.
     """
     external = {s.name for s in compiled.trace.signatures if not s.name.startswith(GENERATED)}
     eager_ms = sum(ms for name, ms in _forward(observed) if name not in external)
