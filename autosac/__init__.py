@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.api import apply, plan, simulate
+    from autosac.api import apply, compile_options, plan, simulate
     from autosac.errors import (
         AutosacError,
         CaptureError,
@@ -34,12 +34,14 @@ __all__ = [
     "TraceError",
     "UsageError",
     "apply",
+    "compile_options",
     "plan",
     "simulate",
 ]
 
 _HOME = {
     "apply": "api",
+    "compile_options": "api",
     "plan": "api",
     "simulate": "api",
     "Plan": "plans",
