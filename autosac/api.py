@@ -31,7 +31,7 @@ from autosac.planning.confidence import confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
-from autosac.quantities import parse_budget
+from autosac.quantities import parse_budget, parse_bytes
 from autosac.simulation import Simulation, Target, simulation_of
 
 if TYPE_CHECKING:
@@ -226,6 +226,29 @@ def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
     from autosac.integrations.apply import apply as apply_to
 
     return apply_to(model, plan if isinstance(plan, Plan) else Plan.load(plan))
+
+
+def compile_options(budget: str) -> dict[str, Any]:
+    """Options for ``torch.compile`` that limit what each compiled graph saves between its forward and its backward.
+
+        model = torch.compile(model, options=autosac.compile_options("8GiB"))
+
+    PyTorch's partitioner decides, as with its own ``activation_memory_budget``, but the budget is in bytes and is kept: a
+    larger one never saves less. It is for the backend "inductor", and for a model that no plan is applied to. What is alive
+    without being saved (parameters, inputs, outputs) does not count.
+
+    Args:
+        budget: such as "8GiB" or "500MB".
+
+    Returns:
+        What `torch.compile` takes as ``options``.
+
+    Raises:
+        UsageError: the budget is wrong.
+    """
+    from autosac.integrations.compile_budget import BudgetPartitioner
+
+    return {"custom_partitioner_fn": BudgetPartitioner(parse_bytes(budget))}
 
 
 class EagerCaptures(StepCaptures):

@@ -24,9 +24,10 @@ from autosac.integrations.operators.keys import Keyer, is_random, op_name
 from autosac.integrations.recompute.policy import UnitDecisions
 
 
-def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
+def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
     """What `torch.utils.checkpoint.checkpoint` takes as its ``context_fn`` (a plain function: Dynamo takes nothing else).
 
+    `variant` names the policy: what was compiled under it is found again in the compiler's caches by another process.
     It raises PlanError if the plan offloads, which compiled code does not do.
     """
     of_old_contents: set[int] = set()
@@ -44,6 +45,8 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
         )
         return contexts
 
+    if variant:
+        modes.cache_hash = variant  # type: ignore[attr-defined] # without one AOTAutograd caches nothing
     return modes
 
 
