@@ -57,9 +57,9 @@ class Candidates:
     def verify(
         self, plan: Plan, solution: TwoLevelSolution | None = None, costs: Costs | None = None, mirrors: str = ""
     ) -> Candidate:
-        """The candidate with the plan's units, simulated if there is none yet."""
+        """The candidate with the plan's units and settings, simulated if there is none yet."""
         for known in self.verified:
-            if known.plan.units == plan.units:
+            if known.plan.units == plan.units and known.plan.settings == plan.settings:
                 return known
         self._progress(f"{self._doing} (plan {len(self.verified) + 1})")
         simulation = self._verifier.under(plan)

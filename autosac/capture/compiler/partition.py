@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
+from autosac.capture.device.device import key_of
 
-def install() -> None:
-    """Replace Inductor in this process."""
+
+def install(target: str) -> None:
+    """Replace Inductor in this process, for graphs on the device type `target`."""
     from torch._higher_order_ops.wrap import inductor_compiled_code
 
     with contextlib.suppress(RuntimeError, AssertionError):  # registered already, in some versions
-        inductor_compiled_code.fallthrough(torch._C.DispatchKey.AutogradPrivateUse1)
+        inductor_compiled_code.fallthrough(getattr(torch._C.DispatchKey, f"Autograd{key_of(target)}"))
 
     def compile_graph(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
         return _backend(model, inputs, getattr(self, "config", None) or {})

@@ -136,5 +136,19 @@ def ddp(capture: Patched) -> None:
         original(self, *args, **kwargs)
         capture.recorder.uses_ddp = True
         self.register_comm_hook(self.process_group, hook)
+        self.logger = _Logger(self.logger)
 
     wrapper.__init__ = init
+
+
+class _Logger:
+    """DDP's logger without its statistics: it would take the times of CUDA events in C++."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)

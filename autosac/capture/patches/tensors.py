@@ -28,13 +28,15 @@ def storage_resize(capture: Patched) -> None:
 
 @patch(
     "torch.utils:swap_tensors",
+    "torch.__future__:set_swap_module_params_on_conversion",
 )
 def module_conversions(_: Patched) -> None:
-    """`Module.to` swaps fake parameters, which weak references to them forbid; real ones get new data.
+    """`Module.to` gives real parameters new data, and they stay the objects that they are; fake ones must be swapped for that.
 
-    For real tensors of one type `.to(device)` and `.to(dtype)` set the data and leave the parameter's identity alone. On
-    the simulated GPU a module comes from the CPU as another type of tensor and gets new parameters, as it does on CUDA.
+    A parameter that comes from the CPU to the simulated GPU would be replaced by another object, and tied parameters would
+    be two. Where both are fake and on one device, which is swapping for torch 2.13, weak references forbid it: new data do.
     """
+    torch.__future__.set_swap_module_params_on_conversion(True)
     import torch.utils as utils
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -43,6 +45,11 @@ def module_conversions(_: Patched) -> None:
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         if isinstance(t1, FakeTensor) and isinstance(t2, FakeTensor) and t1.device == t2.device:
             t1.data = t2.data
+        elif isinstance(t2, FakeTensor) and not isinstance(t1, FakeTensor):
+            # The original minds weak references: those to `t2` are its mode's, which has no more use for them.
+            t1.__class__, t2.__class__ = t2.__class__, t1.__class__
+            t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
+            torch._C._swap_tensor_impl(t1, t2)
         else:
             original(t1, t2)
 

@@ -100,12 +100,12 @@ class Recorder:
         self.phases.begin_step()
         self.log.begin_step(step)
 
-    def begin_recording(self) -> None:
-        """The step to keep begins."""
+    def begin_recording(self, step: int = 0) -> None:
+        """The step to keep begins; `step` is its number, if another one may be kept in its place."""
         self.phases.begin_step()
         self.storages.forget_addition()
         self._label_gradients()  # pipeline stages under FSDP reduce theirs after the engine has run
-        self.log.begin()
+        self.log.begin(step)
 
     def end_recording(self) -> None:
         """The step to keep has ended."""
