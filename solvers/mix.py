@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 class Group(NamedTuple):
     """`count` equal units, each of which follows one of `policies`."""
 
-    count: int
+    count: int  # type: ignore[assignment] # a tuple has a method of this name
     policies: tuple[Cost, ...]
 
 

@@ -34,7 +34,7 @@ class SimulatedClock:
         for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time"):
             self._replace(name, getattr(time, name)())
         self.real["sleep"] = time.sleep
-        time.sleep = self._sleep
+        vars(time)["sleep"] = self._sleep
 
     def _replace(self, name: str, start_s: float) -> None:
         real, real_ns = getattr(time, name), getattr(time, f"{name}_ns")

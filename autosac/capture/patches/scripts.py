@@ -44,7 +44,8 @@ def _readable_tensors() -> None:
         found = self.numpy()
         return found if dtype is None else found.astype(dtype, copy=False)
 
-    shown = FakeTensor.__repr__
+    fake: Any = FakeTensor
+    shown: Callable[..., str] = fake.__repr__
 
     def show(self: torch.Tensor, **kwargs: Any) -> str:
         if self.numel() != 1:
@@ -55,9 +56,9 @@ def _readable_tensors() -> None:
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
 
-    FakeTensor.numpy = numpy
-    FakeTensor.__array__ = array
-    FakeTensor.__repr__ = show
+    fake.numpy = numpy
+    fake.__array__ = array
+    fake.__repr__ = show
 
 
 def _no_checkpoints(note: Callable[[str], None]) -> None:
