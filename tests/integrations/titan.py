@@ -276,6 +276,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, then the exchange of
     plans.
     """
+    sys.path.append(str(Path(__file__).parents[2]))  # for `benchmarks`
     spec = importlib.util.spec_from_file_location("lab", Path(__file__).with_name("conftest.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
