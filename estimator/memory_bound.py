@@ -257,7 +257,7 @@ class LearnedMemory:
 
     def _factor(self, name: str, row_bytes: float) -> float:
         factor = self._slowdowns[name].factor(row_bytes)
-        return min(factor, max(1.0, factor * self._fed)) if name in _ISSUED else factor
+        return float(min(factor, max(1.0, factor * self._fed))) if name in _ISSUED else factor
 
     def _issue_ms(self, signature: Signature, name: str) -> float:
         """What the instructions of a kernel take that computes an address for every element."""

@@ -1,4 +1,4 @@
-"""The command line: ``autosac plan | simulate | explain | diff | bench | calibrate | gpus | clusters | cache | completion``.
+"""The command line: ``autosac plan | simulate | run | explain | diff | search | bench | calibrate | ...``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
@@ -22,6 +22,8 @@ from autosac.choices import CURVES, LEVERS, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
 from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
+from autosac.cli.script_options import add_breakdowns, add_script
+from autosac.cli.search import add_search
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
@@ -45,8 +47,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     _add_plan(commands)
     _add_simulate(commands)
+    add_script(commands)
     _add_explain(commands)
     _add_diff(commands)
+    add_search(commands)
     add_bench(commands)
     add_calibrate(commands)
     add_gpus(commands)
@@ -248,36 +252,7 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="MODE",
         help="replace the job's checkpointing by none, full, selective-op or selective-N",
     )
-    what.add_argument(
-        "--time", action="store_true", help="break down the step time: cost models, modules, critical path"
-    )
-    what.add_argument(
-        "--interference",
-        choices=("on", "off"),
-        default="on",
-        help="model the slowdown of overlapping computation and communication (default on)",
-    )
-    what.add_argument(
-        "--collectives",
-        choices=("fitted", "alpha-beta", "chunks"),
-        default="fitted",
-        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
-    )
-    what.add_argument(
-        "--memory", action="store_true", help="break down the memory peak: categories, modules, largest tensors"
-    )
-    what.add_argument("--memory-html", type=filled_path, metavar="FILE", help="draw memory over time as a web page")
-    what.add_argument("--memory-png", type=filled_path, metavar="FILE", help="draw memory over time as a PNG image")
-    what.add_argument(
-        "--memory-snapshot",
-        type=filled_path,
-        metavar="FILE",
-        help="write a snapshot for PyTorch's memory viewer (memory_viz)",
-    )
-    what.add_argument(
-        "--trace", type=filled_path, metavar="FILE", help="write a timeline for Perfetto (Chrome trace format)"
-    )
-    what.add_argument("--save-capture", type=filled_path, metavar="FILE", help="save the captured step as a trace file")
+    add_breakdowns(what)
     command.set_defaults(run="simulate")
 
 

@@ -61,6 +61,10 @@ def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> Non
         offloaded = [set(report[name]["offloaded"]) for name in ("fsdp", "tp", "fsdp offloads", "tp offloads")]
         assert offloaded == [set(), set(), {"Tensor"}, {"Tensor"}], "of DTensors what is inside of them"
         assert report["fsdp"]["classes"][0] == "FSDPTransformerBlock", "FSDP is applied to the planned module"
+        kept, dropped, _ = (*report["compiled"]["saved"], 0)
+        assert report["compiled"]["close"] and report["compiled"]["products"] == 7
+        # Of 32 tokens: q, k, v and the attention's output are 64 wide, the gate and the other half of the MLP 256.
+        assert kept - dropped == 1
         assert report["nested"] == {"same": True, "fsdp_operators": [], "fallbacks": []}
     first, second = (report["exchange"] for report in reports)
     assert first["hash"] == second["hash"]
