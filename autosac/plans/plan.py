@@ -95,8 +95,8 @@ class Unit:
 class Settings:
     """What the job's settings of checkpointing say, as `torch.utils.checkpoint.checkpoint` names them.
 
-    Compiled modules follow `early_stop`. Units that run eagerly recompute what is needed and nothing else, whatever it says. All
-    units draw the same random numbers again, whatever `preserve_rng_state` says.
+    Compiled modules follow `early_stop`. Units that run eagerly recompute what is needed and nothing else, whatever it says.
+    All units draw the same random numbers again, whatever `preserve_rng_state` says.
     """
 
     __pydantic_config__ = STRICT
