@@ -46,18 +46,18 @@ class CountingMode(TorchDispatchMode):
         return True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's has no types
         self._outer_quiet = 0
 
     def __enter__(self) -> Self:
         """Begin to see operators."""
         self._outer_quiet, quiet.depth = quiet.depth, 0
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call] # torch's has no types
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         """See them no more."""
-        super().__exit__(kind, value, traceback)
+        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call] # torch's has no types
         quiet.depth = self._outer_quiet
 
 
@@ -172,7 +172,7 @@ def quiet_hooks(module: nn.Module) -> None:
 
     for submodule in module.modules():
         if isinstance(submodule, FSDPModule) and not getattr(submodule, "_autosac_quiet", False):
-            submodule._autosac_quiet = True
+            vars(submodule)["_autosac_quiet"] = True
             submodule.register_forward_pre_hook(_begin_quiet, prepend=True)
             submodule.register_forward_pre_hook(_end_quiet)
             submodule.register_forward_hook(_begin_quiet, prepend=True)

@@ -24,9 +24,10 @@ from autosac.integrations.operators.keys import Keyer, is_random, op_name
 from autosac.integrations.recompute.policy import UnitDecisions
 
 
-def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
+def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
     """What `torch.utils.checkpoint.checkpoint` takes as its ``context_fn`` (a plain function: Dynamo takes nothing else).
 
+    `variant` names the policy: what was compiled under it is found again in the compiler's caches by another process.
     It raises PlanError if the plan offloads, which compiled code does not do.
     """
     of_old_contents: set[int] = set()
@@ -37,12 +38,15 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading"
             )
         passes = {again: _Pass(policy, of_old_contents) for again in (False, True)}
-        return create_selective_checkpoint_contexts(
+        contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(
             lambda context, func, *args, **kwargs: passes[context.is_recompute].decide(
                 func, args, kwargs, context.op_output
             )
         )
+        return contexts
 
+    if variant:
+        modes.cache_hash = variant  # type: ignore[attr-defined] # without one AOTAutograd caches nothing
     return modes
 
 
@@ -108,4 +112,4 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _place(tensor: torch.Tensor) -> int:
     """Identifies the memory of a tensor, views included."""
     held = tensor.elem if isinstance(tensor, FunctionalTensor) else tensor
-    return held.untyped_storage()._cdata
+    return int(held.untyped_storage()._cdata)
