@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         TraceError,
         UsageError,
     )
+    from autosac.integrations.chunked_loss import chunked_loss
     from autosac.plans import Plan
     from autosac.simulation import Simulation
     from autosac.trace import Trace
@@ -34,6 +35,7 @@ __all__ = [
     "TraceError",
     "UsageError",
     "apply",
+    "chunked_loss",
     "plan",
     "search",
     "simulate",
@@ -41,6 +43,7 @@ __all__ = [
 
 _HOME = {
     "apply": "api",
+    "chunked_loss": "integrations.chunked_loss",
     "plan": "api",
     "search": "api",
     "simulate": "api",

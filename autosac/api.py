@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from autosac.errors import InfeasibleError, UsageError
 from autosac.files.temporary import temporary_folder
-from autosac.planning.closed_loop import Goal, full_plan, make_plan, make_plans
+from autosac.planning.closed_loop import Goal, Planned, full_plan, make_plans
 from autosac.planning.confidence import confidence_of
+from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.plans import Plan
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, Target, simulation_of
@@ -82,6 +83,7 @@ def plan(
     solver: str = "pareto",
     curve: str = "staircase",
     offload: bool = False,
+    chunk_loss: bool = False,
     allocator: str = "",
     target: str = "gpu",
     progress: Callable[[str], None] = lambda _: None,
@@ -98,6 +100,7 @@ def plan(
         solver: solver that chooses operators within a module: "pareto", "ilp", "greedy" or "knapsack".
         curve: how the MILP models the trade-off of time against memory: "staircase" or "pwlf".
         offload: allow offloading activations to host memory where that makes the step shorter.
+        chunk_loss: allow computing losses made by `chunked_loss` in chunks of rows where that makes the step shorter.
         allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
         target: "gpu" or "cpu", as in `simulate`.
         progress: called with a line of text that says what is being done.
@@ -118,12 +121,18 @@ def plan(
         curve=curve,
         offload=offload,
     )
+    wanted = None if confidence is None else confidence_of(confidence, budget_kind, machine.allocator)
+    inner_bytes = goal.budget_bytes if wanted is None else wanted.inner_bytes(goal.budget_bytes)
+
+    def results(captures: EagerCaptures) -> tuple[Planned | InfeasibleError, ...]:
+        found = make_plans(captures, goal, (inner_bytes,), progress)
+        return found if wanted is None else tuple(wanted.certain(result, goal.budget_bytes) for result in found)
+
     captures = EagerCaptures(make_step, machine, target=target)
-    if confidence is None:
-        return make_plan(captures, goal, progress).plan
-    wanted = confidence_of(confidence, budget_kind, machine.allocator)
-    (result,) = make_plans(captures, goal, (wanted.inner_bytes(goal.budget_bytes),), progress)
-    planned = wanted.certain(result, goal.budget_bytes)
+    (planned,) = results(captures)
+    if chunk_loss:
+        chunks = chunks_of(captures.observed().trace)
+        (planned,) = competing((planned,), chunks, lambda: results(captures.with_loss_in(chunks)))
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned.plan
@@ -227,6 +236,14 @@ class EagerCaptures:
         self._settings: dict[str, Any] = {"gpu": machine.gpu, "target": target, "steps": steps}
         self._observed: Simulation | None = None
         self._baselines: dict[str, Simulation] = {}
+
+    def with_loss_in(self, chunks: int) -> EagerCaptures:
+        """Captures of the same step with its chunked losses in this many chunks."""
+        other = EagerCaptures(
+            self._make_step, self._machine, target=self._settings["target"], steps=self._settings["steps"]
+        )
+        other._settings["loss_chunks"] = chunks
+        return other
 
     def plain(self) -> Simulation:
         """The step as it is."""

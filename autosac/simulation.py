@@ -20,7 +20,7 @@ from autosac.estimator import (
     load_hardware,
     price,
 )
-from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
+from autosac.memory_sim import IdleMemory, MemoryTimeline, WorkspaceModel, idle_memory, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
 from autosac.plans import Plan, Prediction
@@ -135,6 +135,18 @@ class Simulation:
     def unlimited_allocation(self) -> AllocatorReport:
         """The same on a device that never runs out: how much the job would reserve."""
         return replay_allocator(self.trace, config=self.target.allocator, workspaces=self.target.workspaces)
+
+    @cached_property
+    def idle(self) -> IdleMemory:
+        """What lies idle when the most memory is reserved, on a device that never runs out."""
+        report = self.unlimited_allocation
+        return idle_memory(
+            self.trace,
+            report.reserved_peak_bytes,
+            report.active_peak_bytes,
+            config=self.target.allocator,
+            workspaces=self.target.workspaces,
+        )
 
     @property
     def nccl_bytes(self) -> int:

@@ -24,6 +24,7 @@ from autosac.estimator import AlphaBeta, ChunkModel
 from autosac.files.writing import check_outputs, is_special
 from autosac.jobs.batches import BatchPlan, plan_batches
 from autosac.jobs.expert_load import plan_over_draws, representative, statistics
+from autosac.jobs.levers import Pulled, pull
 from autosac.jobs.tasks import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
 from autosac.limits import MOST_BATCH, MOST_BUDGETS, parse_whole
 from autosac.planning.closed_loop import Goal, Planned
@@ -32,6 +33,7 @@ from autosac.plans import Plan
 from autosac.plans.diff import compare_plans
 from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
+from autosac.report.idle_tables import idle_table
 from autosac.report.time_tables import time_document, time_tables
 from autosac.runtime_sim import NoInterference
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
@@ -86,6 +88,9 @@ def plan(arguments: argparse.Namespace) -> None:
     draws = _draws(arguments)
     if draws and (several or arguments.maximize or arguments.confidence is not None):
         raise UsageError("--moe-load needs one budget, without --budgets, --pareto, --maximize and --confidence")
+    if arguments.levers != "off" and (several or arguments.maximize or draws):
+        raise UsageError("--levers needs one budget, without --budgets, --pareto, --maximize and --moe-load")
+    pulled: Sequence[Pulled] = ()
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
         goal, budgets = _goals(arguments, job.target)
@@ -106,6 +111,8 @@ def plan(arguments: argparse.Namespace) -> None:
                 confidence=confidence,
                 all_stages=arguments.rank is None,
             )
+            if arguments.levers != "off" and isinstance(results[0], Planned):
+                pulled = pull(job, goal, results[0], arguments.levers, confidence)
     found = [result for result in results if isinstance(result, Planned)]
     if not found:
         raise next(result for result in results if isinstance(result, InfeasibleError))
@@ -114,6 +121,8 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.json:
         documents = [json.loads(planned.plan.to_bytes()) for planned in found]
         document = {"plan": documents[0], "tried": tried_document(batch)} if batch else documents[0]
+        if pulled:
+            document = {"plan": documents[0], "levers": levers_document(pulled)}
         print(json.dumps(documents if several else document, indent=1))
         return
     out = reports.console()
@@ -126,6 +135,8 @@ def plan(arguments: argparse.Namespace) -> None:
         if batch:
             out.print(reports.batch_table(batch))
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
+        if pulled:
+            out.print(reports.lever_table(found[0], pulled))
     for path in written:
         out.print(f"plan written to {path}", soft_wrap=True)
 
@@ -146,6 +157,21 @@ def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:
     ]
 
 
+def levers_document(pulled: Sequence[Pulled]) -> list[dict[str, Any]]:
+    """What other settings would give, as JSON."""
+    return [
+        {
+            "name": one.name,
+            "how": one.how,
+            "changes": one.numbers,
+            "failure": one.failure,
+            "tokens_per_second": one.tokens_per_second or None,
+            "prediction": asdict(one.planned.plan.predictions["autosac"]) if one.planned else None,
+        }
+        for one in pulled
+    ]
+
+
 def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[int]]:
     """What is asked for, and the budgets if there are several."""
     gpu_bytes = target.hardware.usable_bytes
@@ -158,6 +184,7 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
         time_limit_s=arguments.time_limit,
         gap=arguments.gap,
         offload=arguments.offload,
+        chunk_loss=arguments.chunk_loss,
     )
     texts = [] if arguments.budgets is None else arguments.budgets.split(",")
     if len(texts) > MOST_BUDGETS:
@@ -285,6 +312,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         out.print(time_tables(simulation))
     if arguments.memory:
         out.print(reports.memory_tables(simulation))
+        out.print(idle_table(simulation.idle))
         if others:
             out.print(reports.mode_table(simulation, others))
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from autosac.choices import CURVES, SOLVERS
+from autosac.choices import CURVES, LEVERS, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
 from autosac.cli.options import add_output, decimal, filled, filled_path, whole
@@ -144,6 +144,18 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--offload",
         action="store_true",
         help="allow offloading activations to host memory where that makes the step shorter",
+    )
+    decision.add_argument(
+        "--chunk-loss",
+        action="store_true",
+        help="allow computing the loss in chunks of rows (another order of summation) where that makes the step shorter",
+    )
+    decision.add_argument(
+        "--levers",
+        choices=LEVERS,
+        default="off",
+        help="simulate what else would make the step faster under the budget: quick (the loss in chunks, a smaller local "
+        "batch), all (every setting that leaves the model as it is, and those that help together), off (default)",
     )
     decision.add_argument(
         "--solver",

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from autosac.errors import InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
+from autosac.planning.idle_notes import idle_notes
 from autosac.planning.planner import Costs, Goal, Planner
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
@@ -256,6 +257,8 @@ class Search:
             found.append(f"the MILP found nothing within its time limit; decided by: {solution.method}")
         if solution is not None and solution.level:
             found.append("equal modules keep nearly the same, for which the allocator reserves less")
+        if goal.budget_kind == "reserved":
+            found += idle_notes(best.simulation.idle)
         if best.plan.units:
             gap = self.gap(best)
             what = "recomputation" if best.costs is None else "the step"

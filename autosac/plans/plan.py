@@ -28,6 +28,7 @@ from autosac.plans.schema import (
     SCHEMA_VERSION,
     STRICT,
     Change,
+    Chunks,
     Count,
     Fraction,
     Milliseconds,
@@ -93,12 +94,16 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments."""
+    """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments.
+
+    `loss_chunks`: in how many chunks of rows the loss is computed (`autosac.integrations.chunked_loss`).
+    """
 
     __pydantic_config__ = STRICT
 
     preserve_rng_state: bool = True
     early_stop: bool = True
+    loss_chunks: Chunks = field(default=1, metadata=NEWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +346,7 @@ def _encode(plan: Plan) -> dict[str, Any]:
         "format": "autosac-plan",
         "schema": SCHEMA_VERSION,
         "made_for": asdict(plan.made_for),
-        "settings": asdict(plan.settings),
+        "settings": _settings_row(plan.settings),
         "predictions": {name: asdict(prediction) for name, prediction in plan.predictions.items()},
         "reasons": [{**asdict(r), "binding": [list(point) for point in r.binding]} for r in plan.reasons],
         "certainty": None if plan.certainty is None else asdict(plan.certainty),
@@ -349,6 +354,13 @@ def _encode(plan: Plan) -> dict[str, Any]:
         "layouts": [list(layout) for layout in layouts],
         "policies": [[_row(decision) for decision in policy] for policy in policies],
     }
+
+
+def _settings_row(settings: Settings) -> dict[str, Any]:
+    row = asdict(settings)
+    if settings.loss_chunks == 1:  # as in plans of versions that did not know it
+        del row["loss_chunks"]
+    return row
 
 
 def _row(decision: Decision) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Section(Protocol):
     curve: str
     confidence: float
     offload: bool
+    chunk_loss: bool
     gpu: str
 
 
@@ -166,6 +167,7 @@ def _make_plan(job: RunningJob) -> Plan:
         curve=section.curve,
         confidence=section.confidence,
         offload=section.offload,
+        chunk_loss=section.chunk_loss,
     )
     folder = Path(job.dump_folder)
     folder.mkdir(parents=True, exist_ok=True)
