@@ -75,7 +75,8 @@ class TitanSearch:
     def __init__(
         self, wanted: Wanted, own: Own, workers: Workers, study: Study, progress: Callable[[str], None]
     ) -> None:
-        self._wanted, self._own, self._workers, self._study = wanted, own, workers, study
+        self._wanted, self._own, self._study = wanted, own, study
+        self.workers = workers
         self._progress = progress
         self._offers = {offer.gpu: offer for offer in wanted.offers}
         self._targets: dict[tuple[str, str], Target] = {}
@@ -113,17 +114,22 @@ class TitanSearch:
             found, key=lambda it: (it.tensor * it.context, it.pipeline, it.expert, it.replicate, -it.microbatch)
         )
 
-    def run(self, least: Mapping[Layout, float] | None = None) -> Result:
-        """Search to the end. Interrupted, `result` has what was found."""
-        bounds = least or self.first_bounds()
+    def run(self, on_change: Callable[[Outcome[Layout]], None] = lambda _: None) -> Result:
+        """Search to the end. Interrupted, `result` has what was found. `on_change` is told what has been found so far."""
+        bounds = self.first_bounds()
+
+        def changed(outcome: Outcome[Layout], least: float) -> None:
+            self._tell(outcome, least)
+            on_change(outcome)
+
         best_first(
             [(layout, bounds[layout]) for layout in self.layouts],
             self,
-            self._workers.submit,
-            at_once=self._workers.count,
+            self.workers.submit,
+            at_once=self.workers.count,
             gap=self._wanted.gap,
             outcome=self.outcome,
-            on_change=self._tell,
+            on_change=changed,
         )
         return self.result()
 
@@ -188,7 +194,7 @@ class TitanSearch:
             self._progress("capturing a few layers")
             work = self._sheet_work(layout)
             while self._sheet(layout) is None:
-                future = self._workers.submit(work.content)
+                future = self.workers.submit(work.content)
                 while not future.done():
                     _wait(future)
                 self.finished(work, future)
