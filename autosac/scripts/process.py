@@ -16,6 +16,7 @@ from types import TracebackType
 
 from autosac.capture import lifeline
 from autosac.errors import AutosacError
+from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.request import ScriptOutcome, ScriptRequest
 from autosac.scripts.target import script_target
 
@@ -50,10 +51,11 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
         target = script_target(request)
         shim.load_shim(request.nproc or 1)
         functions.announce(target.gpu, request.nproc or 1)
+        clock = SimulatedClock()
         from autosac.scripts.run import ScriptRun
 
         functions.finish(target.gpu)
-        run = ScriptRun(request, target)
+        run = ScriptRun(request, target, clock)
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)

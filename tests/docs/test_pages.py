@@ -64,6 +64,7 @@ def test_options_that_pages_name_exist() -> None:
         "--trials", "--seed", "--truth", "--measured", "--profile", "--stages", "--growth", "--out", "--only",  # benchmarks
         "--again", "--files", "--list", "--mutants", "--limit",  # benchmarks
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
+        "--its", "--own", "--arguments",  # a script's
         "--help", "--version",
     }  # fmt: skip
     known = set(others)
