@@ -48,6 +48,7 @@ class ScriptRun:
         self._times = StepTimes(self._present, self._simulation)
         self._kept: tuple[int, Trace] | None = None
         self._notes: dict[str, None] = {}
+        self.stopped = False
         functions.answer_from(self._memory)
         process_group.serve_scripts()
         meshes.install(request.rank)
@@ -156,6 +157,7 @@ class ScriptRun:
         """Stop, if that was enough: not before a forward, so that the last step's own output is complete."""
         wanted = self._request.steps
         if wanted and number > max(wanted, self._steps.kept):
+            self.stopped = True
             raise StopScript
 
     def operator_ran(self) -> None:

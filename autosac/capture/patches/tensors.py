@@ -45,8 +45,8 @@ def module_conversions(_: Patched) -> None:
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         if isinstance(t1, FakeTensor) and isinstance(t2, FakeTensor) and t1.device == t2.device:
             t1.data = t2.data
-        elif isinstance(t2, FakeTensor) and not isinstance(t1, FakeTensor):
-            # The original minds weak references: those to `t2` are its mode's, which has no more use for them.
+        elif isinstance(t2, FakeTensor):
+            # The original minds weak references: those to fake tensors are their mode's, which has no more use for them.
             t1.__class__, t2.__class__ = t2.__class__, t1.__class__
             t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
             torch._C._swap_tensor_impl(t1, t2)
