@@ -25,6 +25,16 @@ def storage_resize(capture: Patched) -> None:
     torch.UntypedStorage.resize_ = resize_
 
 
+def exchange(t1: torch.Tensor, t2: torch.Tensor) -> None:
+    """`torch.utils.swap_tensors` without its checks.
+
+    It minds weak references: those to fake tensors are their mode's, which has no more use for them.
+    """
+    t1.__class__, t2.__class__ = t2.__class__, t1.__class__
+    t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
+    torch._C._swap_tensor_impl(t1, t2)
+
+
 @patch(
     "torch.utils:swap_tensors",
     "torch.__future__:set_swap_module_params_on_conversion",
@@ -46,10 +56,7 @@ def module_conversions(_: Patched) -> None:
         if isinstance(t1, FakeTensor) and isinstance(t2, FakeTensor) and t1.device == t2.device:
             t1.data = t2.data
         elif isinstance(t2, FakeTensor):
-            # The original minds weak references: those to fake tensors are their mode's, which has no more use for them.
-            t1.__class__, t2.__class__ = t2.__class__, t1.__class__
-            t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
-            torch._C._swap_tensor_impl(t1, t2)
+            exchange(t1, t2)
         else:
             original(t1, t2)
 
