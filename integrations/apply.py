@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from autosac.errors import PlanError
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import find_module, is_compiled, parameters_of
-from autosac.integrations.recompute import compiled_parts
+from autosac.integrations.recompute import compiled_parts, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
 from autosac.integrations.recompute.offload import Offloader
@@ -129,8 +129,9 @@ class _Checkpointing:
         if not self._forwards:
             quiet_hooks(module)
             compiled_parts.prepare(module)
+            transforms.prepare()
         self._forwards += 1
-        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._is_audited(module))
+        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._forwards <= AUDITED_FORWARDS)
         tape.gathering = Gathering(module)
         with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), RecordingMode(tape):
             out = module.original_forward(*args, **kwargs)
@@ -138,12 +139,6 @@ class _Checkpointing:
         if self._offloader is not None:
             self._offloader.forward_ended(tape)
         return out
-
-    def _is_audited(self, module: nn.Module) -> bool:
-        if self._forwards <= AUDITED_FORWARDS:
-            return True
-        first = next(module.parameters(), None)
-        return first is None or first.device.type == "cpu"
 
 
 def _within_budget(budget: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,9 @@ class Verifier(Protocol):
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
+    def is_derived(self, simulation: Simulation) -> bool:
+        """Whether the simulation cost no capture."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:

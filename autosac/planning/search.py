@@ -22,6 +22,7 @@ from autosac.errors import InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
 from autosac.planning.compiled_policies import BUDGETS
 from autosac.planning.compiled_search import CompiledMixes
+from autosac.planning.idle_notes import idle_notes
 from autosac.planning.planner import Costs, Goal, Planner, plan_of
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
@@ -53,6 +54,7 @@ class Search:
         mixes: CompiledMixes | None = None,
     ) -> None:
         self._mixes = mixes
+        self._verifier = verifier
         self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
         self._planner = planner
         self._progress = progress
@@ -168,11 +170,14 @@ class Search:
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
 
     def _spend(self, goal: Goal) -> None:
-        """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit."""
+        """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit.
+
+        Only where steps are derived: a capture for each takes longer than the plans are worth.
+        """
         share = 1.0
         for _ in range(_LAST_TRIES):
             best = self._fastest(goal)
-            if best is None or best.solution is None:
+            if best is None or best.solution is None or not self._verifier.is_derived(best.simulation):
                 return
             left_bytes = goal.budget_bytes - best.simulation.peak_bytes(goal.budget_kind)
             worth_ms = best.solution.budgets.shadow_ms_per_gib * share * left_bytes / 2**30
@@ -288,6 +293,8 @@ class Search:
             found.append(f"the MILP found nothing within its time limit; decided by: {solution.method}")
         if solution is not None and solution.level:
             found.append("equal modules keep nearly the same, for which the allocator reserves less")
+        if goal.budget_kind == "reserved":
+            found += idle_notes(best.simulation.idle)
         if best.plan.units:
             gap = self.gap(best)
             what = "recomputation" if best.costs is None else "the step"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ from autosac.plans.schema import (
     SCHEMA_VERSION,
     STRICT,
     Change,
+    Chunks,
     Count,
     Fraction,
     Milliseconds,
@@ -102,16 +103,20 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments.
+    """What the job's settings of checkpointing say, as `torch.utils.checkpoint.checkpoint` names them.
 
-    `memory_budget`: the ``activation_memory_budget`` of PyTorch's partitioner for whatever the job compiles (1: PyTorch's own
-    default).
+    Compiled modules follow `early_stop`. Units that run eagerly recompute what is needed and nothing else, whatever it says.
+    All units draw the same random numbers again, whatever `preserve_rng_state` says.
+
+    `loss_chunks`: in how many chunks of rows the loss is computed (`autosac.integrations.chunked_loss`). `memory_budget`:
+    the ``activation_memory_budget`` of PyTorch's partitioner for whatever the job compiles (1: PyTorch's own default).
     """
 
     __pydantic_config__ = STRICT
 
     preserve_rng_state: bool = True
     early_stop: bool = True
+    loss_chunks: Chunks = field(default=1, metadata=NEWER)
     memory_budget: Fraction = field(default=1.0, metadata=NEWER)
 
 
@@ -364,14 +369,11 @@ def _encode(plan: Plan) -> dict[str, Any]:
                 **({} if unit.memory_budget is None else {"memory_budget": unit.memory_budget}),
             }
         )
-    settings = asdict(plan.settings)
-    if plan.settings.memory_budget == 1:  # as in plans of versions that did not know it
-        del settings["memory_budget"]
     return {
         "format": "autosac-plan",
         "schema": SCHEMA_VERSION,
         "made_for": asdict(plan.made_for),
-        "settings": settings,
+        "settings": _settings_row(plan.settings),
         "predictions": {name: asdict(prediction) for name, prediction in plan.predictions.items()},
         "reasons": [{**asdict(r), "binding": [list(point) for point in r.binding]} for r in plan.reasons],
         "certainty": None if plan.certainty is None else asdict(plan.certainty),
@@ -379,6 +381,16 @@ def _encode(plan: Plan) -> dict[str, Any]:
         "layouts": [list(layout) for layout in layouts],
         "policies": [[_row(decision) for decision in policy] for policy in policies],
     }
+
+
+def _settings_row(settings: Settings) -> dict[str, Any]:
+    row = asdict(settings)
+    for each in fields(settings):
+        if (
+            each.metadata.get("newer") and row[each.name] == each.default
+        ):  # as in plans of versions that did not know it
+            del row[each.name]
+    return row
 
 
 def _row(decision: Decision) -> dict[str, Any]:

@@ -4,6 +4,9 @@
 same object with the same name, parameters, hooks and attributes; hooks on it run outside of what is checkpointed, once, as
 they do without checkpointing. (A wrapper would keep attributes that others set on the module from reaching it.)
 
+What the module sets on its class is set on the original one, which all its modules share, and making the subclass runs no code
+of the user's: neither ``__init_subclass__`` nor a metaclass.
+
 The compiler keeps what it has made of a forward with the forward's code, and guards on the module's class, but not on what a
 policy decides. So units with different policies are of different *variants*: classes, each with its own code for forward. Each
 variant is compiled once, within Dynamo's limit of recompilations for one code; equal policies share a variant.
@@ -11,6 +14,8 @@ variant is compiled once, within Dynamo's limit of recompilations for one code; 
 
 from __future__ import annotations
 
+import abc
+import functools
 import types
 from typing import Any
 
@@ -20,6 +25,7 @@ from torch import nn
 from autosac.errors import PlanError
 
 _made: dict[tuple[type, type, str], type] = {}
+_originals: dict[type, type] = {}
 
 
 class UnitModule(nn.Module):
@@ -30,6 +36,9 @@ class UnitModule(nn.Module):
 
     _autosac: Any = None
     _autosac_variant = ""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Nothing: that of the original class has run for the original class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle by the original class: the subclass has no name that could be looked up."""
@@ -69,8 +78,24 @@ def subclass(kind: type[UnitModule], original: type, variant: str = "") -> type:
         }
         if variant:
             body["forward"] = _with_own_code(kind.forward)
-        made = _made[kind, original, variant] = type(original.__name__, (kind, original), body)
+        meta = _transparent(type(original))
+        create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
+        made = _made[kind, original, variant] = create.__new__(meta, original.__name__, (kind, original), body)
+        _originals[made] = original
     return made
+
+
+@functools.cache
+def _transparent(metaclass: type) -> type:
+    """The metaclass of the subclasses: attributes that are set on one of them are set on the original class."""
+
+    def set_attribute(cls: type, name: str, value: Any) -> None:
+        metaclass.__setattr__(_originals.get(cls, cls), name, value)
+
+    def delete_attribute(cls: type, name: str) -> None:
+        metaclass.__delattr__(_originals.get(cls, cls), name)
+
+    return type(metaclass.__name__, (metaclass,), {"__setattr__": set_attribute, "__delattr__": delete_attribute})
 
 
 def _with_own_code(function: Any) -> types.FunctionType:
@@ -92,9 +117,11 @@ def is_transformed() -> bool:
 
     There saved tensors cannot be exchanged, or carry more than their values.
     """
+    autograd: Any = torch._C._autograd
+    jit: Any = torch.jit
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
-        or not torch._C._autograd._saved_tensors_hooks_is_enabled()
-        or torch.jit.is_tracing()
+        or not autograd._saved_tensors_hooks_is_enabled()
+        or jit.is_tracing()
     )

@@ -133,6 +133,24 @@ def test_without_the_section_torchtitan_checkpoints_as_ever(titan: ModuleType) -
         assert type(titan.build(config, titan.dims()).layers["0"]).__name__ == "TransformerBlock"
 
 
+def test_the_plan_says_in_how_many_chunks_the_loss_is_computed(titan: ModuleType, lab: Any, tmp_path: Path) -> None:
+    """TorchTitan's loss is wrapped where the plan has chunks, and is its own where it has none or the section is off."""
+    import torchtitan.protocols.train_spec as registry
+    from torchtitan.components.loss import cross_entropy_loss
+
+    from autosac.integrations.chunked_loss import ChunkedLoss
+
+    def built(chunks: int, *arguments: str) -> Any:
+        path = tmp_path / f"{chunks}.json"
+        lab.plan_for(titan.bare(titan.dims()), {}, loss_chunks=chunks).save(path)
+        config = titan.configure("--autosac.plan", str(path), *arguments)
+        return registry.get_train_spec("llama3").build_loss_fn(config, parallel_dims=titan.dims())
+
+    loss = built(3, "--autosac.enable")
+    assert isinstance(loss, ChunkedLoss) and (loss.chunks, loss.loss_fn) == (3, cross_entropy_loss)
+    assert built(1, "--autosac.enable") is built(3) is cross_entropy_loss
+
+
 def test_wrong_sections_stop_the_job_before_its_first_step(titan: ModuleType, lab: Any, tmp_path: Path) -> None:
     """A plan and a budget; a missing file; a plan for more ranks; one for another depth: each says what."""
     reference = titan.bare(titan.dims())

@@ -55,13 +55,18 @@ def dims(world_size: int = 1, tp: int = 1) -> ParallelDims:
     return shape
 
 
-def build(config: Any, shape: ParallelDims) -> nn.Module:
-    """The two-layer debug model, parallelized and initialised as TorchTitan's Trainer does it."""
+def parallelized(config: Any, shape: ParallelDims) -> nn.Module:
+    """The two-layer debug model, parallelized as TorchTitan's Trainer does it, on the meta device."""
     spec = registry.get_train_spec("llama3")
     arguments = dataclasses.replace(spec.model_args["debugmodel"], n_layers=2, dim=64, n_heads=4, vocab_size=64)
     with torch.device("meta"):
         model = spec.model_cls(arguments)
-    model = spec.parallelize_fn(model, shape, config)
+    return spec.parallelize_fn(model, shape, config)
+
+
+def build(config: Any, shape: ParallelDims) -> nn.Module:
+    """The two-layer debug model, parallelized and initialised."""
+    model = parallelized(config, shape)
     model.to_empty(device="cpu")
     torch.manual_seed(3)
     with torch.no_grad():
@@ -227,7 +232,9 @@ def exchange(plan: Plan, rank: int, folder: Path, world_size: int) -> dict[str, 
     path = folder / f"own-{rank}.json"
     mine = dataclasses.replace(plan, units=plan.units[rank:])
     mine.save(path)
-    differing = _message(lambda: build(configure("--autosac.enable", "--autosac.plan", str(path)), dims(world_size)))
+    # Not initialised: that takes part in collectives, and the rank that fails would not.
+    job = configure("--autosac.enable", "--autosac.plan", str(path))
+    differing = _message(lambda: parallelized(job, dims(world_size)))
     return {"hash": received.hash(), "failure": failure, "differing": differing}
 
 

@@ -1,7 +1,7 @@
 """torch.compile: Dynamo, AOTAutograd and the min-cut partitioner run as they are; only Inductor's code generation is replaced.
 
 The compiled callable interprets the partitioned graph on the simulated device, with Inductor's kernels in place of the
-operators that it would fuse (fusion.py). torch 2.11 to 2.13.
+operators that it would fuse (fusion.py).
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from typing import Any
 
 import torch
 
+from autosac.capture.device.device import key_of
 
-def install() -> None:
-    """Replace Inductor in this process."""
+
+def install(target: str) -> None:
+    """Replace Inductor in this process, for graphs on the device type `target`."""
     from torch._higher_order_ops.wrap import inductor_compiled_code
 
     with contextlib.suppress(RuntimeError, AssertionError):  # registered already, in some versions
-        inductor_compiled_code.fallthrough(torch._C.DispatchKey.AutogradPrivateUse1)
+        inductor_compiled_code.fallthrough(getattr(torch._C.DispatchKey, f"Autograd{key_of(target)}"))
 
     def compile_graph(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
         return _backend(model, inputs, getattr(self, "config", None) or {})
 
-    torch._TorchCompileInductorWrapper.__call__ = compile_graph
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    wrapper.__call__ = compile_graph
     _compile_without_modes()
     import torch._dynamo.config as dynamo_config
 
@@ -31,17 +34,18 @@ def install() -> None:
 
 
 def _compile_without_modes() -> None:
-    """Dynamo leaves all dispatch modes while it compiles, but not where DDP splits the graph (torch 2.11 to 2.13)."""
+    """Dynamo leaves all dispatch modes while it compiles, but not where DDP splits the graph."""
     from torch._dynamo.convert_frame import ConvertFrameAssert
     from torch.utils._python_dispatch import _disable_current_modes
 
-    original = ConvertFrameAssert.__call__
+    converter: Any = ConvertFrameAssert
+    original = converter.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return original(self, *args, **kwargs)
 
-    ConvertFrameAssert.__call__ = call
+    converter.__call__ = call
 
 
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:

@@ -185,7 +185,7 @@ class _LazyName:
 
 @contextlib.contextmanager
 def deferred_compilation() -> Iterator[None]:
-    """`torch.compile` of a plain function inside waits for the function's first call (torch 2.11 to 2.13)."""
+    """`torch.compile` of a plain function inside waits for the function's first call."""
     import torch
 
     compile_now = torch.compile

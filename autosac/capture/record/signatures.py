@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -120,7 +121,7 @@ class SignatureTable:
         self.target = target
         self.index: dict[Signature, int] = {}
 
-    def add(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> int:
+    def add(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         """The index of the signature of one call."""
         arguments = scalar_arguments(func, args, kwargs)
         signature = Signature(
