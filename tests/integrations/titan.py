@@ -164,6 +164,7 @@ def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str
     saved: list[int] = []
     for layer in model.layers.values():
         layer.register_forward_pre_hook(lambda *_: saved.append(0))
+        layer.register_forward_hook(lambda *_: saved.append(0))  # what is saved between layers
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if saved:
@@ -174,7 +175,7 @@ def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str
         found = step(model)
     return {
         "close": all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, wanted, strict=True)),
-        "saved": saved,
+        "saved": saved[::2],
         "products": sum(call.op == "aten.mm.default" for call in calls[LAYERS[0]]),
     }
 
