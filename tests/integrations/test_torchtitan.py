@@ -55,12 +55,13 @@ def _reports(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_compiled_layers_save_what_their_policies_keep_on_two_gloo_ranks(tmp_path: Path) -> None:
-    """FSDP2 and `compile.enable`: the first layer saves its products beside what the second saves, which is its input;
-    gradients as without checkpointing, within rounding.
+    """FSDP2 and `compile.enable`: the first layer saves its products, the second none; gradients as without checkpointing,
+    within rounding.
     """
+    needed = 32 * (4 * 64 + 2 * 256) * 2  # of 32 tokens in bfloat16, all products but the last, which is only added
     for report in _reports(tmp_path, "compiled"):
         assert report["close"] and report["products"] == 7
-        assert report["saved"] == [1, 2]
+        assert report["saved"][0] - report["saved"][1] == needed
 
 
 def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> None:
