@@ -42,6 +42,7 @@ from benchmarks.torchtitan_published.eras import ERAS, NOW, Era
 __all__ = ["JobConfig"]
 
 LLAMA2 = {
+    "llama2_7B": TransformerModelArgs(dim=4096, n_layers=32, n_heads=32, vocab_size=32000, rope_theta=10000),
     "llama2_13B": TransformerModelArgs(dim=5120, n_layers=40, n_heads=40, vocab_size=32000, rope_theta=10000),
     "llama2_70B": TransformerModelArgs(
         dim=8192,
