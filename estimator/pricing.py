@@ -19,6 +19,7 @@ from autosac.estimator.calibration.host_memory import memory_state_ms
 from autosac.estimator.calibration.traces.correction import CorrectedOperators, CorrectedTransfers, load_correction
 from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
+from autosac.estimator.generated import GeneratedKernels
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.learned import LearnedMatmul
 from autosac.estimator.log_sigmoid import LogSigmoid
@@ -70,7 +71,7 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
     shipped: list[OperatorModel] = []
     if learned:
-        shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware)]
+        shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware), GeneratedKernels(hardware)]
         shipped += [TiledMatmul(hardware, tf32=tf32), LearnedMemory(hardware)]
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
     collectives: CollectiveModel = LogSigmoid(hardware) if learned else AlphaBeta(hardware)

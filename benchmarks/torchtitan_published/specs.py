@@ -6,6 +6,7 @@ TorchTitan imports it as ``job.custom_config_module``; it adds nothing to the co
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
@@ -189,6 +191,14 @@ def apply_fsdp(model: nn.Module, era: Era, mesh: Any, job_config: Any, pipelined
                 module.set_custom_reduce_scatter(reduce_scatter)
 
 
+def enable_async_tp(job_config: Any, mesh: Any) -> None:
+    """As TorchTitan did until 2026-01-20 (69cf20759): with symmetric memory, without which Inductor's pass does nothing."""
+    maybe_enable_async_tp(job_config, mesh)
+    if job_config.parallelism.enable_async_tensor_parallel:
+        with warnings.catch_warnings(action="ignore"):
+            enable_symm_mem_for_group(mesh.get_group().group_name)
+
+
 def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
     """Tensor and context parallelism, checkpointing, compile and FSDP, in TorchTitan's order."""
     if parallel_dims.tp_enabled:
@@ -201,7 +211,7 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
             and "rowwise" not in (job_config.quantize.linear.float8.recipe_name or ""),
             cp_enabled=parallel_dims.cp_enabled,
         )
-        maybe_enable_async_tp(job_config, parallel_dims.get_mesh("tp"))
+        enable_async_tp(job_config, parallel_dims.get_mesh("tp"))
     if parallel_dims.cp_enabled:
         blocks: Any = model.layers
         attention = [block.attention.inner_attention for block in blocks.values()]

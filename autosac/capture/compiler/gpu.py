@@ -85,6 +85,37 @@ def _device(gpu: TargetGPU) -> dict[str, Callable[..., Any]]:
     }
 
 
+def _eager_force_stride(input_tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The layout of Inductor's function of this name, without its copy: a build without CUDA has no guard for a copy there."""
+    if input_tensor.stride() == stride:
+        return input_tensor
+    return torch.empty_strided(input_tensor.shape, stride, dtype=input_tensor.dtype, device=input_tensor.device)
+
+
+@contextlib.contextmanager
+def _symmetric_memory() -> Iterator[None]:
+    """NCCL is there; layouts of products that are fused with collectives are found without copies of fake tensors."""
+    import torch.distributed._symmetric_memory as symmetric
+    from torch._inductor import inductor_prims
+
+    contiguous = symmetric.make_contiguous_for_perm
+
+    def on_meta(x: torch.Tensor, order: list[int]) -> torch.Tensor:
+        return contiguous(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), order)
+
+    force_stride = inductor_prims.eager_force_stride
+    code = force_stride.__code__
+    with (
+        mock.patch.object(torch.distributed, "is_nccl_available", lambda: True),
+        mock.patch.object(symmetric, "make_contiguous_for_perm", on_meta),
+    ):
+        force_stride.__code__ = _eager_force_stride.__code__
+        try:
+            yield
+        finally:
+            force_stride.__code__ = code
+
+
 @contextlib.contextmanager
 def answers(gpu: TargetGPU) -> Iterator[None]:
     """While this is entered, PyTorch and Triton speak of `gpu` where they are asked about CUDA."""
@@ -96,6 +127,8 @@ def answers(gpu: TargetGPU) -> Iterator[None]:
     bound = {name.removeprefix("_"): answer for name, answer in device.items()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **device))
+        if torch.distributed.is_available():
+            stack.enter_context(_symmetric_memory())
         for name in ("get_device_properties", "current_device", "device_count", "exchange_device"):
             stack.enter_context(mock.patch.object(CudaInterface, name, staticmethod(bound[name])))
         stack.enter_context(mock.patch.object(CudaInterface, "maybe_exchange_device", staticmethod(lambda _: 0)))

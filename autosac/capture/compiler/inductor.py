@@ -1,7 +1,7 @@
 """Inductor for the simulated GPU: all of its decisions, none of its compilation.
 
-Its joint-graph and post-grad passes, decompositions, lowering, scheduler (fusion and order) and buffer planning run as they are;
-what it generates runs on the simulated device (`launches`). AOTAutograd's graphs are on the simulated device, and Inductor
+Its joint-graph and post-grad passes, decompositions, lowering, scheduler (fusion and order) and buffer planning run as they
+are; what it generates runs on the simulated device (`launches`). AOTAutograd's graphs are on the simulated device; Inductor
 asks for ``cuda`` by name, so a graph is moved there before its post-grad passes.
 
 Not decided here, because Inductor would time kernels on a GPU: padding of misaligned products, and autotuned templates.
@@ -36,7 +36,9 @@ def is_here() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def compile_graph(graph: torch.fx.GraphModule, inputs: Any, gpu: TargetGPU, **options: Any) -> Callable[[list[Any]], Any]:
+def compile_graph(
+    graph: torch.fx.GraphModule, inputs: Any, gpu: TargetGPU, **options: Any
+) -> Callable[[list[Any]], Any]:
     """The program that Inductor makes of a forward or backward graph: a callable that empties its list of inputs.
 
     `options` are those of ``compile_fx_inner``. Any exception of Inductor's.
@@ -49,7 +51,12 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Any, gpu: TargetGPU, **op
     options = {"static_input_idxs": (), **options, "cudagraphs": compile_fx.BoxedBool(False)}
     on_cuda = _on_cuda(graph)
     moved = [_moved(x) for x in inputs]
-    with _disable_current_modes(), V.set_debug_handler(DebugContext()), answers(gpu), launches.recorded():
+    with (
+        _disable_current_modes(),
+        V.set_debug_handler(DebugContext()),
+        answers(gpu),
+        launches.recorded(),
+    ):
         compiler = compile_fx._InProcessFxCompile()
         compiled: Any = compiler.codegen_and_compile(on_cuda, moved, [], options)
         set_tracing_context_output_strides(moved, compiled)

@@ -78,7 +78,9 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool)
             return _interpret(graph, inputs, as_region=as_region)
 
     # On CUDA, a random operator that runs twice has a generator of its own for each of them, which is no tensor of the graph.
-    kept = mock.patch("torch._functorch.partitioners.functionalize_rng_ops", lambda _, forward, backward, __: (forward, backward))
+    kept = mock.patch(
+        "torch._functorch.partitioners.functionalize_rng_ops", lambda _, forward, backward, __: (forward, backward)
+    )
     with functorch_config.patch(enable_autograd_cache=False), inductor.constants_on_host(), kept:
         settings = {**options, **inductor.SETTINGS}
         return compile_fx.compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=settings)
