@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.api import apply, plan, simulate
+    from autosac.api import apply, compile_options, plan, search, simulate
     from autosac.errors import (
         AutosacError,
         CaptureError,
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         TraceError,
         UsageError,
     )
+    from autosac.integrations.chunked_loss import chunked_loss
     from autosac.plans import Plan
     from autosac.simulation import Simulation
     from autosac.trace import Trace
@@ -34,13 +35,19 @@ __all__ = [
     "TraceError",
     "UsageError",
     "apply",
+    "chunked_loss",
+    "compile_options",
     "plan",
+    "search",
     "simulate",
 ]
 
 _HOME = {
     "apply": "api",
+    "chunked_loss": "integrations.chunked_loss",
+    "compile_options": "api",
     "plan": "api",
+    "search": "api",
     "simulate": "api",
     "Plan": "plans",
     "Simulation": "simulation",

@@ -22,20 +22,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from autosac.errors import InfeasibleError
-from autosac.files.temporary import temporary_folder
-from autosac.planning.closed_loop import Goal, full_plan, make_plan, make_plans
+from autosac.errors import InfeasibleError, UsageError
+from autosac.planning.closed_loop import Goal, Planned, make_plans
 from autosac.planning.confidence import confidence_of
+from autosac.planning.loss_chunks import chunks_of, competing
+from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
-from autosac.quantities import parse_budget
+from autosac.quantities import parse_budget, parse_bytes
 from autosac.simulation import Simulation, Target, simulation_of
 
 if TYPE_CHECKING:
     from torch import nn
 
     from autosac.capture.jobs.eager import MakeStep
+    from autosac.configurations.eager import EagerResult
+    from autosac.configurations.results import Result
 
 
 def simulate(
@@ -80,6 +84,7 @@ def plan(
     solver: str = "pareto",
     curve: str = "staircase",
     offload: bool = False,
+    chunk_loss: bool = False,
     allocator: str = "",
     target: str = "gpu",
     progress: Callable[[str], None] = lambda _: None,
@@ -96,6 +101,7 @@ def plan(
         solver: solver that chooses operators within a module: "pareto", "ilp", "greedy" or "knapsack".
         curve: how the MILP models the trade-off of time against memory: "staircase" or "pwlf".
         offload: allow offloading activations to host memory where that makes the step shorter.
+        chunk_loss: allow computing losses made by `chunked_loss` in chunks of rows where that makes the step shorter.
         allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
         target: "gpu" or "cpu", as in `simulate`.
         progress: called with a line of text that says what is being done.
@@ -116,23 +122,100 @@ def plan(
         curve=curve,
         offload=offload,
     )
+    wanted = None if confidence is None else confidence_of(confidence, budget_kind, machine.allocator)
+    inner_bytes = goal.budget_bytes if wanted is None else wanted.inner_bytes(goal.budget_bytes)
+
+    def results(captures: EagerCaptures) -> tuple[Planned | InfeasibleError, ...]:
+        found = make_plans(captures, goal, (inner_bytes,), progress)
+        return found if wanted is None else tuple(wanted.certain(result, goal.budget_bytes) for result in found)
+
     captures = EagerCaptures(make_step, machine, target=target)
-    if confidence is None:
-        return make_plan(captures, goal, progress).plan
-    wanted = confidence_of(confidence, budget_kind, machine.allocator)
-    (result,) = make_plans(captures, goal, (wanted.inner_bytes(goal.budget_bytes),), progress)
-    planned = wanted.certain(result, goal.budget_bytes)
+    (planned,) = results(captures)
+    if chunk_loss:
+        chunks = chunks_of(captures.observed().trace)
+        (planned,) = competing((planned,), chunks, lambda: results(captures.with_loss_in(chunks)))
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned.plan
 
 
-def apply(model: nn.Module, plan: Plan) -> nn.Module:
+def search(
+    job: str | Callable[..., MakeStep],
+    *,
+    gpu: str = "h100-sxm-80gb",
+    world_size: int = 1,
+    space: Mapping[str, Any] | None = None,
+    budget: str = "85%",
+    global_batch: int | None = None,
+    work: Callable[[Mapping[str, Any]], float] = lambda settings: settings.get("batch_size", 1),
+    study: str | None = None,
+    gap: float = 0.005,
+    workers: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Result | EagerResult:
+    """Find the fastest configuration: of a TorchTitan job, or of an eager step over settings of your own.
+
+    Args:
+        job: the path of a TorchTitan job file; or a function that is called with settings by name and returns what
+            `simulate` calls `make_step`.
+        gpu: the name of a known GPU, or the path of a profile.
+        world_size: number of GPUs of a TorchTitan job.
+        space: the values of every knob. Of a job: the knobs of ``autosac search --show-space``. Of an eager step: its
+            settings, all combinations of which are searched.
+        budget: memory that each GPU may reserve: "68GiB", "73GB", or a share of the GPU such as "85%".
+        global_batch: sequences in a step on all GPUs; None: the job's own.
+        work: of an eager step: how much work a step with these settings does; the most in a second wins.
+        study: of a job: a folder that keeps the search, which goes on with what it finds there.
+        gap: of a job: stop when no configuration can be better by more than this share.
+        workers: of a job: processes for evaluations; 0 for a thread of this one. Programs that start processes guard their
+            main code with ``if __name__ == "__main__":``.
+        progress: called with a line of text that says what is being done.
+
+    Returns:
+        Rows, best first, and `best`. Rows of a job name its layout, checkpointing and prediction; those of an eager step its
+        settings, simulation and plan.
+
+    Raises:
+        UsageError: an argument is wrong.
+        CaptureError: the job cannot be captured.
+    """
+    from pathlib import Path
+
+    from autosac.configurations.eager import EagerSearch, combinations
+    from autosac.configurations.offers import Offer
+    from autosac.configurations.sessions import Inputs, searching
+    from autosac.configurations.space import space_of
+
+    if callable(job):
+        if not space:
+            raise UsageError("space: name the settings to search and their values, such as {'batch_size': [1, 2, 4]}")
+        machine = Target.of(gpu, 1)
+        goal = Goal(budget_bytes=parse_budget(budget, machine.hardware.usable_bytes))
+        make = job
+        return EagerSearch(
+            tuple(combinations(space)), lambda chosen: EagerCaptures(make(**chosen), machine), work, goal, progress
+        ).run()
+    inputs = Inputs(
+        config_file=job,
+        offers=(Offer(gpu=gpu, world_size=world_size),),
+        space=space_of(dict(space or {})),
+        budget=budget,
+        global_batch=global_batch,
+        study=Path(study) if study is not None else None,
+        resume=study is not None and (Path(study) / "journal.log").is_file(),
+        gap=gap,
+        workers=workers,
+    )
+    with searching(inputs, progress) as found:
+        return found.run()
+
+
+def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
     """Make the model follow the plan. Call it before ``torch.compile`` and before ``fully_shard``.
 
     Args:
         model: the real model; it is changed in place.
-        plan: a plan for a model of the same structure.
+        plan: a plan for a model of the same structure, or the path of its file.
 
     Returns:
         The same model.
@@ -142,48 +225,48 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """
     from autosac.integrations.apply import apply as apply_to
 
-    return apply_to(model, plan)
+    return apply_to(model, plan if isinstance(plan, Plan) else Plan.load(plan))
 
 
-class EagerCaptures:
-    """The captures that planning needs, of an eager step; see `autosac.planning.closed_loop.Captures`."""
+def compile_options(budget: str) -> dict[str, Any]:
+    """Options for ``torch.compile`` that limit what each compiled graph saves between its forward and its backward.
+
+        model = torch.compile(model, options=autosac.compile_options("8GiB"))
+
+    PyTorch's partitioner decides, as with its own ``activation_memory_budget``, but the budget is in bytes and is kept: a
+    larger one never saves less. It is for the backend "inductor", and for a model that no plan is applied to. What is alive
+    without being saved (parameters, inputs, outputs) does not count.
+
+    Args:
+        budget: such as "8GiB" or "500MB".
+
+    Returns:
+        What `torch.compile` takes as ``options``.
+
+    Raises:
+        UsageError: the budget is wrong.
+    """
+    from autosac.integrations.compile_budget import BudgetPartitioner
+
+    return {"custom_partitioner_fn": BudgetPartitioner(parse_bytes(budget))}
+
+
+class EagerCaptures(StepCaptures):
+    """The captures that planning needs, of an eager step, in children of this process."""
 
     def __init__(self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2) -> None:
+        super().__init__()
         self._make_step = make_step
         self._machine = machine
         self._settings: dict[str, Any] = {"gpu": machine.gpu, "target": target, "steps": steps}
-        self._observed: Simulation | None = None
-        self._baselines: dict[str, Simulation] = {}
 
-    def plain(self) -> Simulation:
-        """The step as it is."""
-        return self._capture()
-
-    def observed(self) -> Simulation:
-        """The step with its regions observed."""
-        if self._observed is None:
-            self._observed = self._capture(observe=True)
-        return self._observed
-
-    def baselines(self) -> Mapping[str, Simulation]:
-        """The step without checkpointing, and with everything recomputed that may be."""
-        if not self._baselines:
-            self._baselines = {"none": self.observed(), "full": self.under(full_plan(self.observed()))}
-        return self._baselines
-
-    def failures(self) -> Mapping[str, str]:
-        """None: both baselines are of the model's own making."""
-        return {}
-
-    def begin(self, plan: Plan) -> None:
-        """Nothing: the step is captured in this process."""
-
-    def under(self, plan: Plan) -> Simulation:
-        """The step under a plan."""
-        with temporary_folder() as folder:
-            path = folder / "plan.json"
-            plan.save(path)
-            return self._capture(plan=plan, plan_file=str(path))
+    def with_loss_in(self, chunks: int) -> EagerCaptures:
+        """Captures of the same step with its chunked losses in this many chunks."""
+        other = EagerCaptures(
+            self._make_step, self._machine, target=self._settings["target"], steps=self._settings["steps"]
+        )
+        other._settings["loss_chunks"] = chunks
+        return other
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
         from autosac.capture.jobs.eager import EagerRequest, capture_eager

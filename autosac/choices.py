@@ -5,3 +5,6 @@ SOLVERS = ("pareto", "ilp", "greedy", "knapsack")
 
 CURVES = ("staircase", "pwlf")
 """Models of a module's trade-off of time against memory (`autosac.estimator.sac_curves`)."""
+
+LEVERS = ("off", "quick", "all")
+"""How many of a job's other settings a plan is compared with (`autosac.jobs.levers`)."""

@@ -20,7 +20,7 @@ from autosac.estimator import (
     load_hardware,
     price,
 )
-from autosac.memory_sim import MemoryTimeline, WorkspaceModel, simulate_memory
+from autosac.memory_sim import IdleMemory, MemoryTimeline, WorkspaceModel, idle_memory, simulate_memory
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
 from autosac.plans import Plan, Prediction
@@ -57,15 +57,30 @@ class Target:
     collectives: CollectiveModel | None = None
 
     @staticmethod
-    def of(gpu: str, world_size: int, *, cluster: str | None = None, allocator: str = "") -> Target:
+    def of(
+        gpu: str,
+        world_size: int,
+        *,
+        cluster: str | None = None,
+        allocator: str = "",
+        per_node: int | None = None,
+        power_limit_w: float | None = None,
+    ) -> Target:
         """The target by the names (or files) of GPU and cluster, and a PYTORCH_CUDA_ALLOC_CONF string.
+
+        `per_node`: ranks on each node, if the job uses fewer GPUs of a node than there are, or the nodes are larger.
+        `power_limit_w`: a cap in place of the profile's.
 
         UsageError (HardwareError) for what is unknown or wrong.
         """
         hardware = load_hardware(gpu)
+        if power_limit_w is not None:
+            hardware = replace(hardware, power_limit_w=power_limit_w)
         machines = (
             load_cluster(cluster).sized(world_size) if cluster is not None else default_cluster(hardware, world_size)
         )
+        if per_node is not None and per_node != machines.gpus_per_node:
+            machines = replace(machines, gpus_per_node=per_node).sized(world_size)
         host = HostModel()
         if hardware.launch_us:
             host = host.scaled(hardware.launch_us)
@@ -135,6 +150,18 @@ class Simulation:
     def unlimited_allocation(self) -> AllocatorReport:
         """The same on a device that never runs out: how much the job would reserve."""
         return replay_allocator(self.trace, config=self.target.allocator, workspaces=self.target.workspaces)
+
+    @cached_property
+    def idle(self) -> IdleMemory:
+        """What lies idle when the most memory is reserved, on a device that never runs out."""
+        report = self.unlimited_allocation
+        return idle_memory(
+            self.trace,
+            report.reserved_peak_bytes,
+            report.active_peak_bytes,
+            config=self.target.allocator,
+            workspaces=self.target.workspaces,
+        )
 
     @property
     def nccl_bytes(self) -> int:

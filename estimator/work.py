@@ -333,6 +333,8 @@ def moved_bytes(signature: Signature, kind: str) -> float:
     if kind == "optimizer":
         return float(read + written - (_gradient_bytes(signature) if argument(signature, "grad_scale") is None else 0))
     passes = {"norm_backward": 1.5, "sort": 4.0}.get(kind, 1.0)
+    if base == "_softmax_backward_data":
+        passes = 2.0  # a product of gradient and result goes before (SoftMax.cu)
     return passes * (read + written)
 
 

@@ -3,6 +3,7 @@
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.attribution import LiveStorage, ModuleShare, PeakReport
 from autosac.memory_sim.categories import Category
+from autosac.memory_sim.idle import Cause, IdleMemory, IdlePart, idle_memory
 from autosac.memory_sim.modules import ModuleSpan
 from autosac.memory_sim.replay import AllocatorReport, Outcome, Verdict, replay_allocator
 from autosac.memory_sim.timeline import MemoryTimeline, simulate_memory
@@ -12,6 +13,9 @@ __all__ = [
     "AllocatorConfig",
     "AllocatorReport",
     "Category",
+    "Cause",
+    "IdleMemory",
+    "IdlePart",
     "LiveStorage",
     "MemoryTimeline",
     "ModuleShare",
@@ -20,6 +24,7 @@ __all__ = [
     "PeakReport",
     "Verdict",
     "WorkspaceModel",
+    "idle_memory",
     "replay_allocator",
     "simulate_memory",
 ]

@@ -12,6 +12,7 @@ with the loaded kernels (`context_bytes`) and NCCL's buffers (`nccl_bytes`).
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ class Verdict:
     def __str__(self) -> str:
         """One line for people."""
         if self.outcome is Outcome.FITS:
-            return self.outcome.value
+            return str(self.outcome.value)
         where = f"at {self.op} in {self.module or 'the step'}"
         if self.outcome is Outcome.FITS_AFTER_RETRY:
             return f"{self.outcome.value} {where} (slow)"
@@ -133,13 +134,20 @@ def replay_allocator(
     return replay.report(context_bytes, nccl_bytes)
 
 
+class ReachedError(Exception):
+    """The allocator has reserved what `Replay.until_bytes` says."""
+
+
 # An instruction is (kind, event, key, bytes, stream); keys are storage ids, or those of workspaces.
 ALLOC, FREE, RECORD, TEMPORARY, STAY = range(5)
 _Instruction = tuple[int, int, int, int, int]
 
 
 class Replay:
-    """One replay under way: live blocks by storage, the samples, the first retry."""
+    """One replay under way: live blocks by storage, the samples, the first retry.
+
+    `until_bytes`: stop, by a `ReachedError`, as soon as this much is reserved.
+    """
 
     def __init__(
         self,
@@ -169,26 +177,28 @@ class Replay:
         self.verdict: Verdict | None = None
         self.steps = 0
         self.settled = False
+        self.until_bytes: int | None = None
 
-    def play(self, steps: int, log: bool = False) -> None:
-        """Replay the prologue, then the step until it settles; `log` keeps the last step's actions."""
+    def play(self, steps: int, log: bool = False, history: bool = False) -> None:
+        """Replay the prologue, then the step until it settles; `log` keeps the last step's actions, `history` all."""
         if steps < 1:
             raise UsageError(f"at least one step must be replayed, not {steps}")
         allocator = self.allocator
-        allocator.log = [] if log else None
+        allocator.log = [] if log or history else None
         try:
             self.run(-1, self.program(self.trace.prologue))
             program = self.program(self.trace.events)
             while self.steps < steps and not self.settled:
                 before = (allocator.device_allocs, allocator.device_frees)
                 self.retries_before = allocator.retries
-                allocator.log = [] if log else None
+                if not history:
+                    allocator.log = [] if log else None
                 self.steps += 1
                 self.run(self.steps - 1, program)
                 self.settled = before == (allocator.device_allocs, allocator.device_frees)
         except OutOfMemoryError as e:
             self._sample(self.now[0], self.now[1][1])
-            self.verdict = self._at(Outcome.OUT_OF_MEMORY, e.requested_bytes, e.short_by_bytes)
+            self.verdict = self.at(Outcome.OUT_OF_MEMORY, e.requested_bytes, e.short_by_bytes)
 
     # ---- from events to instructions -----------------------------------------------------------------------
 
@@ -256,6 +266,7 @@ class Replay:
     def run(self, step: int, program: Iterable[_Instruction]) -> None:
         """Execute one step."""
         allocator, live, samples = self.allocator, self.live, self.samples
+        until_bytes = sys.maxsize if self.until_bytes is None else self.until_bytes
         found = set(live)
         for instruction in program:
             kind, event, key, nbytes, stream = instruction
@@ -274,6 +285,8 @@ class Replay:
                     self._sample(step, event)
                     allocator.free(live[key])
                 live[key] = block
+                if allocator.reserved_bytes >= until_bytes:
+                    raise ReachedError
             elif kind == RECORD:
                 if key in live:
                     allocator.record_stream(live[key], stream)
@@ -283,10 +296,12 @@ class Replay:
                 allocator.context = -2 - event
                 blocks = [allocator.malloc(size, stream) for size in self.temporaries[key]]
                 self._sample(step, event)
+                if allocator.reserved_bytes >= until_bytes:
+                    raise ReachedError
                 for block in blocks:
                     allocator.free(block)
             if allocator.retries and self.first_retry is None:
-                self.first_retry = self._at(Outcome.FITS_AFTER_RETRY)
+                self.first_retry = self.at(Outcome.FITS_AFTER_RETRY)
             samples.append((step, event, allocator.reserved_bytes, allocator.active_bytes, allocator.allocated_bytes))
         if step >= 0:
             self._hand_over(found)
@@ -311,7 +326,7 @@ class Replay:
 
     # ---- results -------------------------------------------------------------------------------------------
 
-    def _at(self, outcome: Outcome, requested_bytes: int = 0, short_by_bytes: int = 0) -> Verdict:
+    def at(self, outcome: Outcome, requested_bytes: int = 0, short_by_bytes: int = 0) -> Verdict:
         """A verdict on the present instruction."""
         trace = self.trace
         step, (kind, event, key, nbytes, _) = self.now

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ from autosac.cli.calibrate import calibrate
 from autosac.cli.catalogue import clusters, gpus
 from autosac.cli.completion import completion
 from autosac.cli.progress import progress_line
+from autosac.cli.script import script
+from autosac.cli.search import search
+from autosac.cli.simulated import check_pictures, simulation_document, with_models, write_pictures
 from autosac.display.picture_needs import check_drawable
 from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
-from autosac.estimator import AlphaBeta, ChunkModel
 from autosac.files.writing import check_outputs, is_special
 from autosac.jobs.batches import BatchPlan, plan_batches
 from autosac.jobs.expert_load import plan_over_draws, representative, statistics
+from autosac.jobs.levers import Pulled, pull
 from autosac.jobs.tasks import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
 from autosac.limits import MOST_BATCH, MOST_BUDGETS, parse_whole
 from autosac.planning.closed_loop import Goal, Planned
@@ -31,8 +34,8 @@ from autosac.plans import Plan
 from autosac.plans.diff import compare_plans
 from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
+from autosac.report.idle_tables import idle_table
 from autosac.report.time_tables import time_document, time_tables
-from autosac.runtime_sim import NoInterference
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
 from autosac.trace import Trace, is_capture
 
@@ -42,7 +45,7 @@ _DRAWS = 8
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)
-    known = (plan, simulate, explain, diff, bench, calibrate, gpus, clusters, cache, completion)
+    known = (plan, simulate, script, explain, diff, search, bench, calibrate, gpus, clusters, cache, completion)
     {function.__name__: function for function in known}[arguments.run](arguments)
 
 
@@ -55,6 +58,7 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         rank=arguments.rank or 0,
         cluster=arguments.cluster,
         allocator=arguments.alloc_conf,
+        power_limit_w=arguments.power_limit,
         moe_load=MoELoad.parse(arguments.moe_load, arguments.moe_seed),
         debug=arguments.debug,
         use_cache=not arguments.no_cache,
@@ -85,6 +89,9 @@ def plan(arguments: argparse.Namespace) -> None:
     draws = _draws(arguments)
     if draws and (several or arguments.maximize or arguments.confidence is not None):
         raise UsageError("--moe-load needs one budget, without --budgets, --pareto, --maximize and --confidence")
+    if arguments.levers != "off" and (several or arguments.maximize or draws):
+        raise UsageError("--levers needs one budget, without --budgets, --pareto, --maximize and --moe-load")
+    pulled: Sequence[Pulled] = ()
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
         goal, budgets = _goals(arguments, job.target)
@@ -105,6 +112,8 @@ def plan(arguments: argparse.Namespace) -> None:
                 confidence=confidence,
                 all_stages=arguments.rank is None,
             )
+            if arguments.levers != "off" and isinstance(results[0], Planned):
+                pulled = pull(job, goal, results[0], arguments.levers, confidence)
     found = [result for result in results if isinstance(result, Planned)]
     if not found:
         raise next(result for result in results if isinstance(result, InfeasibleError))
@@ -113,6 +122,8 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.json:
         documents = [json.loads(planned.plan.to_bytes()) for planned in found]
         document = {"plan": documents[0], "tried": tried_document(batch)} if batch else documents[0]
+        if pulled:
+            document = {"plan": documents[0], "levers": levers_document(pulled)}
         print(json.dumps(documents if several else document, indent=1))
         return
     out = reports.console()
@@ -125,6 +136,8 @@ def plan(arguments: argparse.Namespace) -> None:
         if batch:
             out.print(reports.batch_table(batch))
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
+        if pulled:
+            out.print(reports.lever_table(found[0], pulled))
     for path in written:
         out.print(f"plan written to {path}", soft_wrap=True)
 
@@ -145,6 +158,21 @@ def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:
     ]
 
 
+def levers_document(pulled: Sequence[Pulled]) -> list[dict[str, Any]]:
+    """What other settings would give, as JSON."""
+    return [
+        {
+            "name": one.name,
+            "how": one.how,
+            "changes": one.numbers,
+            "failure": one.failure,
+            "tokens_per_second": one.tokens_per_second or None,
+            "prediction": asdict(one.planned.plan.predictions["autosac"]) if one.planned else None,
+        }
+        for one in pulled
+    ]
+
+
 def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[int]]:
     """What is asked for, and the budgets if there are several."""
     gpu_bytes = target.hardware.usable_bytes
@@ -157,6 +185,7 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
         time_limit_s=arguments.time_limit,
         gap=arguments.gap,
         offload=arguments.offload,
+        chunk_loss=arguments.chunk_loss,
     )
     texts = [] if arguments.budgets is None else arguments.budgets.split(",")
     if len(texts) > MOST_BUDGETS:
@@ -245,23 +274,14 @@ def diff(arguments: argparse.Namespace) -> None:
 
 def simulate(arguments: argparse.Namespace) -> None:
     """``autosac simulate``."""
-    check_outputs(
-        (
-            ("--trace", arguments.trace),
-            ("--memory-html", arguments.memory_html),
-            ("--memory-png", arguments.memory_png),
-            ("--memory-snapshot", arguments.memory_snapshot),
-            ("--save-capture", arguments.save_capture),
-        ),
-        (Path(arguments.job), *([arguments.plan] if arguments.plan is not None else [])),
-    )
+    check_pictures(arguments, (Path(arguments.job), *([arguments.plan] if arguments.plan is not None else [])))
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress, _naming_capture(arguments.job):
         drawn = _drawn(arguments, progress)
         simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
-        target = _with_models(simulation.target, arguments)
+        target = with_models(simulation.target, arguments)
         drawn, others = [one.on(target) for one in drawn], {mode: one.on(target) for mode, one in others.items()}
         simulation = simulation.on(target)
-        _write_pictures(arguments, simulation)
+        write_pictures(arguments, simulation, Plan.load(arguments.plan) if arguments.plan else None)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
             name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load"
@@ -284,6 +304,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         out.print(time_tables(simulation))
     if arguments.memory:
         out.print(reports.memory_tables(simulation))
+        out.print(idle_table(simulation.idle))
         if others:
             out.print(reports.mode_table(simulation, others))
 
@@ -301,16 +322,6 @@ def _naming_capture(job: str) -> Iterator[None]:
 
 def _what_is_simulated(job: str) -> str:
     return f"the step captured in {Path(job).name}" if is_capture(job) else "the job as it is"
-
-
-def _with_models(target: Target, arguments: argparse.Namespace) -> Target:
-    """The target with the models of overlap and of collectives that were asked for."""
-    if arguments.interference == "off":
-        target = replace(target, overlap=NoInterference())
-    if arguments.collectives != "fitted":
-        model = {"alpha-beta": AlphaBeta, "chunks": ChunkModel}[arguments.collectives]
-        target = replace(target, collectives=model(target.hardware))
-    return target
 
 
 def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:
@@ -344,7 +355,13 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
                 "needs the job"
             )
         allocator = TITAN_ALLOCATOR if arguments.alloc_conf is None else arguments.alloc_conf
-        target = Target.of(arguments.gpu, world_size, cluster=arguments.cluster, allocator=allocator)
+        target = Target.of(
+            arguments.gpu,
+            world_size,
+            cluster=arguments.cluster,
+            allocator=allocator,
+            power_limit_w=arguments.power_limit,
+        )
         return simulation_of(trace, target), {}
     return simulate_job(
         _job(arguments, progress),
@@ -353,47 +370,6 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
         beside=BASELINES if arguments.memory else (),
         all_stages=arguments.rank is None,
     )
-
-
-def _write_pictures(arguments: argparse.Namespace, simulation: Simulation) -> None:
-    if arguments.save_capture is not None:
-        simulation.trace.save(arguments.save_capture)
-    if arguments.trace is not None:
-        from autosac.runtime_sim import write_chrome_trace
-
-        write_chrome_trace(simulation.timeline, arguments.trace)
-    if arguments.memory_snapshot is not None:
-        from autosac.memory_sim.viewer import memory_snapshot, write_memory_snapshot
-
-        target = simulation.target
-        snapshot = memory_snapshot(simulation.trace, config=target.allocator, workspaces=target.workspaces)
-        write_memory_snapshot(arguments.memory_snapshot, snapshot)
-    if arguments.memory_html is not None or arguments.memory_png is not None:
-        from autosac.report.memory_pictures import draw_memory
-
-        made_for = Plan.load(arguments.plan).made_for if arguments.plan else None
-        draw_memory(simulation, html=arguments.memory_html, png=arguments.memory_png, made_for=made_for)
-
-
-def simulation_document(simulation: Simulation) -> dict[str, Any]:
-    """The simulation's figures as JSON."""
-    breakdown = asdict(simulation.breakdown)
-    breakdown.pop("modules")
-    verdict = simulation.allocation.verdict
-    peak = simulation.memory.peak()
-    return {
-        "job": replace(simulation.trace.info, parameter_shapes={}).document(),
-        "step": breakdown,
-        "peak_active_bytes": peak.nbytes,
-        "peak_reserved_bytes": simulation.peak_reserved_bytes,
-        "peak_at": {"operator": peak.op, "module": peak.module, "phase": peak.phase.name.lower()},
-        "peak_by_category": {category.name.lower(): nbytes for category, nbytes in peak.by_category.items()},
-        "outside_of_pytorch_bytes": simulation.target.hardware.context_bytes + simulation.nccl_bytes,
-        "verdict": verdict.outcome.value,
-        "verdict_text": str(verdict),
-        "priced_ms_by_model": simulation.pricing.shares(),
-        "priced_by_bytes_ms": simulation.pricing.unknown,
-    }
 
 
 def explain(arguments: argparse.Namespace) -> None:

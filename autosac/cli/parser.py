@@ -1,4 +1,4 @@
-"""The command line: ``autosac plan | simulate | explain | diff | bench | calibrate | gpus | clusters | cache | completion``.
+"""The command line: ``autosac plan | simulate | run | explain | diff | search | bench | calibrate | ...``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
@@ -18,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from autosac.choices import CURVES, SOLVERS
+from autosac.choices import CURVES, LEVERS, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
-from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
+from autosac.cli.script_options import add_breakdowns, add_script
+from autosac.cli.search import add_search
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
@@ -45,8 +47,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     _add_plan(commands)
     _add_simulate(commands)
+    add_script(commands)
     _add_explain(commands)
     _add_diff(commands)
+    add_search(commands)
     add_bench(commands)
     add_calibrate(commands)
     add_gpus(commands)
@@ -97,6 +101,13 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         help="cluster name (such as hgx-h100; see autosac clusters) or file (default: the usual cluster of the GPU)",
     )
     machine.add_argument(
+        "--power-limit",
+        type=watts,
+        metavar="WATTS",
+        default=None,
+        help="power cap of each GPU, such as 500W (default: the profile's, if it has one)",
+    )
+    machine.add_argument(
         "--alloc-conf",
         metavar="CONF",
         default=None,
@@ -141,6 +152,18 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--offload",
         action="store_true",
         help="allow offloading activations to host memory where that makes the step shorter",
+    )
+    decision.add_argument(
+        "--chunk-loss",
+        action="store_true",
+        help="allow computing the loss in chunks of rows (another order of summation) where that makes the step shorter",
+    )
+    decision.add_argument(
+        "--levers",
+        choices=LEVERS,
+        default="off",
+        help="simulate what else would make the step faster under the budget: quick (the loss in chunks, a smaller local "
+        "batch), all (every setting that leaves the model as it is, and those that help together), off (default)",
     )
     decision.add_argument(
         "--solver",
@@ -229,36 +252,7 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="MODE",
         help="replace the job's checkpointing by none, full, selective-op or selective-N",
     )
-    what.add_argument(
-        "--time", action="store_true", help="break down the step time: cost models, modules, critical path"
-    )
-    what.add_argument(
-        "--interference",
-        choices=("on", "off"),
-        default="on",
-        help="model the slowdown of overlapping computation and communication (default on)",
-    )
-    what.add_argument(
-        "--collectives",
-        choices=("fitted", "alpha-beta", "chunks"),
-        default="fitted",
-        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
-    )
-    what.add_argument(
-        "--memory", action="store_true", help="break down the memory peak: categories, modules, largest tensors"
-    )
-    what.add_argument("--memory-html", type=filled_path, metavar="FILE", help="draw memory over time as a web page")
-    what.add_argument("--memory-png", type=filled_path, metavar="FILE", help="draw memory over time as a PNG image")
-    what.add_argument(
-        "--memory-snapshot",
-        type=filled_path,
-        metavar="FILE",
-        help="write a snapshot for PyTorch's memory viewer (memory_viz)",
-    )
-    what.add_argument(
-        "--trace", type=filled_path, metavar="FILE", help="write a timeline for Perfetto (Chrome trace format)"
-    )
-    what.add_argument("--save-capture", type=filled_path, metavar="FILE", help="save the captured step as a trace file")
+    add_breakdowns(what)
     command.set_defaults(run="simulate")
 
 

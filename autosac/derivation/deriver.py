@@ -27,6 +27,7 @@ class Deriver:
         self._settings = Settings(
             preserve_rng_state=observed.info.preserve_rng_state,
             early_stop=observed.info.early_stop,
+            loss_chunks=observed.info.loss_chunks,
         )
 
     def add(self, template: Trace) -> None:

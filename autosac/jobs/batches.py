@@ -9,7 +9,7 @@ from pathlib import Path
 from autosac.capture.process.server import CaptureServer
 from autosac.errors import InfeasibleError
 from autosac.files.temporary import temporary_folder
-from autosac.jobs.tasks import captures_of, plans_of
+from autosac.jobs.tasks import captures_of, plans_with_loss
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.batch_search import BatchSizes, Trial, Unplanned, best_of, search_batches
 from autosac.planning.closed_loop import Goal, Planned
@@ -86,7 +86,7 @@ class TitanBatches:
     def planned(self, size: int) -> Planned | InfeasibleError:
         """The plan, which names the override of the local batch size."""
         captures, goal = self._captures(size), self._goal
-        (planned,) = plans_of(captures, goal, (goal.budget_bytes,), self._job.progress, self._confidence)
+        (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), self._confidence)
         del self._captured[size]  # of a large job they are large
         if isinstance(planned, InfeasibleError):
             return planned

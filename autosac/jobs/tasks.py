@@ -17,6 +17,7 @@ from autosac.jobs.dynamic_shapes import has_router
 from autosac.jobs.titan import BASELINES, Capture, Progress, TitanCaptures, TitanJob, own_stage
 from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets
 from autosac.planning.confidence import Confidence, confidence_of
+from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.planning.stage_plans import join_plans
 from autosac.plans import Plan
 from autosac.progress import Parts
@@ -134,17 +135,29 @@ def plan_titan_job(
 
     An InfeasibleError stands where no plan meets a budget. CaptureError if the job cannot be captured.
     """
-    with (
-        temporary_folder() as folder,
-        CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server,
-    ):
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server:
+        return plan_in(server, job, goal, budgets_bytes, pareto=pareto, confidence=confidence, all_stages=all_stages)
+
+
+def plan_in(
+    server: CaptureServer,
+    job: TitanJob,
+    goal: Goal,
+    budgets_bytes: Sequence[int] = (),
+    *,
+    pareto: int = 0,
+    confidence: Confidence | None = None,
+    all_stages: bool = True,
+) -> tuple[Planned | InfeasibleError, ...]:
+    """As `plan_titan_job`, in a capture process that is there."""
+    with temporary_folder() as folder:
         captures = captures_of(job, server, folder, all_stages=all_stages)
         budgets = tuple(budgets_bytes) or (goal.budget_bytes,)
         if pareto:
             per_stage = [pareto_budgets(stage, goal.budget_kind, pareto) for stage in captures]
             budgets = tuple(max(column) for column in zip(*per_stage, strict=True))
             budgets = tuple(sorted(budgets + between(baseline_peaks(captures, goal.budget_kind), budgets)))
-        return plans_of(captures, goal, budgets, job.progress, confidence)
+        return plans_with_loss(captures, goal, budgets, confidence)
 
 
 def baseline_peaks(captures: Sequence[TitanCaptures], kind: str) -> list[int]:
@@ -197,6 +210,24 @@ def plans_of(
     return tuple(confidence.certain(result, budget) for result, budget in zip(whole, budgets, strict=True))
 
 
+def plans_with_loss(
+    captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], confidence: Confidence | None = None
+) -> tuple[Planned | InfeasibleError, ...]:
+    """As `plans_of`, where the goal allows it with the loss in chunks if that is better."""
+    progress = captures[0].job.progress
+    plain = plans_of(captures, goal, budgets, progress, confidence)
+    if not goal.chunk_loss:
+        return plain
+    chunks = chunks_of(captures[-1].observed().trace)  # the last stage's
+
+    def in_chunks() -> tuple[Planned | InfeasibleError, ...]:
+        with temporary_folder() as folder:
+            chunked = [stage.with_loss_in(chunks, folder) for stage in captures]
+            return plans_of(chunked, goal, budgets, progress, confidence)
+
+    return competing(plain, chunks, in_chunks)
+
+
 def _of_stages(
     captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], progress: Progress
 ) -> tuple[Planned | InfeasibleError, ...]:
@@ -227,11 +258,18 @@ def plan_job(
     curve: str = "staircase",
     confidence: float = 0.0,
     offload: bool = False,
+    chunk_loss: bool = False,
 ) -> Plan:
     """What the TorchTitan plugin calls on rank 0: the plan for the running job. `confidence`: 0 for none."""
     job = TitanJob.of(config_file, gpu=gpu, world_size=world_size, overrides=tuple(overrides))
     usable_bytes = job.target.hardware.usable_bytes
-    goal = Goal(budget_bytes=parse_budget(budget, usable_bytes), solver=solver, curve=curve, offload=offload)
+    goal = Goal(
+        budget_bytes=parse_budget(budget, usable_bytes),
+        solver=solver,
+        curve=curve,
+        offload=offload,
+        chunk_loss=chunk_loss,
+    )
     sure = confidence_of(confidence, goal.budget_kind, job.target.allocator) if confidence else None
     (planned,) = plan_titan_job(job, goal, confidence=sure)
     if isinstance(planned, InfeasibleError):

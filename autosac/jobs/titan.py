@@ -16,7 +16,7 @@ from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
 from autosac.limits import MOST_GPUS, world_size_of_environment
-from autosac.plans import Plan, Unit
+from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.titan.version import check_job, has_python_jobs
 from autosac.trace import Trace, TraceInfo
@@ -36,8 +36,8 @@ class TitanJob:
     """A TorchTitan job: its file (TorchTitan 0.2) or MODULE:CONFIG (0.3), TorchTitan's own arguments, how many GPUs and of
     which kind, and the rank to look at.
 
-    `stage_inputs` and `moe_load`: see `autosac.capture.request.TitanRequest`. `whole`: its layers are known not to
-    be worth capturing by a few of them (`autosac.induction`). `use_cache`: captures may be those of earlier runs.
+    `stage_inputs`, `moe_load` and `loss_chunks`: see `autosac.capture.request.TitanRequest`. `whole`: its layers are known
+    not to be worth capturing by a few of them (`autosac.induction`). `use_cache`: captures may be those of earlier runs.
     """
 
     config_file: str
@@ -48,6 +48,7 @@ class TitanJob:
     stage_inputs: StageInputs | None = None
     whole: bool = False
     moe_load: MoELoad = field(default_factory=MoELoad)
+    loss_chunks: int = 1
     debug: bool = False
     use_cache: bool = True
     progress: Progress = field(default=_silent)
@@ -62,6 +63,7 @@ class TitanJob:
         rank: int = 0,
         cluster: str | None = None,
         allocator: str | None = None,
+        power_limit_w: float | None = None,
         moe_load: MoELoad | None = None,
         debug: bool = False,
         use_cache: bool = True,
@@ -78,7 +80,11 @@ class TitanJob:
         return TitanJob(
             config_file=config_file,
             target=Target.of(
-                gpu, world_size, cluster=cluster, allocator=TITAN_ALLOCATOR if allocator is None else allocator
+                gpu,
+                world_size,
+                cluster=cluster,
+                allocator=TITAN_ALLOCATOR if allocator is None else allocator,
+                power_limit_w=power_limit_w,
             ),
             overrides=tuple(overrides),
             world_size=world_size,
@@ -105,6 +111,7 @@ class TitanJob:
             ranks_per_node=self.target.cluster.gpus_per_node,
             stage_inputs=self.stage_inputs,
             moe_load=self.moe_load,
+            loss_chunks=self.loss_chunks,
         )
 
     def draw(self, number: int) -> TitanJob:
@@ -155,27 +162,31 @@ class TitanCaptures:
     def __init__(
         self, job: TitanJob, server: CaptureServer, folder: Path, started: Mapping[str, Capture] | None = None
     ) -> None:
-        self._job = job
+        self.job = job
         self._server = server
         self._folder = folder
-        self._under_plans: dict[tuple[Unit, ...], Future[Trace]] = {}
+        self._under_plans: dict[tuple[tuple[Unit, ...], Settings], Future[Trace]] = {}
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
 
+    def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
+        """Captures of the same job that computes its loss in chunks; `folder` is for its plans."""
+        return TitanCaptures(replace(self.job, loss_chunks=chunks), self._server, folder)
+
     def start(self, *names: str) -> None:
         """Begin to capture the step under some of BASELINES, unless that has begun."""
         for name in names:
-            self._begin(name, self._job.request(name, observe=name == "none"))
+            self._begin(name, self.job.request(name, observe=name == "none"))
 
     def _begin(self, key: str, request: TitanRequest) -> None:
         if key not in self._started:
-            self._started[key] = capturing(self._server, request, self._job.progress, whole=self._job.whole)
+            self._started[key] = capturing(self._server, request, self.job.progress, whole=self.job.whole)
 
     def stages(self, name: str) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, this one's first, as soon as its capture tells."""
         self.start(name)
-        return self._job.stages(early_info(self._started[name]))
+        return self.job.stages(early_info(self._started[name]))
 
     def baseline(self, name: str) -> Simulation:
         """The step under one of BASELINES. CaptureError if the job cannot run so."""
@@ -184,9 +195,9 @@ class TitanCaptures:
         key = "none, compiled" if name == "none" else name
         if key not in self._simulations:
             if name == "none":
-                self._begin(key, self._job.request("none"))
+                self._begin(key, self.job.request("none"))
             self.start(name)
-            self._simulations[key] = simulation_of(self._started[key].result(), self._job.target)
+            self._simulations[key] = simulation_of(self._started[key].result(), self.job.target)
         return self._simulations[key]
 
     @property
@@ -202,9 +213,9 @@ class TitanCaptures:
         layer = routers_layer(trace)
         if layer is None:
             return trace
-        load = self._job.moe_load
+        load = self.job.moe_load
         other = MoELoad(kind="uniform") if load.is_balanced else replace(load, draw=load.draw + 1)
-        request = replace(self._job, moe_load=other).request("none", observe=True)
+        request = replace(self.job, moe_load=other).request("none", observe=True)
         if trace.info.parallelism.pp == 1:
             request = replace(request, layers=layer + 1)
         return with_dynamic_shapes(trace, self._server.capture(request))
@@ -214,7 +225,7 @@ class TitanCaptures:
         if "none" not in self._simulations:
             self.start("none")
             trace = self._with_dynamic_shapes(self._started["none"].result())
-            self._simulations["none"] = simulation_of(trace, self._job.target)
+            self._simulations["none"] = simulation_of(trace, self.job.target)
         return self._simulations["none"]
 
     def baselines(self) -> Mapping[str, Simulation]:
@@ -243,15 +254,15 @@ class TitanCaptures:
 
     def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan, unless that has begun."""
-        if plan.units not in self._under_plans:
+        if (plan.units, plan.settings) not in self._under_plans:
             path = self._folder / f"plan{len(self._under_plans) + 1}.json"
             plan.save(path)
-            self._under_plans[plan.units] = self._server.submit(self._job.request(plan_file=str(path)))
+            self._under_plans[plan.units, plan.settings] = self._server.submit(self.job.request(plan_file=str(path)))
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
         self.begin(plan)
-        return simulation_of(self._under_plans[plan.units].result(), self._job.target, plan)
+        return simulation_of(self._under_plans[plan.units, plan.settings].result(), self.job.target, plan)
 
 
 class _Baselines(Mapping[str, Simulation]):

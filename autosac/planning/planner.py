@@ -43,7 +43,8 @@ class Goal:
     `curve`: the model of the units' trade-off curves in the global MILP (`autosac.estimator.sac_curves`).
 
     `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: results may wait in
-    host memory where that makes the step shorter (`autosac.planning.offloading`).
+    host memory where that makes the step shorter (`autosac.planning.offloading`), `chunk_loss`: the loss may be computed in
+    chunks where that does (`autosac.planning.loss_chunks`; for whoever captures the job).
     """
 
     budget_bytes: int
@@ -57,6 +58,7 @@ class Goal:
     utilisation: float = 0.99
     objective: str = "step"
     offload: bool = False
+    chunk_loss: bool = False
 
     @property
     def target_bytes(self) -> int:
@@ -106,7 +108,9 @@ def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
             parameters=tuple(info.parameter_shapes.items()),
         ),
         units=units,
-        settings=Settings(preserve_rng_state=info.preserve_rng_state, early_stop=info.early_stop),
+        settings=Settings(
+            preserve_rng_state=info.preserve_rng_state, early_stop=info.early_stop, loss_chunks=info.loss_chunks
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from annotated_types import Interval, MinLen
 from autosac.display.printable import printable
 from autosac.errors import PlanError
 from autosac.files.documents import DocumentError, parse_json
+from autosac.limits import MOST_LOSS_CHUNKS
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -31,6 +32,7 @@ Count = Annotated[int, Interval(ge=0, le=_MOST)]
 Change = Annotated[int, Interval(ge=-_MOST, le=_MOST)]
 Size = Annotated[int, Interval(ge=ANY_SIZE, le=_MOST)]
 Ranks = Annotated[int, Interval(ge=1, le=2**17)]
+Chunks = Annotated[int, Interval(ge=1, le=MOST_LOSS_CHUNKS)]
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Milliseconds = Annotated[float, Interval(ge=0, le=1e15)]
 Price = Annotated[float, Interval(ge=-1e15, le=1e15)]

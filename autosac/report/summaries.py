@@ -14,6 +14,7 @@ from autosac.display.tables import Table, fact_grid, output_width
 from autosac.display.terminal import PlainConsole
 from autosac.jobs.batches import BatchPlan
 from autosac.jobs.expert_load import Statistic
+from autosac.jobs.levers import Pulled
 from autosac.memory_sim import Category
 from autosac.planning.closed_loop import Planned
 from autosac.plans import Decision, Plan, Prediction, Unit
@@ -108,6 +109,28 @@ def batch_table(result: BatchPlan) -> Table:
             style="bold" if best else "",
         )
     return table
+
+
+def lever_table(own: Planned, pulled: Sequence[Pulled]) -> RenderableType:
+    """What other settings of the job would give under the same budget, the best first."""
+    rate, kind = own.simulation.throughput.tokens_per_second, own.plan.made_for.budget_kind
+    table = Table(title=f"What else would make this step faster ({rate:,.0f} tokens/s per GPU as planned)")
+    for heading in ("change", "tokens/s", "gain", f"peak {kind}", "how"):
+        table.add_column(heading, justify="left" if heading in ("change", "how") else "right")
+    for one in pulled:
+        name = one.name + " *" * bool(one.numbers)
+        if one.planned is None:
+            table.add_row(name, "", "", "", one.failure.split(";")[0], style="dim")
+            continue
+        table.add_row(
+            name,
+            f"{one.tokens_per_second:,.0f}",
+            f"{one.tokens_per_second / rate - 1:+.1%}",
+            format_bytes(one.planned.simulation.peak_bytes(kind)),
+            one.how,
+        )
+    notes = [Text(f"* {one.name} changes numbers: {one.numbers}") for one in pulled if one.numbers]
+    return Group(table, *notes)
 
 
 def budgets_table(found: Sequence[Planned]) -> Table:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from autosac.display.printable import printable
 from autosac.errors import SimulationError
 from autosac.files.documents import is_deeper
+from autosac.limits import MOST_LOSS_CHUNKS
 
 MOST_RANKS = 2**17
 _MOST = 2**62
@@ -408,6 +409,7 @@ _INFO: dict[str, tuple[Callable[[Any], bool], str]] = {
     "fsdp_units": (lambda v: type(v) is list and all(map(_text, v)), "a list of modules"),
     "preserve_rng_state": (_flag, "true or false"),
     "early_stop": (_flag, "true or false"),
+    "loss_chunks": (_count(1, MOST_LOSS_CHUNKS), f"a whole number from 1 to {MOST_LOSS_CHUNKS}"),
     "compiled": (_flag, "true or false"),
     "matmul_allows_tf32": (_flag, "true or false"),
     "cudnn_allows_tf32": (_flag, "true or false"),

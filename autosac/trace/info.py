@@ -53,7 +53,8 @@ class TraceInfo:
     `preserve_rng_state` and `early_stop`: as in `torch.utils.checkpoint`. `compiled`: the job compiles its model (a step that
     was observed for planning does not run compiled all the same). `matmul_allows_tf32`, `cudnn_allows_tf32`: PyTorch's
     settings for float32 products and convolutions, with PyTorch's defaults. `stage_outputs`: what a pipeline stage sends to
-    the next. `moe_load`: how tokens were spread over experts, None if evenly.
+    the next. `moe_load`: how tokens were spread over experts, None if evenly. `loss_chunks`: in how many chunks of rows the
+    loss was computed.
     """
 
     model: str = ""
@@ -75,6 +76,7 @@ class TraceInfo:
     selective_modules: tuple[str, ...] = ()
     preserve_rng_state: bool = True
     early_stop: bool = True
+    loss_chunks: int = 1
     compiled: bool = False
     matmul_allows_tf32: bool = False
     cudnn_allows_tf32: bool = True

@@ -7,6 +7,7 @@ of the model and with the mode set to "full" meanwhile (`_parallelize`). Pipelin
 parallelize function once for each model part, and so the transform.
 
 The transform is the job's own, which the plugin gives (`install`), unless `transform` has set another one, as capture does.
+Likewise the spec's loss is computed in as many chunks of rows as the job's plan or the capture asks for.
 """
 
 from __future__ import annotations
@@ -22,36 +23,44 @@ import torch
 from torch import nn
 
 from autosac.errors import UsageError
+from autosac.integrations.chunked_loss import ChunkedLoss
 
 Transform: TypeAlias = Callable[[nn.Module], None]
 
 JobTransform: TypeAlias = "Callable[[Any, Any], Transform | None]"
 """The transform of a job, from its configuration and its parallel dimensions; None to leave TorchTitan's checkpointing."""
 
+LossChunks: TypeAlias = Callable[[Any, Any], int]
+"""In how many chunks a job computes its loss, from its configuration and its parallel dimensions."""
+
 _JOB_DECIDES: Any = object()
 _transform: Any = _JOB_DECIDES
+_loss_chunks = 1
 _of_job: JobTransform | None = None
+_chunks_of_job: LossChunks | None = None
 
 
 @contextlib.contextmanager
-def transform(function: Transform | None) -> Iterator[None]:
-    """Within the context, TorchTitan applies `function` to each model part in place of its own checkpointing.
+def transform(function: Transform | None, loss_chunks: int = 1) -> Iterator[None]:
+    """Within the context, TorchTitan applies `function` to each model part in place of its own checkpointing, and computes
+    its loss in `loss_chunks`.
 
     None leaves TorchTitan's own in place. Either way the job's ``[autosac]`` section does not count.
     """
     install()
-    global _transform
-    previous, _transform = _transform, function
+    global _transform, _loss_chunks
+    previous = _transform, _loss_chunks
+    _transform, _loss_chunks = function, loss_chunks
     try:
         yield
     finally:
-        _transform = previous
+        _transform, _loss_chunks = previous
 
 
-def install(of_job: JobTransform | None = None) -> None:
-    """Wrap TorchTitan's ``get_train_spec``, once a process; `of_job` decides for jobs from now on."""
-    global _of_job
-    _of_job = of_job or _of_job
+def install(of_job: JobTransform | None = None, chunks_of_job: LossChunks | None = None) -> None:
+    """Wrap TorchTitan's ``get_train_spec``, once a process; `of_job` and `chunks_of_job` decide for jobs from now on."""
+    global _of_job, _chunks_of_job
+    _of_job, _chunks_of_job = of_job or _of_job, chunks_of_job or _chunks_of_job
     import torchtitan.protocols.train_spec as registry
 
     original = registry.get_train_spec
@@ -63,7 +72,9 @@ def install(of_job: JobTransform | None = None) -> None:
         spec = original(name)
         if getattr(spec.parallelize_fn, "_autosac", False):
             return spec
-        return dataclasses.replace(spec, parallelize_fn=_wrap(spec.parallelize_fn))
+        return dataclasses.replace(
+            spec, parallelize_fn=_wrap(spec.parallelize_fn), build_loss_fn=_in_chunks(spec.build_loss_fn)
+        )
 
     get_train_spec._autosac = True  # type: ignore[attr-defined]
     registry.get_train_spec = get_train_spec
@@ -81,6 +92,18 @@ def _wrap(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
     parallelize._autosac = True  # type: ignore[attr-defined]
     return parallelize
+
+
+def _in_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build_loss_fn(job_config: Any, *args: Any, **kwargs: Any) -> Any:
+        loss_fn = original(job_config, *args, **kwargs)
+        chunks = _loss_chunks
+        if _transform is _JOB_DECIDES:
+            chunks = 1 if _chunks_of_job is None else _chunks_of_job(job_config, kwargs.get("parallel_dims"))
+        return loss_fn if chunks == 1 else ChunkedLoss(loss_fn, chunks)
+
+    return build_loss_fn
 
 
 def _parallelize(
@@ -106,7 +129,8 @@ def _parallelize(
     try:
         if job_config.compile.enable:
             # As TorchTitan's apply_ac does: forward and recomputation must find the same compiled variant.
-            torch._C._dynamo.eval_frame._set_lru_cache(False)
+            eval_frame: Any = torch._C._dynamo.eval_frame
+            eval_frame._set_lru_cache(False)
         parallelized = original(model, parallel_dims, job_config)
     finally:
         names["apply_ac"], job_config.activation_checkpoint.mode = theirs, mode

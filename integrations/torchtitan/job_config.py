@@ -36,6 +36,9 @@ class AutoSAC:
     offload: bool = False
     """Allow offloading activations to host memory where that makes the step shorter."""
 
+    chunk_loss: bool = False
+    """Allow computing the loss in chunks of rows where that makes the step shorter. Its sum is then in another order."""
+
     gpu: str = ""
     """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
 

@@ -49,6 +49,7 @@ class Section(Protocol):
     curve: str
     confidence: float
     offload: bool
+    chunk_loss: bool
     gpu: str
 
 
@@ -166,6 +167,7 @@ def _make_plan(job: RunningJob) -> Plan:
         curve=section.curve,
         confidence=section.confidence,
         offload=section.offload,
+        chunk_loss=section.chunk_loss,
     )
     folder = Path(job.dump_folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +179,8 @@ def _rank_and_store() -> tuple[int, Store | None]:
     """The rank and the job's store; None where nobody else answers."""
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return 0, None
-    return dist.get_rank(), dist.distributed_c10d._get_default_store()
+    store: Any = dist.distributed_c10d._get_default_store()
+    return dist.get_rank(), store
 
 
 def _next_key() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from autosac.integrations.torchtitan import hook
+from autosac.plans import Plan
 from autosac.titan.settings import job_settings
 
 _CONFIG_FILE = ("--job.config_file", "--job.config-file")
@@ -16,16 +17,14 @@ _CONFIG_FILE = ("--job.config_file", "--job.config-file")
 
 def install() -> None:
     """From now on jobs obey their section."""
-    hook.install(_job_transform)
+    hook.install(_job_transform, _loss_chunks)
 
 
-def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | None:
+def _plan(job_config: Any, parallel_dims: Any) -> Plan | None:
+    """The plan that the job's section asks for; None if it asks for none."""
     section = getattr(job_config, "autosac", None)
     if section is None or not section.enable:
         return None
-    from torchtitan.tools.logging import logger
-
-    from autosac.integrations.apply import apply
     from autosac.integrations.torchtitan.planning import RunningJob, plan_of_job
 
     job = RunningJob(
@@ -37,7 +36,22 @@ def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | None
         world_size=parallel_dims.world_size,
         dump_folder=job_config.job.dump_folder,
     )
-    plan = plan_of_job(job)
+    return plan_of_job(job)
+
+
+def _loss_chunks(job_config: Any, parallel_dims: Any) -> int:
+    plan = _plan(job_config, parallel_dims)
+    return 1 if plan is None else plan.settings.loss_chunks
+
+
+def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | None:
+    plan = _plan(job_config, parallel_dims)
+    if plan is None:
+        return None
+    from torchtitan.tools.logging import logger
+
+    from autosac.integrations.apply import apply
+
     if job_config.activation_checkpoint.mode != "none":
         logger.info(f"AutoSAC replaces activation_checkpoint.mode = {job_config.activation_checkpoint.mode}")
 

@@ -57,6 +57,9 @@ class AutoSAC(ModelPolicy):
         offload: bool = False
         """Allow offloading activations to host memory where that makes the step shorter."""
 
+        chunk_loss: bool = False
+        """Not in TorchTitan 0.3, which has a loss of its own for that: `ChunkedCELoss`."""
+
         gpu: str = ""
         """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
 

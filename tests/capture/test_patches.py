@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from packaging.specifiers import SpecifierSet
 from torch import nn
 
 from autosac.capture.device import autocast, kernels
@@ -50,16 +49,15 @@ def test_symbols(path: str) -> None:
 
 @pytest.mark.parametrize("each", PATCHES, ids=lambda each: each.name)
 def test_every_patch_says_why(each: Patch) -> None:
-    """A registered patch has a reason and the versions that it was checked with, which include this one."""
+    """A registered patch has a reason."""
     assert len(each.reason.split()) >= 4
-    assert SpecifierSet(each.torch).contains(torch.__version__.partition("+")[0])
 
 
 def test_a_torch_without_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line names what is missing, the patch and the versions that have it; nothing is installed."""
+    """One line names what is missing, the patch and the releases that have it; nothing is installed."""
     installed: list[Patched] = []
-    monkeypatch.setattr(registry, "PATCHES", [Patch(installed.append, ("torch:no_such_name",), ">=2.11,<2.12")])
-    with pytest.raises(CaptureError, match=r"^torch \S+ has no torch.no_such_name, .* torch >=2.11,<2.12\): install"):
+    monkeypatch.setattr(registry, "PATCHES", [Patch(installed.append, ("torch:no_such_name",))])
+    with pytest.raises(CaptureError, match=r"^torch \S+ has no torch.no_such_name, .*: install torch 2.11 to 2.15$"):
         registry.install_all(None, None)  # type: ignore[arg-type]
     assert installed == []
 

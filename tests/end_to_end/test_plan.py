@@ -194,3 +194,17 @@ def test_a_compiled_job(autosac: Run, job_file: str, tmp_path: Path) -> None:
         autosac("simulate", job_file, *GPU, "--ac", "selective-op", "--json"),
     )
     assert compiled["step"]["step_ms"] < eager.document["step"]["step_ms"]
+
+
+def test_the_loss_in_chunks(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """A GiB of float32 logits becomes four chunks; the written plan says so, and simulating the job under it gives the
+    figures that it states.
+    """
+    path, wide = tmp_path / "plan.json", ("--", "--training.local_batch_size", "64")
+    budget = ("--budget", "4.5GiB", "--budget-kind", "active", "--chunk-loss")
+    ran = autosac("plan", job_file, *GPU, *budget, "-o", path, *wide)
+    assert ran.code == 0, ran.err
+    plan = Plan.load(path)
+    assert plan.settings.loss_chunks == 4 and "chunks of rows" in " ".join(ran.out.split())
+    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", *wide).document
+    assert simulated["peak_active_bytes"] == plan.predictions["autosac"].peak_active_bytes <= plan.made_for.budget_bytes

@@ -298,7 +298,7 @@ def decisions_from(calls: list[Seen], keep: Collection[int]) -> tuple[Decision, 
 
 
 def plan_for(
-    model: nn.Module, decisions: dict[str, tuple[Decision, ...]], world_size: int = 1, **settings: bool
+    model: nn.Module, decisions: dict[str, tuple[Decision, ...]], world_size: int = 1, **settings: int
 ) -> Plan:
     """A plan with these decisions for this model."""
     units = []

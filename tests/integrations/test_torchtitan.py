@@ -61,6 +61,10 @@ def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> Non
         offloaded = [set(report[name]["offloaded"]) for name in ("fsdp", "tp", "fsdp offloads", "tp offloads")]
         assert offloaded == [set(), set(), {"Tensor"}, {"Tensor"}], "of DTensors what is inside of them"
         assert report["fsdp"]["classes"][0] == "FSDPTransformerBlock", "FSDP is applied to the planned module"
+        kept, dropped, _ = (*report["compiled"]["saved"], 0)
+        assert report["compiled"]["close"] and report["compiled"]["products"] == 7
+        # Of 32 tokens: q, k, v and the attention's output are 64 wide, the gate and the other half of the MLP 256.
+        assert kept - dropped == 1
         assert report["nested"] == {"same": True, "fsdp_operators": [], "fallbacks": []}
     first, second = (report["exchange"] for report in reports)
     assert first["hash"] == second["hash"]
@@ -117,6 +121,24 @@ def test_without_the_section_torchtitan_checkpoints_as_ever(titan: ModuleType) -
             "--activation_checkpoint.mode", "none", "--autosac.enable", "--autosac.plan", "no.json"
         )
         assert type(titan.build(config, titan.dims()).layers["0"]).__name__ == "TransformerBlock"
+
+
+def test_the_plan_says_in_how_many_chunks_the_loss_is_computed(titan: ModuleType, lab: Any, tmp_path: Path) -> None:
+    """TorchTitan's loss is wrapped where the plan has chunks, and is its own where it has none or the section is off."""
+    import torchtitan.protocols.train_spec as registry
+    from torchtitan.components.loss import cross_entropy_loss
+
+    from autosac.integrations.chunked_loss import ChunkedLoss
+
+    def built(chunks: int, *arguments: str) -> Any:
+        path = tmp_path / f"{chunks}.json"
+        lab.plan_for(titan.bare(titan.dims()), {}, loss_chunks=chunks).save(path)
+        config = titan.configure("--autosac.plan", str(path), *arguments)
+        return registry.get_train_spec("llama3").build_loss_fn(config, parallel_dims=titan.dims())
+
+    loss = built(3, "--autosac.enable")
+    assert isinstance(loss, ChunkedLoss) and (loss.chunks, loss.loss_fn) == (3, cross_entropy_loss)
+    assert built(1, "--autosac.enable") is built(3) is cross_entropy_loss
 
 
 def test_wrong_sections_stop_the_job_before_its_first_step(titan: ModuleType, lab: Any, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from autosac.capture.compiler import launches
 from autosac.capture.compiler.gpu import CUDA, answers
-from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.device.device import device_type
 from autosac.target import TargetGPU
 
 SETTINGS: dict[str, Any] = {"compile_threads": 1, "fx_graph_cache": False, "triton.cudagraphs": False}
@@ -66,9 +66,9 @@ def compile_graph(
 
 def _moved(value: Any) -> Any:
     """The same on ``cuda``, if it is on the simulated device: a device or a fake tensor."""
-    if isinstance(value, torch.device) and value.type == DEVICE_TYPE:
+    if isinstance(value, torch.device) and value.type == device_type():
         return CUDA
-    if isinstance(value, FakeTensor) and value.device.type == DEVICE_TYPE:
+    if isinstance(value, FakeTensor) and value.device.type == device_type():
         meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         return FakeTensor(value.fake_mode, meta, CUDA)
     return value

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.compiler import symmetric
 from autosac.capture.compiler.symmetric import into
-from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.device.device import device_type
 
 _WORK = "# work: "
 _DEVICE = re.compile(r"(?<=type=')cuda(?=', index=0)|(?<=device=')cuda(?=')")
@@ -112,7 +112,7 @@ def _view(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Ten
 
 
 def _empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=DEVICE_TYPE)
+    return torch.empty_strided(size, stride, dtype=dtype, device=device_type())
 
 
 class _Modules:
@@ -127,7 +127,7 @@ class _Modules:
         return key, os.devnull
 
     def load(self, key: str, path: str, linemap: Any = None, attrs: dict[str, Any] | None = None) -> ModuleType:
-        source = _DEVICE.sub(DEVICE_TYPE, self._sources.pop(key))
+        source = _DEVICE.sub(device_type(), self._sources.pop(key))
         source = _OF_CUDA.sub(lambda found: "no_guard()" if "Guard" in found.group() else "pass", source)
         source = source.replace("torch.ops.symm_mem.", "symmetric_operators.")
         module = ModuleType("generated")

@@ -1,7 +1,7 @@
 """torch.compile: Dynamo, AOTAutograd, the min-cut partitioner and Inductor run as they are, up to the compilation of kernels.
 
 A graph that Inductor does not take (it would need a GPU, or Triton is missing) is interpreted on the simulated device, with
-fused kernels in place of the operators that Inductor would fuse (fusion.py). torch 2.11 to 2.13.
+fused kernels in place of the operators that Inductor would fuse (fusion.py).
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from unittest import mock
 import torch
 
 from autosac.capture.compiler import inductor
-from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.device import device as simulated
+from autosac.capture.device.device import key_of
 from autosac.capture.failures import one_line
 
 not_generated: dict[str, None] = {}
 """Why graphs were interpreted in this process: the reasons, in order, each of them once."""
 
 
-def install() -> None:
-    """Replace Inductor's compilation in this process."""
+def install(target: str) -> None:
+    """Replace Inductor's compilation in this process, for graphs on the device type `target`."""
     from torch._higher_order_ops.wrap import inductor_compiled_code
 
     with contextlib.suppress(RuntimeError, AssertionError):  # registered already, in some versions
-        inductor_compiled_code.fallthrough(torch._C.DispatchKey.AutogradPrivateUse1)
+        inductor_compiled_code.fallthrough(getattr(torch._C.DispatchKey, f"Autograd{key_of(target)}"))
 
     def compile_graph(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
         return _backend(model, inputs, getattr(self, "config", None) or {})
 
-    torch._TorchCompileInductorWrapper.__call__ = compile_graph
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    wrapper.__call__ = compile_graph
     _compile_without_modes()
     import torch._dynamo.config as dynamo_config
 
@@ -40,17 +42,18 @@ def install() -> None:
 
 
 def _compile_without_modes() -> None:
-    """Dynamo leaves all dispatch modes while it compiles, but not where DDP splits the graph (torch 2.11 to 2.13)."""
+    """Dynamo leaves all dispatch modes while it compiles, but not where DDP splits the graph."""
     from torch._dynamo.convert_frame import ConvertFrameAssert
     from torch.utils._python_dispatch import _disable_current_modes
 
-    original = ConvertFrameAssert.__call__
+    converter: Any = ConvertFrameAssert
+    original = converter.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return original(self, *args, **kwargs)
 
-    ConvertFrameAssert.__call__ = call
+    converter.__call__ = call
 
 
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
@@ -68,11 +71,9 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool)
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
 
-    gpu = torch.get_device_module(DEVICE_TYPE).gpu
-
     def compile_inner(graph: Any, inputs: Any, **options: Any) -> Any:
         try:
-            return _boxed(inductor.compile_graph(graph, inputs, gpu, **options), graph, as_region)
+            return _boxed(inductor.compile_graph(graph, inputs, simulated.stood_for, **options), graph, as_region)
         except Exception as e:
             not_generated[one_line(e)] = None
             return _interpret(graph, inputs, as_region=as_region)

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.device.device import device_type
 
 _workspaces: dict[str, torch.Tensor] = {}
 
@@ -41,7 +41,7 @@ def _workspace(group_name: str, nbytes: int) -> torch.Tensor:
     """The group's, made larger if it is too small."""
     known = _workspaces.get(group_name)
     if known is None or known.numel() < nbytes:
-        known = _workspaces[group_name] = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE_TYPE)
+        known = _workspaces[group_name] = torch.empty(nbytes, dtype=torch.uint8, device=device_type())
     return known
 
 

@@ -21,6 +21,7 @@ class JobDescription(NamedTuple):
     checkpointing: str
     preserve_rng_state: bool
     early_stop: bool
+    loss_chunks: int
 
 
 class TitanAdapter(Protocol):

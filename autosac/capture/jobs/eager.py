@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,9 @@ from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.files.temporary import temporary_folder
+from autosac.integrations.chunked_loss import captured_in
 from autosac.integrations.operators import modules
+from autosac.plans import Plan
 from autosac.target import TargetGPU
 from autosac.trace import Trace, TraceInfo
 
@@ -45,7 +47,8 @@ class EagerRequest:
     """One capture of an eager step: `steps` steps are run (of a job with DDP at least three), the last is kept.
 
     `target` is "gpu" (what CUDA would run on `gpu`) or "cpu" (what this machine's CPU would run). `plan_file` applies a
-    plan to the model, `observe` records the regions of all modules that could be checkpointed.
+    plan to the model, `observe` records the regions of all modules that could be checkpointed. `loss_chunks` > 1 decides for
+    losses made by `autosac.chunked_loss`.
     """
 
     gpu: TargetGPU = field(default_factory=TargetGPU)
@@ -53,6 +56,7 @@ class EagerRequest:
     steps: int = 2
     plan_file: str | None = None
     observe: bool = False
+    loss_chunks: int = 1
 
     def __post_init__(self) -> None:
         if self.target not in ("gpu", "cpu"):
@@ -121,7 +125,7 @@ def _capture_into(trace_file: Path, error_file: Path, make_step: MakeStep, reque
 def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
     """Capture in this process, once per process. CaptureError names the call that failed."""
     session = CaptureSession(request.gpu, DEVICE_TYPE if request.target == "gpu" else "cpu")
-    with session.active() as recorder:
+    with session.active() as recorder, _losses_of(request):
         try:
             made = make_step(session.device)
         except Exception as e:
@@ -136,6 +140,12 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
                 observe_candidates([model], recorder)
         _run_steps(model, step, request, recorder)
         return recorder.trace(_info(model, request))
+
+
+def _losses_of(request: EagerRequest) -> AbstractContextManager[None]:
+    """Losses in as many chunks as the plan or the request says; with 1, as the training step made them."""
+    chunks = Plan.load(request.plan_file).settings.loss_chunks if request.plan_file else request.loss_chunks
+    return nullcontext() if chunks == 1 else captured_in(chunks)
 
 
 def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder) -> None:
@@ -173,4 +183,5 @@ def _info(model: Any, request: EagerRequest) -> TraceInfo:
         checkpointing="plan" if request.plan_file else "job",
         matmul_allows_tf32=matmul_allows_tf32(),
         cudnn_allows_tf32=cudnn_allows_tf32(),
+        loss_chunks=request.loss_chunks,
     )

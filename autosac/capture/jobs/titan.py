@@ -184,6 +184,7 @@ def _info(
         checkpointing="plan" if request.plan_file is not None else job.checkpointing,
         preserve_rng_state=job.preserve_rng_state,
         early_stop=job.early_stop,
+        loss_chunks=job.loss_chunks,
         moe_load=None if request.moe_load.is_balanced else asdict(request.moe_load),
         job_fingerprint=job_fingerprint(settings, request.world_size),
         job_settings=settings,

@@ -18,6 +18,7 @@ from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
 from autosac.capture.jobs.layers import module_attributes
 from autosac.capture.jobs.pipeline import overlapped_in_order
 from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, plain_text
+from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.patches import libraries
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
@@ -31,6 +32,7 @@ class TitanV02:
     def parse(self, request: TitanRequest) -> Any:
         """TorchTitan's JobConfig."""
         self._gpu = request.gpu
+        self._loss_chunks = loss_chunks_of(request)
         return _parse(request)
 
     def settings(self, config: Any) -> dict[str, str]:
@@ -47,7 +49,7 @@ class TitanV02:
         _install_synthetic_data(config)
         spec = _train_spec(config)
         encoders = titan_flux.without_weights() if titan_flux.is_flux(spec) else contextlib.nullcontext()
-        with hook.transform(transform), encoders:
+        with hook.transform(transform, self._loss_chunks), encoders:
             return _trainer_class(spec)(config)
 
     def layers(self, config: Any) -> list[Attributes]:
@@ -85,6 +87,7 @@ class TitanV02:
             checkpointing=f"selective-{section.selective_ac_option}" if selective else str(section.mode),
             preserve_rng_state=section.preserve_rng_state,
             early_stop=section.early_stop,
+            loss_chunks=self._loss_chunks,
         )
 
 

@@ -17,6 +17,7 @@ from autosac.capture.failures import one_line
 from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
 from autosac.capture.jobs.layers import config_attributes
 from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, plain_text
+from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.integrations.torchtitan.policy_hook import ModelPolicy
@@ -32,6 +33,10 @@ class TitanV03:
     def parse(self, request: TitanRequest) -> Any:
         """The configuration that the job's function returns, under the overrides, without what reads or writes files."""
         config = _parse(request)
+        if loss_chunks_of(request) != 1:
+            raise UsageError(
+                "TorchTitan 0.3 computes losses in chunks itself: choose ChunkedCELoss in the configuration"
+            )
         config.activation_checkpoint = _checkpointing(config.activation_checkpoint, request)
         vocabulary_size = getattr(config.model_spec.model, "vocab_size", 2048)
         config.tokenizer = _Tokenizer.Config(vocabulary_size=vocabulary_size)
@@ -86,6 +91,7 @@ class TitanV03:
             checkpointing=_NAMES.get(owner, owner.__name__) if owner is not None else "none",
             preserve_rng_state=_common(policy).get("preserve_rng_state", True),
             early_stop=False,
+            loss_chunks=1,
         )
 
 

@@ -33,6 +33,13 @@ def apply_plan_file(model: nn.Module, path: str, recorder: Recorder) -> None:
     apply(model, Plan.load(path))
 
 
+def loss_chunks_of(request: TitanRequest) -> int:
+    """In how many chunks the step computes its loss: as the plan says, or the request."""
+    if request.plan_file is not None:
+        return Plan.load(request.plan_file).settings.loss_chunks
+    return request.loss_chunks
+
+
 def transform_of(request: TitanRequest, recorder: Recorder) -> Callable[[nn.Module], None] | None:
     """What is done to each part of the model where the job applies its checkpointing: observe its modules, or apply a plan;
     None to leave the job's own alone.

@@ -14,7 +14,6 @@ from autosac.capture.patches.registry import Patched, patch
 @patch(
     "torch.nn.modules.module:register_module_forward_hook",
     "torch.nn.modules.module:register_module_forward_pre_hook",
-    torch=">=2.11,<2.14",
 )
 def module_calls(capture: Patched) -> None:
     """Module entry and exit; `always_call`, because early-stopped recomputation leaves by an exception."""
@@ -36,17 +35,16 @@ def module_calls(capture: Patched) -> None:
 @patch(
     "torch.autograd.graph:_engine_run_backward",
     "torch.autograd:_engine_run_backward",
-    torch=">=2.11,<2.14",
 )
 def autograd_engine(capture: Patched) -> None:
-    """The one place where Tensor.backward and autograd.grad enter the engine (torch 2.11 to 2.13)."""
+    """The one place where Tensor.backward and autograd.grad enter the engine."""
     import torch.autograd as autograd
     import torch.autograd.graph as graph
 
     engine = graph._engine_run_backward
     run = functools.partial(capture.recorder.run_backward, engine)
     graph._engine_run_backward = run
-    autograd._engine_run_backward = run
+    vars(autograd)["_engine_run_backward"] = run
     import torch.distributed.pipelining._backward as pipelining_backward
 
     if hasattr(pipelining_backward, "_engine_run_backward"):
@@ -56,7 +54,6 @@ def autograd_engine(capture: Patched) -> None:
 @patch(
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
     "torch.optim.optimizer:register_optimizer_step_post_hook",
-    torch=">=2.11,<2.14",
 )
 def optimizer_steps(capture: Patched) -> None:
     """Public global hooks; no patch."""
@@ -69,7 +66,6 @@ def optimizer_steps(capture: Patched) -> None:
 @patch(
     "torch.optim.optimizer:_foreach_supported_types.append",
     "torch.utils._foreach_utils:_foreach_supported_types.append",
-    torch=">=2.11,<2.14",
 )
 def optimizer_foreach(capture: Patched) -> None:
     """FakeTensor is not among the tensor types for which optimizers and gradient clipping take their foreach form.
@@ -88,7 +84,6 @@ def optimizer_foreach(capture: Patched) -> None:
 
 @patch(
     "torch:clear_autocast_cache",
-    torch=">=2.11,<2.14",
 )
 def autocast_exit(_: Patched) -> None:
     """Leaving autocast clears C++'s cache of cast weights; the simulated device's cache has to follow."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device import device as simulated
@@ -101,12 +100,12 @@ class Recorder:
         self.phases.begin_step()
         self.log.begin_step(step)
 
-    def begin_recording(self) -> None:
-        """The step to keep begins."""
+    def begin_recording(self, step: int = 0) -> None:
+        """The step to keep begins; `step` is its number, if another one may be kept in its place."""
         self.phases.begin_step()
         self.storages.forget_addition()
         self._label_gradients()  # pipeline stages under FSDP reduce theirs after the engine has run
-        self.log.begin()
+        self.log.begin(step)
 
     def end_recording(self) -> None:
         """The step to keep has ended."""
@@ -160,7 +159,7 @@ class Recorder:
     # ---- OperatorLog ------------------------------------------------------------------------------------------------
 
     def operator(
-        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: Sequence[torch.Tensor] | None
     ) -> None:
         """Record one operator that ran on the target device."""
         if self.phases.is_repeating and func in _LOOKS:
@@ -196,7 +195,7 @@ class Recorder:
                 self.storages.expect_addition(args[0], out)
 
     def _signature(
-        self, func: Any, args: Any, kwargs: Any, entry: Entry | None, tensors: list[Any], out_tensors: list[Any]
+        self, func: Any, args: Any, kwargs: Any, entry: Entry | None, tensors: Sequence[Any], out_tensors: Sequence[Any]
     ) -> int:
         if entry is None:
             return self.signatures.add(func, args, kwargs, tensors, out_tensors)

@@ -124,7 +124,7 @@ class SignatureTable:
         self.target = target
         self.index: dict[Signature, int] = {}
 
-    def add(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> int:
+    def add(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         """The index of the signature of one call."""
         arguments = scalar_arguments(func, args, kwargs)
         signature = Signature(

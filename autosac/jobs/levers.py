@@ -1,0 +1,198 @@
+"""What else would make a job's step faster under its budget: other settings of the job, each planned and simulated.
+
+A lever is a change of the job that leaves the model and the tokens of a step as they are: how the global batch is cut into
+microbatches, compilation, the loss in chunks, offloading, the optimizer's implementation, what FSDP keeps gathered, the
+allocator. Those that change numbers by more than the order of a sum are marked, and never combined with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from autosac.capture.process.server import CaptureServer
+from autosac.errors import AutosacError, InfeasibleError
+from autosac.jobs.tasks import plan_in
+from autosac.jobs.titan import TitanJob
+from autosac.memory_sim import AllocatorConfig
+from autosac.planning.closed_loop import Goal, Planned
+from autosac.planning.confidence import Confidence
+from autosac.progress import Parts
+from autosac.simulation import TITAN_ALLOCATOR
+from autosac.trace import TraceInfo
+
+# Less than this is not worth a change of the job.
+_WORTH = 1.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """A change of the job: TorchTitan's arguments, `autosac plan`'s own option, or the allocator's configuration.
+
+    `kind`: of levers of one kind only one can be pulled. `numbers`: what it changes of the numbers that are computed, empty if
+    no more than the order of sums. `quick`: it often matters.
+    """
+
+    name: str
+    kind: str
+    overrides: tuple[str, ...] = ()
+    option: str = ""
+    allocator: str = ""
+    numbers: str = ""
+    quick: bool = False
+
+    def job(self, job: TitanJob) -> TitanJob:
+        """The job with this change."""
+        job = replace(job, overrides=(*job.overrides, *self.overrides))
+        if not self.allocator:
+            return job
+        return replace(job, target=replace(job.target, allocator=AllocatorConfig.parse(self.allocator)))
+
+    def goal(self, goal: Goal) -> Goal:
+        """The goal with this change."""
+        return replace(
+            goal,
+            offload=goal.offload or self.option == "--offload",
+            chunk_loss=goal.chunk_loss or self.option == "--chunk-loss",
+        )
+
+    @property
+    def how(self) -> str:
+        """What to write to get it."""
+        allocator = f"PYTORCH_CUDA_ALLOC_CONF={self.allocator}" if self.allocator else ""
+        return " ".join(part for part in (allocator, self.option, *self.overrides) if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """What became of a lever, or of several together: the plan with it, or why there is none."""
+
+    levers: tuple[Lever, ...]
+    planned: Planned | None = None
+    failure: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Per GPU, under the plan; 0 without one."""
+        return self.planned.simulation.throughput.tokens_per_second if self.planned else 0.0
+
+    @property
+    def name(self) -> str:
+        """What is changed."""
+        return " + ".join(lever.name for lever in self.levers)
+
+    @property
+    def how(self) -> str:
+        """What to write to get it."""
+        return " ".join(lever.how for lever in self.levers)
+
+    @property
+    def numbers(self) -> str:
+        """What it changes of the numbers that are computed."""
+        return ", ".join(lever.numbers for lever in self.levers if lever.numbers)
+
+
+def pull(
+    job: TitanJob, goal: Goal, own: Planned, extent: str, confidence: Confidence | None = None
+) -> tuple[Pulled, ...]:
+    """Each lever's plan for the same budget, those with the most tokens per second first.
+
+    `extent` is one of `autosac.choices.LEVERS`: "quick" for those that most often matter, "all" for every one, and together
+    those that help. What a job cannot do is told in the lever's row.
+    """
+    levers = tuple(levers_of(own.simulation.trace.info, job, goal))
+    if extent != "all":
+        levers = tuple(lever for lever in levers if lever.quick and extent == "quick")
+    if not levers:
+        return ()
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server:
+        puller = _Puller(job, goal, server, confidence)
+        parts = Parts(job.progress, "lever", len(levers))
+        found = [puller.pull((lever,)) for lever in parts.each(levers)]
+        if extent == "all":
+            found += combined(found, own.simulation.throughput.tokens_per_second, puller.pull)
+    return tuple(sorted(found, key=lambda pulled: -pulled.tokens_per_second))
+
+
+class _Puller:
+    """Plans the job with some levers pulled."""
+
+    def __init__(self, job: TitanJob, goal: Goal, server: CaptureServer, confidence: Confidence | None) -> None:
+        self._job, self._goal, self._server, self._confidence = job, goal, server, confidence
+
+    def pull(self, levers: Sequence[Lever]) -> Pulled:
+        """The plan with these levers."""
+        job, goal = self._job, self._goal
+        for lever in levers:
+            job, goal = lever.job(job), lever.goal(goal)
+        try:
+            (planned,) = plan_in(self._server, job, goal, confidence=self._confidence)
+        except AutosacError as e:
+            return Pulled(levers=tuple(levers), failure=str(e))
+        if isinstance(planned, InfeasibleError):
+            return Pulled(levers=tuple(levers), failure=str(planned))
+        return Pulled(levers=tuple(levers), planned=planned)
+
+
+def combined(found: Sequence[Pulled], own: float, pull: Callable[[Sequence[Lever]], Pulled]) -> Iterator[Pulled]:
+    """The levers that help, one after the other as long as they help together: the best of all, if it is of several.
+
+    `found`: each lever alone; `own`: tokens per second without any; `pull` plans with several.
+    """
+    helpful = [pulled for pulled in found if pulled.tokens_per_second > _WORTH * own and not pulled.numbers]
+    helpful.sort(key=lambda pulled: -pulled.tokens_per_second)
+    if not helpful:
+        return
+    best, *others = helpful
+    for other in others:
+        (lever,) = other.levers
+        if lever.kind in {pulled.kind for pulled in best.levers}:
+            continue
+        together = pull((*best.levers, lever))
+        if together.tokens_per_second > _WORTH * best.tokens_per_second:
+            best = together
+    if len(best.levers) > 1:
+        yield best
+
+
+def levers_of(info: TraceInfo, job: TitanJob, goal: Goal) -> Iterator[Lever]:
+    """The levers of a job that are not pulled yet, by the settings that it was captured with."""
+    settings, parallelism = info.job_settings, info.parallelism
+    if not goal.chunk_loss:
+        yield Lever(name="loss in chunks", kind="loss", option="--chunk-loss", quick=True)
+    yield from _batches(info)
+    if not info.compiled:
+        yield Lever(name="compiled model", kind="compile", overrides=("--compile.enable",))
+        if not goal.offload:
+            yield Lever(name="activations in host memory", kind="compile", option="--offload")
+    if settings.get("optimizer.implementation", "fused") != "fused":
+        yield Lever(name="fused optimizer", kind="optimizer", overrides=("--optimizer.implementation", "fused"))
+    reshard = settings.get("parallelism.fsdp_reshard_after_forward")
+    if reshard is not None and parallelism.dp_shard > 1:
+        for wanted in ("always", "never"):
+            if wanted != reshard:
+                option = ("--parallelism.fsdp_reshard_after_forward", wanted)
+                yield Lever(name=f"FSDP reshards after the forward: {wanted}", kind="reshard", overrides=option)
+    if not job.target.allocator.expandable_segments:
+        yield Lever(name="expandable segments", kind="allocator", allocator=TITAN_ALLOCATOR)
+    if settings.get("model.converters") == "[]":
+        option = ("--model.converters", "quantize.linear.float8")
+        yield Lever(name="float8 products", kind="float8", overrides=option, numbers="products in 8 bits")
+
+
+def _batches(info: TraceInfo) -> Iterator[Lever]:
+    """The global batch in smaller and larger microbatches."""
+    local, degree = info.local_batch_size, info.parallelism.data_parallel
+    if local is None:
+        return
+    fixed = int(info.job_settings.get("training.global_batch_size", -1))
+    share = fixed // degree if fixed > 0 else local
+    sizes = {local // 2, 1, 2 * local}
+    for size in sorted((s for s in sizes if 1 <= s != local and share % s == 0), reverse=True):
+        option = ("--training.local_batch_size", str(size), "--training.global_batch_size", str(share * degree))
+        yield Lever(
+            name=f"local batch {size}, {share // size} microbatch{'es' * (share > size)}",
+            kind="batch",
+            overrides=option,
+            quick=size == local // 2,
+        )
