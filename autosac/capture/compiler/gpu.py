@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from autosac.target import TargetGPU
 
@@ -85,41 +87,42 @@ def _device(gpu: TargetGPU) -> dict[str, Callable[..., Any]]:
     }
 
 
+class _Unguarded(TorchFunctionMode):
+    """Methods that enter their tensor's device before they reach the dispatcher: a build without CUDA has no such device."""
+
+    _operators: ClassVar[dict[Any, Any]] = {
+        torch.Tensor.clone: torch.ops.aten.clone.default,
+        torch.Tensor.contiguous: torch.ops.aten.contiguous.default,
+        torch.Tensor.copy_: torch.ops.aten.copy_.default,
+    }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._operators.get(func, func)(*args, **(kwargs or {}))
+
+
 def _eager_force_stride(input_tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The layout of Inductor's function of this name, without its copy: a build without CUDA has no guard for a copy there."""
+    """The layout of Inductor's function of this name, without its copy. It is called where `_Unguarded` is not in force."""
     if input_tensor.stride() == stride:
         return input_tensor
     return torch.empty_strided(input_tensor.shape, stride, dtype=input_tensor.dtype, device=input_tensor.device)
 
 
 @contextlib.contextmanager
-def _symmetric_memory() -> Iterator[None]:
-    """NCCL is there; layouts of products that are fused with collectives are found without copies of fake tensors."""
-    import torch.distributed._symmetric_memory as symmetric
-    from torch._inductor import inductor_prims
-
-    contiguous = symmetric.make_contiguous_for_perm
-
-    def on_meta(x: torch.Tensor, order: list[int]) -> torch.Tensor:
-        return contiguous(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), order)
-
-    force_stride = inductor_prims.eager_force_stride
-    code = force_stride.__code__
-    with (
-        mock.patch.object(torch.distributed, "is_nccl_available", lambda: True),
-        mock.patch.object(symmetric, "make_contiguous_for_perm", on_meta),
-    ):
-        force_stride.__code__ = _eager_force_stride.__code__
-        try:
-            yield
-        finally:
-            force_stride.__code__ = code
+def _code(function: Any, code: CodeType) -> Iterator[None]:
+    """The function does something else while this is entered, for those too who hold it."""
+    original = function.__code__
+    function.__code__ = code
+    try:
+        yield
+    finally:
+        function.__code__ = original
 
 
 @contextlib.contextmanager
 def answers(gpu: TargetGPU) -> Iterator[None]:
     """While this is entered, PyTorch and Triton speak of `gpu` where they are asked about CUDA."""
     from torch._dynamo.device_interface import CudaInterface, caching_worker_device_properties
+    from torch._inductor import inductor_prims
     from torch.utils import _triton
     from triton.runtime import driver
 
@@ -128,7 +131,9 @@ def answers(gpu: TargetGPU) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **device))
         if torch.distributed.is_available():
-            stack.enter_context(_symmetric_memory())
+            stack.enter_context(mock.patch.object(torch.distributed, "is_nccl_available", lambda: True))
+        stack.enter_context(_Unguarded())
+        stack.enter_context(_code(inductor_prims.eager_force_stride, _eager_force_stride.__code__))
         for name in ("get_device_properties", "current_device", "device_count", "exchange_device"):
             stack.enter_context(mock.patch.object(CudaInterface, name, staticmethod(bound[name])))
         stack.enter_context(mock.patch.object(CudaInterface, "maybe_exchange_device", staticmethod(lambda _: 0)))
