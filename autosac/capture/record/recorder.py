@@ -19,7 +19,7 @@ from autosac.capture.record.accumulation import EngineAdditions
 from autosac.capture.record.collectives import CollectiveCall, describe_collective
 from autosac.capture.record.log import EventLog, in_order
 from autosac.capture.record.phases import PhaseTracker, Place, Table
-from autosac.capture.record.signatures import SignatureTable, operator_name
+from autosac.capture.record.signatures import SignatureTable, Work, operator_name
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import (
     Collective,
@@ -222,12 +222,14 @@ class Recorder:
             stream = simulated.current_stream().stream_id
             self.storages.resized(storage, nbytes, stream, self.phases.locate())
 
-    def triton_kernel(self, name: str, arguments: Iterable[Any]) -> None:
-        """A Triton kernel is launched from Python."""
+    def triton_kernel(
+        self, name: str, arguments: Iterable[Any], *, written: Sequence[int] = (), work: Work = ()
+    ) -> None:
+        """A Triton kernel is launched from Python; it writes to the tensors at `written`, and does this `work`."""
         place = self.phases.locate()
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         if self.log.recording:
-            signature = self.signatures.add_kernel(f"triton.{name}", tensors)
+            signature = self.signatures.add_kernel(f"triton.{name}", tensors, written, work)
             stream = simulated.current_stream().stream_id
             inputs = tuple(self.storages.of(t) for t in tensors)
             self.log.events.append(Op(signature, stream, place.module, place.phase, place.source, inputs, ()))
