@@ -138,6 +138,17 @@ def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
     return tuple(known.values())
 
 
+def left_to_compiler(group: UnitGroup) -> UnitGroup:
+    """The group without what cannot be done where checkpointed units cannot be compiled: memory budgets only. The smallest, 0,
+    recomputes all, random numbers too: a unit that draws some does not get it.
+    """
+    unit = group.units[0]
+    policies = [policy for policy in group.policies if not policy.has_decisions]
+    if not any(operator.random for operator in unit.sac.stats.operators):
+        policies.append(CompiledPolicy(name="memory_budget 0", template=_left_to_compiler(unit, 0.0)))
+    return replace(group, policies=tuple(policies))
+
+
 def _every_second_product(unit: UnitPolicy) -> Sequence[int]:
     """The items to keep: attention and products, of these every second one."""
     found, products = [], 0
