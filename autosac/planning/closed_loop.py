@@ -164,7 +164,7 @@ def _mixes(
         return None
     mixes = CompiledMixes(groups, baselines["none"], planner.base, captures.begin, progress)
     if "full" not in baselines:
-        mixes.leave_to_compiler(captures.failures()["full"])
+        mixes.leave_to_compiler("the job cannot be compiled under full checkpointing")
     return mixes
 
 

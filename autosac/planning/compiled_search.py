@@ -121,7 +121,7 @@ class CompiledMixes:
             f"{'kind' if kinds == 1 else 'kinds'} of layers; {sum(map(len, self._costs))} policies were measured"
         )
         if self._failure:
-            found.append(f"only budgets of the compiler's partitioner were tried: {self._failure}")
+            found.append(f"only memory budgets of the compiler's partitioner were tried: {self._failure}")
         return tuple(found)
 
     # ---- trials -----------------------------------------------------------------------------------------------------
