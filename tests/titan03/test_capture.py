@@ -1,4 +1,4 @@
-"""Capture of TorchTitan 0.3 jobs on torch 2.13: parallel dimensions, checkpointing, and what cannot be done."""
+"""Capture of TorchTitan 0.3 jobs: parallel dimensions, checkpointing, and what cannot be done."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.planning.compiled_costs import unit_costs
@@ -23,6 +24,9 @@ DIM, LAYERS, VOCABULARY, TOKENS = 256, 2, 2048, 2 * 64
 HIDDEN = 768  # two thirds of 4 * 256, up to a multiple of 256
 IN_LAYERS = LAYERS * (4 * DIM * DIM + 3 * DIM * HIDDEN)
 WEIGHTS = IN_LAYERS + DIM * VOCABULARY
+PIPELINE = ("--parallelism.pipeline_parallel_degree", "2", *EAGER)
+# What TorchTitan 0.3 itself asks of PyTorch for `spmd_types` on several GPUs and for pipelines.
+NEW_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 MADE_FOR = MadeFor(
     job_fingerprint="",
     model="",
@@ -104,6 +108,26 @@ def test_tensor_parallelism(capture: Capture) -> None:
     assert matmul_flops(full) == matmul_flops(partial)
 
 
+@pytest.mark.skipif(not NEW_TORCH, reason="fully_shard does not know spmd_types")
+def test_spmd_types(capture: Capture) -> None:
+    """Whether ranks share data or tensors, they compute and transfer what they do under the other sharding back end."""
+    for degree in ((), ("--parallelism.tensor_parallel_degree", "2")):
+        typed = capture(*degree, "--parallelism.spmd_backend", "spmd_types", world_size=2, checkpointing="none")
+        partial = capture(*degree, *PARTIAL, world_size=2, checkpointing="none")
+        assert matmul_flops(typed) == matmul_flops(partial) == 6 * WEIGHTS * TOKENS // (2 if degree else 1)
+        assert collectives(typed) == collectives(partial)
+
+
+@pytest.mark.skipif(not NEW_TORCH, reason="schedules do not take lists of microbatches")
+def test_pipelines(capture: Capture) -> None:
+    """Two stages do together what one GPU does; what one sends, for each of the 2 sequences, the other receives."""
+    first = capture(*PIPELINE, world_size=2, checkpointing="none")
+    second = capture(*PIPELINE, world_size=2, rank=1, stage_inputs=first.info.stage_outputs, checkpointing="none")
+    assert matmul_flops(first) + matmul_flops(second) == 6 * WEIGHTS * TOKENS
+    assert first.info.stage_outputs == second.info.stage_outputs == (((1, 64, DIM), (64 * DIM, DIM, 1), "bfloat16"),)
+    assert collectives(first)["send"] == collectives(second)["recv"] >= 2
+
+
 def test_context_parallelism_with_flex_attention(capture: Capture) -> None:
     """Two ranks share the tokens of each sequence."""
     degree = ("--parallelism.context_parallel_degree", "2")
@@ -177,15 +201,17 @@ def test_wrong_jobs(capture: Capture, job: str, overrides: tuple[str, ...], mess
     ("overrides", "settings", "message"),
     [
         ((), {"checkpointing": "selective-2"}, "no selective-2 checkpointing: none, full or selective-op"),
-        (
+        pytest.param(
             ("--parallelism.spmd_backend", "spmd_types"),
             {"world_size": 2},
             "add -- --parallelism.spmd_backend partial_dtensor",
+            marks=pytest.mark.skipif(NEW_TORCH, reason="torch 2.14 can"),
         ),
-        (
-            ("--parallelism.pipeline_parallel_degree", "2", *EAGER),
+        pytest.param(
+            PIPELINE,
             {"world_size": 2},
             "no pipeline schedules that take lists",
+            marks=pytest.mark.skipif(NEW_TORCH, reason="torch 2.14 can"),
         ),
     ],
 )
