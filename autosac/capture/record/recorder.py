@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device import device as simulated
@@ -146,13 +147,15 @@ class Recorder:
 
     def _label_gradients(self) -> None:
         for model in self.model_parts:
-            self.storages.label([p.grad for p in model.parameters() if p.grad is not None], Label.GRADIENT)
+            self.storages.label([p.grad for p in Module.parameters(model) if p.grad is not None], Label.GRADIENT)
 
     def _label_persistent(self) -> None:
         self._label_gradients()
         for model in self.model_parts:
-            self.storages.label(list(model.parameters()), Label.PARAMETER)
-            self.storages.label(list(model.buffers()), Label.BUFFER)
+            self.storages.label(
+                list(Module.parameters(model)), Label.PARAMETER
+            )  # Megatron's have attributes of these names
+            self.storages.label(list(Module.buffers(model)), Label.BUFFER)
         for optimizer in self.optimizers.values():
             self.storages.label(list(optimizer.state.values()), Label.OPTIMIZER_STATE)
 
