@@ -83,7 +83,8 @@ class TitanSearch:
         self._machines: dict[str, str] = {}
         self._sheets: dict[str, Sheet | str] = {}
         self._tries: dict[Any, int] = {}
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
+        self._failed: dict[Layout, float] = {}  # bounds of layouts of which nothing more is known
         self._rows: dict[Layout, list[Row]] = {}
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
@@ -252,6 +253,8 @@ class TitanSearch:
     def _sheet(self, layout: Layout) -> Sheet | str | None:
         """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
         key = self._key("sheet", sheet_layout(layout))
+        if key in self._lost:
+            return self._lost[key]
         if key not in self._sheets:
             answer = self._answer(key)
             if answer is None:
@@ -264,8 +267,6 @@ class TitanSearch:
         return Work(self._key("sheet", served), SheetTask(job=self._job(served)))
 
     def _answer(self, key: str) -> dict[str, Any] | None:
-        if key in self._lost:
-            return {"refused": self._lost[key]}
         answer = self._study.answer(key)
         if answer is not None and key not in self._evaluated:
             self._evaluated.add(key)
@@ -281,7 +282,8 @@ class TitanSearch:
         if sheet is None:
             return self._sheet_work(layout)
         if isinstance(sheet, str):
-            if layout.pipeline == 1:  # the same model on the same ranks: it cannot be built
+            if layout.pipeline == 1 and self._key("sheet", sheet_layout(layout)) not in self._lost:
+                # The same model on the same ranks: it cannot be built.
                 self._refused[layout] = sheet
                 return Value(math.inf)
         else:
@@ -291,6 +293,9 @@ class TitanSearch:
         if self._too_large.get(replace(layout, microbatch=0), math.inf) <= layout.microbatch:
             return Bound(math.inf)
         key = self._key("layout", layout)
+        if key in self._lost:
+            self._failed[layout] = bound
+            return Value(math.inf)
         answer = self._answer(key)
         if answer is not None and "cut_off" in answer:
             tight = answer["at_least_ms"] * self._weight(layout)
@@ -346,13 +351,14 @@ class TitanSearch:
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] < _TRIES:
                 return  # it is asked for again
-            answer = {"refused": f"the process that evaluated it ended {_TRIES} times: {e}"}
-            self._lost[key] = answer["refused"]
+            self._lost[key] = f"the process that evaluated it ended {_TRIES} times: {e}"
             return
         except AutosacError as e:
-            answer = {"refused": str(e)}
-        except Exception as e:  # an evaluation that fails is a row, not the end
-            answer = {"refused": f"{type(e).__name__}: {e}"}
+            self._lost[key] = str(e)
+            return
+        except Exception as e:  # an evaluation that fails is told with its reason, and is not the end
+            self._lost[key] = f"{type(e).__name__}: {e}"
+            return
         self._asked += 1
         self._evaluated.add(key)
         fitting = [row["step_ms"] for row in answer.get("rows", ()) if row["fits"]]
@@ -369,7 +375,8 @@ class TitanSearch:
         """What is known now."""
         rows = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
         refused = dict(self._refused)
-        evaluated = [layout for layout in self.outcome.values if layout not in refused]
+        evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
+        limit = self.outcome.best * (1 - self._wanted.gap)
         return Result(
             rows=tuple(rows),
             counts=Counts(
@@ -380,12 +387,14 @@ class TitanSearch:
                 captured=self._asked,
                 sheets=sum(isinstance(sheet, Sheet) for sheet in self._sheets.values()),
                 refused=len(refused),
+                failed=len(self._failed),
                 reused=self._reused,
             ),
             objective=self._wanted.objective,
             gap=self._wanted.gap,
-            proven=self.outcome.proven,
+            proven=self.outcome.proven and not any(bound < limit for bound in self._failed.values()),
             refused=refused,
+            failed={layout: self._lost[self._key("layout", layout)] for layout in self._failed},
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._goal(self.layouts[0]).budget_bytes,
