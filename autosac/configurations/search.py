@@ -39,6 +39,7 @@ from autosac.quantities import parse_budget
 from autosac.simulation import Target
 
 _TRIES = 3
+_MOST_LAYOUTS = 50_000
 _ADAM = 12  # bytes of a float32 parameter with Adam's two states
 
 
@@ -103,6 +104,10 @@ class TitanSearch:
             own = self._own
             found += legal(
                 self._wanted.space, offer.gpu, offer.world_size, per_node, own.global_batch, own.facts, own.compiled
+            )
+        if len(found) > _MOST_LAYOUTS:
+            raise UsageError(
+                f"the space has {len(found):,} legal layouts, more than {_MOST_LAYOUTS:,}: name fewer values with --space"
             )
         if not found:
             sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.offers)
@@ -382,7 +387,7 @@ class TitanSearch:
             counts=Counts(
                 configurations=len(self.layouts) * len(self._wanted.space.checkpointing),
                 legal=len(self.layouts),
-                bounded=len(self.layouts) - len(self.outcome.values),
+                bounded=len(self.outcome.pruned),
                 evaluated=len(evaluated),
                 captured=self._asked,
                 sheets=sum(isinstance(sheet, Sheet) for sheet in self._sheets.values()),

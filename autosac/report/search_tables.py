@@ -17,7 +17,8 @@ MOST_ROWS = 10
 
 def search_summary(result: Result) -> RenderableType:
     """The table of the ten best, and what is worth telling."""
-    return Group(search_table(result), *(Text(f"- {note}") for note in notes(result)))
+    told = [Text(f"- {note}") for note in notes(result)]
+    return Group(search_table(result), *told) if result.fitting else Group(*told)
 
 
 def search_table(result: Result) -> Table:
@@ -79,9 +80,11 @@ def notes(result: Result) -> list[str]:
             if counts.failed
             else "not proven: the search was not finished"
         )
+    open_ = counts.legal - counts.bounded - counts.evaluated - counts.refused - counts.failed
+    left = f", {open_:,} open" if open_ else ""
     found.append(
         f"{counts.configurations:,} configurations in {counts.legal:,} layouts: {counts.bounded:,} ruled out by bounds, "
-        f"{counts.evaluated:,} simulated, {counts.refused:,} refused; {counts.sheets:,} few-layer captures served as bounds"
+        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {counts.sheets:,} few-layer captures gave bounds"
     )
     if counts.reused:
         found.append(f"{counts.reused:,} answers came from the study")
