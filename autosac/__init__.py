@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.api import apply, plan, search, simulate
+    from autosac.api import apply, compile_options, plan, search, simulate
     from autosac.errors import (
         AutosacError,
         CaptureError,
@@ -36,6 +36,7 @@ __all__ = [
     "UsageError",
     "apply",
     "chunked_loss",
+    "compile_options",
     "plan",
     "search",
     "simulate",
@@ -44,6 +45,7 @@ __all__ = [
 _HOME = {
     "apply": "api",
     "chunked_loss": "integrations.chunked_loss",
+    "compile_options": "api",
     "plan": "api",
     "search": "api",
     "simulate": "api",

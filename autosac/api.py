@@ -22,15 +22,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import InfeasibleError, UsageError
-from autosac.files.temporary import temporary_folder
-from autosac.planning.closed_loop import Goal, Planned, full_plan, make_plans
+from autosac.planning.closed_loop import Goal, Planned, make_plans
 from autosac.planning.confidence import confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
+from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
-from autosac.quantities import parse_budget
+from autosac.quantities import parse_budget, parse_bytes
 from autosac.simulation import Simulation, Target, simulation_of
 
 if TYPE_CHECKING:
@@ -178,8 +180,6 @@ def search(
         UsageError: an argument is wrong.
         CaptureError: the job cannot be captured.
     """
-    from pathlib import Path
-
     from autosac.configurations.eager import EagerSearch, combinations
     from autosac.configurations.offers import Offer
     from autosac.configurations.sessions import Inputs, searching
@@ -209,12 +209,12 @@ def search(
         return found.run()
 
 
-def apply(model: nn.Module, plan: Plan) -> nn.Module:
+def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
     """Make the model follow the plan. Call it before ``torch.compile`` and before ``fully_shard``.
 
     Args:
         model: the real model; it is changed in place.
-        plan: a plan for a model of the same structure.
+        plan: a plan for a model of the same structure, or the path of its file.
 
     Returns:
         The same model.
@@ -224,18 +224,40 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """
     from autosac.integrations.apply import apply as apply_to
 
-    return apply_to(model, plan)
+    return apply_to(model, plan if isinstance(plan, Plan) else Plan.load(Path(plan)))
 
 
-class EagerCaptures:
-    """The captures that planning needs, of an eager step; see `autosac.planning.closed_loop.Captures`."""
+def compile_options(budget: str) -> dict[str, Any]:
+    """Options for ``torch.compile`` that limit what each compiled graph saves between its forward and its backward.
+
+        model = torch.compile(model, options=autosac.compile_options("8GiB"))
+
+    PyTorch's partitioner decides, as with its own ``activation_memory_budget``, but the budget is in bytes and is kept: a
+    larger one never saves less. It is for the backend "inductor", and for a model that no plan is applied to. What is alive
+    without being saved (parameters, inputs, outputs) does not count.
+
+    Args:
+        budget: such as "8GiB" or "500MB".
+
+    Returns:
+        What `torch.compile` takes as ``options``.
+
+    Raises:
+        UsageError: the budget is wrong.
+    """
+    from autosac.integrations.compile_budget import BudgetPartitioner
+
+    return {"custom_partitioner_fn": BudgetPartitioner(parse_bytes(budget))}
+
+
+class EagerCaptures(StepCaptures):
+    """The captures that planning needs, of an eager step, in children of this process."""
 
     def __init__(self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2) -> None:
+        super().__init__()
         self._make_step = make_step
         self._machine = machine
         self._settings: dict[str, Any] = {"gpu": machine.gpu, "target": target, "steps": steps}
-        self._observed: Simulation | None = None
-        self._baselines: dict[str, Simulation] = {}
 
     def with_loss_in(self, chunks: int) -> EagerCaptures:
         """Captures of the same step with its chunked losses in this many chunks."""
@@ -244,36 +266,6 @@ class EagerCaptures:
         )
         other._settings["loss_chunks"] = chunks
         return other
-
-    def plain(self) -> Simulation:
-        """The step as it is."""
-        return self._capture()
-
-    def observed(self) -> Simulation:
-        """The step with its regions observed."""
-        if self._observed is None:
-            self._observed = self._capture(observe=True)
-        return self._observed
-
-    def baselines(self) -> Mapping[str, Simulation]:
-        """The step without checkpointing, and with everything recomputed that may be."""
-        if not self._baselines:
-            self._baselines = {"none": self.observed(), "full": self.under(full_plan(self.observed()))}
-        return self._baselines
-
-    def failures(self) -> Mapping[str, str]:
-        """None: both baselines are of the model's own making."""
-        return {}
-
-    def begin(self, plan: Plan) -> None:
-        """Nothing: the step is captured in this process."""
-
-    def under(self, plan: Plan) -> Simulation:
-        """The step under a plan."""
-        with temporary_folder() as folder:
-            path = folder / "plan.json"
-            plan.save(path)
-            return self._capture(plan=plan, plan_file=str(path))
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
         from autosac.capture.jobs.eager import EagerRequest, capture_eager

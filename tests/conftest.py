@@ -34,6 +34,7 @@ CAPTURE = (
     "planning/test_expert_load.py",
     "planning/test_offloading.py",
     "planning/test_step_costs.py",
+    "scripts",
     "titan03",
 )
 SLOW = ("bad_input/test_generator.py", "bad_input/test_jobs.py")

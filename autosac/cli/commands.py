@@ -17,10 +17,11 @@ from autosac.cli.calibrate import calibrate
 from autosac.cli.catalogue import clusters, gpus
 from autosac.cli.completion import completion
 from autosac.cli.progress import progress_line
+from autosac.cli.script import script
 from autosac.cli.search import search
+from autosac.cli.simulated import check_pictures, simulation_document, with_models, write_pictures
 from autosac.display.picture_needs import check_drawable
 from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
-from autosac.estimator import AlphaBeta, ChunkModel
 from autosac.files.writing import check_outputs, is_special
 from autosac.jobs.batches import BatchPlan, plan_batches
 from autosac.jobs.expert_load import plan_over_draws, representative, statistics
@@ -35,7 +36,6 @@ from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
 from autosac.report.idle_tables import idle_table
 from autosac.report.time_tables import time_document, time_tables
-from autosac.runtime_sim import NoInterference
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
 from autosac.trace import Trace, is_capture
 
@@ -45,7 +45,7 @@ _DRAWS = 8
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)
-    known = (plan, simulate, explain, diff, search, bench, calibrate, gpus, clusters, cache, completion)
+    known = (plan, simulate, script, explain, diff, search, bench, calibrate, gpus, clusters, cache, completion)
     {function.__name__: function for function in known}[arguments.run](arguments)
 
 
@@ -58,16 +58,25 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         rank=arguments.rank or 0,
         cluster=arguments.cluster,
         allocator=arguments.alloc_conf,
-        moe_load=MoELoad.parse(arguments.moe_load, arguments.moe_seed),
+        power_limit_w=arguments.power_limit,
+        moe_load=_moe_load(arguments),
         debug=arguments.debug,
         use_cache=not arguments.no_cache,
         progress=progress,
     )
 
 
+def _moe_load(arguments: argparse.Namespace) -> MoELoad:
+    try:
+        load = MoELoad.parse(arguments.moe_load)
+    except UsageError as e:
+        raise UsageError(f"--moe-load {arguments.moe_load}: {e}") from None
+    return replace(load, seed=arguments.moe_seed)
+
+
 def _draws(arguments: argparse.Namespace) -> int:
     """Number of draws of the expert load; 0: it is balanced, nothing is drawn."""
-    drawn = not MoELoad.parse(arguments.moe_load, arguments.moe_seed).is_balanced
+    drawn = not _moe_load(arguments).is_balanced
     if not drawn and (arguments.moe_draws is not None or arguments.moe_seed):
         raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, power-law or zipf")
     return (arguments.moe_draws or _DRAWS) if drawn else 0
@@ -273,23 +282,14 @@ def diff(arguments: argparse.Namespace) -> None:
 
 def simulate(arguments: argparse.Namespace) -> None:
     """``autosac simulate``."""
-    check_outputs(
-        (
-            ("--trace", arguments.trace),
-            ("--memory-html", arguments.memory_html),
-            ("--memory-png", arguments.memory_png),
-            ("--memory-snapshot", arguments.memory_snapshot),
-            ("--save-capture", arguments.save_capture),
-        ),
-        (Path(arguments.job), *([arguments.plan] if arguments.plan is not None else [])),
-    )
+    check_pictures(arguments, (Path(arguments.job), *([arguments.plan] if arguments.plan is not None else [])))
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress, _naming_capture(arguments.job):
         drawn = _drawn(arguments, progress)
         simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
-        target = _with_models(simulation.target, arguments)
+        target = with_models(simulation.target, arguments)
         drawn, others = [one.on(target) for one in drawn], {mode: one.on(target) for mode, one in others.items()}
         simulation = simulation.on(target)
-        _write_pictures(arguments, simulation)
+        write_pictures(arguments, simulation, Plan.load(arguments.plan) if arguments.plan else None)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
             name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load"
@@ -332,16 +332,6 @@ def _what_is_simulated(job: str) -> str:
     return f"the step captured in {Path(job).name}" if is_capture(job) else "the job as it is"
 
 
-def _with_models(target: Target, arguments: argparse.Namespace) -> Target:
-    """The target with the models of overlap and of collectives that were asked for."""
-    if arguments.interference == "off":
-        target = replace(target, overlap=NoInterference())
-    if arguments.collectives != "fitted":
-        model = {"alpha-beta": AlphaBeta, "chunks": ChunkModel}[arguments.collectives]
-        target = replace(target, collectives=model(target.hardware))
-    return target
-
-
 def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:
     """The job in several draws of its expert load; empty if that is balanced."""
     count = _draws(arguments)
@@ -373,7 +363,13 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
                 "needs the job"
             )
         allocator = TITAN_ALLOCATOR if arguments.alloc_conf is None else arguments.alloc_conf
-        target = Target.of(arguments.gpu, world_size, cluster=arguments.cluster, allocator=allocator)
+        target = Target.of(
+            arguments.gpu,
+            world_size,
+            cluster=arguments.cluster,
+            allocator=allocator,
+            power_limit_w=arguments.power_limit,
+        )
         return simulation_of(trace, target), {}
     return simulate_job(
         _job(arguments, progress),
@@ -382,47 +378,6 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
         beside=BASELINES if arguments.memory else (),
         all_stages=arguments.rank is None,
     )
-
-
-def _write_pictures(arguments: argparse.Namespace, simulation: Simulation) -> None:
-    if arguments.save_capture is not None:
-        simulation.trace.save(arguments.save_capture)
-    if arguments.trace is not None:
-        from autosac.runtime_sim import write_chrome_trace
-
-        write_chrome_trace(simulation.timeline, arguments.trace)
-    if arguments.memory_snapshot is not None:
-        from autosac.memory_sim.viewer import memory_snapshot, write_memory_snapshot
-
-        target = simulation.target
-        snapshot = memory_snapshot(simulation.trace, config=target.allocator, workspaces=target.workspaces)
-        write_memory_snapshot(arguments.memory_snapshot, snapshot)
-    if arguments.memory_html is not None or arguments.memory_png is not None:
-        from autosac.report.memory_pictures import draw_memory
-
-        made_for = Plan.load(arguments.plan).made_for if arguments.plan else None
-        draw_memory(simulation, html=arguments.memory_html, png=arguments.memory_png, made_for=made_for)
-
-
-def simulation_document(simulation: Simulation) -> dict[str, Any]:
-    """The simulation's figures as JSON."""
-    breakdown = asdict(simulation.breakdown)
-    breakdown.pop("modules")
-    verdict = simulation.allocation.verdict
-    peak = simulation.memory.peak()
-    return {
-        "job": replace(simulation.trace.info, parameter_shapes={}).document(),
-        "step": breakdown,
-        "peak_active_bytes": peak.nbytes,
-        "peak_reserved_bytes": simulation.peak_reserved_bytes,
-        "peak_at": {"operator": peak.op, "module": peak.module, "phase": peak.phase.name.lower()},
-        "peak_by_category": {category.name.lower(): nbytes for category, nbytes in peak.by_category.items()},
-        "outside_of_pytorch_bytes": simulation.target.hardware.context_bytes + simulation.nccl_bytes,
-        "verdict": verdict.outcome.value,
-        "verdict_text": str(verdict),
-        "priced_ms_by_model": simulation.pricing.shares(),
-        "priced_by_bytes_ms": simulation.pricing.unknown,
-    }
 
 
 def explain(arguments: argparse.Namespace) -> None:
@@ -444,8 +399,8 @@ def explain(arguments: argparse.Namespace) -> None:
             out.print(reports.reasons_table(plan))
         shown: set[object] = set()
         for unit in units:
-            if unit.decisions not in shown:
-                shown.add(unit.decisions)
+            if (unit.memory_budget, unit.decisions) not in shown:
+                shown.add((unit.memory_budget, unit.decisions))
                 out.print(reports.decision_table(unit, plan))
     else:
         out.print(reports.decision_table(units[0], plan))

@@ -1,5 +1,4 @@
-"""The command line: ``autosac plan | simulate | explain | diff | search | bench | calibrate | gpus | clusters | cache |
-completion``.
+"""The command line: ``autosac plan | simulate | run | explain | diff | search | bench | calibrate | ...``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
@@ -22,7 +21,8 @@ from typing import NoReturn
 from autosac.choices import CURVES, LEVERS, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
-from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
+from autosac.cli.script_options import add_breakdowns, add_script
 from autosac.cli.search import add_search
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     _add_plan(commands)
     _add_simulate(commands)
+    add_script(commands)
     _add_explain(commands)
     _add_diff(commands)
     add_search(commands)
@@ -98,6 +99,13 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         "--cluster",
         type=filled,
         help="cluster name (such as hgx-h100; see autosac clusters) or file (default: the usual cluster of the GPU)",
+    )
+    machine.add_argument(
+        "--power-limit",
+        type=watts,
+        metavar="WATTS",
+        default=None,
+        help="power cap of each GPU, such as 500W (default: the profile's, if it has one)",
     )
     machine.add_argument(
         "--alloc-conf",
@@ -244,36 +252,7 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="MODE",
         help="replace the job's checkpointing by none, full, selective-op or selective-N",
     )
-    what.add_argument(
-        "--time", action="store_true", help="break down the step time: cost models, modules, critical path"
-    )
-    what.add_argument(
-        "--interference",
-        choices=("on", "off"),
-        default="on",
-        help="model the slowdown of overlapping computation and communication (default on)",
-    )
-    what.add_argument(
-        "--collectives",
-        choices=("fitted", "alpha-beta", "chunks"),
-        default="fitted",
-        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
-    )
-    what.add_argument(
-        "--memory", action="store_true", help="break down the memory peak: categories, modules, largest tensors"
-    )
-    what.add_argument("--memory-html", type=filled_path, metavar="FILE", help="draw memory over time as a web page")
-    what.add_argument("--memory-png", type=filled_path, metavar="FILE", help="draw memory over time as a PNG image")
-    what.add_argument(
-        "--memory-snapshot",
-        type=filled_path,
-        metavar="FILE",
-        help="write a snapshot for PyTorch's memory viewer (memory_viz)",
-    )
-    what.add_argument(
-        "--trace", type=filled_path, metavar="FILE", help="write a timeline for Perfetto (Chrome trace format)"
-    )
-    what.add_argument("--save-capture", type=filled_path, metavar="FILE", help="save the captured step as a trace file")
+    add_breakdowns(what)
     command.set_defaults(run="simulate")
 
 
@@ -355,8 +334,18 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _open_streams() -> None:
+    """What is said on a stream that the shell has closed goes nowhere; no file of ours gets its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
+    _open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     overrides: list[str] = []
     if "--" in arguments:

@@ -173,7 +173,8 @@ def _chain_ms(trace: Trace, event_ms: Sequence[float]) -> tuple[float, float]:
     """Milliseconds of the chain in the forward and in the backward. See the module."""
     found = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0}
     issued: dict[int, tuple[Phase, float]] = {}  # collectives since the last operator, by their work
-    for event, ms in zip(_rows(trace), event_ms, strict=True):
+    event: Any
+    for event, ms in zip(trace.events, event_ms, strict=True):
         kind = type(event)
         if kind is Op and event.stream == _COMPUTE and ms:
             issued.clear()
@@ -197,7 +198,8 @@ def _kept(trace: Trace, event_ms: Sequence[float]) -> Counter[tuple[int, float]]
     inputs = _layer_inputs(trace)
     alive: dict[int, float] = {}
     kept: Counter[tuple[int, float]] = Counter()
-    for event, ms in zip(_rows(trace), event_ms, strict=True):
+    event: Any
+    for event, ms in zip(trace.events, event_ms, strict=True):
         kind = type(event)
         if kind is Alloc and _is_activation(trace, event.storage):
             alive[event.storage] = 0.0
@@ -221,7 +223,8 @@ def _layer_inputs(trace: Trace) -> frozenset[int]:
     found: set[int] = set()
     before: frozenset[int] = frozenset()
     alive: set[int] = set()
-    for event in _rows(trace):
+    event: Any
+    for event in trace.events:
         kind = type(event)
         if kind is Alloc and _is_activation(trace, event.storage):
             alive.add(event.storage)
@@ -235,11 +238,6 @@ def _layer_inputs(trace: Trace) -> frozenset[int]:
                 before = frozenset()
                 found.add(read[0])
     return frozenset(found)
-
-
-def _rows(trace: Trace) -> tuple[Any, ...]:
-    """The events (Any, for comparing their types narrows no variable)."""
-    return trace.events
 
 
 def _is_activation(trace: Trace, storage: int) -> bool:

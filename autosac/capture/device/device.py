@@ -4,7 +4,7 @@ The backend is registered under the name ``simcuda``, because TorchTitan 0.2's s
 ``"cuda" in str(device)``. It must be installed before torchtitan is imported (torchtitan picks its device type then),
 and it can be installed once per process: that is why capture runs in a child process.
 
-Built for torch 2.11 to 2.13 (`torch.utils.backend_registration._setup_privateuseone_for_python_backend`).
+Built with PyTorch's means for backends in Python (`torch.utils.backend_registration._setup_privateuseone_for_python_backend`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,26 @@ from torch.utils import backend_registration
 from autosac.target import TargetGPU
 
 DEVICE_TYPE = "simcuda"
+CUDA = "cuda"  # the simulated accelerator under CUDA's own name, for scripts (autosac.capture.cuda)
+
+
+def key_of(device_type: str) -> str:
+    """The dispatch key, and PyTorch's name, of a simulated device type."""
+    return "CUDA" if device_type == CUDA else "PrivateUse1"
+
+
+def device_type() -> str:
+    """What the simulated accelerator is called in this process."""
+    return _installed[0] if _installed else DEVICE_TYPE
+
+
+def stand_for(gpu: TargetGPU) -> None:
+    """The simulated accelerator stands for this GPU (`stood_for`)."""
+    global stood_for
+    stood_for = gpu
+
+
+stood_for = TargetGPU()
 
 
 class DeviceLog(Protocol):
@@ -32,6 +52,21 @@ class DeviceLog(Protocol):
     def event_wait(self, event: int, stream: int) -> None: ...
     def stream_wait(self, stream: int, other: int) -> None: ...
     def host_wait(self, stream: int, event: int, reason: str) -> None: ...
+
+
+class DeviceClock(Protocol):
+    """Who knows when the device comes to an event."""
+
+    def mark(self, stream: int) -> Any: ...
+    def elapsed_ms(self, first: Any, second: Any) -> float: ...
+
+
+class _Stopped:
+    def mark(self, stream: int) -> Any:
+        return None
+
+    def elapsed_ms(self, first: Any, second: Any) -> float:
+        return 0.0
 
 
 class _Silence:
@@ -53,6 +88,7 @@ class _State(threading.local):
 
 
 log: DeviceLog = _Silence()
+clock: DeviceClock = _Stopped()
 _state = _State()
 _stream_ids = itertools.count()
 _event_ids = itertools.count()
@@ -64,25 +100,33 @@ def set_log(new: DeviceLog | None) -> None:
     log = new or _Silence()
 
 
+def set_clock(new: DeviceClock) -> None:
+    """Ask `new` for the time between events from now on."""
+    global clock
+    clock = new
+
+
 class Stream(torch.Stream):
     """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use. A torch.Stream, as record_stream wants it."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
-        kind = int(torch._C._autograd.DeviceType.PrivateUse1)
-        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=kind)
+        kind: Any = getattr(torch._C._autograd.DeviceType, key_of(device_type()))
+        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=int(kind))
         stream.priority = priority
         return stream
+
+    priority: int
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._previous: Stream | None = None
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: torch.Stream) -> None:
         log.stream_wait(self.stream_id, other.stream_id)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Any) -> None:
         event.wait(self)
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Any:
         event = event or Event()
         event.record(self)
         return event
@@ -117,9 +161,12 @@ class Event:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.event_id = next(_event_ids)
+        self._mark: Any = None
 
     def record(self, stream: Stream | None = None) -> None:
-        log.event_record(self.event_id, (stream or current_stream()).stream_id)
+        number = (stream or current_stream()).stream_id
+        log.event_record(self.event_id, number)
+        self._mark = clock.mark(number)
 
     def wait(self, stream: Stream | None = None) -> None:
         log.event_wait(self.event_id, (stream or current_stream()).stream_id)
@@ -130,16 +177,29 @@ class Event:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, _: Event) -> float:
-        return 0.0
+    def elapsed_time(self, other: Event) -> float:
+        return clock.elapsed_ms(self._mark, other._mark)
 
 
-_default_stream = Stream()
+_installed: list[str] = []  # the device type that this process simulates
+_default: list[Stream] = []
+
+
+def default_stream(_: Any = None) -> Stream:
+    """The device's default stream, with the number 0."""
+    if not _default:
+        _default.append(Stream())
+    return _default[0]
 
 
 def current_stream(_: Any = None) -> Stream:
     """The stream of this thread."""
-    return _state.stream or _default_stream
+    return _state.stream or default_stream()
+
+
+def set_stream(stream: Any) -> None:
+    """Make it the stream of this thread."""
+    _state.stream = stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,14 +221,11 @@ class SimulatedDeviceModule(backend_registration._DummyBackendModule):
     def __init__(self, gpu: TargetGPU) -> None:
         self.gpu = gpu
 
-    def default_stream(self, _: Any = None) -> Any:
-        return _default_stream
+    default_stream = staticmethod(default_stream)
+    set_stream = staticmethod(set_stream)
 
     def stream(self, stream: Any) -> Any:
         return stream if stream is not None else contextlib.nullcontext()
-
-    def set_stream(self, stream: Any) -> None:
-        _state.stream = stream
 
     def set_device(self, _: Any) -> None:
         pass
@@ -293,12 +350,24 @@ def hide_cuda() -> None:
 
 def install(gpu: TargetGPU) -> SimulatedDeviceModule:
     """Register the simulated accelerator with PyTorch. Once per process."""
+    _installed.append(DEVICE_TYPE)
     module = SimulatedDeviceModule(gpu)
     backend_registration._setup_privateuseone_for_python_backend(
         DEVICE_TYPE, backend_module=module, device_guard=_DeviceGuard()
     )
     # C++ would answer with a stream of a device that is not there; TorchTitan's DualPipeV asks it.
     torch.accelerator.current_stream = current_stream
-    # torch.tensor(..., device=simulated) must be made on the CPU and copied, so that the dispatch mode sees it.
-    torch._C._set_only_lift_cpu_tensors(True)
+    _lift_on_cpu()
     return module
+
+
+def install_cuda() -> None:
+    """The simulated accelerator is called ``cuda`` in this process (autosac.capture.cuda has made it one)."""
+    _installed.append(CUDA)
+    _lift_on_cpu()
+
+
+def _lift_on_cpu() -> None:
+    """torch.tensor(..., device=simulated) must be made on the CPU and copied, so that the dispatch mode sees it."""
+    torch._C._set_only_lift_cpu_tensors(True)
+    default_stream()

@@ -16,6 +16,7 @@ import torch
 
 from autosac.capture.device.attention import Attention
 from autosac.capture.device.autocast import Autocast
+from autosac.capture.device.device import CUDA, DEVICE_TYPE, key_of, stand_for
 from autosac.target import TargetGPU
 
 aten = torch.ops.aten
@@ -24,20 +25,27 @@ _libraries: list[torch.library.Library] = []  # a registration lives as long as 
 NATIVE_ON_CUDA = ("_fused_rms_norm", "silu_backward", "mish_backward")
 
 
-def install(gpu: TargetGPU) -> None:
-    """Register everything for a simulated device that stands for `gpu`. Once per process."""
+def install(gpu: TargetGPU, device_type: str = DEVICE_TYPE) -> None:
+    """Register everything for a simulated device that stands for `gpu`. Once per process.
+
+    Under CUDA's own name C++ has its casts and its softmax already.
+    """
+    stand_for(gpu)
+    key = key_of(device_type)
     library = _library("aten")
-    library.impl("empty.memory_format", _empty, "PrivateUse1")
-    library.impl("empty_strided", _empty_strided, "PrivateUse1")
-    library.impl("_copy_from", _copy_from, "PrivateUse1")
     attention = Attention(gpu)
-    library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
-    library.impl("scaled_dot_product_attention", attention, "PrivateUse1")
-    for name, native in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
-        library.impl(name, _softmax(native), "AutogradPrivateUse1")
-        library.impl(name, _softmax(native), "PrivateUse1")
+    library.impl("scaled_dot_product_attention", attention, f"Autograd{key}")
+    library.impl("scaled_dot_product_attention", attention, key)
     for name in NATIVE_ON_CUDA:
-        library.impl(name, _unreachable(name), "PrivateUse1")
+        library.impl(name, _unreachable(name), key)
+    if device_type == CUDA:
+        return
+    library.impl("empty.memory_format", _empty, key)
+    library.impl("empty_strided", _empty_strided, key)
+    library.impl("_copy_from", _copy_from, key)
+    for name, native in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
+        library.impl(name, _softmax(native), f"Autograd{key}")
+        library.impl(name, _softmax(native), key)
     _autocast.install(_library)
 
 
@@ -81,9 +89,12 @@ def _softmax(native: Any) -> Callable[..., torch.Tensor]:
     """Softmax and log_softmax of float16 into float32 read the half directly on CUDA: no cast copy (SoftMax.cpp)."""
 
     def kernel(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        out: torch.Tensor
         if input.dtype == torch.float16 and dtype == torch.float32:
-            return native(input, dim, True)
-        return native(input if dtype is None else input.to(dtype), dim, False)
+            out = native(input, dim, True)
+        else:
+            out = native(input if dtype is None else input.to(dtype), dim, False)
+        return out
 
     return kernel
 

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 from autosac.capture.device import values
 from autosac.capture.device.cache import DispatchCache, Entry
+from autosac.capture.device.device import CUDA
 from autosac.capture.device.operators import per_operator
 
 aten = torch.ops.aten
@@ -54,7 +55,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         self.cache_enabled = False  # DispatchCache stands before it
         self.target = target
         self.log = log
-        self.cache = DispatchCache(self)
+        self.calls = DispatchCache(self)
         self._depth = 0
         # DualPipeV runs forward and backward in two threads.
         self._lock = threading.RLock()
@@ -121,7 +122,9 @@ class SimulatedDeviceMode(FakeTensorMode):
         if func is _wait_tensor and not self._depth:  # returns its input; its shape function makes a new tensor
             return self._observe(func, args, kwargs, args[0], None, None)
         if func is _to_copy:
-            out = self._copy(*args, **kwargs)
+            out = self._known_on_host(*args, **kwargs)
+            if out is None:
+                out = self._copy(*args, **kwargs)
             return out if self._depth else self._observe(func, args, kwargs, out, None, None)
         if func is _empty_like and not isinstance(args[0], FakeTensor):
             return self._materialised(func, args, kwargs)
@@ -136,7 +139,7 @@ class SimulatedDeviceMode(FakeTensorMode):
             return args[0] if self._depth else self._observe(func, args, kwargs, args[0], None, None)
         self._depth += 1
         try:
-            out, entry, tensors = self.cache.run(func, types, args, kwargs)
+            out, entry, tensors = self.calls.run(func, types, args, kwargs)
         finally:
             self._depth -= 1
         if out is NotImplemented or self._depth:
@@ -149,6 +152,13 @@ class SimulatedDeviceMode(FakeTensorMode):
         values.propagate(func, args, kwargs, out)
         self.log.operator(func, args, kwargs, out, entry, tensors)
         return out
+
+    def _known_on_host(self, x: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor | None:
+        """A copy from the device to the host is real for scripts, if its values are known: they hand it to code in C."""
+        if self.target != CUDA or self._depth or device is None or torch.device(device).type != "cpu":
+            return None
+        known = values.shadow(x)
+        return None if known is None else known.to(dtype or x.dtype, copy=True)
 
     def _copy(
         self,
@@ -181,7 +191,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         device = next(a.fake_device for a in args if isinstance(a, FakeTensor))
         with in_kernel_invocation_manager(self):
             meta = torch.empty_like(real, device="meta")
-        out = FakeTensor(self, meta, device)
+        out: Any = FakeTensor(self, meta, device)
         out._shadow = real
         return out
 

@@ -4,11 +4,12 @@ Small integer tensors (and tiny floating ones) carry shadow values that are comp
 ones. Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin,
 that is perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts
 of tokens that ranks exchange when routing is drawn; an unknown bool is False (initialisers loop on `mask.any()`), an unknown
-integer or float is 1.
+integer or float is 1 (`assume_floats`), and finite.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -33,12 +34,20 @@ _UNINITIALISED = {
     aten.resize_.default,
 }
 
+_FINITENESS = {aten.eq.Tensor, aten.ne.Tensor, aten.ne.Scalar, aten.isnan.default, aten.isinf.default}
+
 _routing: list[Routing] = []  # one at most
+_assumed: list[Callable[[], float]] = [lambda: 1.0]
 
 
 def route_by(routing: Routing | None) -> None:
     """Draw the routing of tokens to experts from now on; None: round-robin."""
     _routing[:] = [routing] if routing is not None else []
+
+
+def assume_floats(answer: Callable[[], float]) -> None:
+    """What `.item()` of an unknown floating-point value (a loss, a norm) answers from now on."""
+    _assumed[0] = answer
 
 
 def _filled(position: int) -> Callable[[Any, tuple[Any, ...]], torch.Tensor]:
@@ -103,7 +112,7 @@ def item(tensor: torch.Tensor) -> bool | int | float:
     if values is not None:
         return values.item()
     if tensor.dtype.is_floating_point:
-        return 1.0
+        return _assumed[0]()
     return False if tensor.dtype is torch.bool else 1
 
 
@@ -136,14 +145,27 @@ def _rule_of(func: Any) -> Rule | None:
         return lambda _, args, __, out: _histogram(args, out)
     if func is aten.topk.default:
         return _topk
+    if func in _FINITENESS:
+        return _is_finite
     if getattr(func, "namespace", "") == "c10d":
         return lambda func, args, _, __: _collective_in_place(func, args)
     return None if func in _UNINITIALISED else _compute
 
 
 def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, out: Any) -> None:
-    if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= _INTEGER_LIMIT:
+    if isinstance(out, FakeTensor) and out.numel() <= _limit(out):
         _overwrite(out, constant(out, args))
+
+
+def _is_finite(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Unknown values are finite numbers: ``x == x`` and ``x != inf`` hold, ``x != x`` and ``isnan`` do not."""
+    if shadow(args[0]) is None and out.numel() <= _INTEGER_LIMIT and args[0].dtype.is_floating_point:
+        other = args[1] if len(args) > 1 else args[0]
+        if other is args[0] or (isinstance(other, float) and not math.isfinite(other)):
+            holds = func is aten.eq.Tensor or func is aten.ne.Scalar
+            out._shadow = torch.full(out.shape, holds)
+            return
+    _compute(func, args, kwargs, out)
 
 
 def _topk(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -161,9 +183,10 @@ def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if any(isinstance(o, FakeTensor) and o.numel() > _limit(o) for o in pytree.tree_leaves(out)):
         return
     result = _evaluate(func, getattr(func, "namespace", ""), args, kwargs, out)
-    for fake, real in zip(pytree.tree_leaves(out), pytree.tree_leaves(result), strict=False):
+    leaves: list[Any] = pytree.tree_leaves(out)
+    for fake, real in zip(leaves, pytree.tree_leaves(result), strict=False):
         if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor):
-            fake._shadow = real
+            vars(fake)["_shadow"] = real
 
 
 def _limit(tensor: torch.Tensor) -> int:
@@ -279,15 +302,14 @@ def _collective_in_place(func: Any, args: Any) -> None:
 
 
 def _functional_collective(func: Any, args: Any, out: Any) -> Any:
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
+    c10d: Any = torch.distributed.distributed_c10d
     name = func._schema.name.split("::")[1]
     if name == "all_to_all_single" and args[0].shape == out.shape:
-        return _exchanged(args[0], _resolve_process_group(args[3]))
+        return _exchanged(args[0], c10d._resolve_process_group(args[3]))
     if name in ("wait_tensor", "broadcast", "broadcast_"):
         return args[0] if args[0].shape == out.shape else None
     if name in ("all_reduce", "all_reduce_"):
-        return args[0] * _resolve_process_group(args[2]).size() if args[1].lower() == "sum" else args[0].clone()
+        return args[0] * c10d._resolve_process_group(args[2]).size() if args[1].lower() == "sum" else args[0].clone()
     if name == "all_gather_into_tensor":
         return torch.cat([args[0]] * args[1])
     return None

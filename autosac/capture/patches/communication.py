@@ -12,10 +12,12 @@ from torch.distributed import distributed_c10d
 
 from autosac.capture.patches.registry import Patched, patch
 
+_COALESCED = ("allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_", "allreduce_coalesced_")
+_libraries: list[torch.library.Library] = []  # a registration lives as long as its Library
+
 
 @patch(
     "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def sharding_propagation(capture: Patched) -> None:
@@ -27,13 +29,14 @@ def sharding_propagation(capture: Patched) -> None:
         return
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    original = ShardingPropagator._propagate_tensor_meta_non_cached
+    propagator: Any = ShardingPropagator
+    original = propagator._propagate_tensor_meta_non_cached
 
     def propagate(self: Any, op_schema: Any) -> Any:
         with capture.mode.unrecorded():
             return original(self, op_schema)
 
-    ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+    propagator._propagate_tensor_meta_non_cached = propagate
 
 
 @patch(
@@ -47,7 +50,6 @@ def sharding_propagation(capture: Patched) -> None:
     "torch.distributed:ProcessGroup.barrier",
     "torch._C._distributed_c10d:FakeWork.wait",
     "torch.distributed.distributed_c10d:batch_isend_irecv",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def work_wait(capture: Patched) -> None:
@@ -79,11 +81,16 @@ def work_wait(capture: Patched) -> None:
         "alltoall",
         "allgather",
         "reduce_scatter",
+        "allgather_into_tensor_coalesced",
+        "all_gather_single_coalesced",
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_single_coalesced",
+        "allreduce_coalesced",
         "barrier",
     ):
         if hasattr(dist.ProcessGroup, name):
             setattr(dist.ProcessGroup, name, link(getattr(dist.ProcessGroup, name)))
-    fake_work = torch._C._distributed_c10d.FakeWork
+    fake_work: Any = torch._C._distributed_c10d.FakeWork
     original_wait = fake_work.wait
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,14 +109,28 @@ def work_wait(capture: Patched) -> None:
         finally:
             capture.recorder.end_batch()
 
-    distributed_c10d.batch_isend_irecv = batch_isend_irecv
-    dist.batch_isend_irecv = batch_isend_irecv
+    modules: tuple[Any, ...] = (distributed_c10d, dist)
+    for module in modules:
+        module.batch_isend_irecv = batch_isend_irecv
+
+
+@patch(
+    "torch._C._distributed_c10d:FakeWork.boxed",
+    torch=">=2.11,<2.14",
+    distributed=True,
+)
+def coalesced_collectives(_: Patched) -> None:
+    """The collectives of several tensors at once (a distributed optimizer's) have no kernels for fake tensors."""
+    library = torch.library.Library("c10d", "IMPL")
+    _libraries.append(library)
+    for name in _COALESCED:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "Meta"):
+            library.impl(name, lambda *_: torch._C._distributed_c10d.FakeWork().boxed(), "Meta")
 
 
 @patch(
     "torch.nn.parallel.distributed:_verify_param_shape_across_processes",
     "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def ddp(capture: Patched) -> None:
@@ -119,8 +140,10 @@ def ddp(capture: Patched) -> None:
     """
     import torch.nn.parallel.distributed as ddp
 
-    ddp._verify_param_shape_across_processes = lambda *_, **__: None
-    original = ddp.DistributedDataParallel.__init__
+    module: Any = ddp
+    module._verify_param_shape_across_processes = lambda *_, **__: None
+    wrapper: Any = ddp.DistributedDataParallel
+    original = wrapper.__init__
 
     def hook(group, bucket):  # type: ignore[no-untyped-def] # DDP checks the annotations of its hooks
         buffer = bucket.buffer()
@@ -135,5 +158,19 @@ def ddp(capture: Patched) -> None:
         original(self, *args, **kwargs)
         capture.recorder.uses_ddp = True
         self.register_comm_hook(self.process_group, hook)
+        self.logger = _Logger(self.logger)
 
-    ddp.DistributedDataParallel.__init__ = init
+    wrapper.__init__ = init
+
+
+class _Logger:
+    """DDP's logger without its statistics: it would take the times of CUDA events in C++."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)

@@ -33,4 +33,4 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
     install_all(mode, recorder)
     speedups.install(recorder)
     if mode.target != "cpu":
-        compiled.install()
+        compiled.install(mode.target)

@@ -1,8 +1,15 @@
-"""A process group without peers, under a backend name of its own (PyTorch treats the name "fake" specially in places)."""
+"""A process group without peers, under a backend name of its own (PyTorch treats the name "fake" specially in places).
+
+Scripts make their groups themselves, with ``nccl`` or ``gloo``: `serve_scripts` gives them such groups under these names.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -24,6 +31,87 @@ def initialise(world_size: int, rank: int, ranks_per_node: int = 8) -> None:
         MASTER_ADDR="localhost",
         MASTER_PORT="29999",
     )
-    if BACKEND.upper() not in dist.Backend.__dict__:
-        dist.Backend.register_backend(BACKEND, fake_pg._create_fake_pg, extended_api=True, devices=["cpu", DEVICE_TYPE])
+    _register(DEVICE_TYPE)
     dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=fake_pg.FakeStore())
+
+
+def _register(device_type: str) -> None:
+    from torch.testing._internal.distributed import fake_pg
+
+    if BACKEND.upper() not in dist.Backend.__dict__:
+        dist.Backend.register_backend(BACKEND, fake_pg._create_fake_pg, extended_api=True, devices=["cpu", device_type])
+
+
+def serve_scripts() -> None:
+    """`init_process_group` and `new_group` find no peers and need none, whatever backend they ask for, and say they have it.
+
+    All ranks are taken to be alike: objects that they exchange are this rank's own.
+    """
+    if not dist.is_available():
+        return
+    c10d: Any = dist.distributed_c10d
+    _register("cuda")
+    make = c10d._new_process_group_helper
+
+    @functools.wraps(make)
+    def new_group(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(backend) == dist.Backend.FAKE:
+            return make(size, rank, ranks, backend, *args, **kwargs)
+        kwargs.pop("backend_options", None)
+        kwargs.pop("device_id", None)
+        made = make(size, rank, ranks, dist.Backend(BACKEND), *args, **kwargs)
+        if made[0] in c10d._world.pg_map:
+            c10d._world.pg_map[made[0]] = (backend, c10d._world.pg_map[made[0]][1])
+            c10d._world.pg_backend_config[made[0]] = str(c10d.BackendConfig(backend))
+        return made
+
+    c10d._new_process_group_helper = new_group
+    c10d.rendezvous = _rendezvous
+    c10d.default_pg_nccl_timeout = timedelta(minutes=10)
+    modules: tuple[Any, ...] = (c10d, dist)
+    for module in modules:
+        module.is_nccl_available = lambda: True
+        module.is_gloo_available = lambda: True
+        for function in (all_gather_object, gather_object, scatter_object_list, monitored_barrier):
+            setattr(module, function.__name__, function)
+
+
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """The store of one process. As torch's, KeyError's kin if neither arguments nor the environment say who this rank is."""
+    for name, given in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        if given < 0 and name not in os.environ:
+            raise ValueError(
+                f"Error initializing torch.distributed using env:// rendezvous: environment variable {name} expected, but "
+                "not set (autosac run sets it with --nproc)"
+            )
+    distributed: Any = dist
+    store = distributed.HashStore()
+    store.set_timeout(timedelta(seconds=10))
+    yield (
+        store,
+        rank if rank >= 0 else int(os.environ["RANK"]),
+        world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"]),
+    )
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    """Every rank has the same object."""
+    object_list[:] = [obj] * len(object_list)
+
+
+def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    """Every rank has the same object."""
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def scatter_object_list(
+    output: list[Any], objects: list[Any] | None = None, src: int | None = 0, group: Any = None, **_: Any
+) -> None:
+    """The object for this rank, where the list is known."""
+    if objects:
+        output[0] = objects[dist.get_rank(group) % len(objects)]
+
+
+def monitored_barrier(*_: Any, **__: Any) -> None:
+    """Nobody is waited for."""

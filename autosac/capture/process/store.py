@@ -30,8 +30,9 @@ from typing import Any
 
 from autosac.capture.request import TitanRequest
 from autosac.errors import TraceError, UsageError
+from autosac.files.caching import cache_folder
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
-from autosac.files.writing import check_folder, remove_unfinished, write_bytes_atomically
+from autosac.files.writing import remove_unfinished, write_bytes_atomically
 from autosac.trace import Trace
 
 LIMIT_BYTES = 2**30
@@ -124,23 +125,9 @@ def default_store() -> CaptureStore | None:
 
     UsageError if the variable is neither that nor a usable folder.
     """
-    wanted = os.environ.get("AUTOSAC_CACHE", "").strip()
-    if wanted.lower() in ("off", "0", "no", "false"):
+    folder = cache_folder("captures")
+    if folder is None:
         return None
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the standard says to ignore it then
-        base = Path.home() / ".cache"
-    folder = base / "autosac" / "captures"
-    if wanted and wanted.lower() not in ("on", "1", "yes", "true"):
-        folder = Path(wanted).expanduser() / "captures"
-        if not folder.is_absolute():
-            raise UsageError(
-                f"the environment variable AUTOSAC_CACHE is {wanted!r}: expected off, on, or the absolute path of a folder"
-            )
-        try:
-            check_folder(folder)
-        except UsageError as e:
-            raise UsageError(f"the environment variable AUTOSAC_CACHE is {wanted!r}: {e}") from e
     remove_unfinished(folder)
     return CaptureStore(folder)
 

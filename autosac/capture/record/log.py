@@ -11,23 +11,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from autosac.trace import Event, Free, StepBegin
+from autosac.trace import Alloc, Event, Free, RecordStream, StepBegin
+
+_OF_MEMORY = (Alloc, Free, RecordStream)
 
 
 class EventLog:
-    """`events` is the list that grows now: the prologue's until `begin`, then the step's."""
+    """`events` is the list that grows now: the prologue's until `begin`, then the step's.
+
+    Every step may be recorded: when the next one begins, what it did to memory becomes a part of the prologue.
+    """
 
     def __init__(self) -> None:
         self.prologue: list[Event] = []
         self.events: list[Event] = self.prologue
         self.recording = False
+        self._step = 0
 
     def begin_step(self, step: int) -> None:
         """A step begins that only counts for the prologue."""
         self.prologue.append(StepBegin(step))
 
-    def begin(self) -> None:
-        """The step to keep begins."""
+    def begin(self, step: int = 0) -> None:
+        """The step to keep begins; `step` is its number, if another one may be kept in its place."""
+        if self.events is not self.prologue:
+            self.begin_step(self._step)
+            self.prologue += [event for event in self.events if type(event) in _OF_MEMORY]
+        self._step = step
         self.events = []
         self.recording = True
 

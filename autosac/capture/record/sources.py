@@ -42,6 +42,15 @@ def calling_line() -> str:
     return ""
 
 
+def line_of(frame: FrameType | None) -> str:
+    """``folder/file.py:line`` of a frame, or of the nearest one around it outside of PyTorch and of this project."""
+    while frame is not None:
+        if not _is_internal(frame.f_code.co_filename):
+            return _line(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return "an unknown place"
+
+
 def innermost_line(traceback: TracebackType | None) -> str:
     """``folder/file.py:line`` of the innermost frame of a traceback outside of PyTorch and of this project."""
     found = "an unknown place"

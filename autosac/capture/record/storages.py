@@ -18,6 +18,8 @@ from autosac.capture.record.log import EventLog
 from autosac.capture.record.phases import Place
 from autosac.trace import Alloc, Free, Label, Op, Phase, Storage
 
+_ADDITION_EVENTS = 4  # an addition of the engine has logged its allocation among the last so many events
+
 
 class _Live:
     """A storage object that is alive now, and the id of its present allocation (-1 while it is empty)."""
@@ -107,6 +109,12 @@ class StorageTable:
         """Another operator has come between: the last addition was none in place."""
         self._addition = None
 
+    @property
+    def settled(self) -> int:
+        """How many of the log's events will stay as they are, whatever dies next."""
+        events = len(self._log.events)
+        return events if self._addition is None else max(0, events - _ADDITION_EVENTS)
+
     def expect_addition(self, summand: torch.Tensor, total: torch.Tensor) -> None:
         """The operator that has just been logged may be an addition of the engine (accumulation.py)."""
         keys = id(summand.untyped_storage()), id(total.untyped_storage())
@@ -116,7 +124,7 @@ class StorageTable:
     def _added_in_place(self, summand: _Live, total: _Live) -> None:
         """The engine's addition wrote into its first summand: its allocation lives on, there was no new one."""
         events = self._log.events
-        allocation = events.index(Alloc(total.storage), max(0, len(events) - 4))
+        allocation = events.index(Alloc(total.storage), max(0, len(events) - _ADDITION_EVENTS))
         del events[allocation]
         if self._log.recording:
             operator = events[-1]

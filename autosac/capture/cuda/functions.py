@@ -1,0 +1,272 @@
+"""What `torch.cuda` asks of C++, answered for the simulated GPU.
+
+A build of PyTorch without CUDA has all of `torch.cuda`'s Python, and none of the functions in ``torch._C`` that it calls. They
+are put there just before ``torch.cuda`` is imported (`announce`), so that PyTorch's own code runs as on a machine with GPUs;
+in a build with CUDA they take the place of the real ones, and the GPUs that are there stay untouched. Streams and events are
+those of the simulated accelerator, whose log is the recorder. For torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any, Protocol
+
+from autosac.capture.cuda import shim
+from autosac.target import TargetGPU
+
+CUDA_VERSION = "12.8"
+_COUNTERS = ("all", "large_pool", "small_pool")
+_STATISTICS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+
+
+class DeviceMemory(Protocol):
+    """Who knows the memory of the simulated device."""
+
+    def statistics(self) -> dict[str, tuple[int, int]]:
+        """Present value and peak, in bytes, of "allocated_bytes", "active_bytes" and "reserved_bytes"."""
+
+    def retries(self) -> int:
+        """How often the allocator has released its cache to serve a request."""
+
+    def free_bytes(self) -> int:
+        """What the device has left."""
+
+    def reset_peaks(self) -> None:
+        """Peaks begin anew at the present values."""
+
+    def empty_cache(self) -> None:
+        """Return cached memory to the device."""
+
+
+class _NoMemory:
+    """Before the first allocation."""
+
+    def statistics(self) -> dict[str, tuple[int, int]]:
+        return {}
+
+    def retries(self) -> int:
+        return 0
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def reset_peaks(self) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+
+memory: list[DeviceMemory] = [_NoMemory()]
+
+
+def answer_from(counters: DeviceMemory) -> None:
+    """Memory queries are answered from these counters from now on."""
+    memory[0] = counters
+
+
+def announce(gpu: TargetGPU, device_count: int) -> None:
+    """Put the functions into torch._C as soon as torch.cuda is about to be imported."""
+    sys.meta_path.insert(0, _BeforeImport("torch.cuda", lambda: _install(gpu, device_count)))
+
+
+class _BeforeImport(importlib.abc.MetaPathFinder):
+    """Calls `action` once, before a module is imported; it finds nothing itself."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name, self._action = name, action
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """None. See the class."""
+        if name == self._name:
+            sys.meta_path.remove(self)
+            self._action()
+
+
+def _install(gpu: TargetGPU, device_count: int) -> None:
+    import torch._C as C
+
+    for name, function in _functions(gpu, device_count).items():
+        setattr(C, name, function)
+    C._has_cuda = True
+
+
+def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    def zero(*_: Any, **__: Any) -> int:
+        return 0
+
+    return {
+        "_cuda_init": lambda: _initialise(gpu, device_count),
+        "_cuda_getDeviceCount": lambda: device_count,
+        "_cuda_getDevice": shim.current_device,
+        "_cuda_setDevice": lambda index: _choose(index, device_count),
+        "_cuda_exchangeDevice": _exchange,
+        "_cuda_maybeExchangeDevice": lambda index: _exchange(index),
+        "_cuda_canDeviceAccessPeer": lambda *_: True,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_getArchFlags": lambda: "sm_{}{}".format(*gpu.compute_capability),
+        "_cuda_getCompiledVersion": lambda: 12080,
+        "_cuda_hasMagma": False,
+        "_cuda_synchronize": _synchronise,
+        "_cuda_ipc_collect": nothing,
+        "_cuda_sleep": nothing,
+        "_cuda_set_sync_debug_mode": nothing,
+        "_cuda_get_sync_debug_mode": zero,
+        "_cuda_getCurrentBlasHandle": zero,
+        "_cuda_getCurrentRawStream": zero,
+        "_cuda_memoryStats": lambda _: _memory_statistics(),
+        "_cuda_resetPeakMemoryStats": lambda _: memory[0].reset_peaks(),
+        "_cuda_resetAccumulatedMemoryStats": nothing,
+        "_cuda_hostMemoryStats": dict,
+        "_cuda_resetPeakHostMemoryStats": nothing,
+        "_cuda_resetAccumulatedHostMemoryStats": nothing,
+        "_cuda_emptyCache": lambda: memory[0].empty_cache(),
+        "_cuda_setMemoryFraction": nothing,
+        "_cuda_getMemoryFraction": lambda _: 1.0,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_record_memory_history": nothing,
+        "_cuda_record_memory_history_legacy": nothing,
+        "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_clearCublasWorkspaces": nothing,
+    }
+
+
+def _exchange(index: int) -> int:
+    before = shim.current_device()
+    if index >= 0:
+        shim.set_device(index)
+    return before
+
+
+def _initialise(gpu: TargetGPU, device_count: int) -> None:
+    """What C++ puts into torch.cuda when CUDA is initialised."""
+    import torch
+
+    cuda: Any = torch.cuda
+    cuda.default_generators = tuple(torch.Generator(device=f"cuda:{i}") for i in range(device_count))
+    cuda._get_device_properties = lambda _: properties(gpu)
+
+
+def _choose(index: int, device_count: int) -> None:
+    if index >= device_count:
+        import torch
+
+        raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+    shim.set_device(index)
+
+
+def _synchronise() -> None:
+    from autosac.capture.device import device
+
+    device.log.host_wait(-1, -1, "device")
+
+
+def _memory_statistics() -> dict[str, Any]:
+    """As C++ returns them. Only what the simulated allocator counts is not 0."""
+    known = memory[0].statistics()
+    found: dict[str, Any] = {}
+    for name in _STATISTICS:
+        present, peak = known.get(name, (0, 0))
+        of_all = {"current": present, "peak": peak, "allocated": present, "freed": 0}
+        empty = dict.fromkeys(of_all, 0)
+        found[name] = {counter: of_all if counter == "all" else empty for counter in _COUNTERS}
+    for name in ("oversize_allocations", "oversize_segments"):
+        found[name] = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
+    found |= {"num_alloc_retries": memory[0].retries(), "num_ooms": 0, "num_sync_all_streams": 0, "max_split_size": -1}
+    return found | {"num_device_alloc": 0, "num_device_free": 0}
+
+
+def properties(gpu: TargetGPU) -> SimpleNamespace:
+    """`torch.cuda.get_device_properties`."""
+    major, minor = gpu.compute_capability
+    return SimpleNamespace(
+        name=gpu.name,
+        total_memory=gpu.memory_bytes,
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.sm_count,
+        L2_cache_size=gpu.l2_bytes,
+        warp_size=32,
+        max_threads_per_block=1024,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 * 2**10,
+        shared_memory_per_block_optin=227 * 2**10 if major >= 9 else 163 * 2**10,
+        shared_memory_per_multiprocessor=228 * 2**10 if major >= 9 else 164 * 2**10,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+        uuid="00000000-0000-0000-0000-000000000000",
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
+    )
+
+
+def finish(gpu: TargetGPU) -> None:
+    """What is left to do when torch has been imported: streams, events, and what is asked without C++."""
+    import torch
+    import torch.backends.cudnn as cudnn
+    from torch.cuda import graphs
+    from torch.cuda import memory as cuda_memory
+
+    from autosac.capture.device import device as simulated
+
+    torch.version.cuda = CUDA_VERSION
+    cuda: Any = torch.cuda
+    streams: Any = importlib.import_module("torch.cuda.streams")
+    cuda._cudart = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
+    cuda.Stream = streams.Stream = simulated.Stream
+    cuda.Event = streams.Event = simulated.Event
+    cuda.current_stream, cuda.default_stream = simulated.current_stream, simulated.default_stream
+    cuda.set_stream = simulated.set_stream
+    cuda.stream = cuda.StreamContext = _StreamContext
+    cuda._lazy_new = None
+    cuda._check_capability = cuda._check_cubins = lambda: None
+    mem_get_info: Any = lambda _=None: (memory[0].free_bytes(), gpu.memory_bytes)  # noqa: E731
+    cuda_memory.mem_get_info = cuda.mem_get_info = mem_get_info
+    graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = lambda: False
+    cudnn.version = lambda: 90800
+    cudnn.is_acceptable = lambda tensor: tensor.is_cuda
+    torch.accelerator.current_stream = _current_stream  # Dynamo wants functions of its own here
+    torch.accelerator.set_stream = lambda stream: simulated.set_stream(stream)
+    torch.accelerator.synchronize = lambda _=None: _synchronise()
+
+
+def _current_stream(_: Any = None) -> Any:
+    from autosac.capture.device import device as simulated
+
+    return simulated.current_stream()
+
+
+class _StreamContext:
+    """`torch.cuda.stream`. The default stream is left alone by None."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(*error)

@@ -1,0 +1,156 @@
+"""Capture of a script that runs by itself: where its steps begin and end.
+
+Nobody says what a step of a script is. It is what happens from one `Optimizer.step` of the script's first optimizer to the
+next. More exactly, after that call a step ends, and the next one begins, with
+
+- a module's forward with gradients enabled that no other module calls, or
+- an operator on the device that reads nothing of it: a batch comes from the host, or is drawn;
+
+so that reading the loss, clearing gradients and averaging weights belong to the step before. Evaluation is a part of the step
+in which it happens. The first step begins with the first such forward of a module that has parameters to train.
+
+Every step is recorded. What it did to memory becomes a part of the prologue when the next one begins (`EventLog`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from autosac.capture.device.cache import Entry
+from autosac.capture.record.recorder import Recorder
+
+_DDP_STEPS = 3  # DDP sorts its buckets anew in the second step
+
+
+class StopScript(BaseException):
+    """Enough steps have run. No `Exception`, so that the script does not take it for one of its own."""
+
+
+class ScriptListener(Protocol):
+    """Who is told of a script's steps and operators."""
+
+    def step_ended(self, number: int) -> None:
+        """The recorder holds a complete step."""
+
+    def step_begun(self, number: int) -> None:
+        """The next step begins."""
+
+    def forward_begun(self, number: int) -> None:
+        """A forward of this step begins. May raise StopScript."""
+
+    def model_called(self, module: torch.nn.Module) -> None:
+        """The first module is called that will be trained; the first step begins next."""
+
+    def operator_ran(self) -> None:
+        """The recorder has logged an operator."""
+
+
+class ScriptSteps:
+    """Stands between the dispatch mode and the recorder (an OperatorLog) and finds the steps.
+
+    `number`: the step that is under way, 0 before the first. `complete`: steps that have ended. `period`: calls of
+    `Optimizer.step` in a step.
+    """
+
+    def __init__(self, recorder: Recorder, listener: ScriptListener, period: int = 1) -> None:
+        self.recorder = recorder
+        self.number = self.complete = 0
+        self._listener = listener
+        self._period = period
+        self._calls = 0
+        self._first: torch.optim.Optimizer | None = None
+        self._is_over = False
+        self._depth = 0
+
+    def install(self) -> None:
+        """Follow modules and optimizers. Before the recorder does, so that a step begins before its first module."""
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        # Dynamo traces global hooks into its graphs; there they shall do nothing.
+        def enter(module: torch.nn.Module, _: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._enter(module)
+
+        def leave(*_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._depth -= 1
+
+        register_module_forward_pre_hook(enter)
+        register_module_forward_hook(leave, always_call=True)
+        register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))
+
+    @property
+    def kept(self) -> int:
+        """The step that is the first like all that follow, as far as is known."""
+        return _DDP_STEPS if self.recorder.uses_ddp else 2
+
+    def finish(self) -> None:
+        """The script has ended: the last step is complete if its optimizer has stepped."""
+        if self._is_over:
+            self._end()
+
+    def _enter(self, module: torch.nn.Module) -> None:
+        self._depth += 1
+        if self._depth > 1 or not torch.is_grad_enabled():
+            return
+        if self._is_over:
+            self._begin()
+        elif not self.number and any(p.requires_grad for p in module.parameters()):
+            self._listener.model_called(module)
+            self._begin()
+        if self.number:
+            self._listener.forward_begun(self.number)
+
+    def _after(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._first is None:
+            self._first = optimizer
+        if self.number and optimizer is self._first:
+            self._calls += 1
+            self._is_over = self._calls % self._period == 0
+
+    def _begin(self) -> None:
+        if self._is_over:
+            self._end()
+        self._listener.step_begun(self.number + 1)
+        self.number += 1
+        self.recorder.begin_recording(self.number)
+
+    def _end(self) -> None:
+        self._is_over = False
+        self.recorder.end_recording()
+        self.complete = self.number
+        self._listener.step_ended(self.number)
+
+    # ---- OperatorLog ------------------------------------------------------------------------------------------------
+
+    def operator(
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+    ) -> None:
+        """An operator ran on the device."""
+        if self._is_over and not self._reads_device(args, kwargs, tensors):
+            self._begin()
+        self.recorder.operator(func, args, kwargs, out, entry, tensors)
+        self._listener.operator_ran()
+
+    def _reads_device(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
+        found = tensors if tensors is not None else pytree.arg_tree_leaves(*args, **kwargs)
+        return any(isinstance(t, torch.Tensor) and t.device.type == self.recorder.target for t in found)
+
+    def triton_kernel(self, name: str, arguments: Iterable[Any]) -> None:
+        """A generated kernel was launched."""
+        self.recorder.triton_kernel(name, arguments)
+        self._listener.operator_ran()
+
+    def host_reads(self) -> None:
+        """The host reads a value."""
+        self.recorder.host_reads()
+
+    def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None:
+        """`Tensor.record_stream`."""
+        self.recorder.record_stream(tensor, stream_id)

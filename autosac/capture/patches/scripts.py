@@ -1,0 +1,112 @@
+"""What scripts do with simulated tensors besides computing: they print them, hand them to NumPy, and write checkpoints.
+
+Installed for scripts only (`autosac.scripts`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autosac.capture.device import values
+from autosac.capture.patches.tensors import exchange
+
+
+def install(note: Callable[[str], None]) -> None:
+    """All of it. `note` is told what was assumed or left out, the first time."""
+    _readable_tensors()
+    _data_of_tensors()
+    _tensors_of_tensors()
+    _no_checkpoints(note)
+
+
+def _readable_tensors() -> None:
+    """Values as far as they are known, else as the value model assumes them (`values.item`)."""
+
+    def known(tensor: torch.Tensor) -> torch.Tensor:
+        found = values.shadow(tensor)
+        if found is not None:
+            return found.to(tensor.dtype)
+        return torch.full(tuple(tensor.shape), values.item(tensor), dtype=tensor.dtype)
+
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        if not force and self.device.type != "cpu":
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                "memory first."
+            )
+        if not force and self.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        with torch._C._DisableTorchDispatch():
+            return known(self).numpy()
+
+    def array(self: torch.Tensor, dtype: Any = None) -> Any:
+        found = self.numpy()
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    fake: Any = FakeTensor
+    shown: Callable[..., str] = fake.__repr__
+
+    def show(self: torch.Tensor, **kwargs: Any) -> str:
+        if self.numel() != 1:
+            return shown(self, **kwargs)
+        value = self.item()
+        text = f"{value:.4f}" if isinstance(value, float) else str(value)
+        ending = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
+        device = "" if self.device.type == "cpu" else f", device='{self.device}'"
+        return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
+
+    fake.numpy = numpy
+    fake.__array__ = array
+    fake.__repr__ = show
+
+
+def _data_of_tensors() -> None:
+    """``parameter.data = parameter.data.cuda()``: a tensor gets data of another device, and stays the object that it is."""
+    original = torch._C.TensorBase.data
+
+    def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
+        plain = type(self) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+        if isinstance(new, FakeTensor) and plain and self.device != new.device:
+            made = torch.nn.Parameter(new.detach(), self.requires_grad) if _is_parameter(self) else new.detach()
+            exchange(self, made)
+        else:
+            original.__set__(self, new)
+
+    torch.Tensor.data = property(lambda self: original.__get__(self), set_data)
+
+
+def _tensors_of_tensors() -> None:
+    """``torch.tensor([loss_a, loss_b])`` reads its elements below every mode: they are read here."""
+    original = torch.tensor
+
+    def read(data: Any) -> Any:
+        if isinstance(data, FakeTensor):
+            return data.item() if data.numel() == 1 else data.tolist()
+        if isinstance(data, (list, tuple)) and data and isinstance(data[0], (list, tuple, torch.Tensor)):
+            return [read(part) for part in data]
+        return data
+
+    @functools.wraps(original)
+    def tensor(data: Any, **kwargs: Any) -> torch.Tensor:
+        return original(data if isinstance(data, torch.Tensor) else read(data), **kwargs)
+
+    torch.tensor = tensor
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
+
+
+def _no_checkpoints(note: Callable[[str], None]) -> None:
+    """Simulated tensors have no values worth a file."""
+
+    def save(*_: Any, **__: Any) -> None:
+        note("checkpoints are not written: simulated tensors have no values")
+
+    torch.save = save
+    torch.serialization.save = save

@@ -1,0 +1,117 @@
+"""The options of ``autosac run``, and those that it has in common with ``autosac simulate``. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.limits import MOST_GPUS
+
+_MOST_STEPS = 10**6
+
+
+def add_script(commands: argparse._SubParsersAction[Any]) -> None:
+    """The options of ``autosac run``."""
+    command = commands.add_parser("run", help="run a training script as it is on a simulated GPU, with simulated time")
+    command.epilog = (
+        "Arguments after -- go to the script. Example: autosac run train.py --gpu h100-sxm-80gb -- --lr 1e-4"
+    )
+    what = command.add_argument_group("the script")
+    what.add_argument("script", nargs="?", type=filled, metavar="SCRIPT", help="a Python file")
+    what.add_argument("-m", "--module", type=filled, metavar="MODULE", help="a module, as after python -m")
+    what.add_argument(
+        "--steps",
+        type=whole(0, _MOST_STEPS),
+        default=3,
+        metavar="N",
+        help="stop the script after N steps (default 3; 0: let it end by itself)",
+    )
+    what.add_argument(
+        "--optimizer-steps",
+        type=whole(1, _MOST_STEPS),
+        default=1,
+        metavar="N",
+        help="a step ends with every N-th step() of the script's first optimizer (default 1)",
+    )
+    what.add_argument(
+        "--patience",
+        type=decimal,
+        default=600.0,
+        metavar="S",
+        help="give up if the script takes no step for so many seconds (default 600)",
+    )
+    machine = command.add_argument_group("the machine")
+    machine.add_argument(
+        "--gpu", type=filled, required=True, help="GPU name (such as h100-sxm-80gb; see autosac gpus) or profile file"
+    )
+    machine.add_argument(
+        "--nproc",
+        type=whole(1, MOST_GPUS),
+        metavar="N",
+        help="GPUs of a node: gives the script torchrun's environment (default: one GPU, without it)",
+    )
+    machine.add_argument(
+        "--nodes", type=whole(1, MOST_GPUS), default=1, metavar="N", help="number of nodes (default 1)"
+    )
+    machine.add_argument(
+        "--rank", type=whole(0, MOST_GPUS - 1), default=0, metavar="R", help="the rank that runs (default 0)"
+    )
+    machine.add_argument(
+        "--cluster",
+        type=filled,
+        help="cluster name (such as hgx-h100; see autosac clusters) or file (default: the usual cluster of the GPU)",
+    )
+    machine.add_argument(
+        "--alloc-conf",
+        metavar="CONF",
+        default=None,
+        help="PYTORCH_CUDA_ALLOC_CONF (default: the environment's, as in a real run)",
+    )
+    machine.add_argument(
+        "--unlimited", action="store_true", help="let the simulated GPU never run out of memory, to see what is needed"
+    )
+    decision = command.add_argument_group("a plan")
+    decision.add_argument(
+        "--plan", metavar="BUDGET", help="also plan checkpointing for so much memory of each GPU: 60GiB, 64GB or 85%%"
+    )
+    decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
+    add_breakdowns(command.add_argument_group("what to show"))
+    add_output(command, debug="show tracebacks")
+    command.set_defaults(run="script")
+
+
+def add_breakdowns(group: argparse._ArgumentGroup) -> None:
+    """What is shown of a simulated step, and written to files."""
+    group.add_argument(
+        "--time", action="store_true", help="break down the step time: cost models, modules, critical path"
+    )
+    group.add_argument(
+        "--interference",
+        choices=("on", "off"),
+        default="on",
+        help="model the slowdown of overlapping computation and communication (default on)",
+    )
+    group.add_argument(
+        "--collectives",
+        choices=("fitted", "alpha-beta", "chunks"),
+        default="fitted",
+        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
+    )
+    group.add_argument(
+        "--memory", action="store_true", help="break down the memory peak: categories, modules, largest tensors"
+    )
+    group.add_argument("--memory-html", type=filled_path, metavar="FILE", help="draw memory over time as a web page")
+    group.add_argument("--memory-png", type=filled_path, metavar="FILE", help="draw memory over time as a PNG image")
+    group.add_argument(
+        "--memory-snapshot",
+        type=filled_path,
+        metavar="FILE",
+        help="write a snapshot for PyTorch's memory viewer (memory_viz)",
+    )
+    group.add_argument(
+        "--trace", type=filled_path, metavar="FILE", help="write a timeline for Perfetto (Chrome trace format)"
+    )
+    group.add_argument(
+        "--save-capture", type=filled_path, metavar="FILE", help="save the captured step as a trace file"
+    )

@@ -1,0 +1,54 @@
+"""The captures that planning needs, of a step that can be captured again and again: an eager one, or a script's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from autosac.files.temporary import temporary_folder
+from autosac.planning.planner import full_plan
+from autosac.plans import Plan
+from autosac.simulation import Simulation
+
+
+class StepCaptures(ABC):
+    """See `autosac.planning.closed_loop.Captures`."""
+
+    def __init__(self) -> None:
+        self._observed: Simulation | None = None
+        self._baselines: dict[str, Simulation] = {}
+
+    @abstractmethod
+    def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
+        """Capture the step; with ``observe=True`` its regions, with ``plan_file=PATH`` under `plan`."""
+
+    def plain(self) -> Simulation:
+        """The step as it is."""
+        return self._capture()
+
+    def observed(self) -> Simulation:
+        """The step with its regions observed."""
+        if self._observed is None:
+            self._observed = self._capture(observe=True)
+        return self._observed
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """The step without checkpointing, and with everything recomputed that may be."""
+        if not self._baselines:
+            self._baselines = {"none": self.observed(), "full": self.under(full_plan(self.observed()))}
+        return self._baselines
+
+    def failures(self) -> Mapping[str, str]:
+        """None: both baselines are of the model's own making."""
+        return {}
+
+    def begin(self, plan: Plan) -> None:  # noqa: B027 # nothing to do is a complete answer
+        """Nothing: one step is captured at a time."""
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+        with temporary_folder() as folder:
+            path = folder / "plan.json"
+            plan.save(path)
+            return self._capture(plan=plan, plan_file=str(path))

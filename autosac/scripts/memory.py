@@ -1,0 +1,140 @@
+"""The memory of the simulated device while a script runs: the allocator follows the recorder's log.
+
+It answers `torch.cuda`'s memory queries, and says where the device runs out. It is `memory_sim`'s allocator, with the
+operators' own temporaries and cuBLAS's workspaces, of which the first step's order is that of the log.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from autosac.capture.record.recorder import Recorder
+from autosac.memory_sim.allocator import CachingAllocator, OutOfMemoryError
+from autosac.memory_sim.allocator_blocks import Block
+from autosac.memory_sim.workspaces import is_matmul, on_autograd_thread
+from autosac.simulation import Target
+from autosac.trace import Alloc, Event, Free, Op, RecordStream
+
+_COUNTERS = ("allocated_bytes", "active_bytes", "reserved_bytes")
+
+
+class ScriptMemory:
+    """A `DeviceMemory`. `unlimited`: the device never runs out."""
+
+    def __init__(self, recorder: Recorder, target: Target, *, unlimited: bool = False) -> None:
+        self._recorder = recorder
+        self._target = target
+        self._workspaces = target.workspaces
+        self._unlimited = unlimited
+        hardware = target.hardware
+        self.allocator = CachingAllocator(
+            target.allocator, None if unlimited else hardware.usable_bytes, hardware.context_bytes
+        )
+        self._outside_bytes = hardware.context_bytes
+        self._live: dict[int, Block] = {}
+        self._kept: set[tuple[bool, int]] = set()
+        self._temporaries: list[tuple[int, ...]] = []
+        self._events: list[Event] = []
+        self._position = 0
+        self._peaks = dict.fromkeys(_COUNTERS, 0)
+
+    def follow(self) -> None:
+        """Bring the allocator up to date, also before the next step begins. OutOfMemoryError where the device runs out."""
+        events = self._recorder.log.events
+        if events is not self._events:
+            self._events, self._position = events, 0
+        settled = self._recorder.storages.settled
+        while self._position < settled:
+            event = events[self._position]
+            self._position += 1
+            self._apply(event)
+
+    def _apply(self, event: Event) -> None:
+        kind = type(event)
+        if kind is Alloc:
+            storage = self._recorder.storages.storages[event.storage]  # type: ignore[union-attr]
+            if storage.nbytes:
+                self._live[event.storage] = self._malloc(storage.nbytes, storage.stream)  # type: ignore[union-attr]
+            if is_matmul(storage.op):
+                self._keep_workspace(on_autograd_thread(storage.phase), storage.stream)
+        elif kind is Free:
+            block = self._live.pop(event.storage, None)  # type: ignore[union-attr]
+            if block is not None:
+                self.allocator.free(block)
+        elif kind is RecordStream:
+            if event.storage in self._live:  # type: ignore[union-attr]
+                self.allocator.record_stream(self._live[event.storage], event.stream)  # type: ignore[union-attr]
+        elif kind is Op:
+            for block in [self._malloc(size, event.stream) for size in self._temporary(event.signature)]:  # type: ignore[union-attr]
+                self.allocator.free(block)
+
+    def _temporary(self, signature: int) -> tuple[int, ...]:
+        if signature >= len(self._temporaries):
+            index = self._recorder.signatures.index
+            for described in islice(index, len(self._temporaries), len(index)):
+                self._temporaries.append(tuple(self._workspaces.op_workspace_blocks(described)))
+        return self._temporaries[signature]
+
+    def _keep_workspace(self, in_backward: bool, stream: int) -> None:
+        if self._workspaces.cublas_bytes and (in_backward, stream) not in self._kept:
+            self._kept.add((in_backward, stream))
+            self._malloc(self._workspaces.cublas_bytes, stream)
+
+    def _malloc(self, nbytes: int, stream: int) -> Block:
+        allocator = self.allocator
+        block = allocator.malloc(nbytes, stream)
+        peaks = self._peaks
+        for name in _COUNTERS:
+            peaks[name] = max(peaks[name], getattr(allocator, name))
+        return block
+
+    def out_of_memory_message(self, error: OutOfMemoryError) -> str:
+        """What PyTorch says (CUDACachingAllocator.cpp)."""
+        allocator = self.allocator
+        unused_bytes = allocator.reserved_bytes - allocator.allocated_bytes
+        return (
+            f"CUDA out of memory. Tried to allocate {_size(error.requested_bytes)}. GPU 0 has a total capacity of "
+            f"{_size(self._target.hardware.usable_bytes)} of which {_size(self.free_bytes())} is free. Including "
+            f"non-PyTorch memory, this process has {_size(allocator.reserved_bytes + self._outside_bytes)} memory in use. "
+            f"Of the allocated memory {_size(allocator.allocated_bytes)} is allocated by PyTorch, and {_size(unused_bytes)} "
+            "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+            "Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        )
+
+    # ---- DeviceMemory -----------------------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, tuple[int, int]]:
+        """Present value and peak of each counter, in bytes."""
+        self.follow()
+        return {name: (getattr(self.allocator, name), self._peaks[name]) for name in _COUNTERS}
+
+    def retries(self) -> int:
+        """How often the allocator has released its cache to serve a request."""
+        return self.allocator.retries
+
+    def free_bytes(self) -> int:
+        """What the device has left."""
+        free_bytes = self._target.hardware.usable_bytes - self._outside_bytes - self.allocator.reserved_bytes
+        return max(0, free_bytes)
+
+    def reset_peaks(self) -> None:
+        """Peaks begin anew at the present values."""
+        self.follow()
+        self._peaks = {name: getattr(self.allocator, name) for name in _COUNTERS}
+
+    def empty_cache(self) -> None:
+        """Return cached memory to the device."""
+        self.follow()
+        self.allocator.empty_cache()
+
+
+def _size(nbytes: int) -> str:
+    """As PyTorch writes sizes (c10/cuda: format_size)."""
+    if nbytes <= 1024:
+        return f"{nbytes} bytes"
+    if nbytes <= 2**20:
+        return f"{nbytes / 2**10:.2f} KiB"
+    if nbytes <= 2**30:
+        return f"{nbytes / 2**20:.2f} MiB"
+    return f"{nbytes / 2**30:.2f} GiB"

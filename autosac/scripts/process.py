@@ -1,0 +1,182 @@
+"""The process of a script: ``python -m autosac.scripts.process REQUEST.json FOLDER PARENT``.
+
+It makes ``cuda`` the simulated GPU, imports torch, and runs the script as Python would: the same ``sys.argv``, ``sys.path``
+and ``__main__``, its own output and input. The captured step and the outcome are left in the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from autosac.capture import lifeline
+from autosac.errors import AutosacError
+from autosac.scripts.clock import SimulatedClock
+from autosac.scripts.request import ScriptOutcome, ScriptRequest
+from autosac.scripts.target import script_target
+
+if TYPE_CHECKING:
+    from autosac.scripts.run import ScriptRun
+
+_TRACE, _OUTCOME = "trace", "outcome.json"
+
+
+def main(request_file: str, folder: str, parent: str) -> None:
+    """Run the script. Ends the process, with the script's exit code."""
+    lifeline.end_with(int(parent))
+    request = ScriptRequest.load(Path(request_file))
+    if request.quiet:
+        _drop_output()
+    outcome = _run(request, Path(folder))
+    outcome.save(Path(folder) / _OUTCOME)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(outcome.exit_code)  # not even threads of the script keep it
+
+
+def _drop_output() -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+
+
+def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
+    """Everything up to the outcome."""
+    from autosac.capture.cuda import functions, shim
+
+    try:
+        target = script_target(request)
+        shim.load_shim(request.nproc or 1)
+        functions.announce(target.gpu, request.nproc or 1)
+        clock = SimulatedClock()
+        from autosac.scripts.run import ScriptRun
+
+        functions.finish(target.gpu)
+        run = ScriptRun(request, target, clock)
+    except AutosacError as e:
+        return ScriptOutcome(exit_code=e.exit_code, error=str(e))
+    _set_up(request)
+    watchdog = _Watchdog(request, run, folder)
+    try:
+        with run.active():
+            code = _execute(request, run)
+    except AutosacError as e:
+        return ScriptOutcome(exit_code=e.exit_code, steps=run.steps, error=str(e))
+    finally:
+        watchdog.stop()
+    return run.finish(folder / _TRACE, code)
+
+
+def _set_up(request: ScriptRequest) -> None:
+    """Arguments, search path and environment as Python and torchrun give them."""
+    sys.argv = [request.script, *request.arguments]
+    sys.path[0] = "" if request.is_module else str(Path(request.script).resolve().parent)
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if request.nproc is None:
+        return
+    rank, nproc = request.rank, request.nproc
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank % nproc),
+        GROUP_RANK=str(rank // nproc),
+        ROLE_RANK=str(rank),
+        ROLE_NAME="default",
+        WORLD_SIZE=str(request.world_size),
+        LOCAL_WORLD_SIZE=str(nproc),
+        GROUP_WORLD_SIZE=str(request.nodes),
+        ROLE_WORLD_SIZE=str(request.world_size),
+        MASTER_ADDR="localhost",
+        MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="autosac",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _execute(request: ScriptRequest, run: ScriptRun) -> int:
+    """Run it; its exit code. What it raises is shown as Python would, without this project's frames, unless it was stopped."""
+    from autosac.capture.jobs.script import StopScript
+
+    try:
+        if request.is_module:
+            runpy.run_module(request.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(request.script, run_name="__main__")
+    except StopScript:
+        return 0
+    except SystemExit as e:
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
+            return 1
+        return int(e.code or 0)
+    except KeyboardInterrupt:
+        return 130
+    except AutosacError:
+        raise
+    except BaseException as e:
+        if run.stopped:
+            return 0
+        sys.excepthook(type(e), e.with_traceback(_of_script(e.__traceback__)), e.__traceback__)
+        return 1
+    return 0
+
+
+def _of_script(found: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first line on."""
+    while found is not None and found.tb_next is not None:
+        name = found.tb_frame.f_code.co_filename
+        if name != __file__ and not name.startswith("<frozen runpy") and Path(name).name != "runpy.py":
+            return found
+        found = found.tb_next
+    return found
+
+
+class _Watchdog:
+    """Ends a script that takes no step for a long time."""
+
+    def __init__(self, request: ScriptRequest, run: ScriptRun, folder: Path) -> None:
+        self._patience_s = request.patience_s
+        self._run = run
+        self._folder = folder
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="autosac-watchdog").start()
+
+    def stop(self) -> None:
+        """The script has ended."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        steps = -1
+        while not self._stopped.is_set():
+            if steps == (steps := self._run.steps):
+                outcome = ScriptOutcome(exit_code=1, steps=max(0, steps), error=self._complaint(steps))
+                outcome.save(self._folder / _OUTCOME)
+                sys.stdout.flush()
+                os._exit(1)
+            self._stopped.wait(self._patience_s)
+
+    def _complaint(self, steps: int) -> str:
+        place = _place_of_main_thread()
+        return (
+            f"the script has taken no {'further ' if steps else ''}step for {self._patience_s:g} s (at {place}): a step ends "
+            "with the step() of a torch.optim optimizer; it may prepare data, wait for input or for another process, or train "
+            "in another process. --patience sets how long to wait"
+        )
+
+
+def _place_of_main_thread() -> str:
+    from autosac.capture.record.sources import line_of
+
+    return line_of(sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,87 @@
+"""What to run, and what came of it: the two documents between the command and the process of the script."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autosac.errors import UsageError
+
+_MOST_STEPS = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRequest:
+    """One rank of a script.
+
+    `script` is a path, or with `is_module` a module's name, as after ``python -m``. `nproc` ranks on each of `nodes` nodes
+    get the environment of torchrun; None: the script is started by itself. `steps`: how many the script runs (0: all that
+    it wants). `period`: calls of `Optimizer.step` in a step. `patience_s`: how long to wait for a step. `plan_file` applies a
+    plan to the model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never
+    runs out of memory. `quiet`: the script's output is dropped.
+    """
+
+    script: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    gpu: str = "h100-sxm-80gb"
+    cluster: str | None = None
+    allocator: str = ""
+    nproc: int | None = None
+    nodes: int = 1
+    rank: int = 0
+    steps: int = 3
+    period: int = 1
+    patience_s: float = 600.0
+    plan_file: str | None = None
+    observe: bool = False
+    unlimited: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.steps <= _MOST_STEPS:
+            raise UsageError(f"{self.steps} steps: expected a number from 1 on, or 0 for all that the script runs")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank}: the world has {self.world_size} ranks")
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs."""
+        return (self.nproc or 1) * self.nodes
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def load(path: Path) -> ScriptRequest:
+        """Read what `save` has written."""
+        document: dict[str, Any] = json.loads(path.read_text())
+        return ScriptRequest(**{**document, "arguments": tuple(document["arguments"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOutcome:
+    """How a script ended.
+
+    `exit_code` is its own. `steps` have run, of which number `kept` is in the trace (0: there is none). `error`: why there is
+    no trace, unless the script says so itself. `notes`: what was assumed.
+    """
+
+    exit_code: int = 0
+    steps: int = 0
+    kept: int = 0
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def load(path: Path) -> ScriptOutcome:
+        """Read what `save` has written."""
+        document: dict[str, Any] = json.loads(path.read_text())
+        return ScriptOutcome(**{**document, "notes": tuple(document["notes"])})

@@ -1,0 +1,202 @@
+"""One rank of a script while it runs: its capture, its memory and its clock, put together."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosac.capture.cuda import functions
+from autosac.capture.device import device as simulated
+from autosac.capture.device import values
+from autosac.capture.device.device import CUDA
+from autosac.capture.jobs.script import ScriptSteps, StopScript
+from autosac.capture.jobs.script_model import ModelFinder
+from autosac.capture.jobs.session import CaptureSession
+from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
+from autosac.capture.patches import meshes, process_group
+from autosac.capture.patches import scripts as script_patches
+from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
+from autosac.integrations.operators import modules
+from autosac.memory_sim.allocator import OutOfMemoryError
+from autosac.scripts.clock import SimulatedClock
+from autosac.scripts.memory import ScriptMemory
+from autosac.scripts.request import ScriptOutcome, ScriptRequest
+from autosac.scripts.timing import StepTimes
+from autosac.simulation import Simulation, Target, simulation_of
+from autosac.trace import Op, Trace, TraceInfo
+
+_FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
+
+
+class ScriptRun:
+    """A `ScriptListener`. One per process, made before the script begins."""
+
+    def __init__(self, request: ScriptRequest, target: Target, clock: SimulatedClock) -> None:
+        self._request = request
+        self._target = target
+        self._session = CaptureSession(target.gpu, CUDA, before=self._follow_steps)
+        self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
+        self._times = StepTimes(self._present, self._simulation)
+        self._kept: tuple[int, Trace] | None = None
+        self._notes: dict[str, None] = {}
+        self.stopped = False
+        functions.answer_from(self._memory)
+        process_group.serve_scripts()
+        meshes.install(request.rank)
+        script_patches.install(self._note)
+        values.assume_floats(self._falling)
+        simulated.set_clock(self._times)
+        self._clock = clock
+        self._finder = self._model_finder()
+
+    def _model_finder(self) -> ModelFinder | None:
+        """Who finds the model that shall be observed, or follow a plan."""
+        request, recorder = self._request, self._session.recorder
+        if request.observe:
+            finder = ModelFinder(lambda model: observe_candidates([model], recorder), compiles=False)
+        elif request.plan_file is not None:
+            finder = ModelFinder(partial(apply_plan_file, path=request.plan_file, recorder=recorder), compiles=True)
+        else:
+            return None
+        finder.install()
+        return finder
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def _falling(self) -> float:
+        """What stands for a loss or a norm that the script reads."""
+        self._note(
+            f"losses and norms that the script reads are invented: they fall slowly from {_FIRST_LOSS:g}, and are finite"
+        )
+        return float(_FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT)
+
+    def _follow_steps(self, session: CaptureSession) -> None:
+        self._steps = ScriptSteps(session.recorder, self, self._request.period)
+        self._steps.install()
+        session.mode.log = self._steps
+
+    @property
+    def steps(self) -> int:
+        """Steps that have begun."""
+        return self._steps.number
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """The script runs inside."""
+        warnings.filterwarnings(
+            "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
+        )  # ours
+        with self._session.active():
+            self._clock.start(self._times.elapsed_s)
+            yield
+
+    def finish(self, trace_file: Path, exit_code: int) -> ScriptOutcome:
+        """Save the captured step and say how the script has ended."""
+        if not exit_code:
+            self._steps.finish()
+        complete = self._steps.complete
+        kept = self._kept
+        if kept is not None:
+            kept[1].save(trace_file)
+        return ScriptOutcome(
+            exit_code=exit_code,
+            steps=complete,
+            kept=kept[0] if kept is not None else 0,
+            error="" if kept is not None or exit_code else self._why_nothing(),
+            notes=tuple(self._notes),
+        )
+
+    def _why_nothing(self) -> str:
+        recorder = self._session.recorder
+        if not recorder.storages.storages or self._steps.complete:
+            return (
+                "the script has put nothing on the GPU: it trains on the CPU, or in a process of its own. Nothing was "
+                'simulated; is its device "cuda"?'
+            )
+        return (
+            "the script has ended before its first step was complete: a step ends with the step() of a torch.optim optimizer "
+            "after a module's forward with gradients"
+        )
+
+    # ---- ScriptListener ---------------------------------------------------------------------------------------------
+
+    def model_called(self, module: torch.nn.Module) -> None:
+        """It is the model, if none was found before."""
+        if self._finder is not None:
+            self._finder.meet(module)
+
+    def step_ended(self, number: int) -> None:
+        """Keep it, if it is the one to keep, or none better has come yet, and it has done anything on the device."""
+        if not any(type(event) is Op for event in self._session.recorder.log.events):
+            return
+        self._times.end(number)
+        if number <= self._steps.kept:
+            simulation = self._simulation()
+            self._kept = number, simulation.trace
+            if number == self._steps.kept:
+                self._times.keep(simulation)
+
+    def step_begun(self, number: int) -> None:
+        """Time goes on from the end of the last one."""
+        self._memory.follow()
+        self._times.begin(number)
+        if number <= self._steps.kept:
+            gc.collect()  # a capture shall not depend on when Python collects
+
+    def forward_begun(self, number: int) -> None:
+        """Stop, if that was enough: not before a forward, so that the last step's own output is complete."""
+        wanted = self._request.steps
+        if wanted and number > max(wanted, self._steps.kept):
+            self.stopped = True
+            raise StopScript
+
+    def operator_ran(self) -> None:
+        """Follow the allocator; torch.OutOfMemoryError where it runs out."""
+        try:
+            self._memory.follow()
+        except OutOfMemoryError as e:
+            raise torch.OutOfMemoryError(self._memory.out_of_memory_message(e)) from None
+
+    # ---- the simulation so far --------------------------------------------------------------------------------------
+
+    def _present(self) -> tuple[int, int]:
+        log = self._session.recorder.log
+        return self._steps.number, len(log.events) if self._steps.number else 0
+
+    def _simulation(self) -> Simulation:
+        """The step that is recorded now, as far as it has come."""
+        return simulation_of(self._session.recorder.trace(self._info()), self._target)
+
+    def _info(self) -> TraceInfo:
+        recorder, request = self._session.recorder, self._request
+        parts: list[Any] = recorder.model_parts
+        shapes = modules.shapes_by_name(parts) if parts else {}
+        return TraceInfo(
+            job_fingerprint=hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest(),
+            model=type(parts[0]).__name__ if parts else "",
+            gpu=self._target.gpu.name,
+            torch_version=torch.__version__,
+            world_size=request.world_size,
+            rank=request.rank,
+            parameter_shapes=shapes,
+            selective_modules=modules.selectively_checkpointed(parts) if parts else (),
+            checkpointing="plan" if request.plan_file else "job",
+            compiled=any(_is_compiled(part) for part in parts),
+            matmul_allows_tf32=matmul_allows_tf32(),
+            cudnn_allows_tf32=cudnn_allows_tf32(),
+        )
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the model, or a part of it, is compiled."""
+    return any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl is not None for m in model.modules())

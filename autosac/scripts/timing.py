@@ -1,0 +1,126 @@
+"""Simulated time while a script runs: when the host comes to a place in its step, and the device to an event.
+
+A step's events have times as soon as somebody asks: the part of the step that has been recorded is priced and executed by
+itself, from a device that is idle; the host waits for the device, as it mostly does in first steps, which allocate. Once there
+is a step like all that follow (`keep`), its timeline says when the host has issued each of its events, and every later step
+takes exactly that long: nothing is priced any more. Before the first step time stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.runtime_sim import simulate
+from autosac.simulation import Simulation
+from autosac.trace import Trace
+
+
+class Mark(NamedTuple):
+    """A place in the script: a step, the number of its events that came before, and a stream."""
+
+    step: int
+    events: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """A step, or its beginning: when the host has done with each event, when the device has, and the time of all, in ms."""
+
+    host_ms: NDArray[np.float64]
+    device_ms: NDArray[np.float64]
+    stream: NDArray[np.int32]
+    total_ms: float
+
+    def host_at(self, events: int) -> float:
+        return float(self.host_ms[min(events, len(self.host_ms)) - 1]) if events and len(self.host_ms) else 0.0
+
+    def device_at(self, mark: Mark) -> float:
+        """When the stream has done all that was issued to it before."""
+        ended = self.device_ms[: mark.events][self.stream[: mark.events] == mark.stream]
+        ended = ended[np.isfinite(ended)]
+        return float(ended.max()) if ended.size else self.host_at(mark.events)
+
+
+class StepTimes:
+    """A `DeviceClock`. `present` gives the number of the step under way (0: none), its events so far, and its simulation."""
+
+    def __init__(self, present: Callable[[], tuple[int, int]], simulation: Callable[[], Simulation]) -> None:
+        self._present = present
+        self._simulation = simulation
+        self._begin_ms: dict[int, float] = {}
+        self._steps: dict[int, tuple[int, _Times]] = {}
+        self._steady: _Times | None = None
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        before = self._begin_ms.get(step - 1)
+        self._begin_ms[step] = before + self._of(step - 1).total_ms if before is not None else 0.0
+
+    def end(self, step: int) -> None:
+        """It has ended; the recorder still holds it."""
+        self._of(step)
+        for old in [number for number in self._steps if number < step - 1]:
+            del self._steps[old]
+
+    def keep(self, simulation: Simulation) -> None:
+        """All later steps take as long as this one, event by event."""
+        rank = simulation.timeline.ranks[simulation.stage]
+        first_ms = float(np.nanmin(rank.host_start_ms)) if len(rank.host_start_ms) else 0.0
+        self._steady = _Times(
+            np.maximum.accumulate(np.nan_to_num(rank.host_end_ms - first_ms)),
+            rank.end_ms - first_ms,
+            rank.stream,
+            simulation.step_ms,
+        )
+
+    def elapsed_s(self) -> float:
+        """Simulated seconds since the first step began."""
+        step, events = self._present()
+        return (self._begin_ms[step] + self._of(step).host_at(events)) / 1e3 if step else 0.0
+
+    def mark(self, stream: int) -> Mark:
+        """The present place on a stream."""
+        return Mark(*self._present(), stream)
+
+    def elapsed_ms(self, first: Mark, second: Mark) -> float:
+        """The time of the device between two places."""
+        return self._device_ms(second) - self._device_ms(first)
+
+    def _device_ms(self, mark: Mark) -> float:
+        return self._begin_ms[mark.step] + self._of(mark.step).device_at(mark) if mark.step else 0.0
+
+    def _of(self, step: int) -> _Times:
+        present, events = self._present()
+        known = self._steps.get(step)
+        if known is not None and (step != present or known[0] == events):
+            return known[1]
+        if self._steady is not None:
+            return self._steady
+        times = _alone(self._simulation())
+        self._steps[step] = events, times
+        return times
+
+
+def _alone(simulation: Simulation) -> _Times:
+    """A step, or a part of it, executed once from an idle device."""
+    trace: Trace = simulation.trace
+    if not trace.events:
+        return _Times(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int32), 0.0)
+    target = simulation.target
+    timeline = simulate(
+        [trace],
+        [simulation.pricing],
+        host=target.host,
+        overlap=target.overlap,
+        gpus_per_node=target.cluster.gpus_per_node,
+        steps=1,
+    )
+    rank = timeline.ranks[0]
+    host_ms = np.maximum.accumulate(np.fmax(np.nan_to_num(rank.host_end_ms), rank.end_ms))
+    return _Times(host_ms, rank.end_ms, rank.stream, timeline.makespan_ms)

@@ -1,0 +1,119 @@
+"""Scripts that fail, that catch what they can, or that leave something behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OUT_OF_MEMORY = """
+import torch
+rows = 2**20
+while True:
+    try:
+        torch.empty(rows, 2**10, device="cuda")
+        rows *= 2
+    except torch.OutOfMemoryError as error:
+        print(f"{rows} rows: {error}")
+        break
+print(torch.cuda.memory_allocated())
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(4, 4, device="cuda")).sum().backward()
+optimizer.step()
+raise ValueError("it is enough")
+"""
+ON_THE_CPU = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(10):
+    model(torch.randn(4, 4)).sum().backward()
+    optimizer.step()
+"""
+WITHOUT_END = """
+import os, sys, time
+import torch
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        time.sleep(1)
+print(f"reads {sys.stdin.read()!r}", flush=True)
+torch.ones(1, device="cuda")
+while True:
+    time.sleep(0.001)
+"""
+
+
+def processes() -> set[int]:
+    """All that run now."""
+    return {int(path.name) for path in Path("/proc").glob("[0-9]*")}
+
+
+def test_memory_runs_out_and_a_script_raises(run: Any) -> None:
+    """PyTorch's own message for what does not fit; then the script's own traceback, once, and its exit code."""
+    ended = run(OUT_OF_MEMORY)
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("33554432 rows: CUDA out of memory. Tried to allocate 128.00 GiB. GPU 0 has a total")
+    assert ended.stdout.splitlines()[1] == "0"
+    assert ended.stderr.count("Traceback") == ended.stderr.count("ValueError: it is enough") == 1
+    assert ended.stderr.splitlines()[1].endswith('train.py", line 16, in <module>')
+    assert "autosac/" not in ended.stderr
+
+
+def test_a_script_that_trains_on_the_cpu(run: Any) -> None:
+    """It runs, and nothing is simulated: an error that says so."""
+    ended = run(ON_THE_CPU)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("autosac: the script has put nothing on the GPU")
+
+
+def test_patience_ends(run: Any) -> None:
+    """A script that never steps ends with a hint that names the line where it is; what it started has ended, too."""
+    before = processes()
+    ended = run(WITHOUT_END, "--patience", "6")
+    assert ended.returncode == 1
+    assert "has taken no step for 6 s (at " in ended.stderr and "train.py:11)" in ended.stderr
+    assert ended.stdout == "reads ''\n"
+    assert not {pid for pid in processes() - before if _is_ours(pid)}
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return b"AUTOSAC_SCRIPT=" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_leave_nothing(cache: Path, tmp_path: Path, number: int) -> None:
+    """Ctrl-C in a terminal, and SIGTERM to the command: exit code 128 + N, and no process is left."""
+    (tmp_path / "train.py").write_text(WITHOUT_END)
+    before = processes()
+    command = [sys.executable, "-m", "autosac", "run", "train.py", "--gpu", "h100-sxm-80gb"]
+    environment = {**os.environ, "AUTOSAC_CACHE": str(cache)}
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"reads ''\n"
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        assert process.wait(60) == 128 + number
+    deadline = time.monotonic() + 30
+    while (left := {pid for pid in processes() - before if _is_ours(pid)}) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left

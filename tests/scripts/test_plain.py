@@ -1,0 +1,81 @@
+"""A plain PyTorch script with ``cuda``: its figures, its own output, and how it may fail."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autosac
+from autosac.trace import Trace
+
+MODEL = """
+import sys, time
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+def training(device):
+    model = nn.Sequential(*(Block(512) for _ in range(4)), nn.Linear(512, 1000)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        x, y = torch.randn(4096, 512).to(device), torch.randint(1000, (4096,)).to(device)
+        with torch.autocast(device_type=torch.device(device).type, dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return model, step
+"""
+SCRIPT = (
+    MODEL
+    + """
+assert torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+assert __name__ == "__main__" and sys.argv[1:] == ["--lr", "1"]
+_, step = training("cuda")
+begin = time.time()
+for number in range(10_000):
+    loss = step()
+    now = time.time()
+    print(f"step {number}: {1e3 * (now - begin):.3f} ms, peak {torch.cuda.max_memory_reserved()}", flush=True)
+    begin = now
+"""
+)
+
+
+def make_step(device: torch.device) -> Any:
+    """The same training, as `autosac.simulate` wants it."""
+    namespace: dict[str, Any] = {}
+    exec(MODEL, namespace)
+    return namespace["training"](device)
+
+
+def test_figures_are_those_of_simulate(run: Any, tmp_path: Path) -> None:
+    """Step time and memory are exactly those of the same step under `autosac.simulate`, and so is what the script prints."""
+    ended = run(SCRIPT, "--save-capture", "step.trace", arguments=("--lr", "1"))
+    assert ended.returncode == 0, ended.stderr
+    expected = autosac.simulate(make_step)
+    trace = Trace.load(tmp_path / "step.trace")
+    found = autosac.simulation.simulation_of(trace, expected.target)
+    assert found.step_ms == pytest.approx(expected.step_ms, rel=1e-12)  # prices are summed in another order
+    assert found.peak_active_bytes == expected.peak_active_bytes
+    assert found.peak_reserved_bytes == expected.peak_reserved_bytes
+    printed = re.findall(r"step (\d+): ([\d.]+) ms, peak (\d+)", ended.stdout)
+    assert [int(number) for number, _, _ in printed] == [0, 1, 2]
+    assert abs(float(printed[2][1]) - expected.step_ms) < 0.01
+    assert int(printed[2][2]) == expected.peak_reserved_bytes
+    assert "step 2 of the script, which ran 3" in ended.stdout
