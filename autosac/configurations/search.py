@@ -7,8 +7,9 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
 3. its step without checkpointing, simulated.
 
-If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same: it keeps more of
-every tensor, and has the same states.
+If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same, if both accumulate
+gradients or neither does (`family`): it keeps at least as much of every tensor (a pipeline holds min(microbatches, stages) of
+them, which never becomes fewer sequences), and has the same states.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class TitanSearch:
         self._rows: dict[Layout, list[Row]] = {}
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
-        self._too_large: dict[Layout, int] = {}
+        self._too_large: dict[tuple[Layout, bool], int] = {}
         self._evaluated: set[str] = set()
         self._reused = 0
         self._asked = 0
@@ -287,15 +288,15 @@ class TitanSearch:
         if sheet is None:
             return self._sheet_work(layout)
         if isinstance(sheet, str):
-            if layout.pipeline == 1 and self._key("sheet", sheet_layout(layout)) not in self._lost:
-                # The same model on the same ranks: it cannot be built.
+            alike = layout.pipeline == 1 and (layout.shard > 1 or layout.context > 1)  # FSDP, as the sheet's
+            if alike and self._key("sheet", sheet_layout(layout)) not in self._lost:
                 self._refused[layout] = sheet
                 return Value(math.inf)
         else:
             tight = self._bound(layout, self._shape(layout))
             if tight > bound:
                 return Bound(tight)
-        if self._too_large.get(replace(layout, microbatch=0), math.inf) <= layout.microbatch:
+        if self._too_large.get(family(layout), math.inf) <= layout.microbatch:
             return Bound(math.inf)
         key = self._key("layout", layout)
         if key in self._lost:
@@ -343,8 +344,8 @@ class TitanSearch:
             self._plans[key] = answer["plan"]
         fitting = [row.score for row in rows if row.measured.fits]
         if not fitting:
-            family = replace(layout, microbatch=0)
-            self._too_large[family] = min(layout.microbatch, self._too_large.get(family, layout.microbatch))
+            alike = family(layout)
+            self._too_large[alike] = min(layout.microbatch, self._too_large.get(alike, layout.microbatch))
         return min(fitting, default=math.inf)
 
     def finished(self, work: Work, future: Future[Any]) -> None:
@@ -405,6 +406,11 @@ class TitanSearch:
             budget_bytes=self._goal(self.layouts[0]).budget_bytes,
             seconds=time.monotonic() - self._begin,
         )
+
+
+def family(layout: Layout) -> tuple[Layout, bool]:
+    """What layouts have in common whose memory grows with the microbatch: all else, and whether gradients are accumulated."""
+    return replace(layout, microbatch=0), layout.microbatches > 1
 
 
 def _silent(_: str) -> None:
