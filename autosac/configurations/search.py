@@ -7,9 +7,9 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
 3. its step without checkpointing, simulated.
 
-If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same, if both accumulate
-gradients or neither does (`family`): it keeps at least as much of every tensor (a pipeline holds min(microbatches, stages) of
-them, which never becomes fewer sequences), and has the same states.
+If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same, if both
+accumulate gradients or neither does (`family`): it keeps at least as much of every tensor (a pipeline holds
+min(microbatches, stages) of them, which never becomes fewer sequences), and has the same states.
 """
 
 from __future__ import annotations
