@@ -153,7 +153,9 @@ class Recorder:
     def _label_persistent(self) -> None:
         self._label_gradients()
         for model in self.model_parts:
-            self.storages.label(list(Module.parameters(model)), Label.PARAMETER)  # Megatron's have attributes of these names
+            self.storages.label(
+                list(Module.parameters(model)), Label.PARAMETER
+            )  # Megatron's have attributes of these names
             self.storages.label(list(Module.buffers(model)), Label.BUFFER)
         for optimizer in self.optimizers.values():
             self.storages.label(list(optimizer.state.values()), Label.OPTIMIZER_STATE)
