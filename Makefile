@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TITAN03 := .venv-titan03
 
-.PHONY: plan test test-fast test-mutation test-titan03 lint types docs clean
+.PHONY: plan test test-fast test-mutation test-matrix test-titan03 coverage smoke lint types docs clean
 
 # torch first, and bounded: asked for through another package, pip would take the newest build with CUDA.
 $(STAMP): pyproject.toml
@@ -42,6 +42,19 @@ test-mutation: $(STAMP)
 
 test-titan03: $(TITAN03)/.installed
 	$(TITAN03)/bin/python -m pytest -n 2 --dist loadfile tests/titan03
+
+# Hours, and 6 GB of disk at a time; MATRIX="2.15 0.3" takes the rows with these words.
+MATRIX ?=
+test-matrix: $(STAMP)
+	$(BIN)/python -m benchmarks.matrix --only "$(MATRIX)"
+
+# Which lines the tests run. Takes half as long again as the tests alone.
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -q --cov --cov-report=term:skip-covered tests
+
+# The wheel, in an environment of its own and an empty folder.
+smoke: $(STAMP)
+	PYTHON=$(BIN)/python .ci/smoke
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.api import apply, plan, simulate
+    from autosac.api import apply, compile_options, plan, search, simulate
     from autosac.errors import (
         AutosacError,
         CaptureError,
@@ -36,14 +36,18 @@ __all__ = [
     "UsageError",
     "apply",
     "chunked_loss",
+    "compile_options",
     "plan",
+    "search",
     "simulate",
 ]
 
 _HOME = {
     "apply": "api",
     "chunked_loss": "integrations.chunked_loss",
+    "compile_options": "api",
     "plan": "api",
+    "search": "api",
     "simulate": "api",
     "Plan": "plans",
     "Simulation": "simulation",

@@ -21,23 +21,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosac.errors import InfeasibleError
+from autosac.errors import InfeasibleError, UsageError
 from autosac.planning.closed_loop import Goal, Planned, make_plans
 from autosac.planning.confidence import confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
-from autosac.quantities import parse_budget
+from autosac.quantities import parse_budget, parse_bytes
 from autosac.simulation import Simulation, Target, simulation_of
 
 if TYPE_CHECKING:
     from torch import nn
 
     from autosac.capture.jobs.eager import MakeStep
+    from autosac.configurations.eager import EagerResult
+    from autosac.configurations.results import Result
 
 
 def simulate(
@@ -137,6 +140,75 @@ def plan(
     return planned.plan
 
 
+def search(
+    job: str | Callable[..., MakeStep],
+    *,
+    gpu: str = "h100-sxm-80gb",
+    world_size: int = 1,
+    space: Mapping[str, Any] | None = None,
+    budget: str = "85%",
+    global_batch: int | None = None,
+    work: Callable[[Mapping[str, Any]], float] = lambda settings: settings.get("batch_size", 1),
+    study: str | None = None,
+    gap: float = 0.005,
+    workers: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Result | EagerResult:
+    """Find the fastest configuration: of a TorchTitan job, or of an eager step over settings of your own.
+
+    Args:
+        job: the path of a TorchTitan job file; or a function that is called with settings by name and returns what
+            `simulate` calls `make_step`.
+        gpu: the name of a known GPU, or the path of a profile.
+        world_size: number of GPUs of a TorchTitan job.
+        space: the values of every knob. Of a job: the knobs of ``autosac search --show-space``. Of an eager step: its
+            settings, all combinations of which are searched.
+        budget: memory that each GPU may reserve: "68GiB", "73GB", or a share of the GPU such as "85%".
+        global_batch: sequences in a step on all GPUs; None: the job's own.
+        work: of an eager step: how much work a step with these settings does; the most in a second wins.
+        study: of a job: a folder that keeps the search, which goes on with what it finds there.
+        gap: of a job: stop when no configuration can be better by more than this share.
+        workers: of a job: processes for evaluations; 0 for a thread of this one. Programs that start processes guard their
+            main code with ``if __name__ == "__main__":``.
+        progress: called with a line of text that says what is being done.
+
+    Returns:
+        Rows, best first, and `best`. Rows of a job name its layout, checkpointing and prediction; those of an eager step its
+        settings, simulation and plan.
+
+    Raises:
+        UsageError: an argument is wrong.
+        CaptureError: the job cannot be captured.
+    """
+    from autosac.configurations.eager import EagerSearch, combinations
+    from autosac.configurations.offers import Offer
+    from autosac.configurations.sessions import Inputs, searching
+    from autosac.configurations.space import space_of
+
+    if callable(job):
+        if not space:
+            raise UsageError("space: name the settings to search and their values, such as {'batch_size': [1, 2, 4]}")
+        machine = Target.of(gpu, 1)
+        goal = Goal(budget_bytes=parse_budget(budget, machine.hardware.usable_bytes))
+        make = job
+        return EagerSearch(
+            tuple(combinations(space)), lambda chosen: EagerCaptures(make(**chosen), machine), work, goal, progress
+        ).run()
+    inputs = Inputs(
+        config_file=job,
+        offers=(Offer(gpu=gpu, world_size=world_size),),
+        space=space_of(dict(space or {})),
+        budget=budget,
+        global_batch=global_batch,
+        study=Path(study) if study is not None else None,
+        resume=study is not None and (Path(study) / "journal.log").is_file(),
+        gap=gap,
+        workers=workers,
+    )
+    with searching(inputs, progress) as found:
+        return found.run()
+
+
 def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
     """Make the model follow the plan. Call it before ``torch.compile`` and before ``fully_shard``.
 
@@ -152,7 +224,30 @@ def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
     """
     from autosac.integrations.apply import apply as apply_to
 
-    return apply_to(model, plan if isinstance(plan, Plan) else Plan.load(plan))
+    return apply_to(model, plan if isinstance(plan, Plan) else Plan.load(Path(plan)))
+
+
+def compile_options(budget: str) -> dict[str, Any]:
+    """Options for ``torch.compile`` that limit what each compiled graph saves between its forward and its backward.
+
+        model = torch.compile(model, options=autosac.compile_options("8GiB"))
+
+    PyTorch's partitioner decides, as with its own ``activation_memory_budget``, but the budget is in bytes and is kept: a
+    larger one never saves less. It is for the backend "inductor", and for a model that no plan is applied to. What is alive
+    without being saved (parameters, inputs, outputs) does not count.
+
+    Args:
+        budget: such as "8GiB" or "500MB".
+
+    Returns:
+        What `torch.compile` takes as ``options``.
+
+    Raises:
+        UsageError: the budget is wrong.
+    """
+    from autosac.integrations.compile_budget import BudgetPartitioner
+
+    return {"custom_partitioner_fn": BudgetPartitioner(parse_bytes(budget))}
 
 
 class EagerCaptures(StepCaptures):

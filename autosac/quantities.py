@@ -48,6 +48,14 @@ def parse_budget(text: str, gpu_bytes: int) -> int:
     return _within(text, value * factor, gpu_bytes)
 
 
+def parse_bytes(text: str) -> int:
+    """Bytes of an amount: ``"8GiB"``, ``"500 MB"``. UsageError for anything else."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None or match[2] in (None, "%"):
+        raise UsageError(f"amount {text!r}: expected bytes such as 8GiB or 500MB")
+    return parse_budget(text, 2**62)
+
+
 def _within(text: str, nbytes: float, gpu_bytes: int) -> int:
     """Whole bytes, at least one and no more than the GPU has."""
     if nbytes < 1:

@@ -58,14 +58,24 @@ class Target:
 
     @staticmethod
     def of(
-        gpu: str, world_size: int, *, cluster: str | None = None, allocator: str = "", per_node: int | None = None
+        gpu: str,
+        world_size: int,
+        *,
+        cluster: str | None = None,
+        allocator: str = "",
+        per_node: int | None = None,
+        power_limit_w: float | None = None,
     ) -> Target:
         """The target by the names (or files) of GPU and cluster, and a PYTORCH_CUDA_ALLOC_CONF string.
 
         `per_node`: ranks on each node, if the job uses fewer GPUs of a node than there are, or the nodes are larger.
+        `power_limit_w`: a cap in place of the profile's.
+
         UsageError (HardwareError) for what is unknown or wrong.
         """
         hardware = load_hardware(gpu)
+        if power_limit_w is not None:
+            hardware = replace(hardware, power_limit_w=power_limit_w)
         machines = (
             load_cluster(cluster).sized(world_size) if cluster is not None else default_cluster(hardware, world_size)
         )

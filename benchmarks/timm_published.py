@@ -3,7 +3,8 @@ DIR`` from the repository's root.
 
 DIR is the folder `results` of github.com/huggingface/pytorch-image-models. Its benchmarks ran each model under autocast to
 float16: training steps with SGD on an RTX 3090 (PyTorch 1.12, whose attention was not fused), and forwards on an RTX 3090 and
-an RTX 4090 (PyTorch 2.4). ViT and ConvNeXt are written out in `h100_study.vision`.
+an RTX 4090 (PyTorch 2.4). ViT and ConvNeXt are written out in `h100_study.vision`, convolutional networks in
+`timm_convnets`; these are published with channels first and last.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import autosac
 from autosac.errors import AutosacError, UsageError
+from benchmarks import timm_convnets
 from benchmarks.h100_study.vision import ConvNeXt, VisionTransformer, convnextv2_huge
 
 
@@ -58,7 +61,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "convnext_base": functools.partial(_convnext, 128, 256, 512, 1024),
     "convnext_large": functools.partial(_convnext, 192, 384, 768, 1536),
     "convnextv2_huge": convnextv2_huge,
+    "resnet18": functools.partial(timm_convnets.resnet, (2, 2, 2, 2), bottleneck=False),
+    "resnet50": functools.partial(timm_convnets.resnet, (3, 4, 6, 3), bottleneck=True),
+    "resnext50_32x4d": functools.partial(timm_convnets.resnet, (3, 4, 6, 3), bottleneck=True, groups=32, width=4),
+    "mobilenetv2_100": timm_convnets.mobilenet_v2,
+    "vgg16": timm_convnets.vgg16,
 }
+# Of those that are no convolutional networks channels first only: they move channels last themselves.
+_BOTH_LAYOUTS = ("resnet18", "resnet50", "resnext50_32x4d", "mobilenetv2_100", "vgg16")
 
 
 class Published(NamedTuple):
@@ -70,39 +80,45 @@ class Published(NamedTuple):
     fused: bool
     batch: int
     ms: float
+    channels_last: bool = False
 
 
-_LINE = "{:<10} {:<23} {:<9} {:>5} {:>16} {:>16} {:>8}"
+_LINE = "{:<10} {:<23} {:<12} {:>5} {:>16} {:>16} {:>8}"
 _FILES = {  # GPU, whether it trains, whether attention was fused
-    "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv": ("rtx-3090", True, False),
-    "benchmark-infer-amp-nchw-pt240-cu124-rtx3090.csv": ("rtx-3090", False, True),
-    "benchmark-infer-amp-nchw-pt240-cu124-rtx4090.csv": ("rtx-4090", False, True),
+    "benchmark-train-amp-{}-pt112-cu113-rtx3090.csv": ("rtx-3090", True, False),
+    "benchmark-infer-amp-{}-pt240-cu124-rtx3090.csv": ("rtx-3090", False, True),
+    "benchmark-infer-amp-{}-pt240-cu124-rtx4090.csv": ("rtx-4090", False, True),
 }
 
 
 def published(folder: Path) -> Iterator[Published]:
     """The figures of MODELS at 224 pixels. UsageError if a file is not there."""
-    for name, (gpu, trains, fused) in _FILES.items():
-        path = folder / name
+    for (name, (gpu, trains, fused)), layout in itertools.product(_FILES.items(), ("nchw", "nhwc")):
+        path = folder / name.format(layout)
+        last = layout == "nhwc"
         if not path.is_file():
             raise UsageError(f"{path} is not there: --truth is the folder `results` of pytorch-image-models")
         kind = "train" if trains else "infer"
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                if row["model"] in MODELS and row[f"{kind}_img_size"] == "224":
+                models = _BOTH_LAYOUTS if last else MODELS
+                if row["model"] in models and row[f"{kind}_img_size"] == "224":
                     batch, ms = int(row[f"{kind}_batch_size"]), float(row[f"{kind}_step_time"])
-                    yield Published(gpu, row["model"], trains, fused, batch, ms)
+                    yield Published(gpu, row["model"], trains, fused, batch, ms, last)
 
 
 def make_step(run: Published, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
     """A step of the published run."""
     with torch.device(device):
         model = MODELS[run.model]()
+    layout = torch.channels_last if run.channels_last else torch.contiguous_format
+    model = model.to(memory_format=layout)
+    model.train(run.trains)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION] if run.fused else [SDPBackend.MATH]
 
     def step() -> Tensor:
-        images = torch.randn(run.batch, 3, 224, 224, device=device)
+        images = torch.randn(run.batch, 3, 224, 224, device=device).contiguous(memory_format=layout)
         with sdpa_kernel(kernels), torch.set_grad_enabled(run.trains):
             with torch.autocast(device.type, dtype=torch.float16):
                 logits = model(images)
@@ -128,7 +144,7 @@ def main() -> int:
         for run in runs:
             ms = autosac.simulate(functools.partial(make_step, run), gpu=run.gpu).step_ms
             errors.append(ms / run.ms - 1)
-            what = "step" if run.trains else "forward"
+            what = ("step" if run.trains else "forward") + (" NHWC" if run.channels_last else "")
             figures = (f"{ms:.1f}", f"{run.ms:.1f}", f"{errors[-1]:+.1%}")
             print(_LINE.format(run.gpu, run.model, what, run.batch, *figures), flush=True)
     except AutosacError as e:

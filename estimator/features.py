@@ -100,7 +100,7 @@ def attention_baseline_ms(shape: Array, rates: Rates) -> Array:
     batch, heads, kv_heads, query, key, size, causal = shape.T
     flops = 4 * batch * heads * query * key * size * np.where(causal > 0, 0.5, 1.0)
     moved = 2 * batch * size * (2 * heads * query + 2 * kv_heads * key)
-    return np.maximum(flops / rates.flops, moved / rates.bandwidth) * 1e3 + _FLOOR_MS
+    return np.asarray(np.maximum(flops / rates.flops, moved / rates.bandwidth) * 1e3 + _FLOOR_MS)
 
 
 def attention_features(shape: Array, rates: Rates) -> Array:

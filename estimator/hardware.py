@@ -56,7 +56,7 @@ class Hardware:
     operators that come before any model, `calibrated` a file of models fitted on such a machine, which come next,
     `corrected` a file of corrections of the shipped models. Empty where there is none. `device` is what PyTorch calls
     it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel`
-    that were measured, by name.
+    that were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for none.
     """
 
     name: str
@@ -88,6 +88,7 @@ class Hardware:
     corrected: str = ""
     device: str = "cuda"
     host: tuple[tuple[str, float], ...] = ()
+    power_limit_w: float = 0.0
 
     def peak_flops(self, arithmetic: str) -> float:
         """Peak dense rate in FLOP/s of "float32", "tf32", "bfloat16", "float8", ...
@@ -155,6 +156,7 @@ def load_hardware(name_or_path: str) -> Hardware:
         corrected=str(profiles.beside(path, "corrected", corrected)) if corrected else "",
         device=reader.text("device", "cuda"),
         host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
+        power_limit_w=reader.number("power_limit_w", 0.0, zero=True),
     )
     reader.done()
     if hardware.usable_bytes > hardware.memory_bytes:

@@ -3,7 +3,7 @@
 Boosted trees (`trees.py`), fitted to measured kernels (`benchmarks/fit_models.py`, `data/SOURCES.md`), predict how far
 a kernel is from its roofline (`features.py`):
 
-    time = baseline(work, rates of this GPU) * exp(trees(features)) * layout / sustained
+    time = baseline(work, rates of this GPU) * exp(trees(features)) * layout / sustained + start
 
 A GPU without measurements of its own uses the trees of the profile that it names (`models_of`) with its own rates and
 processor count; the source then says whose trees they are ("learned:matmul@h100-sxm-80gb") and the error bar grows.
@@ -45,6 +45,10 @@ _ROW_BYTES = 16  # what rows must be aligned to
 # [9477, 588] x [588, 1152] in bf16, published with github.com/m87-labs/kestrel/pull/143. Before: padding GPT-2's vocabulary
 # from 50,257 to 50,304 made the whole step of nanoGPT a quarter faster on A100s, of which these products are 46 %.
 _UNALIGNED = {9: (3.5, 0.3), 7: (1.5, 0.2)}
+# The trees know kernels that were timed back to back, where one starts while the one before it drains. Between other kernels
+# products of less than 15 us took longer by 2.2 to 4.0 us (quartiles) in TraceLens's H100 traces (171dd747), by 2.6 to 3.4 on
+# its B200 and by 4.3 to 5.0 on the A100s of HolisticTraceAnalysis's trace (f4d0062c), of which it was fitted to the first.
+_START_MS = 0.003
 _SCALED_STD = 0.10  # of trees that were fitted to another GPU
 
 
@@ -136,8 +140,9 @@ class LearnedMatmul:
         fallback, fallback_std = self._unaligned()
         slower = np.where([row.aligned for row in rows], 1.0, fallback)
         ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout * slower / sustained(self._hardware)
+        ms = np.maximum(ms, moved_ms) + _START_MS
         estimates = []
-        for row, t, f in zip(rows, np.maximum(ms, moved_ms), layout, strict=True):
+        for row, t, f in zip(rows, ms, layout, strict=True):
             what, known = ("matmul", 0.0) if row.aligned else ("unaligned-matmul", fallback_std)
             std = math.hypot(bundle.rel_std[model], f - 1, known)
             estimates.append(scaled_estimate(self._hardware, bundle, float(t), what, std))

@@ -17,7 +17,14 @@ Any other family takes as long as an elementwise kernel of the same bytes times 
 
 with the bytes of one row that is reduced: long rows need several blocks or passes, short ones leave threads
 idle. Inputs that are not laid out like the output (transposed, sliced, broadcast) defeat vectorised loads and
-have a slowdown of their own.
+have a slowdown of their own, may fetch more than they use (`sectors.py`), and leave a kernel that computes an address for
+every element. Such kernels are bound by the instructions that their processors issue, whatever the type (`_ISSUED_ELEMENTS`):
+
+    T = max(exp(c0) T(x), elements / (1.5 a cycle * processors * clock))
+
+A softmax has three regimes, which are those of PyTorch's kernels (SoftMax.cu): rows of up to 1,024 elements stay in
+registers; longer ones in shared memory, if they fit and begin at multiples of 16 bytes; all others are read three times,
+and those that do not begin so element by element. Its backward multiplies gradient and result in a kernel before.
 
 Some slowdowns are those of processors that issue too few bytes a cycle (`_ISSUED`). Where the memory has less to offer each
 processor than on the GPU that they were fitted for, they shrink in that proportion, to nothing at the most: a GeForce's
@@ -39,6 +46,7 @@ from numpy.typing import NDArray
 
 from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.models import Estimate
+from autosac.estimator.sectors import overfetched_bytes
 from autosac.estimator.work import argument, crosses_to_host, family, item_bytes, moved_bytes
 from autosac.trace import Signature, TensorMeta
 
@@ -108,18 +116,37 @@ class Slowdown:
 
 
 # Not measured: drawing random numbers, walking a broadcast operand, or finding which input an element comes from, takes a
-# part of the bandwidth away. "converted" is: kernels that convert an element as they load it are not vectorised, and ran 1.13
-# to 1.18 times as long as vectorised ones on an A100 (github.com/pytorch/pytorch/pull/195542: 16 bits to float32, in every
-# release up to 2.13) and 1.21 to 1.31 times on an H100 (pull/137053: to 16 bits, before that was vectorised).
+# part of the bandwidth away, and so does a permuted or sliced input ("strided_reals"; the fit's "strided" is one of complex
+# products): two transposed float32 copies in NeuSight's tables took 1.3 and 1.4 times as long. "converted" is: kernels that
+# convert an element as they load it are not vectorised, and ran 1.13 to 1.18 times as long as vectorised ones on an A100
+# (github.com/pytorch/pytorch/pull/195542: 16 bits to float32, in every release up to 2.13) and 1.21 to 1.31 times on an H100
+# (pull/137053: to 16 bits, before that was vectorised).
 _ESTIMATED = {
     "converted": Slowdown(constant=0.2, rel_std=0.1),
     "random_elementwise": Slowdown(constant=0.18, rel_std=0.2),
     "broadcast": Slowdown(constant=0.2, rel_std=0.2),
     "assembled": Slowdown(constant=0.2, rel_std=0.2),
+    "strided_reals": Slowdown(constant=0.26, rel_std=0.15),
 }
 
 
-_ISSUED = ("norm", "norm_backward", "random_elementwise", "broadcast", "converted")
+# Elements a cycle and processor of kernels that are not vectorised: 1.05 to 1.56 for 14 kinds of strided, broadcast and
+# converting calls in 16 bits in TraceLens's H100 traces (171dd747), 1.6 for six sizes of sliced rows (Liger's SwiGLU, H100).
+# Elsewhere: float32 broadcasts in NeuSight's tables 1.0 and 1.3 on an H100, 0.9 and 1.1 on an A100; a fill on a B200 1.0.
+_ISSUED_ELEMENTS = 1.5
+_BY_ELEMENT = ("strided", "strided_reals", "broadcast", "converted", "assembled")
+# NeuSight's tables, float32 on H100, A100 and V100: rows of 512 and 1,024 take 0.96 to 1.07 of an elementwise kernel's time,
+# rows of 2,048 1.10 to 1.16. Rows of 5,185 in bfloat16 (TraceLens, H100) take 3.5 times as long.
+_SOFTMAX = {
+    "softmax_registers": Slowdown(constant=0.0, rel_std=0.08),
+    "softmax_shared": Slowdown(constant=0.12, rel_std=0.1),
+    "softmax_reread": Slowdown(constant=0.72, rel_std=0.15),
+    "softmax_unaligned": Slowdown(constant=1.25, rel_std=0.3),
+    "softmax_backward_reread": Slowdown(constant=0.3, rel_std=0.2),  # by count: only the gradient is read twice
+}
+_REGISTERS_ELEMENTS, _SHARED_BYTES, _ALIGNED_BYTES = 1024, 48 * 1024 - 128, 16
+_ISSUED = ("norm", "norm_backward", "random_elementwise")
+_WORD_BYTES = 4
 _SIXTEEN_BITS = ("float16", "bfloat16")
 
 
@@ -153,6 +180,17 @@ def row_bytes(signature: Signature) -> float:
     elif isinstance(dim, int) and -len(data.shape) <= dim < len(data.shape):
         extent = float(data.shape[dim])
     return extent * item_bytes(data.dtype)
+
+
+def softmax_regime(row_bytes: float, item: int) -> str:
+    """Which of PyTorch's softmax kernels takes rows of this many bytes; "softmax" if they are not known."""
+    if row_bytes <= 0:
+        return "softmax"
+    if row_bytes <= _REGISTERS_ELEMENTS * item:
+        return "softmax_registers"
+    if row_bytes % _ALIGNED_BYTES:
+        return "softmax_unaligned" if item < _WORD_BYTES else "softmax_reread"
+    return "softmax_shared" if row_bytes < _SHARED_BYTES else "softmax_reread"
 
 
 def access(signature: Signature) -> str:
@@ -211,31 +249,63 @@ class LearnedMemory:
         self._segments = Segments(**fitted["segments"]).scaled(reference, hardware)
         plain = Slowdown(constant=0.0, rel_std=fitted["rel_std"])
         measured = {name: Slowdown(**values) for name, values in fitted["slowdowns"].items()}
-        self._slowdowns = {"elementwise": plain, "fill": plain, "optimizer": plain} | _ESTIMATED | measured
+        self._slowdowns = {"elementwise": plain, "fill": plain, "optimizer": plain} | _ESTIMATED | measured | _SOFTMAX
+        self._l2_bytes = hardware.l2_bytes
+        self._elements_per_ms = _ISSUED_ELEMENTS * hardware.sm_count * hardware.boost_mhz * 1e3
         self._fed = min(1.0, _bytes_per_cycle(hardware) / _bytes_per_cycle(reference))
         self._suffix = "" if hardware.name == reference.name else f"@{reference.name}"
 
     def _factor(self, name: str, row_bytes: float) -> float:
         factor = self._slowdowns[name].factor(row_bytes)
-        return min(factor, max(1.0, factor * self._fed)) if name in _ISSUED else factor
+        return float(min(factor, max(1.0, factor * self._fed))) if name in _ISSUED else factor
+
+    def _issue_ms(self, signature: Signature, name: str) -> float:
+        """What the instructions of a kernel take that computes an address for every element."""
+        if name not in _BY_ELEMENT:
+            return 0.0
+        return math.prod(signature.outputs[0].shape) / self._elements_per_ms
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the operators whose family was fitted."""
         answers: list[Estimate | None] = [None] * len(signatures)
         if not self._known:
             return answers
-        chosen = []
-        for i, signature in enumerate(signatures):
-            kind = family(signature.name)
-            name = access(signature) if kind == "elementwise" else kind
-            if name in self._slowdowns and not crosses_to_host(signature):
-                rows = row_bytes(signature) if kind in ("norm", "norm_backward", "softmax") else 0.0
-                chosen.append((i, name, moved_bytes(signature, kind), self._factor(name, rows)))
-        times = self._segments.milliseconds(np.array([nbytes for _, _, nbytes, _ in chosen]))
-        for (i, name, _, factor), ms in zip(chosen, times, strict=True):
-            std = self._slowdowns[name].rel_std
-            answers[i] = Estimate(max(float(ms) * factor, self._floor_ms), f"learned:{name}{self._suffix}", std)
+        chosen = [
+            (i, name)
+            for i, signature in enumerate(signatures)
+            if (name := _kernel(signature)) in self._slowdowns and not crosses_to_host(signature)
+        ]
+        moved = [moved_bytes(signatures[i], family(signatures[i].name)) for i, _ in chosen]
+        extra = [
+            overfetched_bytes(signatures[i], self._l2_bytes) if name == "strided_reals" else 0.0 for i, name in chosen
+        ]
+        plain = self._segments.milliseconds(np.array(moved))
+        fetched = self._segments.milliseconds(np.array(moved) + np.array(extra))
+        for (i, name), ms, wasteful in zip(chosen, plain.tolist(), fetched.tolist(), strict=True):
+            signature = signatures[i]
+            rows = row_bytes(signature) if name in ("norm", "norm_backward") else 0.0
+            longest = max(ms * self._factor(name, rows), self._issue_ms(signature, name), self._floor_ms)
+            if wasteful > ms:
+                longest = max(longest, wasteful)
+            answers[i] = Estimate(longest, f"learned:{_label(name)}{self._suffix}", self._slowdowns[name].rel_std)
         return answers
+
+
+def _kernel(signature: Signature) -> str:
+    """The slowdown that an operator has: its family, refined by how its kernel walks memory."""
+    kind = family(signature.name)
+    if kind == "elementwise":
+        name = access(signature)
+        complexes = any(meta.dtype.startswith("complex") for meta in signature.inputs)
+        return "strided_reals" if name == "strided" and not complexes else name
+    if kind == "softmax" and signature.inputs:
+        regime = softmax_regime(row_bytes(signature), item_bytes(signature.inputs[0].dtype))
+        return "softmax_backward_reread" if regime == "softmax_reread" and "_backward" in signature.name else regime
+    return kind
+
+
+def _label(name: str) -> str:
+    return "softmax" if name in _SOFTMAX else name.removesuffix("_reals")
 
 
 def _bytes_per_cycle(hardware: Hardware) -> float:

@@ -19,11 +19,15 @@ from autosac.estimator.calibration.host_memory import memory_state_ms
 from autosac.estimator.calibration.traces.correction import CorrectedOperators, CorrectedTransfers, load_correction
 from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
+from autosac.estimator.convolution import Convolutions
+from autosac.estimator.generated import GeneratedKernels
 from autosac.estimator.hardware import Hardware
+from autosac.estimator.latencies import Latencies
 from autosac.estimator.learned import LearnedMatmul
 from autosac.estimator.log_sigmoid import LogSigmoid
 from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
+from autosac.estimator.power import capped_ms
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.roofline import Roofline
 from autosac.estimator.tiled import TiledMatmul
@@ -70,8 +74,9 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
     shipped: list[OperatorModel] = []
     if learned:
-        shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware)]
-        shipped += [TiledMatmul(hardware, tf32=tf32), LearnedMemory(hardware)]
+        shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware), GeneratedKernels(hardware)]
+        shipped += [TiledMatmul(hardware, tf32=tf32), Latencies(hardware), LearnedMemory(hardware)]
+        shipped.append(Convolutions(hardware, tf32=conv_tf32))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
     collectives: CollectiveModel = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
     if hardware.corrected and learned:
@@ -99,7 +104,9 @@ def price(
 
     float32 matrix products run at the plain float32 rate unless the job allows TF32
     (``trace.info.matmul_allows_tf32``); float32 convolutions use TF32, as cuDNN does in PyTorch, unless it forbids that
-    (``trace.info.cudnn_allows_tf32``). On a calibrated CPU the operators also pay for the state of its memory.
+    (``trace.info.cudnn_allows_tf32``). Products are slower under the profile's power cap.
+
+    On a calibrated CPU the operators also pay for the state of its memory.
     """
     cluster = cluster or default_cluster(hardware, trace.info.world_size)
     if models is None:
@@ -111,6 +118,8 @@ def price(
         zip(priced, first_estimates(models.operators, [trace.signatures[i] for i in priced]), strict=True)
     )
     pricing = _assemble(trace, estimates, transfers)
+    if hardware.power_limit_w:
+        pricing = replace(pricing, event_ms=capped_ms(trace, pricing.event_ms, hardware))
     if hardware.device == "cpu" and hardware.calibrated:
         memory = load_calibrated(hardware.calibrated).memory
         if memory is not None:

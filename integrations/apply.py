@@ -3,7 +3,8 @@
 A checkpointed module (`Checkpointed`) runs its forward as it is. What autograd saves in it is exchanged for what the plan
 keeps and a tape of the operators, from which the rest is made again in the backward (`tape`, `recomputation`). In a module
 that is being compiled, PyTorch's own selective checkpointing takes the same decisions: the compiler understands only that,
-and turns the decisions into tags on its graph (`compiled_modes`).
+and turns the decisions into tags on its graph (`compiled_modes`). What a plan leaves to the compiler is a memory budget of its
+partitioner: of a unit's own graph, or of all that is compiled.
 
 It composes with FSDP, tensor parallelism and `torch.compile` in TorchTitan's order: tensor parallelism, `apply`, compile,
 FSDP. Before anything is changed, the plan is compared with the model (`check`).
@@ -11,7 +12,9 @@ FSDP. Before anything is changed, the plan is compared with the model (`check`).
 
 from __future__ import annotations
 
+import hashlib
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from autosac.errors import PlanError
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import find_module, is_compiled, parameters_of
-from autosac.integrations.recompute import compiled_parts
+from autosac.integrations.recompute import compiled_parts, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
 from autosac.integrations.recompute.offload import Offloader
@@ -37,6 +40,7 @@ __all__ = ["PlanMismatchWarning", "RecomputationError", "apply", "check"]
 
 # How many forwards of each unit on an accelerator have their recomputation compared with what was saved; on the CPU all have.
 AUDITED_FORWARDS = 2
+_HAS_BUDGETS = hasattr(torch.autograd.graph, "region_activation_memory_budget")  # from torch 2.13 on
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
@@ -48,8 +52,25 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     units = check(model, plan)
     offloader = Offloader() if plan.offloads else None
     for unit, module in units:
-        become(module, Checkpointed, _Checkpointing(unit, plan.settings, offloader))
+        become(module, Checkpointed, _Checkpointing(unit, plan.settings, offloader), _variant(unit, plan.settings))
+    if plan.needs_compiler:
+        _set_partitioner(plan.settings.memory_budget)
     return model
+
+
+def _set_partitioner(budget: float) -> None:
+    """For all that is compiled from now on."""
+    config = torch._functorch.config
+    if budget != 1:
+        config.activation_memory_budget = budget
+    if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
+        # Of graphs under tensor parallelism meshes are inputs; torch 2.13 fails if it is to say how large they are.
+        config.unsafe_treat_script_objects_as_zero_size = True
+
+
+def _variant(unit: Unit, settings: Settings) -> str:
+    """Equal for units that are compiled alike."""
+    return hashlib.sha256(repr((unit.policy, settings)).encode()).hexdigest()[:16]
 
 
 class Checkpointed(UnitModule):
@@ -75,13 +96,18 @@ class _Checkpointing:
     def __init__(self, unit: Unit, settings: Settings, offloader: Offloader | None) -> None:
         self._made_of = unit, settings
         self.policy = UnitDecisions(unit)
-        self.compiled = partial(
-            checkpoint,
-            use_reentrant=False,
-            preserve_rng_state=True,  # without it a recomputed dropout would be another one
-            early_stop=settings.early_stop,
-            context_fn=context_fn(self.policy, offloads=offloader is not None),
+        self.compiled: Callable[..., Any] = (
+            partial(_within_budget, repr(unit.memory_budget))
+            if unit.memory_budget is not None
+            else partial(
+                checkpoint,
+                use_reentrant=False,
+                preserve_rng_state=True,  # without it a recomputed dropout would be another one
+                early_stop=settings.early_stop,
+                context_fn=context_fn(self.policy, _variant(unit, settings), offloads=offloader is not None),
+            )
         )
+        self._of_compiler = unit.memory_budget is not None
         self._offloader = offloader
         self._forwards = 0
 
@@ -95,11 +121,17 @@ class _Checkpointing:
 
     def run(self, module: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward with gradients, outside of compiled code."""
+        if self._of_compiler:
+            raise PlanError(
+                f"the plan leaves {self.policy.fqn} to the compiler, but the module is not compiled: compile it, or plan for "
+                "the job as it is"
+            )
         if not self._forwards:
             quiet_hooks(module)
             compiled_parts.prepare(module)
+            transforms.prepare()
         self._forwards += 1
-        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._is_audited(module))
+        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._forwards <= AUDITED_FORWARDS)
         tape.gathering = Gathering(module)
         with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), RecordingMode(tape):
             out = module.original_forward(*args, **kwargs)
@@ -108,11 +140,11 @@ class _Checkpointing:
             self._offloader.forward_ended(tape)
         return out
 
-    def _is_audited(self, module: nn.Module) -> bool:
-        if self._forwards <= AUDITED_FORWARDS:
-            return True
-        first = next(module.parameters(), None)
-        return first is None or first.device.type == "cpu"
+
+def _within_budget(budget: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The module's result; the partitioner of its graph obeys the budget (a text: Dynamo makes variables of numbers)."""
+    with torch.autograd.graph.region_activation_memory_budget(float(budget)):
+        return forward(*args, **kwargs)
 
 
 def _checkpointing(unit: Unit, settings: Settings, offloads: bool) -> _Checkpointing:
@@ -129,6 +161,8 @@ def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
     partial = plan.made_for.pipeline_stages > 1
     _compare(dict(running), dict(plan.made_for.parameters), "the model", partial=partial)
     found = []
+    if any(unit.memory_budget is not None for unit in plan.units) and not _HAS_BUDGETS:
+        raise PlanError(f"the plan gives modules memory budgets of their own, which torch {torch.__version__} has not")
     for unit in plan.units:
         module = find_module(model, unit.fqn)
         if module is None:

@@ -82,8 +82,8 @@ class _ObservingMode(CountingMode):
         kwargs = kwargs or {}
         if quiet.depth or not (is_counted(func) or is_view(func)):
             return func(*args, **kwargs)
-        occurrence = self._keyer.occurrence(func)
         self._region.op_begin()
         out = func(*args, **kwargs)
+        occurrence = self._keyer.occurrence(func)  # an operator that raises does not count: the module may catch that
         self._region.op_end(op_name(func), occurrence, func, args, kwargs, out)
         return out

@@ -59,7 +59,7 @@ class Verdict:
     def __str__(self) -> str:
         """One line for people."""
         if self.outcome is Outcome.FITS:
-            return self.outcome.value
+            return str(self.outcome.value)
         where = f"at {self.op} in {self.module or 'the step'}"
         if self.outcome is Outcome.FITS_AFTER_RETRY:
             return f"{self.outcome.value} {where} (slow)"

@@ -121,7 +121,7 @@ def _shares(start: Times, end: Times, without: tuple[Times, Times]) -> Times:
     counted = (number > 0) & (np.searchsorted(without[0], middle) == np.searchsorted(without[1], middle))
     parts = np.where(counted, np.diff(points) / np.maximum(number, 1), 0.0)
     passed = np.concatenate([[0.0], np.cumsum(parts)])
-    return passed[np.searchsorted(points, end)] - passed[np.searchsorted(points, start)]
+    return np.asarray(passed[np.searchsorted(points, end)] - passed[np.searchsorted(points, start)])
 
 
 def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompute_cost_ms: float) -> Breakdown:

@@ -124,7 +124,7 @@ INSTANT_HOST = HostModel(
 """A host that costs nothing: the step is bound by the device alone."""
 
 
-PLANNED_MODES = 2.0
+PLANNED_MODES = 1.5
 """What the forward of a plan's unit pays for each operator, in selective_op_us (`python -m benchmarks.recording`)."""
 
 

@@ -214,7 +214,7 @@ class GlobalProblem:
         moved = np.zeros(len(self.points), dtype=np.int64)
         np.add.at(moved, rows[:, 0], np.array(change, dtype=np.int64)[rows[:, 1]] * (rows[:, 3] - rows[:, 2]))
         extra = [sum(e for u, e in p.extras if kept_bytes[u] is not None) for p in self.points]
-        return np.array([p.base_bytes for p in self.points]) + np.cumsum(moved) + np.array(extra)
+        return np.asarray(np.array([p.base_bytes for p in self.points]) + np.cumsum(moved) + np.array(extra))
 
     def recompute_ms(self, discard_fraction: Sequence[float | None]) -> float:
         """Recomputation by the curves for a decision: fraction discarded, None where not checkpointed."""

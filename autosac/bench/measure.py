@@ -124,6 +124,7 @@ def main() -> None:
 
 def _build(make_step: Callable[..., Any], device: Any, plan_file: str | None) -> Callable[[], Any]:
     made = make_step(device)
+    step: Callable[[], Any]
     model, step = made if isinstance(made, tuple) else (None, made)
     if plan_file is not None:
         from autosac.integrations.apply import apply
@@ -186,7 +187,7 @@ def cpu_peak_bytes(build: Callable[[], Callable[[], Any]]) -> int:
     changes.sort(key=lambda e: e.start_ns())
     present = [0, *itertools.accumulate(e.nbytes() for e in changes)]
     before = sum(e.start_ns() < second_ns for e in changes)
-    return max(present[before:])
+    return int(max(present[before:]))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ selective-N         every N-th block is checkpointed (TorchTitan's layer-wise se
 selective-op        every block; attention, and every second matrix product of it, are kept (TorchTitan's list)
 memory-budget-F     torch.compile decides, AOTAutograd's min-cut partitioner with activation_memory_budget = F;
                     TorchTitan jobs only
+NAME+early-stop     full, selective-N or selective-op, each recomputation ending with what the backward needs last
+                    (TorchTitan's early_stop, off by default); TorchTitan jobs only
 pareto, ilp,        AutoSAC with this local solver, under the budget
 greedy, knapsack
 joint               AutoSAC with one MILP over all operators of all modules (the exact reference)
@@ -32,6 +34,7 @@ from autosac.plans import Plan, Unit
 JOINT = "joint"
 PLANNED = (*SOLVERS, JOINT)
 _FIXED = ("none", "full", "selective-op")
+_EARLY = "+early-stop"
 # What TorchTitan's selective-op keeps, as far as eager models run it (its matrix products: every second one).
 _KEPT_OPERATORS = frozenset(
     {
@@ -53,12 +56,24 @@ class Policy:
     name: str
 
     def __post_init__(self) -> None:
-        known = self.name in (*_FIXED, *PLANNED) or self.layer_interval or self.memory_budget is not None
-        if not known:
+        known = self.mode in _FIXED or self.layer_interval or self.memory_budget is not None
+        if self.stops_early:
+            known = self.mode in ("full", "selective-op") or self.layer_interval
+        if not (known or self.planned):
             raise UsageError(
-                f"unknown policy {self.name!r}: choose from {', '.join(_FIXED)}, selective-N (N >= 1), "
-                f"memory-budget-F (0 <= F <= 1), {', '.join(PLANNED)}"
+                f"unknown policy {self.name!r}: choose from {', '.join(_FIXED)}, selective-N (N >= 1), each but none also "
+                f"with {_EARLY}, memory-budget-F (0 <= F <= 1), {', '.join(PLANNED)}"
             )
+
+    @property
+    def stops_early(self) -> bool:
+        """Recomputation ends with what the backward needs last."""
+        return self.name.endswith(_EARLY)
+
+    @property
+    def mode(self) -> str:
+        """What is checkpointed, early stop or not."""
+        return self.name.removesuffix(_EARLY)
 
     @property
     def planned(self) -> bool:
@@ -68,7 +83,7 @@ class Policy:
     @property
     def layer_interval(self) -> int | None:
         """The N of selective-N."""
-        match = re.fullmatch(r"selective-([1-9][0-9]{0,8})", self.name)
+        match = re.fullmatch(r"selective-([1-9][0-9]{0,8})", self.mode)
         return int(match[1]) if match else None
 
     @property

@@ -135,7 +135,9 @@ class TitanSubject:
         if policy.name == "none":
             return self.observed()
         if policy.memory_budget is None:
-            return self._capture(self._job.request(policy.name))
+            request = self._job.request(policy.mode)
+            early = ("--activation_checkpoint.early_stop",) if policy.stops_early else ()
+            return self._capture(replace(request, overrides=(*request.overrides, *early)))
         mode = ("memory_budget", "--activation_checkpoint.memory_budget", str(policy.memory_budget))
         return self._capture(self._compiled("--activation_checkpoint.mode", *mode))
 

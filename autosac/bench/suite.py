@@ -137,8 +137,9 @@ class Suite:
         if any(policy.planned for policy in self.policies):
             make_backend(self.milp)
         for model in self.models:
-            if model.make_step and any(policy.memory_budget is not None for policy in self.policies):
-                raise UsageError(f"memory-budget policies are for TorchTitan jobs; {model.name!r} is an eager model")
+            theirs = [p.name for p in self.policies if p.memory_budget is not None or p.stops_early]
+            if model.make_step and theirs:
+                raise UsageError(f"the policy {theirs[0]} is for TorchTitan jobs; {model.name!r} is an eager model")
         if self.case_study is not None:
             self.find(self.case_study.model, self.case_study.configuration)
             self._bytes(self.case_study.budgets)

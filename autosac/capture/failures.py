@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
 
 from autosac.capture.record.sources import innermost_line
@@ -35,6 +36,11 @@ _REMEDIES = {
         "the step hands the memory of a tensor to code that is not PyTorch's (an extension, a real process group), and "
         "simulated tensors have none: leave that out of the captured step"
     ),
+    "tensors_saved_with_vc_check": (
+        "this torch ({torch}) cannot train the job: its compiler fails on modules that are checkpointed under tensor "
+        "parallelism, in the real job too; use torch 2.11 or 2.14.1, or leave checkpointing to the compiler "
+        '(activation_checkpoint.mode = "memory_budget")'
+    ),
     "DataDependentOutputException": (
         "the step asks whether tensors have certain values, which simulated ones have not: leave the check out"
     ),
@@ -58,7 +64,8 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
     where = innermost_line(error.__traceback__)
     for part, remedy in _REMEDIES.items():
         if part in f"{type(error).__name__}: {error}":
-            return CaptureError(f"{doing}: {remedy} (at {where})")
+            told = remedy.replace("{torch}", str(getattr(sys.modules.get("torch"), "__version__", "")))
+            return CaptureError(f"{doing}: {told} (at {where})")
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__

@@ -24,9 +24,9 @@ class TitanRequest:
     "none", "full", "selective-op", "selective-<N>", or "plan" with the file `plan_file`. `observe` records the regions of all
     modules that could be checkpointed (implies "none", and a model that is not compiled). `stage_inputs`: with pipeline
     parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank gives it in its
-    trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` is the index of a cut
-    that is made where the layers are alike (`autosac.capture.jobs.layers`). `loss_chunks`: in how many chunks of rows
-    the loss is computed (a plan decides itself). `moe_load`: how tokens spread over the experts of a mixture.
+    trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` the index of a cut
+    made where the layers are alike, -2 for the smallest (`autosac.capture.jobs.layers`). `loss_chunks`: in how many chunks
+    of rows the loss is computed (a plan decides itself). `moe_load`: how tokens spread over the experts of a mixture.
     """
 
     config_file: str | None

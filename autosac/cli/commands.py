@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from autosac.cli.catalogue import clusters, gpus
 from autosac.cli.completion import completion
 from autosac.cli.progress import progress_line
 from autosac.cli.script import script
+from autosac.cli.search import search
 from autosac.cli.simulated import check_pictures, simulation_document, with_models, write_pictures
 from autosac.display.picture_needs import check_drawable
 from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
@@ -44,7 +45,7 @@ _DRAWS = 8
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)
-    known = (plan, simulate, script, explain, diff, bench, calibrate, gpus, clusters, cache, completion)
+    known = (plan, simulate, script, explain, diff, search, bench, calibrate, gpus, clusters, cache, completion)
     {function.__name__: function for function in known}[arguments.run](arguments)
 
 
@@ -57,16 +58,25 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         rank=arguments.rank or 0,
         cluster=arguments.cluster,
         allocator=arguments.alloc_conf,
-        moe_load=MoELoad.parse(arguments.moe_load, arguments.moe_seed),
+        power_limit_w=arguments.power_limit,
+        moe_load=_moe_load(arguments),
         debug=arguments.debug,
         use_cache=not arguments.no_cache,
         progress=progress,
     )
 
 
+def _moe_load(arguments: argparse.Namespace) -> MoELoad:
+    try:
+        load = MoELoad.parse(arguments.moe_load)
+    except UsageError as e:
+        raise UsageError(f"--moe-load {arguments.moe_load}: {e}") from None
+    return replace(load, seed=arguments.moe_seed)
+
+
 def _draws(arguments: argparse.Namespace) -> int:
     """Number of draws of the expert load; 0: it is balanced, nothing is drawn."""
-    drawn = not MoELoad.parse(arguments.moe_load, arguments.moe_seed).is_balanced
+    drawn = not _moe_load(arguments).is_balanced
     if not drawn and (arguments.moe_draws is not None or arguments.moe_seed):
         raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, power-law or zipf")
     return (arguments.moe_draws or _DRAWS) if drawn else 0
@@ -353,7 +363,13 @@ def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation
                 "needs the job"
             )
         allocator = TITAN_ALLOCATOR if arguments.alloc_conf is None else arguments.alloc_conf
-        target = Target.of(arguments.gpu, world_size, cluster=arguments.cluster, allocator=allocator)
+        target = Target.of(
+            arguments.gpu,
+            world_size,
+            cluster=arguments.cluster,
+            allocator=allocator,
+            power_limit_w=arguments.power_limit,
+        )
         return simulation_of(trace, target), {}
     return simulate_job(
         _job(arguments, progress),
@@ -383,8 +399,8 @@ def explain(arguments: argparse.Namespace) -> None:
             out.print(reports.reasons_table(plan))
         shown: set[object] = set()
         for unit in units:
-            if unit.decisions not in shown:
-                shown.add(unit.decisions)
+            if (unit.memory_budget, unit.decisions) not in shown:
+                shown.add((unit.memory_budget, unit.decisions))
                 out.print(reports.decision_table(unit, plan))
     else:
         out.print(reports.decision_table(units[0], plan))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autosac.limits import parse_whole
 
+_MOST_WATTS = 10_000
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
 
 
@@ -39,6 +40,14 @@ def decimal(text: str) -> float:
     if not _DECIMAL.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return float(text)
+
+
+def watts(text: str) -> float:
+    """An option's type: a power such as "500W" or "500"; from 1 to 10,000 watts."""
+    number = text[:-1] if text[-1:] in ("W", "w") else text
+    if not _DECIMAL.fullmatch(number) or not 1 <= float(number) <= _MOST_WATTS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a power from 1W to {_MOST_WATTS}W")
+    return float(number)
 
 
 def filled(text: str) -> str:

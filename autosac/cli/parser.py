@@ -1,4 +1,4 @@
-"""The command line: ``autosac plan | simulate | run | explain | diff | bench | calibrate | ...``.
+"""The command line: ``autosac plan | simulate | run | explain | diff | search | bench | calibrate | ...``.
 
 One parser; errors are printed in one place, on one line of standard error. Exit codes: 0 done, 1 the job cannot be done
 (no plan fits, it cannot be captured), 2 wrong usage (arguments, files, settings), 128 + N stopped by signal N (130: Ctrl-C,
@@ -21,8 +21,9 @@ from typing import NoReturn
 from autosac.choices import CURVES, LEVERS, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
-from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
 from autosac.cli.script_options import add_breakdowns, add_script
+from autosac.cli.search import add_search
 from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_script(commands)
     _add_explain(commands)
     _add_diff(commands)
+    add_search(commands)
     add_bench(commands)
     add_calibrate(commands)
     add_gpus(commands)
@@ -97,6 +99,13 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         "--cluster",
         type=filled,
         help="cluster name (such as hgx-h100; see autosac clusters) or file (default: the usual cluster of the GPU)",
+    )
+    machine.add_argument(
+        "--power-limit",
+        type=watts,
+        metavar="WATTS",
+        default=None,
+        help="power cap of each GPU, such as 500W (default: the profile's, if it has one)",
     )
     machine.add_argument(
         "--alloc-conf",
@@ -325,8 +334,18 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _open_streams() -> None:
+    """What is said on a stream that the shell has closed goes nowhere; no file of ours gets its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
+    _open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     overrides: list[str] = []
     if "--" in arguments:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autosac.display.terminal import PlainConsole
+from autosac.torch_version import too_new
 
 INTERVAL_S = 10.0
 _START = "starting the capture process"
@@ -22,6 +23,8 @@ _START = "starting the capture process"
 def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
     """A function that says what is being done now. It may be called from any thread."""
     stderr = PlainConsole(stderr=True)
+    if enabled and (warning := too_new()) is not None:
+        print(f"autosac: {warning}", file=sys.stderr, flush=True)
     if not enabled:
         yield lambda _: None
     elif not stderr.is_terminal:

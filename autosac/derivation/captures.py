@@ -9,7 +9,7 @@ from typing import Protocol
 from autosac.derivation.deriver import Deriver
 from autosac.derivation.steps import NotDerivableError
 from autosac.errors import CaptureError
-from autosac.plans import Plan, Unit
+from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import Simulation, simulation_of
 
 
@@ -34,7 +34,7 @@ class Derivation:
         self._units = units
         self._deriver: Deriver | None = None
         self._derived: dict[int, Simulation] = {}
-        self._captured: dict[tuple[Unit, ...], Simulation] = {}
+        self._captured: dict[tuple[tuple[Unit, ...], Settings], Simulation] = {}
         self._wrong = False
         observed = captures.observed().trace
         if observed.info.compiled:
@@ -44,8 +44,8 @@ class Derivation:
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
-        if plan.units in self._captured:
-            return self._captured[plan.units]
+        if (plan.units, plan.settings) in self._captured:
+            return self._captured[plan.units, plan.settings]
         if self._deriver is not None and not plan.offloads:  # copies on other streams are in no template
             try:
                 self._cover(plan)
@@ -55,12 +55,12 @@ class Derivation:
             else:
                 self._derived[id(simulation)] = simulation
                 return simulation
-        captured = self._captured[plan.units] = self._captures.under(plan)
+        captured = self._captured[plan.units, plan.settings] = self._captures.under(plan)
         return captured
 
     def expect(self, plan: Plan) -> None:
         """`confirm` will most likely be asked for this plan."""
-        if self._deriver is not None and plan.units not in self._captured:
+        if self._deriver is not None and (plan.units, plan.settings) not in self._captured:
             self._captures.begin(plan)
 
     def is_derived(self, simulation: Simulation) -> bool:
@@ -72,9 +72,9 @@ class Derivation:
         from now on all steps are captured.
         """
         if not self.is_derived(simulation):
-            self._captured[plan.units] = simulation
+            self._captured[plan.units, plan.settings] = simulation
             return True
-        captured = self._captured[plan.units] = self._captures.under(plan)
+        captured = self._captured[plan.units, plan.settings] = self._captures.under(plan)
         if _agree(captured, simulation):
             return True
         self._deriver = None

@@ -191,15 +191,16 @@ class Keeper:
 
 
 def _renamed(row: Any, names: Mapping[int, int]) -> Event:
-    kind = type(row)
+    kind, renamed = type(row), row
     if kind is Op or kind is Collective:
         if not names.keys().isdisjoint(row.inputs) or not names.keys().isdisjoint(row.outputs):
-            return row._replace(
+            renamed = row._replace(
                 inputs=tuple(names.get(s, s) for s in row.inputs), outputs=tuple(names.get(s, s) for s in row.outputs)
             )
     elif (kind is Free or kind is RecordStream) and row.storage in names:
-        return row._replace(storage=names[row.storage])
-    return row
+        renamed = row._replace(storage=names[row.storage])
+    result: Event = renamed
+    return result
 
 
 class Need:

@@ -230,7 +230,7 @@ class _Mixture:
 
     def _translated(self, k: int, event: Any) -> Event:
         """The row in the result's numbering."""
-        kind = type(event)
+        kind, translated = type(event), event
         tables = self._tables
         if kind is Op:
             signature, stream, module, phase, source, inputs, outputs = event
@@ -244,9 +244,9 @@ class _Mixture:
                 tuple([self._name(k, s) for s in outputs]),
             )
         if kind is Alloc or kind is Free or kind is RecordStream:
-            return event._replace(storage=self._name(k, event.storage))
-        if kind is Collective:
-            return event._replace(
+            translated = event._replace(storage=self._name(k, event.storage))
+        elif kind is Collective:
+            translated = event._replace(
                 group=tables.group_maps[k][event.group],
                 work=self._work(k, event.work),
                 signature=tables.signature_maps[k][event.signature],
@@ -254,11 +254,12 @@ class _Mixture:
                 inputs=tuple([self._name(k, s) for s in event.inputs]),
                 outputs=tuple([self._name(k, s) for s in event.outputs]),
             )
-        if kind is WorkWait:
-            return event._replace(work=self._work(k, event.work))
-        if kind is EventRecord or kind is EventWait:
-            return event._replace(event=self._events[k].get(event.event, event.event))
-        return event
+        elif kind is WorkWait:
+            translated = event._replace(work=self._work(k, event.work))
+        elif kind is EventRecord or kind is EventWait:
+            translated = event._replace(event=self._events[k].get(event.event, event.event))
+        row: Event = translated
+        return row
 
     def _name(self, k: int, storage: int) -> int:
         """The storage's number in the result; one that only capture k has gets a new one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autosac.display.printable import printable
@@ -66,6 +66,19 @@ def check_job_file(path: str, overrides: Sequence[str], world_size: int) -> None
     _check_degrees(settings, world_size)
     _check_division(settings, world_size)
     _check_pipeline(settings)
+
+
+def read_setting(path: str, overrides: Sequence[str]) -> Callable[[str], Any]:
+    """A function that says what a checked job has for a setting ("training.seq_len"), as it is written: in the arguments, the
+    file, or TorchTitan's defaults; None if nobody says.
+    """
+    settings = _Settings(parse_toml(read_bounded(path, TEXT_BYTES)), titan_source.sections(), overrides, path)
+
+    def read(name: str) -> Any:
+        value = settings.text(name)
+        return None if value is UNKNOWN else value
+
+    return read
 
 
 def _own_settings(document: Mapping[str, Any], overrides: Sequence[str]) -> bool:
@@ -189,7 +202,7 @@ class _Settings:
         path: str,
     ) -> None:
         self._document, self._known, self._path = document, known, path
-        self._given = _given(overrides)
+        self._given = given_settings(overrides)
 
     def text(self, name: str) -> Any:
         """The value as it is written; `UNKNOWN` if nobody says."""
@@ -229,8 +242,10 @@ class _Settings:
                 raise UsageError(f"{self.said(name)}: expected a whole number from {least} to {most}{also}")
 
 
-def _given(overrides: Sequence[str]) -> dict[str, str]:
-    """The values of arguments of the form ``--section.name value`` or ``--section.name=value``, the last one of each."""
+def given_settings(overrides: Sequence[str]) -> dict[str, str]:
+    """The values of arguments of the form ``--section.name value``, ``--section.name=value``, and of switches
+    (``--section.name``, ``--section.no-name``: "True", "False"), by the names of the settings; the last one of each.
+    """
     found: dict[str, str] = {}
     for i, word in enumerate(overrides):
         option, equals, value = word.partition("=")
@@ -239,8 +254,11 @@ def _given(overrides: Sequence[str]) -> dict[str, str]:
         name = option[2:].replace("-", "_")
         if equals:
             found[name] = value
-        elif i + 1 < len(overrides):
+        elif i + 1 < len(overrides) and not overrides[i + 1].startswith("--"):
             found[name] = overrides[i + 1]
+        else:
+            section, _, key = name.partition(".")
+            found[f"{section}.{key.removeprefix('no_')}"] = str(not key.startswith("no_"))
     return found
 
 

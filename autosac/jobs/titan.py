@@ -16,7 +16,7 @@ from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
 from autosac.limits import MOST_GPUS, world_size_of_environment
-from autosac.plans import Plan, Unit
+from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.titan.version import check_job, has_python_jobs
 from autosac.trace import Trace, TraceInfo
@@ -63,6 +63,7 @@ class TitanJob:
         rank: int = 0,
         cluster: str | None = None,
         allocator: str | None = None,
+        power_limit_w: float | None = None,
         moe_load: MoELoad | None = None,
         debug: bool = False,
         use_cache: bool = True,
@@ -79,7 +80,11 @@ class TitanJob:
         return TitanJob(
             config_file=config_file,
             target=Target.of(
-                gpu, world_size, cluster=cluster, allocator=TITAN_ALLOCATOR if allocator is None else allocator
+                gpu,
+                world_size,
+                cluster=cluster,
+                allocator=TITAN_ALLOCATOR if allocator is None else allocator,
+                power_limit_w=power_limit_w,
             ),
             overrides=tuple(overrides),
             world_size=world_size,
@@ -160,7 +165,7 @@ class TitanCaptures:
         self.job = job
         self._server = server
         self._folder = folder
-        self._under_plans: dict[tuple[Unit, ...], Future[Trace]] = {}
+        self._under_plans: dict[tuple[tuple[Unit, ...], Settings], Future[Trace]] = {}
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
@@ -249,15 +254,15 @@ class TitanCaptures:
 
     def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan, unless that has begun."""
-        if plan.units not in self._under_plans:
+        if (plan.units, plan.settings) not in self._under_plans:
             path = self._folder / f"plan{len(self._under_plans) + 1}.json"
             plan.save(path)
-            self._under_plans[plan.units] = self._server.submit(self.job.request(plan_file=str(path)))
+            self._under_plans[plan.units, plan.settings] = self._server.submit(self.job.request(plan_file=str(path)))
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
         self.begin(plan)
-        return simulation_of(self._under_plans[plan.units].result(), self.job.target, plan)
+        return simulation_of(self._under_plans[plan.units, plan.settings].result(), self.job.target, plan)
 
 
 class _Baselines(Mapping[str, Simulation]):

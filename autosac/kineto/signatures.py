@@ -123,7 +123,7 @@ class _Recorder(TorchDispatchMode):
     """Keeps the first operator that is called, as a capture records it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's has no types
         self.table = SignatureTable("meta")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

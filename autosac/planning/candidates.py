@@ -18,6 +18,9 @@ class Verifier(Protocol):
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
+    def is_derived(self, simulation: Simulation) -> bool:
+        """Whether the simulation cost no capture."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -54,9 +57,9 @@ class Candidates:
     def verify(
         self, plan: Plan, solution: TwoLevelSolution | None = None, costs: Costs | None = None, mirrors: str = ""
     ) -> Candidate:
-        """The candidate with the plan's units, simulated if there is none yet."""
+        """The candidate with the plan's units and settings, simulated if there is none yet."""
         for known in self.verified:
-            if known.plan.units == plan.units:
+            if known.plan.units == plan.units and known.plan.settings == plan.settings:
                 return known
         self._progress(f"{self._doing} (plan {len(self.verified) + 1})")
         simulation = self._verifier.under(plan)

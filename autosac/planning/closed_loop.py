@@ -23,9 +23,12 @@ from autosac.derivation import CaptureSource as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
 from autosac.planning.candidates import Candidate
+from autosac.planning.compiled_policies import compiled_prices, groups_of
+from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.offloading import Offloading
 from autosac.planning.planner import Goal, Planner, full_plan, plan_of
 from autosac.planning.search import Search
+from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Plan, Prediction
 from autosac.progress import Parts
 from autosac.quantities import format_ms
@@ -105,9 +108,11 @@ def make_plans(
             continue
         if search is None or derivation is None:
             progress("simulating the step without checkpointing")
-            planner = Planner(base, goal)
+            planner = planner_for(base, baselines["none"], goal)
             derivation = derivation_for(captures, planner)
-            search = Search(derivation, planner, progress)
+            mixes = _mixes(captures, planner, baselines["none"], progress)
+            partly_compiled = base.trace.info.compiled and mixes is None
+            search = Search(derivation, planner, progress, mixes, partly_compiled=partly_compiled)
             offloading = Offloading(planner, derivation, progress) if goal.offload else None
         try:
             best = find_verified(search, derivation, wanted, baselines, progress)
@@ -139,6 +144,23 @@ def make_plans(
         return Planned(plan=plan, simulation=best.simulation, notes=(*notes, *faster, *failures))
 
     return tuple(map(planned, budgets_bytes))
+
+
+def planner_for(base: Simulation, none: Simulation, goal: Goal) -> Planner:
+    """The planner of an observed step, whose prices are those of the job's own step without checkpointing, compiled or not."""
+    if not base.trace.info.compiled:
+        return Planner(base, goal)
+    return Planner(base, goal, UnitPolicies(base, curve=goal.curve, event_ms=compiled_prices(base, none)))
+
+
+def _mixes(
+    captures: Captures, planner: Planner, none: Simulation, progress: Callable[[str], None]
+) -> CompiledMixes | None:
+    """Who mixes policies, where layers are compiled as a whole."""
+    if not planner.base.trace.info.compiled:
+        return None
+    groups = groups_of(planner.policies, none.trace)
+    return CompiledMixes(groups, none, planner.base, captures.begin, progress) if groups else None
 
 
 def derivation_for(captures: Derivable, planner: Planner) -> Derivation:

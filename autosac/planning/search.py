@@ -8,6 +8,9 @@ verified on the way competes, by its simulated step.
 The solver knows of active memory only. Where the budget bounds what the allocator reserves, two more plans may compete: one
 for which it may reserve less, as equal units keep nearly the same (`_level`), and whatever baseline is faster than all that
 was found, as a plan (`compete`). What is left of the budget then goes to a few more plans (`_spend`).
+
+Where the layers are compiled as a whole, plans are mixes of measured policies instead (`compiled_search`). Where only parts of
+them are, a memory budget of the compiler's partitioner competes (`_leave_to_compiler`).
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from dataclasses import replace
 
 from autosac.errors import InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
+from autosac.planning.compiled_policies import BUDGETS
+from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.idle_notes import idle_notes
-from autosac.planning.planner import Costs, Goal, Planner
+from autosac.planning.planner import Costs, Goal, Planner, plan_of
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
 
@@ -41,7 +46,18 @@ _SHORTER = 0.999
 class Search:
     """Verifies plans of one planner for one budget after the other; what was verified counts for every budget."""
 
-    def __init__(self, verifier: Verifier, planner: Planner, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        verifier: Verifier,
+        planner: Planner,
+        progress: Callable[[str], None],
+        mixes: CompiledMixes | None = None,
+        *,
+        partly_compiled: bool = False,
+    ) -> None:
+        self._mixes = mixes
+        self._partly_compiled = partly_compiled
+        self._verifier = verifier
         self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
         self._planner = planner
         self._progress = progress
@@ -56,6 +72,11 @@ class Search:
 
     def run(self, goal: Goal) -> Candidate | None:
         """The fastest verified plan that fits; None if there is none."""
+        if self._mixes is not None:
+            self._mixes.find(goal, self._candidates)
+            return self._fastest(goal)
+        if self._partly_compiled:
+            self._leave_to_compiler(goal)
         self._fit(goal, None)
         best = self._fastest(goal)
         if best is None:
@@ -78,6 +99,18 @@ class Search:
             self._level(goal, best)
         self._spend(goal)
         return self._fastest(goal)
+
+    def _leave_to_compiler(self, goal: Goal) -> None:
+        """Verify the largest memory budget of the compiler's partitioner that fits, for all that the job compiles."""
+        low, high = 0, len(BUDGETS)
+        while low < high:
+            middle = (low + high) // 2
+            plan = plan_of(self._planner.base, goal, ())
+            settings = replace(plan.settings, memory_budget=BUDGETS[middle])
+            if self._candidates.verify(replace(plan, settings=settings)).fits(goal):
+                low = middle + 1
+            else:
+                high = middle
 
     def _fit(self, goal: Goal, costs: Costs | None) -> None:
         """Verify plans until one fits and uses the budget, or no inner budget is left to try.
@@ -140,11 +173,14 @@ class Search:
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
 
     def _spend(self, goal: Goal) -> None:
-        """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit."""
+        """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit.
+
+        Only where steps are derived: a capture for each takes longer than the plans are worth.
+        """
         share = 1.0
         for _ in range(_LAST_TRIES):
             best = self._fastest(goal)
-            if best is None or best.solution is None:
+            if best is None or best.solution is None or not self._verifier.is_derived(best.simulation):
                 return
             left_bytes = goal.budget_bytes - best.simulation.peak_bytes(goal.budget_kind)
             worth_ms = best.solution.budgets.shadow_ms_per_gib * share * left_bytes / 2**30
@@ -168,7 +204,9 @@ class Search:
                 continue
             if best is not None and baseline.step_ms >= best.simulation.step_ms:
                 continue
-            mirror = self._planner.mirror(baseline)
+            mirror = self._mixes.mirror(goal, name) if self._mixes is not None else self._planner.mirror(baseline)
+            if mirror is None:
+                continue
             if mirror.units:
                 prices = best.plan.reasons if best is not None else ()
                 reasons = tuple(replace(reason, method=f"as the job's {name}", binding=()) for reason in prices)
@@ -215,7 +253,8 @@ class Search:
         plan can express.
         """
         kind = goal.budget_kind
-        smallest = self._candidates.verify(self._planner.smallest()).simulation
+        plan = self._planner.smallest() if self._mixes is None else self._mixes.smallest(goal)
+        smallest = self._candidates.verify(plan).simulation
         least = min(c.simulation.peak_bytes(kind) for c in self.verified)
         report = smallest.memory.peak()
         name = _least(baselines, kind)
@@ -271,6 +310,8 @@ class Search:
             price_ms = 0.0 if solution is None else solution.budgets.shadow_ms_per_gib
             if price_ms > 0:
                 found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
+        if self._mixes is not None:
+            found += self._mixes.notes(best)
         return tuple(found + list(self._planner.policies.refusals))
 
 

@@ -119,14 +119,18 @@ class UnitPolicy:
 
 
 class UnitPolicies:
-    """All modules of a captured step that may be checkpointed; `refusals` says of others why they may not."""
+    """All modules of a captured step that may be checkpointed; `refusals` says of others why they may not.
 
-    def __init__(self, base: Simulation, *, curve: str = "staircase") -> None:
+    `event_ms`: device time of its events, if not that of the simulation.
+    """
+
+    def __init__(self, base: Simulation, *, curve: str = "staircase", event_ms: Sequence[float] | None = None) -> None:
         self.base = base
         self._curve = curve
         trace = base.trace
-        compiled = trace.info.compiled  # what is compiled obeys PyTorch's own modes
-        estimator = SACEstimator(trace, base.pricing.event_ms.tolist(), on_demand=not compiled)
+        estimator = SACEstimator(
+            trace, base.pricing.event_ms.tolist() if event_ms is None else event_ms, on_demand=True
+        )
         self.modules = estimator.modules()
         fsdp = set(trace.info.fsdp_units)
         self.units: list[UnitPolicy] = []

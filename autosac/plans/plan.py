@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -77,6 +77,9 @@ class Decision:
 class Unit:
     """A module to wrap: its qualified name in the bare model, its decisions, and its parameters (name, global
     shape). `kept_bytes` is what the device holds of it, without what is offloaded.
+
+    With a `memory_budget` the module is compiled, and the compiler decides: it is the ``activation_memory_budget`` of
+    PyTorch's partitioner for this module (0 recomputes all, 1 is the compiler's own choice). There are no decisions then.
     """
 
     fqn: str
@@ -85,6 +88,12 @@ class Unit:
     recompute_ms: float
     decisions: tuple[Decision, ...]
     parameters: Parameters = ()
+    memory_budget: float | None = None
+
+    @property
+    def policy(self) -> tuple[float | None, tuple[tuple[str, int, bool, bool], ...]]:
+        """What is done in the unit: equal for units that may share one compiled graph."""
+        return self.memory_budget, tuple((d.op, d.occurrence, d.keep, d.offload) for d in self.decisions)
 
     @property
     def offloaded_bytes(self) -> int:
@@ -94,9 +103,13 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How units are checkpointed; the meaning is that of `torch.utils.checkpoint.checkpoint`'s arguments.
+    """What the job's settings of checkpointing say, as `torch.utils.checkpoint.checkpoint` names them.
 
-    `loss_chunks`: in how many chunks of rows the loss is computed (`autosac.integrations.chunked_loss`).
+    Compiled modules follow `early_stop`. Units that run eagerly recompute what is needed and nothing else, whatever it says.
+    All units draw the same random numbers again, whatever `preserve_rng_state` says.
+
+    `loss_chunks`: in how many chunks of rows the loss is computed (`autosac.integrations.chunked_loss`). `memory_budget`:
+    the ``activation_memory_budget`` of PyTorch's partitioner for whatever the job compiles (1: PyTorch's own default).
     """
 
     __pydantic_config__ = STRICT
@@ -104,6 +117,7 @@ class Settings:
     preserve_rng_state: bool = True
     early_stop: bool = True
     loss_chunks: Chunks = field(default=1, metadata=NEWER)
+    memory_budget: Fraction = field(default=1.0, metadata=NEWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +250,16 @@ class Plan:
         return file.plan(name)
 
     @property
+    def graphs(self) -> int:
+        """How many policies its units have: what a compiled job compiles one graph for, of each kind of module."""
+        return len({unit.policy for unit in self.units})
+
+    @property
+    def needs_compiler(self) -> bool:
+        """Whether it leaves anything to the compiler's partitioner."""
+        return self.settings.memory_budget != 1 or any(unit.memory_budget is not None for unit in self.units)
+
+    @property
     def offloads(self) -> bool:
         """Whether anything waits in host memory."""
         return any(decision.offload for unit in self.units for decision in unit.decisions)
@@ -261,6 +285,7 @@ class _UnitRow:
     recompute_ms: Milliseconds
     policy: Count
     layout: Count
+    memory_budget: Fraction | None = field(default=None, metadata=NEWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +328,7 @@ class _File:
             recompute_ms=row.recompute_ms,
             decisions=self.policies[row.policy],
             parameters=self.layouts[row.layout],
+            memory_budget=row.memory_budget,
         )
 
     def _check_numbering(self, name: str) -> None:
@@ -340,6 +366,7 @@ def _encode(plan: Plan) -> dict[str, Any]:
                 "recompute_ms": unit.recompute_ms,
                 "policy": policies.setdefault(unit.decisions, len(policies)),
                 "layout": layouts.setdefault(unit.parameters, len(layouts)),
+                **({} if unit.memory_budget is None else {"memory_budget": unit.memory_budget}),
             }
         )
     return {
@@ -358,8 +385,11 @@ def _encode(plan: Plan) -> dict[str, Any]:
 
 def _settings_row(settings: Settings) -> dict[str, Any]:
     row = asdict(settings)
-    if settings.loss_chunks == 1:  # as in plans of versions that did not know it
-        del row["loss_chunks"]
+    for each in fields(settings):
+        if (
+            each.metadata.get("newer") and row[each.name] == each.default
+        ):  # as in plans of versions that did not know it
+            del row[each.name]
     return row
 
 
@@ -393,6 +423,8 @@ def _check_units(units: tuple[Unit, ...], name: str) -> None:
         if unit.fqn in names:
             raise PlanError(f"{name} names the unit {unit.fqn} twice")
         names.add(unit.fqn)
+        if unit.memory_budget is not None and unit.decisions:
+            raise PlanError(f"{name} has decisions for {unit.fqn} and leaves it to the compiler with a memory budget")
         for decision in unit.decisions:
             if decision.offload and not decision.keep:
                 raise PlanError(f"{name} offloads {decision.op} of {unit.fqn}, which it does not keep")

@@ -46,7 +46,7 @@ class SimulatedClock:
         for name in _CLOCKS:
             self._replace(name)
         self._real["sleep"] = time.sleep
-        time.sleep = self._sleep
+        vars(time)["sleep"] = self._sleep
 
     def start(self, elapsed_s: Callable[[], float]) -> None:
         """From now on time is this moment plus the simulated time, in seconds, that `elapsed_s` tells."""

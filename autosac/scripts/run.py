@@ -78,7 +78,7 @@ class ScriptRun:
         self._note(
             f"losses and norms that the script reads are invented: they fall slowly from {_FIRST_LOSS:g}, and are finite"
         )
-        return _FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT
+        return float(_FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT)
 
     def _follow_steps(self, session: CaptureSession) -> None:
         self._steps = ScriptSteps(session.recorder, self, self._request.period)

@@ -63,7 +63,7 @@ def nested(type_name: str) -> dict[str, Field] | None:
 
 
 def model_facts(name: str, flavor: str) -> dict[str, int]:
-    """n_layers, n_heads and n_kv_heads of a model that comes with TorchTitan, as far as its source tells them."""
+    """n_layers, n_heads, n_kv_heads and n_experts of a model that comes with TorchTitan, as far as its source tells them."""
     root = _torchtitan()
     if root is None or not name.isidentifier():
         return {}
@@ -80,6 +80,11 @@ def model_facts(name: str, flavor: str) -> dict[str, int]:
             value = facts.get("n_heads", UNKNOWN)
         if type(value) is int:
             facts[fact] = value
+    for keyword in call.keywords:
+        if keyword.arg == "moe_args" and isinstance(keyword.value, ast.Call):
+            experts = {inner.arg: _literal(inner.value) for inner in keyword.value.keywords}.get("num_experts")
+            if type(experts) is int:
+                facts["n_experts"] = experts
     return facts
 
 

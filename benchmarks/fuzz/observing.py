@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from autosac.plans import Fingerprint
+from autosac.integrations.recompute.units import UnitModule, become
+from autosac.plans import ANY_SIZE, Fingerprint
 
 
 @dataclass
@@ -68,13 +69,17 @@ class _Seeing(TorchDispatchMode):
         number = self._counts.get(func, 0)
         self._counts[func] = number + 1
         name = str(func) if isinstance(func, torch._ops.OpOverload) else str(func.name())
-        outputs = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in _tensors(out))
+        outputs = tuple((_sizes(t), str(t.dtype).removeprefix("torch.")) for t in _tensors(out))
         random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         see = self._storages.of
         self.calls.append(
             Seen(name, number, outputs, random, see((args, kwargs)), see(_written(func, args, kwargs)), see(out))
         )
         return out
+
+
+def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(size if type(size) is int else ANY_SIZE for size in tensor.shape)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -90,6 +95,20 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     return found
 
 
+class _Observed(UnitModule):
+    """A module whose forward is seen."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result."""
+        if self._autosac is None or not torch.is_grad_enabled():
+            return self.original_forward(*args, **kwargs)
+        name, storages, found = self._autosac
+        with _Seeing(storages) as mode:
+            out = self.original_forward(*args, **kwargs)
+        found[name] = mode.calls
+        return out
+
+
 def observe(model: nn.Module, units: Collection[str]) -> dict[str, list[Seen]]:
     """From now on, what the last forward of each of these modules ran (with gradients on), by name.
 
@@ -97,24 +116,8 @@ def observe(model: nn.Module, units: Collection[str]) -> dict[str, list[Seen]]:
     """
     found: dict[str, list[Seen]] = {}
     storages = _Storages()
-
-    def observed(name: str, kind: type[nn.Module]) -> Any:
-        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return kind.__call__(self, *args, **kwargs)
-            with _Seeing(storages) as mode:
-                out = kind.__call__(self, *args, **kwargs)
-            found[name] = mode.calls
-            return out
-
-        return call
-
     for name in units:
-        module = model.get_submodule(name)
-        kind = type(module)
-        module.__class__ = type(
-            kind.__name__, (kind,), {"__call__": observed(name, kind), "__module__": kind.__module__}
-        )
+        become(model.get_submodule(name), _Observed, (name, storages, found))
     return found
 
 

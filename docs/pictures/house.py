@@ -24,7 +24,18 @@ from itertools import pairwise
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "autosac"
-CELLAR = ("choices", "display", "errors", "files", "interrupts", "limits", "progress", "quantities", "target")
+CELLAR = (
+    "choices",
+    "display",
+    "errors",
+    "files",
+    "interrupts",
+    "limits",
+    "progress",
+    "quantities",
+    "target",
+    "torch_version",
+)
 FRONT_DOOR = ("__init__", "__main__")
 
 Arrows = Mapping[tuple[str, str], int]

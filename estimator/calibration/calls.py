@@ -59,9 +59,9 @@ def build_call(signature: Signature, device: torch.device) -> Call:
         value = _value(parameter, given, rest, signature, device)
         if parameter.kwarg_only:
             if value is not None:
-                kwargs[parameter.name] = value
+                kwargs[parameter.name] = argument
         else:
-            args.append(value)
+            args.append(argument)
     if rest.left():
         raise NotReplayable(f"{signature.name}: {rest.left()} of its tensors have no place in {overload._schema}")
     return Call(signature, overload, tuple(args), kwargs)
@@ -239,12 +239,13 @@ def _attention_backward(signature: Signature, overload: Any, device: torch.devic
     missing = [a.name for a in overload._schema.arguments if a.name not in known and not a.has_default_value()]
     if missing:
         raise NotReplayable(f"{signature.name}: its argument {missing[0]} is not a result of the forward")
-    args, kwargs = [], {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for parameter in overload._schema.arguments:
-        value = known.get(parameter.name, parameter.default_value if parameter.has_default_value() else None)
+        argument = known.get(parameter.name, parameter.default_value if parameter.has_default_value() else None)
         if parameter.kwarg_only:
-            kwargs[parameter.name] = value
+            kwargs[parameter.name] = argument
         else:
-            args.append(value)
+            args.append(argument)
     assert math.prod(grad.shape) >= 0
     return Call(signature, overload, tuple(args), kwargs)

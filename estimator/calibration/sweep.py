@@ -56,7 +56,7 @@ class Draw:
 
     def size(self, low: int, high: int, step: int = 1) -> int:
         """Log-uniform between two sizes, a multiple of `step`."""
-        value = low * (max(high, low) / low) ** self.source.random()
+        value: float = low * (max(high, low) / low) ** self.source.random()
         return max(step, round(value / step) * step)
 
     def width(self, limit: int) -> int:
@@ -197,11 +197,11 @@ def _optimizers(d: Draw) -> None:
         parameter = nn.Parameter(torch.empty(count, device=d.device, dtype=d.dtype))
         parameter.grad = torch.empty_like(parameter)
         parameters.append(parameter)
-    rate = {"lr": 1e-3}
+    rate = 1e-3
     for optimizer in (
-        torch.optim.SGD(parameters, momentum=0.9, weight_decay=1e-4, **rate),
-        torch.optim.AdamW(parameters, **rate),
-        torch.optim.AdamW(parameters, fused=True, **rate),
+        torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=1e-4),
+        torch.optim.AdamW(parameters, lr=rate),
+        torch.optim.AdamW(parameters, lr=rate, fused=True),
     ):
         for _ in range(2):
             optimizer.step()

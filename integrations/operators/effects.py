@@ -82,6 +82,12 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
 
 
 @functools.cache
+def may_write(func: Any) -> bool:
+    """Whether some call of this operator changes elements of what it is given."""
+    return not only_metadata(func) and bool(written_arguments(func) or _hidden(func)[0])
+
+
+@functools.cache
 def only_metadata(func: Any) -> bool:
     """Whether the operator changes how a tensor looks at its memory, and nothing else."""
     return torch.Tag.inplace_view in getattr(func, "tags", ()) and "resize" not in str(func)

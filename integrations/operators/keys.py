@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from autosac.plans import Fingerprint
+from autosac.plans import ANY_SIZE, Fingerprint
 
 _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 _counted: dict[Any, bool] = {}
@@ -46,18 +46,18 @@ class CountingMode(TorchDispatchMode):
         return True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's has no types
         self._outer_quiet = 0
 
     def __enter__(self) -> Self:
         """Begin to see operators."""
         self._outer_quiet, quiet.depth = quiet.depth, 0
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call] # torch's has no types
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         """See them no more."""
-        super().__exit__(kind, value, traceback)
+        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call] # torch's has no types
         quiet.depth = self._outer_quiet
 
 
@@ -115,7 +115,14 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 def fingerprint(out: Any) -> Fingerprint:
     """Shape and dtype of each tensor in an operator's result, in order."""
-    return tuple((tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in tensors_in(out))
+    if type(out) is torch.Tensor:
+        return ((tuple(out.shape), dtype_name(out.dtype)),)
+    return tuple((_sizes(tensor), dtype_name(tensor.dtype)) for tensor in tensors_in(out))
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape; the ragged dimension of a nested tensor, which is no number, has any size."""
+    return tuple(size if type(size) is int else ANY_SIZE for size in tensor.shape)
 
 
 class Keyer:
@@ -135,16 +142,21 @@ class Keyer:
         return seen
 
 
+def is_tagged_random(func: Any) -> bool:
+    """Whether some call of this operator draws from a random generator."""
+    tagged = _tagged_random.get(func)
+    if tagged is None:
+        tagged = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        _tagged_random[func] = tagged
+    return tagged
+
+
 def is_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this call draws from a random generator.
 
     Attention without dropout does not, though it is tagged so.
     """
-    tagged = _tagged_random.get(func)
-    if tagged is None:
-        tagged = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        _tagged_random[func] = tagged
-    if not tagged:
+    if not is_tagged_random(func):
         return False
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
@@ -160,7 +172,7 @@ def quiet_hooks(module: nn.Module) -> None:
 
     for submodule in module.modules():
         if isinstance(submodule, FSDPModule) and not getattr(submodule, "_autosac_quiet", False):
-            submodule._autosac_quiet = True
+            vars(submodule)["_autosac_quiet"] = True
             submodule.register_forward_pre_hook(_begin_quiet, prepend=True)
             submodule.register_forward_pre_hook(_end_quiet)
             submodule.register_forward_hook(_begin_quiet, prepend=True)

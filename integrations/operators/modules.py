@@ -7,6 +7,7 @@ names. A *clean* name has none of them, so that the same name finds a module bef
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper, CheckpointWrapper
@@ -23,15 +24,17 @@ def clean_name(fqn: str) -> str:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside all wrappers around it."""
+    inner: Any
     while True:
         if isinstance(module, ActivationWrapper):
-            module = module._checkpoint_wrapped_module
+            inner = module._checkpoint_wrapped_module
         elif is_compiled(module):
-            module = module._orig_mod
+            inner = module._orig_mod
         elif isinstance(module, nn.parallel.DistributedDataParallel):
-            module = module.module
+            inner = module.module
         else:
             return module
+        module = inner
 
 
 def is_compiled(module: nn.Module) -> bool:

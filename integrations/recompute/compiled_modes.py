@@ -19,13 +19,15 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from autosac.errors import PlanError
 from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
+from autosac.integrations.operators.facts import facts_of
 from autosac.integrations.operators.keys import Keyer, is_random, op_name
 from autosac.integrations.recompute.policy import UnitDecisions
 
 
-def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
+def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
     """What `torch.utils.checkpoint.checkpoint` takes as its ``context_fn`` (a plain function: Dynamo takes nothing else).
 
+    `variant` names the policy: what was compiled under it is found again in the compiler's caches by another process.
     It raises PlanError if the plan offloads, which compiled code does not do.
     """
     of_old_contents: set[int] = set()
@@ -36,12 +38,15 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading"
             )
         passes = {again: _Pass(policy, of_old_contents) for again in (False, True)}
-        return create_selective_checkpoint_contexts(
+        contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(
             lambda context, func, *args, **kwargs: passes[context.is_recompute].decide(
                 func, args, kwargs, context.op_output
             )
         )
+        return contexts
 
+    if variant:
+        modes.cache_hash = variant  # type: ignore[attr-defined] # without one AOTAutograd caches nothing
     return modes
 
 
@@ -65,7 +70,7 @@ class _Pass:
             return CheckpointPolicy.PREFER_RECOMPUTE
         if self._number in self._of_old_contents or is_random(func, args, kwargs) or is_foreign(func):
             return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
-        rows = self._policy.decisions(func)
+        rows = self._policy.decisions(facts_of(func))
         if occurrence >= len(rows):
             self._policy.warn(
                 f"as compiled runs more calls of {op_name(func)} than the plan's {len(rows)}",
@@ -107,4 +112,4 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _place(tensor: torch.Tensor) -> int:
     """Identifies the memory of a tensor, views included."""
     held = tensor.elem if isinstance(tensor, FunctionalTensor) else tensor
-    return held.untyped_storage()._cdata
+    return int(held.untyped_storage()._cdata)

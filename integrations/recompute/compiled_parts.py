@@ -19,12 +19,14 @@ import torch
 from torch import nn
 
 from autosac.integrations.operators.effects import Launch
+from autosac.integrations.operators.facts import Facts
 from autosac.integrations.operators.keys import tensors_in
 from autosac.integrations.recompute.entries import Part
 from autosac.integrations.recompute.generators import states_before
 from autosac.integrations.recompute.tape import present
 
 _DEVICES = ("cpu", "cuda")
+_PART = Facts(func=None, name="compiled")
 
 
 def prepare(module: nn.Module) -> None:
@@ -46,7 +48,7 @@ def _seen(call: Callable[..., Any]) -> Callable[..., Any]:
         if tape is None or tape.is_busy or tape.part is not None or torch.compiler.is_compiling():
             return call(*args, **kwargs)
         part = Part(call, _autocast(), [t.requires_grad for t in tensors_in((args, kwargs))])
-        entry = tape.begin(part, args, kwargs, ("compiled", -1))
+        entry = tape.begin(part, _PART, args, kwargs)
         entry.random = states_before(args, kwargs)
         tape.part = part
         try:
@@ -95,7 +97,8 @@ def _see_launches() -> None:
         if tape is None or tape.is_busy or tape.part is not None or kwargs.get("warmup"):
             return original(self, *args, **kwargs)
         launch = Launch(functools.partial(original, self), getattr(self, "__name__", "kernel"))
-        entry = tape.begin(launch, args, kwargs, (f"triton.{launch.name}", -1))
+        facts = Facts(func=launch, name=f"triton.{launch.name}", may_write=True)
+        entry = tape.begin(launch, facts, args, kwargs)
         out = original(self, *args, **kwargs)
         tape.end(entry, None, None)
         return out

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from autosac.errors import AutosacError
+from autosac.integrations.operators.facts import Facts
 from autosac.integrations.recompute import witness
 from autosac.integrations.recompute.generators import GeneratorStates
 from autosac.integrations.recompute.memories import View, Wrapped, counter_of, version_of
@@ -22,37 +24,27 @@ class RecomputationError(AutosacError, RuntimeError):
 class Entry:
     """One operator on the tape. `reads`: the contents that it needs; `outputs`: the memory of each plain tensor in its result.
 
-    `key` is (operator, occurrence) for reports, `place` whatever an observer wants to have back with the recomputation.
+    `key` is (operator, occurrence) for reports, `place` whatever an observer wants to have back with the recomputation;
+    `dtype` is what factories make, and numbers become, without a dtype. `changed`: the memories that it is changing.
     """
 
-    __slots__ = (
-        "args",
-        "changed",
-        "dtype",
-        "func",
-        "is_forced",
-        "key",
-        "kwargs",
-        "outputs",
-        "place",
-        "random",
-        "reads",
-        "writes",
-    )
+    changed: Sequence[tuple[int, torch.Tensor]] = ()
+    writes: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    random: GeneratorStates | None = None
+    place: Any = None
+    is_forced = False
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, reads: list[View], key: tuple[str, int]) -> None:
+    def __init__(
+        self, func: Any, facts: Facts, args: Any, kwargs: Any, reads: list[View], key: tuple[str, int]
+    ) -> None:
         self.func = func
+        self.facts = facts
         self.args = args
         self.kwargs = kwargs
         self.reads = reads
-        self.changed: list[tuple[int, torch.Tensor]] = []  # while it runs: the memories that it changes
-        self.writes: tuple[int, ...] = ()
-        self.outputs: tuple[int, ...] = ()
-        self.random: GeneratorStates | None = None
         self.key = key
-        self.place: Any = None
-        self.is_forced = False
-        self.dtype = torch.get_default_dtype()  # what factories make, and numbers become, without a dtype
+        self.dtype = torch.get_default_dtype()
 
 
 class Part:
@@ -106,7 +98,7 @@ class Holder:
         self.tape = tape
         self.view = view
         self.version = version_of(tensor)
-        self.witness = witness.of(tensor) if tape.audited else None
+        self.witness = witness.of(tensor) if tape.audited or tensor.is_cpu else None
         self.counter = counter_of(tensor)
         self.value: torch.Tensor | None = None
         self.held: Held | None = None
@@ -134,7 +126,7 @@ class Observer:
 
 def views_of(view: Any) -> list[View]:
     """The plain tensors that a saved tensor is made of."""
-    if isinstance(view, View):
+    if type(view) is View:
         return [view]
     if not isinstance(view, Wrapped):
         return []

@@ -9,13 +9,16 @@ views of what is inside of them; a tensor without a storage (sparse, MKL-DNN) st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from autosac.integrations.operators.keys import tensors_in
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # the usual types of tensors that are not made of others
 _strided = torch.strided
 _nothing: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -32,6 +35,28 @@ class View(NamedTuple):
     offset: int
     conj: bool
     neg: bool
+
+
+_new_view: Any = tuple.__new__  # quicker than `View(...)`
+
+
+def view_of(tensor: torch.Tensor, number: int, memory: Memory) -> View:
+    """How a plain tensor looks at the present content of its memory, which has this number."""
+    view: View = _new_view(
+        View,
+        (
+            number,
+            memory.epoch,
+            memory.wait,
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        ),
+    )
+    return view
 
 
 class Wrapped(NamedTuple):
@@ -63,37 +88,21 @@ class Memory:
     was computed. `kept`: a tensor on it, of the epoch `kept_epoch`, that the plan keeps.
     """
 
-    __slots__ = (
-        "epoch",
-        "external",
-        "holders",
-        "is_forced",
-        "kept",
-        "kept_epoch",
-        "kept_version",
-        "read_epoch",
-        "reference",
-        "snapshots",
-        "version",
-        "wait",
-        "writers",
-    )
+    # Defaults that most memories keep stand in the class: one is made for every result in every forward.
+    epoch = 0
+    wait = -1
+    version: int | None = None
+    snapshots: Mapping[int, torch.Tensor] = MappingProxyType({})
+    read_epoch = -1
+    kept: Any = None
+    kept_epoch = -1
+    kept_version: int | None = None
+    is_forced = False
+    holders: list[Any] | None = None
 
-    def __init__(self, storage: torch.UntypedStorage, creator: int, external: torch.Tensor | None) -> None:
-        # A weak reference keeps the storage's address from being given to another one, but frees its memory.
-        self.reference = StorageWeakRef(storage)
+    def __init__(self, creator: int, external: torch.Tensor | None) -> None:
         self.writers = [creator]
-        self.epoch = 0
-        self.wait = -1
         self.external = external
-        self.version: int | None = None
-        self.snapshots: dict[int, torch.Tensor] = {}
-        self.read_epoch = -1
-        self.kept: Any = None
-        self.kept_epoch = -1
-        self.kept_version: int | None = None
-        self.is_forced = False
-        self.holders: list[Any] = []
 
     @property
     def is_written(self) -> bool:
@@ -101,13 +110,36 @@ class Memory:
         return self.epoch > 0
 
 
+class References:
+    """Weak references to storages: they keep an address from being given to another storage, but free its memory."""
+
+    def __init__(self) -> None:
+        self._handles: list[int] = []
+        self._free: Any = torch.UntypedStorage._free_weak_ref  # when Python ends, torch goes first
+
+    def add(self, storage: Any) -> None:
+        """From now on, no other storage gets this one's address."""
+        self._handles.append(storage._weak_ref())
+
+    def __del__(self) -> None:
+        for handle in self._handles:
+            self._free(handle)
+
+
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors that a tensor is made of: itself, unless it is made of others."""
-    if type(tensor) is torch.Tensor or not is_traceable_wrapper_subclass(tensor):
+    if type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     parts = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
     return [plain for part in parts if isinstance(part, torch.Tensor) for plain in plain_tensors(part)]
+
+
+def plain_in(out: Any) -> list[torch.Tensor]:
+    """The plain tensors in what an operator returns, in order."""
+    if type(out) is torch.Tensor:
+        return [out]
+    return [plain for tensor in tensors_in(out) for plain in plain_tensors(tensor)]
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
@@ -138,8 +170,7 @@ def counter_of(tensor: torch.Tensor) -> torch.Tensor | None:
     if key not in _nothing:
         with _disable_current_modes():  # a recording mode would take it for an operator of the module
             _nothing[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    with torch._C._DisableTorchDispatch():  # no mode has to see it
-        counter = tensor.detach()
+    counter = torch.Tensor._make_subclass(torch.Tensor, tensor)  # `detach`, unseen by modes
     counter.data = _nothing[key]
     return counter
 

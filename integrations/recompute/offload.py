@@ -91,7 +91,7 @@ class Parcel:
         self._source: torch.Tensor | None = tensor
         self._versions = _versions(tensor)
         self._kind: Any = type(tensor)
-        self._spec: Any = tensor._spec if _local(tensor) is not tensor else None
+        self._spec: Any = getattr(tensor, "_spec") if _local(tensor) is not tensor else None  # noqa: B009 # of a DTensor
         self._buffer, self._sent = link.send(_local(tensor))
         self._arrived: Any = None
         self._stream: Any = None
@@ -202,7 +202,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor inside a DTensor; any other tensor itself."""
     distributed: Any = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
-        return tensor._local_tensor
+        inside: torch.Tensor = tensor._local_tensor
+        return inside
     return tensor
 
 

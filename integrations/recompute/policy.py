@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from autosac.integrations.operators.keys import fingerprint, op_name
+from autosac.integrations.operators.facts import Facts
+from autosac.integrations.operators.keys import fingerprint
 from autosac.plans import ANY_SIZE, Decision, Fingerprint, Unit
 
 
@@ -23,25 +24,25 @@ class UnitDecisions:
         self._by_name: dict[str, list[Decision]] = {}
         for decision in unit.decisions:
             self._by_name.setdefault(decision.op, []).append(decision)
-        self._by_func: dict[Any, list[Decision]] = {}
+        self._by_facts: dict[Facts, list[Decision]] = {}
         self._warned = False
 
-    def decisions(self, func: Any) -> list[Decision]:
+    def decisions(self, facts: Facts) -> list[Decision]:
         """The decisions about this operator, by occurrence."""
-        rows = self._by_func.get(func)
+        rows = self._by_facts.get(facts)
         if rows is None:
-            rows = self._by_func[func] = self._by_name.get(op_name(func), [])
+            rows = self._by_facts[facts] = self._by_name.get(facts.name, [])
         return rows
 
-    def decision(self, func: Any, occurrence: int, out: Any) -> Decision | None:
+    def decision(self, facts: Facts, occurrence: int, out: Any) -> Decision | None:
         """The decision about this call; None, with a warning, if the plan knows of none or its result is another one."""
-        rows = self.decisions(func)
+        rows = self.decisions(facts)
         if occurrence >= len(rows):
-            self.warn(f"runs more calls of {op_name(func)} than the plan's {len(rows)}")
+            self.warn(f"runs more calls of {facts.name} than the plan's {len(rows)}")
             return None
         planned, found = rows[occurrence].outputs, fingerprint(out)
         if found != planned and not _alike(found, planned):
-            self.warn(f"{op_name(func)} (call {occurrence}) returns {_words(found)}; the plan has {_words(planned)}")
+            self.warn(f"{facts.name} (call {occurrence}) returns {_words(found)}; the plan has {_words(planned)}")
             return None
         return rows[occurrence]
 

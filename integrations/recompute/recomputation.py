@@ -2,7 +2,8 @@
 
 `recompute` finds the operators that lead to the tensors that can still be asked for (`_Need`), beginning from what is kept and
 what was there before, runs these and no others in the order of the forward, and lets go of each result with its last use.
-They run without gradients, autocast and the hooks of tensor subclasses: what these did in the forward is on the tape already.
+They run without gradients, autocast, function transforms around the backward and the hooks of tensor subclasses: what these
+did in the forward is on the tape already.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from typing import Any
 
 import torch
 
-from autosac.integrations.operators.keys import tensors_in
-from autosac.integrations.recompute import flags, witness
+from autosac.integrations.recompute import flags, transforms, witness
 from autosac.integrations.recompute.entries import Entry, Holder, Part, RecomputationError, SavedInPart, views_of
 from autosac.integrations.recompute.memories import (
     Memory,
@@ -23,7 +23,7 @@ from autosac.integrations.recompute.memories import (
     alias,
     has_storage,
     looked_at,
-    plain_tensors,
+    plain_in,
     version_of,
     whole_copy,
 )
@@ -38,22 +38,32 @@ COPIED_BYTES = 2**24
 def prune(tape: Tape) -> None:
     """After the forward: let go of what is kept and of copies that no recomputation will need."""
     holders = tape.holders()
-    need = _Need(tape, holders, use_kept=True)
-    without = _Need(tape, holders, use_kept=False)
+    need = _Need(tape, holders, use_kept=False)
+    asked = need.contents
+    if any(memory.kept is not None for memory in tape.memories):
+        need = _Need(tape, holders, use_kept=True)
     for number, memory in enumerate(tape.memories):
         if memory.kept is not None and number not in need.kept:
             memory.kept = None
-        if memory.external is None:
-            continue
-        asked = {epoch for at, epoch in without.contents if at == number}
-        if memory.is_written and memory.epoch in asked and memory.external.nbytes <= COPIED_BYTES:
-            with torch.no_grad():
-                memory.snapshots.setdefault(memory.epoch, whole_copy(alias(memory.external)))
-        elif memory.is_written:
-            memory.version = version_of(memory.external)
-        memory.snapshots = {epoch: copy for epoch, copy in memory.snapshots.items() if epoch in asked}
-        if memory.epoch not in asked or memory.epoch in memory.snapshots:
+        if memory.is_written and memory.external is not None:
+            _settle(memory, {epoch for epoch in range(memory.epoch + 1) if (number, epoch) in asked})
+        elif (number, 0) not in asked:
             memory.external = None
+
+
+def _settle(memory: Memory, asked: set[int]) -> None:
+    """Hold of an external memory that was written what a recomputation can ask for: the contents of these epochs."""
+    assert memory.external is not None
+    is_asked = memory.epoch in asked
+    snapshots = {epoch: copy for epoch, copy in memory.snapshots.items() if epoch in asked}
+    if is_asked and memory.external.nbytes <= COPIED_BYTES:
+        with torch.no_grad():
+            snapshots.setdefault(memory.epoch, whole_copy(alias(memory.external)))
+    else:
+        memory.version = version_of(memory.external)
+    memory.snapshots = snapshots
+    if not is_asked or memory.epoch in memory.snapshots:
+        memory.external = None
 
 
 def recompute(tape: Tape) -> None:
@@ -62,42 +72,43 @@ def recompute(tape: Tape) -> None:
 
 
 class _Need:
-    """Which operators have to run again for these holders, and which memories are read for that.
+    """Which operators have to run again for these holders (`entries`, in order), and which memories are read for that.
 
-    Contents are asked for backwards from the holders: one that is kept, or was there before, is there; another one needs the
-    operator that wrote it, and all that this operator read.
+    Contents are asked for backwards from the holders: one that is kept (`kept`), or was there before (`contents`), is there;
+    another one needs the operator that wrote it, and all that this operator read. An operator stands on the tape after those
+    that it needs, so one walk from the end to the beginning finds all.
     """
 
     def __init__(self, tape: Tape, holders: Iterable[Holder], *, use_kept: bool) -> None:
-        self._tape = tape
+        self._memories = tape.memories
         self._use_kept = use_kept
+        self._is_needed = bytearray(len(tape.entries))
         self.contents: set[tuple[int, int]] = set()
         self.kept: set[int] = set()
-        waiting = [view for holder in holders for view in views_of(holder.view)]
-        self.entries: set[int] = {holder.view.entry for holder in holders if isinstance(holder.view, SavedInPart)}
-        waiting += [view for position in self.entries for view in tape.entries[position].reads]
-        seen: set[tuple[int, int, int]] = set()
-        while waiting:
-            view = waiting.pop()
-            content = (view.memory, view.epoch, view.wait)
-            if content in seen:
-                continue
-            seen.add(content)
-            for position in self._makers(view):
-                if position not in self.entries:
-                    self.entries.add(position)
-                    waiting += tape.entries[position].reads
+        self.entries: list[int] = []
+        for holder in holders:
+            if isinstance(holder.view, SavedInPart):
+                self._is_needed[holder.view.entry] = True
+            else:
+                self._ask(views_of(holder.view))
+        for position in range(len(tape.entries) - 1, -1, -1):
+            if self._is_needed[position]:
+                self.entries.append(position)
+                self._ask(tape.entries[position].reads)
+        self.entries.reverse()
 
-    def _makers(self, view: View) -> list[int]:
-        """The operators that a content needs: none if it is there."""
-        memory = self._tape.memories[view.memory]
-        if (self._use_kept or memory.is_forced) and is_kept(memory, view.epoch):
-            self.kept.add(view.memory)
-            return []
-        self.contents.add((view.memory, view.epoch))
-        if memory.writers[0] < 0:
-            return []  # it was there before, or has been copied
-        return [position for position in (memory.writers[view.epoch], view.wait) if position >= 0]
+    def _ask(self, views: Iterable[View]) -> None:
+        """These contents are needed, and so are the operators that make them."""
+        for view in views:
+            memory = self._memories[view.memory]
+            if memory.kept is not None and (self._use_kept or memory.is_forced) and is_kept(memory, view.epoch):
+                self.kept.add(view.memory)
+            elif memory.writers[0] < 0:  # it was there before, or has been copied
+                self.contents.add((view.memory, view.epoch))
+            else:
+                self._is_needed[memory.writers[view.epoch]] = True
+                if view.wait >= 0:
+                    self._is_needed[view.wait] = True
 
 
 def is_kept(memory: Memory, epoch: int) -> bool:
@@ -116,26 +127,24 @@ class _Recomputation:
         if tape.offloader is not None:
             tape.offloader.backward_begins(tape)
         need = _Need(tape, self._holders, use_kept=True)
-        self._order = sorted(need.entries)
+        self._order = need.entries
         # What is kept, and what is made again, by memory.
         self._kept: dict[int, Any] = {number: tape.memories[number].kept for number in need.kept}
         self._made: dict[int, torch.Tensor] = {}
         self._saved: dict[SavedInPart, torch.Tensor] = {}
-        self._last = self._last_uses()
+        self._done = self._last_uses()
 
-    def _last_uses(self) -> dict[int, int]:
-        """For every memory that no holder waits for, the last operator that reads it."""
-        last: dict[int, int] = {}
-        for position in self._order:
+    def _last_uses(self) -> dict[int, list[int]]:
+        """For every operator, the memories that no holder waits for and that no later operator reads."""
+        seen = {view.memory for holder in self._holders for view in views_of(holder.view)}
+        done: dict[int, list[int]] = {}
+        for position in reversed(self._order):
             entry = self._tape.entries[position]
-            for view in entry.reads:
-                last[view.memory] = position
-            for number in entry.outputs:
-                last[number] = position
-        for holder in self._holders:
-            for view in views_of(holder.view):
-                last.pop(view.memory, None)
-        return last
+            last = [number for number in (*(view.memory for view in entry.reads), *entry.outputs) if number not in seen]
+            if last:
+                done[position] = last
+                seen.update(last)
+        return done
 
     def run(self) -> None:
         tape = self._tape
@@ -145,7 +154,7 @@ class _Recomputation:
         busy, tape.is_busy = tape.is_busy, True
         observer[0].begin(tape.fqn, tape.forward)
         try:
-            with flags.restored(tape.flags), _bare():
+            with flags.restored(tape.flags), transforms.outside(), _bare():
                 for position in self._order:
                     self._run(position, tape.entries[position])
                 observer[0].ran()
@@ -182,16 +191,17 @@ class _Recomputation:
                 "cannot run again: leave the module out of the plan"
             )
         observer[0].operator(entry.place, entry.key)
-        args, kwargs = self._resolved(entry.args, entry.writes), self._resolved(entry.kwargs, entry.writes)
+        args = self._resolved(entry.args, entry.writes)
+        kwargs = self._resolved(entry.kwargs, entry.writes) if entry.kwargs else entry.kwargs
         if torch.get_default_dtype() is not entry.dtype:  # `flags.restored` sets it back
             torch.set_default_dtype(entry.dtype)
-        with entry.random.restored() if entry.random is not None else contextlib.nullcontext():
-            if isinstance(entry.func, Part):
-                out = self._run_part(position, entry.func, args, kwargs)
-            else:
-                out = entry.func(*args, **kwargs)
+        if isinstance(entry.func, Part) or entry.random is not None:
+            with entry.random.restored() if entry.random is not None else contextlib.nullcontext():
+                out = self._called(position, entry.func, args, kwargs)
+        else:
+            out = entry.func(*args, **kwargs)
         del args, kwargs
-        plain = [t for tensor in tensors_in(out) for t in plain_tensors(tensor)]
+        plain = plain_in(out)
         if len(plain) != len(entry.outputs):
             raise RecomputationError(
                 f"{entry.key[0]} of the module {self._tape.fqn} returns {len(plain)} tensors when it is recomputed and "
@@ -201,10 +211,12 @@ class _Recomputation:
             if number >= 0 and number not in self._made and has_storage(tensor):
                 self._made[number] = tensor
         del out, plain
-        for number in sorted({view.memory for view in entry.reads}.union(entry.outputs)):
-            if self._last.get(number) == position:
-                self._made.pop(number, None)
-                self._kept.pop(number, None)
+        for number in self._done.get(position, ()):
+            self._made.pop(number, None)
+            self._kept.pop(number, None)
+
+    def _called(self, position: int, func: Any, args: Any, kwargs: Any) -> Any:
+        return self._run_part(position, func, args, kwargs) if isinstance(func, Part) else func(*args, **kwargs)
 
     def _run_part(self, position: int, part: Part, args: Any, kwargs: Any) -> Any:
         """Call a compiled module again, and take what it saves."""

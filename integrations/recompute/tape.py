@@ -23,22 +23,17 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
+from collections.abc import Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autosac.integrations.operators.effects import Launch, is_foreign, is_wait, only_metadata, written_by
-from autosac.integrations.operators.keys import (
-    CountingMode,
-    Keyer,
-    is_collective,
-    is_random,
-    is_view,
-    op_name,
-    quiet,
-    tensors_in,
-)
+from autosac.integrations.operators.effects import Launch, written_by
+from autosac.integrations.operators.facts import Facts, facts_of
+from autosac.integrations.operators.keys import CountingMode, is_collective, is_random, quiet, tensors_in
 from autosac.integrations.recompute import flags
 from autosac.integrations.recompute.entries import (
     Entry,
@@ -52,23 +47,25 @@ from autosac.integrations.recompute.entries import (
 )
 from autosac.integrations.recompute.generators import states_before
 from autosac.integrations.recompute.memories import (
+    PLAIN,
     Memory,
+    References,
     View,
     Wrapped,
     alias,
     has_storage,
     looked_at,
     own,
+    plain_in,
     plain_tensors,
     version_of,
+    view_of,
     whole_copy,
 )
 from autosac.integrations.recompute.offload import Offloader
 from autosac.integrations.recompute.policy import UnitDecisions
 from autosac.integrations.recompute.sharding import Gathering
 from autosac.plans import ANY_SIZE, Decision
-
-_SKIPPED_NAMESPACES = frozenset({"prim", "profiler"})
 
 
 class _Present(threading.local):
@@ -99,7 +96,8 @@ class Tape:
         self.gathering: Gathering | None = None
         self.previous: weakref.ref[Any] | None = None
         self.lock = threading.RLock()
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  # memories by the addresses of their storages
+        self._references = References()
         self._holders: list[weakref.ref[Holder]] = []
 
     # ---- autograd's saved tensors -------------------------------------------------------------------------------------
@@ -117,7 +115,11 @@ class Tape:
         reference = weakref.ref(holder)
         self._holders.append(reference)
         for plain in views_of(view):
-            self.memories[plain.memory].holders.append(reference)
+            memory = self.memories[plain.memory]
+            if memory.holders is None:
+                memory.holders = [reference]
+            else:
+                memory.holders.append(reference)
         return holder
 
     def unpack(self, packed: Held | Holder) -> torch.Tensor:
@@ -149,13 +151,13 @@ class Tape:
 
     def _internal(self, tensor: torch.Tensor) -> Any:
         """The view for a saved tensor that can be made again; None if it has to be held."""
-        if type(tensor) is torch.Tensor or not is_traceable_wrapper_subclass(tensor):
+        if type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor):
             if not has_storage(tensor):
                 return None
             number = self._numbers.get(tensor.untyped_storage()._cdata)
-            if number is None or self.memories[number].external is not None:
+            if number is None or (memory := self.memories[number]).external is not None:
                 return None
-            return self._view(tensor, number)
+            return view_of(tensor, number, memory)
         names, context = tensor.__tensor_flatten__()
         parts = [getattr(tensor, name) for name in names]
         inner = [self._internal(part) if isinstance(part, torch.Tensor) else part for part in parts]
@@ -165,31 +167,36 @@ class Tape:
 
     # ---- the forward --------------------------------------------------------------------------------------------------
 
-    def begin(self, func: Any, args: Any, kwargs: Any, key: tuple[str, int]) -> Entry:
+    def begin(self, func: Any, facts: Facts, args: Any, kwargs: Any, occurrence: int = -1) -> Entry:
         """An operator is about to run: note what it needs, and save what it changes."""
         reads: list[View] = []
-        entry = Entry(func, self._described(args, reads), self._described(kwargs, reads), reads, key)
-        if isinstance(func, Launch):
+        described = self._described(args, reads), self._described(kwargs, reads) if kwargs else kwargs
+        entry = Entry(func, facts, *described, reads, (facts.name, occurrence))
+        if facts.may_write:
+            self._about_to_write(entry, args, kwargs)
+        else:
+            for view in reads:
+                self.memories[view.memory].read_epoch = view.epoch
+        if facts.is_foreign and tensors_in((args, kwargs)):
+            entry.is_forced = True
+        elif facts.may_draw and is_random(func, args, kwargs):
+            entry.random = states_before(args, kwargs)
+        return entry
+
+    def _about_to_write(self, entry: Entry, args: Any, kwargs: Any) -> None:
+        if isinstance(entry.func, Launch):
             written = [t for t in tensors_in((args, kwargs)) if has_storage(t)]
             written = [t for t in written if self.memories[self._number(t)].external is None]
         else:
-            written = [t for value in written_by(func, args, kwargs) for t in tensors_in(value)]
-        changed = [] if not written else self._changed(written)
-        entry.changed = changed
-        if not written or not _only_changes(func):
-            for view in reads:
+            written = [t for value in written_by(entry.func, args, kwargs) for t in tensors_in(value)]
+        entry.changed = self._changed(written)
+        # What is changed, and nothing else made of it, is read only to be changed.
+        only = {number for number, _ in entry.changed} if entry.facts.only_changes else ()
+        for view in entry.reads:
+            if view.memory not in only:
                 self.memories[view.memory].read_epoch = view.epoch
-        else:  # what is changed is read only to be changed
-            for view in reads:
-                if all(view.memory != number for number, _ in changed):
-                    self.memories[view.memory].read_epoch = view.epoch
-        if changed:
-            entry.writes = self._before_write(changed)
-        if is_foreign(func) and tensors_in((args, kwargs)):
-            entry.is_forced = True
-        elif is_random(func, args, kwargs):
-            entry.random = states_before(args, kwargs)
-        return entry
+        if entry.changed:
+            entry.writes = self._before_write(entry.changed)
 
     def end(self, entry: Entry, out: Any, decision: Decision | None) -> None:
         """It has run: note what it made, and keep it if that is decided."""
@@ -201,10 +208,9 @@ class Tape:
             memory.writers.append(position)
             if memory.kept is not None and not keeps:
                 memory.kept = None
-        plain = [t for tensor in tensors_in(out) for t in plain_tensors(tensor)]
         numbers: list[int] = []
         made: list[tuple[Memory, torch.Tensor]] = []
-        for tensor in plain:
+        for tensor in plain_in(out):
             number = -1
             if has_storage(tensor):
                 storage = tensor.untyped_storage()
@@ -215,14 +221,15 @@ class Tape:
                 else:
                     number = found
             numbers.append(number)
-        made += [(self.memories[number], tensor) for number, tensor in entry.changed]
-        entry.changed = []
+        if entry.changed:
+            made += [(self.memories[number], tensor) for number, tensor in entry.changed]
+            entry.changed = ()
         if not numbers and not entry.writes:
             return  # a question about a tensor (its value, whether it equals another one)
         entry.outputs = tuple(numbers)
         entry.place = observer[0].place()
         self.entries.append(entry)
-        if is_wait(entry.func):
+        if entry.facts.is_wait:
             for number in numbers:
                 if number >= 0:
                     self.memories[number].wait = position
@@ -249,7 +256,7 @@ class Tape:
                     found.setdefault(self._number(plain), plain)
         return list(found.items())
 
-    def _before_write(self, changed: list[tuple[int, torch.Tensor]]) -> tuple[int, ...]:
+    def _before_write(self, changed: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, ...]:
         """Save what is about to be lost: saved tensors, and contents from outside that something was computed from."""
         for number, tensor in changed:
             memory = self.memories[number]
@@ -257,13 +264,13 @@ class Tape:
                 self._hold(memory, tensor)
             if memory.external is not None and memory.read_epoch == memory.epoch:
                 with torch.no_grad():
-                    memory.snapshots[memory.epoch] = whole_copy(alias(tensor))
+                    memory.snapshots = {**memory.snapshots, memory.epoch: whole_copy(alias(tensor))}
         return tuple(number for number, _ in changed)
 
     def _hold(self, memory: Memory, tensor: torch.Tensor) -> None:
         """What was saved of this memory, which `tensor` looks at, is held as it is from now on."""
-        holders, memory.holders = memory.holders, []
-        for reference in holders:
+        holders, memory.holders = memory.holders, None
+        for reference in holders or ():
             holder = reference()
             if holder is None or holder.held is not None:
                 continue
@@ -287,9 +294,9 @@ class Tape:
                     memory = self.memories[number]
                     if memory.holders and plain is tensor:
                         self._hold(memory, plain)
-        self._numbers = {}
+        self._numbers, self._references = {}, References()
         for memory in self.memories:
-            memory.holders = []
+            memory.holders = None
             if memory.kept is not None:
                 if memory.kept_epoch == memory.epoch:
                     memory.kept_version = version_of(memory.kept)
@@ -306,63 +313,52 @@ class Tape:
 
     def _add(self, storage: torch.UntypedStorage, creator: int, external: torch.Tensor | None) -> int:
         number = self._numbers[storage._cdata] = len(self.memories)
-        self.memories.append(Memory(storage, creator, external))
+        self._references.add(storage)
+        self.memories.append(Memory(creator, external))
         return number
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The memory that a plain tensor looks at; one that was not met before is external."""
-        storage = tensor.untyped_storage()
-        number = self._numbers.get(storage._cdata)
+        number = self._numbers.get(tensor.untyped_storage()._cdata)
         if number is None:
-            number = self._add(storage, -1, own(tensor))
+            number = self._add(tensor.untyped_storage(), -1, own(tensor))
             self.memories[number].version = version_of(tensor)
         return number
 
-    def _view(self, tensor: torch.Tensor, number: int) -> View:
-        memory = self.memories[number]
-        return View(
-            number,
-            memory.epoch,
-            memory.wait,
-            tensor.dtype,
-            tensor.size(),
-            tensor.stride(),
-            tensor.storage_offset(),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-
     def _described(self, value: Any, reads: list[View]) -> Any:
         """Arguments with views in place of tensors; what is read is added to `reads`."""
-        if isinstance(value, torch.Tensor):
-            return self._describe(value, reads)
         kind = type(value)
+        if kind in PLAIN:
+            return self._describe_plain(value, reads)
         if kind is tuple or kind is list:
             return kind([self._described(item, reads) for item in value])
         if kind is dict:
             return {key: self._described(item, reads) for key, item in value.items()}
+        if isinstance(value, torch.Tensor):
+            return self._describe(value, reads)
         return value
 
     def _describe(self, tensor: torch.Tensor, reads: list[View]) -> Any:
-        if type(tensor) is torch.Tensor or not is_traceable_wrapper_subclass(tensor):
-            if not has_storage(tensor):
-                return own(tensor)
-            number = self._number(tensor)
-            view = self._view(tensor, number)
-            reads.append(view)
-            memory = self.memories[number]
-            if memory.external is not None and not memory.is_written:
-                version = version_of(memory.external)
-                if version != memory.version:
-                    raise RecomputationError(
-                        f"the module {self.fqn} reads a tensor ({tensor.dtype} {list(tensor.shape)}) before and after it is "
-                        "changed out of sight of the module's operators: leave the module out of the plan"
-                    )
-            return view
+        if type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor):
+            return self._describe_plain(tensor, reads)
         names, context = tensor.__tensor_flatten__()
         parts = [getattr(tensor, name) for name in names]
         inner = tuple(self._describe(part, reads) if isinstance(part, torch.Tensor) else part for part in parts)
         return Wrapped(type(tensor), tuple(names), context, inner, tensor.size(), tensor.stride())
+
+    def _describe_plain(self, tensor: torch.Tensor, reads: list[View]) -> Any:
+        if not has_storage(tensor):
+            return own(tensor)
+        number = self._number(tensor)
+        memory = self.memories[number]
+        view = view_of(tensor, number, memory)
+        reads.append(view)
+        if memory.external is not None and not memory.epoch and version_of(memory.external) != memory.version:
+            raise RecomputationError(
+                f"the module {self.fqn} reads a tensor ({tensor.dtype} {list(tensor.shape)}) before and after it is "
+                "changed out of sight of the module's operators: leave the module out of the plan"
+            )
+        return view
 
     def gather(self, parameter: torch.Tensor) -> bool:
         """Fill a parameter that FSDP has let go of; False if that cannot be done."""
@@ -395,9 +391,8 @@ class RecordingMode(CountingMode):
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self._tape = tape
-        self._keyer = Keyer()
+        self._calls: dict[Facts, int] = {}  # of every operator that counts
         self._outer: Tape | None = None
-        self._counted = 0
         self._running = ""  # the operator, as long as it runs
 
     def __enter__(self) -> RecordingMode:
@@ -413,61 +408,57 @@ class RecordingMode(CountingMode):
         policy = self._tape.policy
         if self._running and value is not None:
             value.add_note(f"raised by {self._running} in the module {policy.fqn}, which runs under an AutoSAC plan")
-        if kind is None and self._counted != policy.size and policy.size:
-            policy.warn(f"ran {self._counted} operators; the plan has {policy.size}")
+        if kind is None and policy.size and (ran := sum(self._calls.values())) != policy.size:
+            policy.warn(f"ran {ran} operators; the plan has {policy.size}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note it."""
         kwargs = kwargs or {}
         tape = self._tape
-        if tape.is_busy or tape.part is not None or quiet.depth:
+        facts = facts_of(func)
+        if facts.is_passed or tape.is_busy or tape.part is not None or quiet.depth:
             return func(*args, **kwargs)
-        occurrence = self._keyer.occurrence(func)
-        if occurrence < 0 and (is_view(func) or func in _IGNORED or _namespace(func) in _SKIPPED_NAMESPACES):
-            return func(*args, **kwargs)
-        if only_metadata(func):
-            self._counted += occurrence >= 0
-            return func(*args, **kwargs)
-        name = op_name(func)
-        entry = tape.begin(func, args, kwargs, (name, occurrence))
-        self._running = name
+        occurrence = self._calls.get(facts, 0) if facts.is_counted else -1
+        entry = None if facts.only_metadata else tape.begin(func, facts, args, kwargs, occurrence)
+        self._running = facts.name
         out = func(*args, **kwargs)
         self._running = ""
-        decision = None
-        if occurrence >= 0:
-            self._counted += 1
-            if tape.policy.size:
-                decision = tape.policy.decision(func, occurrence, out)
-        tape.end(entry, out, decision)
+        if occurrence >= 0:  # an operator that raises does not count: the module may catch that
+            self._calls[facts] = occurrence + 1
+        if entry is not None:
+            decision = tape.policy.decision(facts, occurrence, out) if occurrence >= 0 and tape.policy.size else None
+            tape.end(entry, out, decision)
         return out
 
 
-_IGNORED = {torch.ops.aten.detach.default}
+def _all_tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors in what a module returns: containers, and attributes of objects (dataclasses, model outputs).
+
+    Of objects that refer to very many others, the nearest are looked at. What is not found is not held, but made again.
+    """
+    found, seen, waiting = [], {id(tree)}, deque([tree])
+    while waiting and len(seen) < _LOOKED_AT:
+        item = waiting.popleft()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+            continue
+        for inner in _inside(item):
+            if id(inner) not in seen and not isinstance(inner, _LEAVES):
+                seen.add(id(inner))
+                waiting.append(inner)
+    return found
 
 
-def _namespace(func: Any) -> str:
-    return getattr(func, "namespace", "")
+_LOOKED_AT = 4096
+_LEAVES = (str, bytes, int, float, complex, type, type(None), torch.nn.Module, ModuleType, FunctionType)
 
 
-def _only_changes(func: Any) -> bool:
-    """Whether all that the operator returns is what it changed."""
-    schema = getattr(func, "_schema", None)
-    return schema is not None and all(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
-
-
-def _all_tensors(tree: Any, depth: int = 8) -> list[torch.Tensor]:
-    """The tensors in what a module returns: containers, and attributes of objects (dataclasses, model outputs)."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if depth == 0 or isinstance(tree, str | bytes | int | float | complex | None | type):
-        return []
-    if isinstance(tree, dict):
-        items: Any = tree.values()
-    elif isinstance(tree, list | tuple | set | frozenset):
-        items = tree
-    else:
-        items = getattr(tree, "__dict__", {}).values() if not isinstance(tree, torch.nn.Module) else ()
-    return [tensor for item in items for tensor in _all_tensors(item, depth - 1)]
+def _inside(item: Any) -> Any:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, list | tuple | set | frozenset):
+        return item
+    return () if isinstance(item, _LEAVES) else getattr(item, "__dict__", {}).values()
 
 
 def _may_leave(func: Any, decision: Decision) -> bool:

@@ -3,10 +3,20 @@
 `become` gives a module a subclass of its own class whose forward does something around the original one. The module stays the
 same object with the same name, parameters, hooks and attributes; hooks on it run outside of what is checkpointed, once, as
 they do without checkpointing. (A wrapper would keep attributes that others set on the module from reaching it.)
+
+What the module sets on its class is set on the original one, which all its modules share, and making the subclass runs no code
+of the user's: neither ``__init_subclass__`` nor a metaclass.
+
+The compiler keeps what it has made of a forward with the forward's code, and guards on the module's class, but not on what a
+policy decides. So units with different policies are of different *variants*: classes, each with its own code for forward. Each
+variant is compiled once, within Dynamo's limit of recompilations for one code; equal policies share a variant.
 """
 
 from __future__ import annotations
 
+import abc
+import functools
+import types
 from typing import Any
 
 import torch
@@ -14,7 +24,8 @@ from torch import nn
 
 from autosac.errors import PlanError
 
-_made: dict[tuple[type, type], type] = {}
+_made: dict[tuple[type, type, str], type] = {}
+_originals: dict[type, type] = {}
 
 
 class UnitModule(nn.Module):
@@ -24,13 +35,18 @@ class UnitModule(nn.Module):
     """
 
     _autosac: Any = None
+    _autosac_variant = ""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Nothing: that of the original class has run for the original class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle by the original class: the subclass has no name that could be looked up."""
         found = super().__reduce_ex__(protocol)
         if isinstance(found, str) or found[0].__name__ != "__newobj__" or len(found[1]) != 1:
             return found
-        return (_new, (type(self).__bases__[0], type(self).__bases__[1]), *found[2:])
+        kind, original = type(self).__bases__[:2]
+        return (_new, (kind, original, self._autosac_variant), *found[2:])
 
     def original_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The forward that the module had; a forward that was set on the object itself comes first."""
@@ -38,10 +54,10 @@ class UnitModule(nn.Module):
         return (inner or super().forward)(*args, **kwargs)
 
 
-def become(module: nn.Module, kind: type[UnitModule], state: Any) -> None:
-    """Make `module` a `kind`, which keeps `state`. PlanError if its class does not allow that."""
+def become(module: nn.Module, kind: type[UnitModule], state: Any, variant: str = "") -> None:
+    """Make `module` a `kind` of this variant, which keeps `state`. PlanError if its class does not allow that."""
     try:
-        module.__class__ = subclass(kind, type(module))
+        module.__class__ = subclass(kind, type(module), variant)
     except TypeError as e:
         raise PlanError(f"a module of the class {type(module).__name__} cannot be checkpointed: {e}") from e
     own = module.__dict__.pop("forward", None)
@@ -50,17 +66,50 @@ def become(module: nn.Module, kind: type[UnitModule], state: Any) -> None:
     module.__dict__["_autosac"] = state
 
 
-def subclass(kind: type[UnitModule], original: type) -> type:
+def subclass(kind: type[UnitModule], original: type, variant: str = "") -> type:
     """The class of the modules of `original` that have become a `kind`. It has the name of the original."""
-    made = _made.get((kind, original))
+    made = _made.get((kind, original, variant))
     if made is None:
-        body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-        made = _made[kind, original] = type(original.__name__, (kind, original), body)
+        body: dict[str, Any] = {
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+            "__doc__": original.__doc__,
+            "_autosac_variant": variant,
+        }
+        if variant:
+            body["forward"] = _with_own_code(kind.forward)
+        meta = _transparent(type(original))
+        create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
+        made = _made[kind, original, variant] = create.__new__(meta, original.__name__, (kind, original), body)
+        _originals[made] = original
     return made
 
 
-def _new(kind: type[UnitModule], original: type) -> nn.Module:
-    made: nn.Module = nn.Module.__new__(subclass(kind, original))
+@functools.cache
+def _transparent(metaclass: type) -> type:
+    """The metaclass of the subclasses: attributes that are set on one of them are set on the original class."""
+    base: Any = metaclass
+
+    def set_attribute(cls: type, name: str, value: Any) -> None:
+        base.__setattr__(_originals.get(cls, cls), name, value)
+
+    def delete_attribute(cls: type, name: str) -> None:
+        base.__delattr__(_originals.get(cls, cls), name)
+
+    return type(metaclass.__name__, (metaclass,), {"__setattr__": set_attribute, "__delattr__": delete_attribute})
+
+
+def _with_own_code(function: Any) -> types.FunctionType:
+    """The same function, of which the compiler keeps what it makes apart from the original's."""
+    own = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__
+    )
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
+
+
+def _new(kind: type[UnitModule], original: type, variant: str = "") -> nn.Module:
+    made: nn.Module = nn.Module.__new__(subclass(kind, original, variant))
     return made
 
 
@@ -69,9 +118,11 @@ def is_transformed() -> bool:
 
     There saved tensors cannot be exchanged, or carry more than their values.
     """
+    autograd: Any = torch._C._autograd
+    jit: Any = torch.jit
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
-        or not torch._C._autograd._saved_tensors_hooks_is_enabled()
-        or torch.jit.is_tracing()
+        or not autograd._saved_tensors_hooks_is_enabled()
+        or jit.is_tracing()
     )

@@ -129,7 +129,8 @@ def _parallelize(
     try:
         if job_config.compile.enable:
             # As TorchTitan's apply_ac does: forward and recomputation must find the same compiled variant.
-            torch._C._dynamo.eval_frame._set_lru_cache(False)
+            eval_frame: Any = torch._C._dynamo.eval_frame
+            eval_frame._set_lru_cache(False)
         parallelized = original(model, parallel_dims, job_config)
     finally:
         names["apply_ac"], job_config.activation_checkpoint.mode = theirs, mode

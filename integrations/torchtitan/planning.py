@@ -179,7 +179,8 @@ def _rank_and_store() -> tuple[int, Store | None]:
     """The rank and the job's store; None where nobody else answers."""
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return 0, None
-    return dist.get_rank(), dist.distributed_c10d._get_default_store()
+    store: Any = dist.distributed_c10d._get_default_store()
+    return dist.get_rank(), store
 
 
 def _next_key() -> str:

@@ -77,7 +77,18 @@ def test_torchtitan_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["none", "full", "selective-1", "selective-12", "selective-op", "memory-budget-0.5", "joint"]
+    "name",
+    [
+        "none",
+        "full",
+        "selective-1",
+        "selective-12",
+        "selective-op",
+        "memory-budget-0.5",
+        "joint",
+        "full+early-stop",
+        "selective-2+early-stop",
+    ],
 )
 def test_known_policies(name: str) -> None:
     """A policy is known by its name."""
@@ -85,7 +96,19 @@ def test_known_policies(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "None", "selective-0", "selective", "memory-budget-1.5", "memory-budget", "cplex"]
+    "name",
+    [
+        "",
+        "None",
+        "selective-0",
+        "selective",
+        "memory-budget-1.5",
+        "memory-budget",
+        "cplex",
+        "none+early-stop",
+        "ilp+early-stop",
+        "+early-stop",
+    ],
 )
 def test_unknown_policies(name: str) -> None:
     """Any other name is refused, with the names that there are."""
@@ -113,6 +136,7 @@ def test_functions_are_imported_from_files_and_modules(tmp_path: Path) -> None:
         ({"policies": ["none", "none"]}, "the policy 'none' is given twice"),
         ({"policies": ["magic"]}, "unknown policy 'magic'"),
         ({"policies": ["memory-budget-0.5"]}, "'net' is an eager model"),
+        ({"policies": ["full+early-stop"]}, "the policy full+early-stop is for TorchTitan jobs"),
         ({"more": "time_limit_s = 0"}, "time limit must be more than zero"),
         ({"more": 'time_limit_s = "long"'}, "time_limit_s is not a number"),
         ({"more": 'milp = "gurobi"'}, "unknown MILP solver 'gurobi': choose one of cbc, highs"),

@@ -165,10 +165,12 @@ def test_a_capture_that_is_killed(job: str) -> None:
 
 
 def children(process: int) -> list[int]:
-    """The processes that this one has started and that still run."""
+    """The processes that this one has forked and that still run; programs that it has started do not count."""
     listed = Path(f"/proc/{process}/task/{process}/children")
     try:
-        return [int(word) for word in listed.read_text().split()]
+        found = [int(word) for word in listed.read_text().split()]
+        program = Path(f"/proc/{process}/cmdline").read_bytes()
+        return [child for child in found if Path(f"/proc/{child}/cmdline").read_bytes() == program]
     except FileNotFoundError:
         return []
 

@@ -38,10 +38,10 @@ def test_an_addition_is_bound_by_memory(meta: Callable[..., TensorMeta]) -> None
 
 
 def test_a_tiny_operator_takes_the_shortest_kernel(meta: Callable[..., TensorMeta]) -> None:
-    """Four elements: 2 microseconds."""
+    """Four elements: 2.6 microseconds."""
     x = meta((4,))
     (answer,) = Roofline(H100).estimate([Signature("aten.relu.default", (x,), (x,))])
-    assert answer.ms == pytest.approx(0.002)
+    assert answer.ms == pytest.approx(0.0026)
 
 
 def test_an_unknown_operator_is_charged_for_its_bytes(meta: Callable[..., TensorMeta]) -> None:

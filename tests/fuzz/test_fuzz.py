@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 THEMES = (
+    "classes",
     "custom",
     "hidden",
     "hooks",
     "inplace",
+    "library",
     "models",
     "modes",
     "normalisation",
     "parallel",
     "recurrent",
+    "steps",
     "structures",
     "training",
     "writes",

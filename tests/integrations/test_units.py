@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import io
 import pickle
@@ -13,6 +14,7 @@ from torch import nn
 
 from autosac.errors import PlanError
 from autosac.integrations.apply import Checkpointed, apply
+from autosac.integrations.recompute.tape import _all_tensors
 
 
 class Body(nn.Module):
@@ -160,3 +162,74 @@ def test_a_slice_of_a_unit(lab: Any) -> None:
     plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": {"aten.addmm.default"}})
     apply(model, plan)
     assert torch.equal(model[0][:2](x), plain[0][:2](x))
+
+
+def test_a_unit_shares_the_state_of_its_class(lab: Any, x: torch.Tensor) -> None:
+    """What a unit sets or deletes on its class is set or deleted for all modules of the class; its subclasses keep theirs."""
+
+    class Counting(Body):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """The output, and one call more."""
+            type(self).calls += 1
+            return super().forward(x)
+
+    model = nn.Sequential(Counting(), Counting())
+    planned(lab, model, x)
+    Counting.calls = 0
+    model(x)
+    assert (Counting.calls, type(model[0]).calls, type(model[1]).calls) == (2, 2, 2)
+    child = type("Child", (type(model[0]),), {})
+    child.calls = 7
+    assert (Counting.calls, child.calls) == (2, 7)
+    del type(model[0]).calls
+    assert not hasattr(Counting, "calls")
+
+
+def test_making_a_unit_runs_no_code_of_its_class(lab: Any, x: torch.Tensor) -> None:
+    """Neither __init_subclass__, which wants an argument, nor a metaclass, which counts; abstract classes stay abstract."""
+    made: list[str] = []
+
+    class Meta(abc.ABCMeta):
+        def __new__(cls, name: str, bases: Any, body: Any, **options: Any) -> Any:
+            made.append(name)
+            return super().__new__(cls, name, bases, body, **options)
+
+    class Base(Body, metaclass=Meta):
+        def __init_subclass__(cls, *, label: str) -> None:
+            made.append(label)
+
+    class Named(Base, label="named"):
+        """A subclass that is registered."""
+
+    model = nn.Sequential(Named())
+    expected = gradients(model, x)
+    planned(lab, model, x)
+    assert made == ["Base", "Named", "named"]
+    assert (
+        isinstance(model[0], Named) and isinstance(model[0], type(model[0])) and type(type(model[0])).__name__ == "Meta"
+    )
+    assert lab.same(gradients(model, x), expected)
+
+
+def test_objects_in_circles_are_searched_once() -> None:
+    """Of a thousand objects that all know each other, the tensors are found, each object is looked at once."""
+
+    class Node:
+        """Knows all others."""
+
+        looked = 0
+
+        def __init__(self, others: list[Node]) -> None:
+            self.value, self.others = torch.zeros(1), others
+
+        def __getattribute__(self, name: str) -> Any:
+            Node.looked += name == "__dict__"
+            return super().__getattribute__(name)
+
+    others: list[Node] = []
+    others += [Node(others) for _ in range(1000)]
+    Node.looked = 0
+    assert len(_all_tensors(others[0])) == 1000
+    assert Node.looked == 1000

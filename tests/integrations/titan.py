@@ -55,13 +55,18 @@ def dims(world_size: int = 1, tp: int = 1) -> ParallelDims:
     return shape
 
 
-def build(config: Any, shape: ParallelDims) -> nn.Module:
-    """The two-layer debug model, parallelized and initialised as TorchTitan's Trainer does it."""
+def parallelized(config: Any, shape: ParallelDims) -> nn.Module:
+    """The two-layer debug model, parallelized as TorchTitan's Trainer does it, on the meta device."""
     spec = registry.get_train_spec("llama3")
     arguments = dataclasses.replace(spec.model_args["debugmodel"], n_layers=2, dim=64, n_heads=4, vocab_size=64)
     with torch.device("meta"):
         model = spec.model_cls(arguments)
-    model = spec.parallelize_fn(model, shape, config)
+    return spec.parallelize_fn(model, shape, config)
+
+
+def build(config: Any, shape: ParallelDims) -> nn.Module:
+    """The two-layer debug model, parallelized and initialised."""
+    model = parallelized(config, shape)
     model.to_empty(device="cpu")
     torch.manual_seed(3)
     with torch.no_grad():
@@ -139,6 +144,47 @@ def compare(lab: Any, shape: ParallelDims, folder: Path, rank: int, *, offloads:
     }
 
 
+def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str, Any]:
+    """TorchTitan's compiled layers under FSDP: the first keeps its products, the second nothing."""
+    calls = observed(configure(), shape, lab.Log())
+    rows = {
+        fqn: lab.decisions_from(
+            found, {i for i, c in enumerate(found) if fqn == LAYERS[0] and c.op == "aten.mm.default"}
+        )
+        for fqn, found in calls.items()
+    }
+    path = folder / f"compiled-{rank}.json"
+    lab.plan_for(bare(shape), rows, world_size=shape.world_size, early_stop=False).save(path)
+    compiling = ("--compile.enable", "--compile.components", "model", "--compile.backend", "aot_eager_decomp_partition")
+    torch._dynamo.reset()
+    plain = build(configure(*compiling, "--activation_checkpoint.mode", "none"), shape)
+    wanted = step(plain)
+    torch._dynamo.reset()
+    model: Any = build(configure(*compiling, "--autosac.enable", "--autosac.plan", str(path)), shape)
+    saved: list[int] = []
+    for layer in model.layers.values():
+        layer.register_forward_pre_hook(lambda *_: saved.append(0))
+        layer.register_forward_hook(lambda *_: saved.append(0))  # what is saved between layers
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if saved:
+            saved[-1] += tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        found = step(model)
+    return {
+        "close": all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, wanted, strict=True)),
+        "saved": saved[::2],
+        "products": sum(call.op == "aten.mm.default" for call in calls[LAYERS[0]]),
+    }
+
+
+def compiled_under_fsdp(module: Any, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
+    """What is compiled."""
+    return compiled(module.Lab, dims(world_size), folder, rank)
+
+
 def _is_part(some: list[str], all_of_them: list[str]) -> bool:
     """Whether `some` are among all of them, in their order, but not all."""
     rest = iter(all_of_them)
@@ -187,7 +233,9 @@ def exchange(plan: Plan, rank: int, folder: Path, world_size: int) -> dict[str, 
     path = folder / f"own-{rank}.json"
     mine = dataclasses.replace(plan, units=plan.units[rank:])
     mine.save(path)
-    differing = _message(lambda: build(configure("--autosac.enable", "--autosac.plan", str(path)), dims(world_size)))
+    # Not initialised: that takes part in collectives, and the rank that fails would not.
+    job = configure("--autosac.enable", "--autosac.plan", str(path))
+    differing = _message(lambda: parallelized(job, dims(world_size)))
     return {"hash": received.hash(), "failure": failure, "differing": differing}
 
 
@@ -230,9 +278,9 @@ def nested(lab: Any, make_case: Callable[[str], Any], world_size: int) -> dict[s
     }
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
+def main(rank: int, world_size: int, folder: Path, only_compiled: bool = False) -> None:
     """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, then the exchange of
-    plans.
+    plans; or FSDP2 with compiled layers.
     """
     spec = importlib.util.spec_from_file_location("lab", Path(__file__).with_name("conftest.py"))
     assert spec is not None and spec.loader is not None
@@ -242,6 +290,15 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    run = compiled_under_fsdp if only_compiled else everything
+    report = run(module, folder, rank, world_size)
+    (folder / f"report-{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def everything(module: Any, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
+    """What is not compiled."""
     report: dict[str, Any] = {}
     for name, shape in (("fsdp", dims(world_size)), ("tp", dims(world_size, tp=world_size))):
         report[name] = compare(module.Lab, shape, folder, rank)
@@ -249,10 +306,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     plan = Plan.load(folder / f"plan-{rank}-1.json")
     report["exchange"] = exchange(plan, rank, folder, world_size)
     report["nested"] = nested(module.Lab, module.make_case, world_size)
-    (folder / f"report-{rank}.json").write_text(json.dumps(report))
-    dist.barrier()
-    dist.destroy_process_group()
+    return report
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), "compiled" in sys.argv[4:])

@@ -34,6 +34,7 @@ class Fake:
     """
 
     level_ms = 1e9
+    derives = True
 
     def __init__(self, peak: Callable[[float], float], kind: str, least: float = 10.0) -> None:
         self.peak, self.least, self.solved = peak, least, []  # type: ignore[var-annotated]
@@ -51,6 +52,7 @@ class Fake:
             peak_active_bytes=int(inner * GIB),
             peak_bytes=lambda kind: int((self.peak(inner) - spared if kind == "reserved" else inner) * GIB),
             memory=SimpleNamespace(peak=lambda: report),
+            trace=SimpleNamespace(info=SimpleNamespace(compiled=False)),
         )
 
     def plan(self, inner: float, level: bool = False) -> Plan:
@@ -84,6 +86,9 @@ class Fake:
         (unit,) = plan.units
         return self.simulation(unit.kept_bytes / GIB, unit.fqn == "level")
 
+    def is_derived(self, _: Any) -> bool:
+        return self.derives
+
 
 def search(fake: Fake, budget: float, baselines: dict[str, Any] | None = None) -> Any:
     """The best plan's simulation."""
@@ -115,6 +120,16 @@ def test_a_second_stretch_that_fits_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("autosac.planning.search._BEYOND", 0)
     monkeypatch.setattr("autosac.planning.search._LAST_TRIES", 0)
     assert search(Fake(peak, "reserved"), 60.5).inner <= 40
+
+
+def test_nothing_is_captured_for_the_rest_of_the_budget() -> None:
+    """What the first plan leaves is solved for where steps are derived, and not where each takes a capture."""
+    derived, captured = Fake(lambda x: x, "active"), Fake(lambda x: x, "active")
+    captured.derives = False
+    search(derived, 60.0)
+    search(captured, 60.0)
+    assert captured.solved == pytest.approx([59.7])
+    assert derived.solved == pytest.approx([59.7, 60.0])
 
 
 def test_what_is_active_has_one_border() -> None:

@@ -83,23 +83,27 @@ class Attention:
     ) -> torch.Tensor:
         backend = self.choose(q, k, v, attn_mask, dropout_p, enable_gqa, is_causal)
         with_lse = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        out: torch.Tensor
         if backend == SDPBackend.MATH:
-            return aten._scaled_dot_product_attention_math(
+            out, _ = aten._scaled_dot_product_attention_math(
                 q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )[0]
+            )
+            return out
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-math.inf, dtype=q.dtype, device=q.device))
         if backend == SDPBackend.CUDNN_ATTENTION:
-            return aten._scaled_dot_product_cudnn_attention(
+            out, *_ = aten._scaled_dot_product_cudnn_attention(
                 q, k, v, attn_mask, with_lse, dropout_p, is_causal, False, scale=scale
-            )[0]
+            )
+            return out
         if backend == SDPBackend.FLASH_ATTENTION:
             return self._flash(q, k, v, dropout_p, is_causal, scale)
         if attn_mask is not None:
             attn_mask = attn_mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        return aten._scaled_dot_product_efficient_attention(
+        out, *_ = aten._scaled_dot_product_efficient_attention(
             q, k, v, attn_mask, with_lse, dropout_p, is_causal, scale=scale
-        )[0]
+        )
+        return out
 
     @staticmethod
     def _flash(q: Any, k: Any, v: Any, dropout_p: float, is_causal: bool, scale: float | None) -> torch.Tensor:
@@ -108,5 +112,6 @@ class Attention:
         scale = scale if scale is not None else 1 / math.sqrt(head)
         if head % 8:
             q, k, v = (torch.nn.functional.pad(t, (0, 8 - head % 8)) for t in (q, k, v))
-        out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+        out: torch.Tensor
+        out, *_ = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)
         return out[..., :head] if head % 8 else out

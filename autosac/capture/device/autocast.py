@@ -1,6 +1,6 @@
 """Autocast on the simulated device: CUDA's operator lists and cast rules (autocast_mode.h, autocast_mode.cpp).
 
-PyTorch keeps the lists per device type. Those here are of torch 2.13; an operator counts only if the installed torch
+PyTorch keeps the lists per device type. Those here are of torch 2.15; an operator counts only if the installed torch
 autocasts it on CUDA, which its dispatcher tells on any machine.
 """
 
@@ -99,6 +99,7 @@ FLOAT32 = (
     "cdist",
     "renorm",
     "logsumexp",
+    "linalg_matrix_sqrth",
     "upsample_nearest1d",
     "_upsample_nearest_exact1d",
     "upsample_nearest2d",
@@ -148,8 +149,10 @@ def operator(name: str) -> Any:
     return getattr(getattr(aten, packet), overload or "default")
 
 
-def _is_cast_on_cuda(name: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"))
+def _cast_on_cuda() -> frozenset[str]:
+    """What the installed torch autocasts on CUDA; operators that it does not have are not among them."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    return frozenset(name.removeprefix("aten::") for name in names)
 
 
 def _is_eligible(value: Any) -> bool:
@@ -166,7 +169,8 @@ class Autocast:
 
     def __init__(self) -> None:
         self.weights: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
-        self.keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        keys: Any = torch._C.DispatchKey
+        self.keys = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
 
     def install(self, library_of: Callable[[str], torch.library.Library]) -> None:
         """Register the operators of all lists that the installed torch has."""
@@ -180,8 +184,9 @@ class Autocast:
             (WITH_DTYPE, self._append_dtype),
             (BANNED, _refuse),
         )
+        known = _cast_on_cuda()
         for names, rule in rules:
-            for name in filter(_is_cast_on_cuda, names):
+            for name in filter(known.__contains__, names):
                 library.impl(name, rule(name), "AutocastPrivateUse1")
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:

@@ -168,7 +168,7 @@ class DispatchCache:
                 base = base_of.get(storage._cdata)
                 layout = tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device
                 if base is not None:
-                    builds.append(self._view(*layout, base, leaf.storage_offset()))
+                    builds.append(self._view(*layout, base, int(leaf.storage_offset())))
                     continue
                 if storage._cdata in fresh or leaf.storage_offset() or storage.nbytes() != _extent_bytes(leaf):
                     return Entry(None)

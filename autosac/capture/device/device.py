@@ -4,7 +4,7 @@ The backend is registered under the name ``simcuda``, because TorchTitan 0.2's s
 ``"cuda" in str(device)``. It must be installed before torchtitan is imported (torchtitan picks its device type then),
 and it can be installed once per process: that is why capture runs in a child process.
 
-Built for torch 2.11 to 2.13 (`torch.utils.backend_registration._setup_privateuseone_for_python_backend`).
+Built with PyTorch's means for backends in Python (`torch.utils.backend_registration._setup_privateuseone_for_python_backend`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,20 @@ CUDA = "cuda"  # the simulated accelerator under CUDA's own name, for scripts (a
 def key_of(device_type: str) -> str:
     """The dispatch key, and PyTorch's name, of a simulated device type."""
     return "CUDA" if device_type == CUDA else "PrivateUse1"
+
+
+def device_type() -> str:
+    """What the simulated accelerator is called in this process."""
+    return _installed[0] if _installed else DEVICE_TYPE
+
+
+def stand_for(gpu: TargetGPU) -> None:
+    """The simulated accelerator stands for this GPU (`stood_for`)."""
+    global stood_for
+    stood_for = gpu
+
+
+stood_for = TargetGPU()
 
 
 class DeviceLog(Protocol):
@@ -96,21 +110,23 @@ class Stream(torch.Stream):
     """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use. A torch.Stream, as record_stream wants it."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
-        kind = int(getattr(torch._C._autograd.DeviceType, key_of(_installed[0] if _installed else DEVICE_TYPE)))
-        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=kind)
+        kind: Any = getattr(torch._C._autograd.DeviceType, key_of(device_type()))
+        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=int(kind))
         stream.priority = priority
         return stream
+
+    priority: int
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._previous: Stream | None = None
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: torch.Stream) -> None:
         log.stream_wait(self.stream_id, other.stream_id)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Any) -> None:
         event.wait(self)
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Any:
         event = event or Event()
         event.record(self)
         return event

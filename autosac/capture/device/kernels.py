@@ -16,7 +16,7 @@ import torch
 
 from autosac.capture.device.attention import Attention
 from autosac.capture.device.autocast import Autocast
-from autosac.capture.device.device import CUDA, DEVICE_TYPE, key_of
+from autosac.capture.device.device import CUDA, DEVICE_TYPE, key_of, stand_for
 from autosac.target import TargetGPU
 
 aten = torch.ops.aten
@@ -30,6 +30,7 @@ def install(gpu: TargetGPU, device_type: str = DEVICE_TYPE) -> None:
 
     Under CUDA's own name C++ has its casts and its softmax already.
     """
+    stand_for(gpu)
     key = key_of(device_type)
     library = _library("aten")
     attention = Attention(gpu)
@@ -88,9 +89,12 @@ def _softmax(native: Any) -> Callable[..., torch.Tensor]:
     """Softmax and log_softmax of float16 into float32 read the half directly on CUDA: no cast copy (SoftMax.cpp)."""
 
     def kernel(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        out: torch.Tensor
         if input.dtype == torch.float16 and dtype == torch.float32:
-            return native(input, dim, True)
-        return native(input if dtype is None else input.to(dtype), dim, False)
+            out = native(input, dim, True)
+        else:
+            out = native(input if dtype is None else input.to(dtype), dim, False)
+        return out
 
     return kernel
 

@@ -55,7 +55,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         self.cache_enabled = False  # DispatchCache stands before it
         self.target = target
         self.log = log
-        self.cache = DispatchCache(self)
+        self.calls = DispatchCache(self)
         self._depth = 0
         # DualPipeV runs forward and backward in two threads.
         self._lock = threading.RLock()
@@ -139,7 +139,7 @@ class SimulatedDeviceMode(FakeTensorMode):
             return args[0] if self._depth else self._observe(func, args, kwargs, args[0], None, None)
         self._depth += 1
         try:
-            out, entry, tensors = self.cache.run(func, types, args, kwargs)
+            out, entry, tensors = self.calls.run(func, types, args, kwargs)
         finally:
             self._depth -= 1
         if out is NotImplemented or self._depth:
@@ -195,7 +195,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         device = next(a.fake_device for a in args if isinstance(a, FakeTensor))
         with in_kernel_invocation_manager(self):
             meta = torch.empty_like(real, device="meta")
-        out = FakeTensor(self, meta, device)
+        out: Any = FakeTensor(self, meta, device)
         out._shadow = real
         return out
 

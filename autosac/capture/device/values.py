@@ -183,9 +183,10 @@ def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if any(isinstance(o, FakeTensor) and o.numel() > _limit(o) for o in pytree.tree_leaves(out)):
         return
     result = _evaluate(func, getattr(func, "namespace", ""), args, kwargs, out)
-    for fake, real in zip(pytree.tree_leaves(out), pytree.tree_leaves(result), strict=False):
+    leaves: list[Any] = pytree.tree_leaves(out)
+    for fake, real in zip(leaves, pytree.tree_leaves(result), strict=False):
         if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor):
-            fake._shadow = real
+            vars(fake)["_shadow"] = real
 
 
 def _limit(tensor: torch.Tensor) -> int:
@@ -301,15 +302,14 @@ def _collective_in_place(func: Any, args: Any) -> None:
 
 
 def _functional_collective(func: Any, args: Any, out: Any) -> Any:
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
+    c10d: Any = torch.distributed.distributed_c10d
     name = func._schema.name.split("::")[1]
     if name == "all_to_all_single" and args[0].shape == out.shape:
-        return _exchanged(args[0], _resolve_process_group(args[3]))
+        return _exchanged(args[0], c10d._resolve_process_group(args[3]))
     if name in ("wait_tensor", "broadcast", "broadcast_"):
         return args[0] if args[0].shape == out.shape else None
     if name in ("all_reduce", "all_reduce_"):
-        return args[0] * _resolve_process_group(args[2]).size() if args[1].lower() == "sum" else args[0].clone()
+        return args[0] * c10d._resolve_process_group(args[2]).size() if args[1].lower() == "sum" else args[0].clone()
     if name == "all_gather_into_tensor":
         return torch.cat([args[0]] * args[1])
     return None

@@ -25,11 +25,13 @@ from torch import nn
 from autosac.capture.jobs.adapter import Attributes, TitanAdapter
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
+from autosac.titan.settings import compiles_model
 from autosac.trace import Cut
 
 # The layers of the three smallest cuts, and what three processes cost besides (as layers), must be this part of all.
 _WORTHWHILE = 0.75
 _FIXED_COST_LAYERS = 8
+_COMPILING_COST_LAYERS = 120  # to compile a layer takes as long as to run forty of them
 _NAMED_LAYER = re.compile(r"layers\.\d")
 
 
@@ -45,9 +47,10 @@ class Layering(NamedTuple):
         least = self.leading + 3 * self.period
         return least + (self.layers - least) % self.period + index * self.period
 
-    def is_worthwhile(self) -> bool:
+    def is_worthwhile(self, *, compiled: bool = False) -> bool:
         """Whether three cuts cost clearly less than the whole."""
-        return sum(map(self.cut, range(3))) + _FIXED_COST_LAYERS <= _WORTHWHILE * self.layers
+        fixed = _COMPILING_COST_LAYERS if compiled else _FIXED_COST_LAYERS
+        return sum(map(self.cut, range(3))) + fixed <= _WORTHWHILE * self.layers
 
 
 def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[Any, Cut | None]:
@@ -60,7 +63,8 @@ def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[A
     if request.cut is None:
         return config, None
     found = layering_of(adapter, config, request)
-    if found is None or not (found.is_worthwhile() and found.cut(request.cut) < found.layers):
+    compiled = compiles_model(adapter.settings(config))
+    if found is None or not (found.is_worthwhile(compiled=compiled) and found.cut(request.cut) < found.layers):
         if request.cut == 0:
             return config, None
         raise CaptureError("the job has too few equal layers to be captured with fewer")

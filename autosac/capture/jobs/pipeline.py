@@ -74,9 +74,9 @@ class StageMetadata:
 
         def receive(this: Any, source: int) -> Any:
             if source > this.stage_index:
-                metas = _utils._derive_grad_metas(this._stage_meta.outputs)
-                return _utils._StageBackwardMeta(backward_metas=metas)
-            metas = tuple(
+                gradients = _utils._derive_grad_metas(this._stage_meta.outputs)
+                return _utils._StageBackwardMeta(backward_metas=gradients)
+            metas: tuple[Any, ...] = tuple(
                 _utils._TensorMeta(
                     shape=torch.Size(shape), stride=stride, dtype=getattr(torch, dtype), requires_grad=True
                 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from collections.abc import Callable, Iterator
 
 import torch
@@ -51,6 +53,9 @@ class CaptureSession:
             prepare(gpu, target)
         if target != CUDA:
             simulated.hide_cuda()
+        if os.environ.get("AUTOSAC_DEBUG") != "1":
+            # It logs the traceback of an operator that fails; the capture's error says it in one line.
+            logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
         self.recorder = Recorder(target)
         self.mode = SimulatedDeviceMode(target, self.recorder)
         before(self)

@@ -56,14 +56,15 @@ def without_weights() -> Iterator[None]:
             self.hf_module.to(dtype=dtype)
             return self.to_empty(device=device)
 
-    def of_configuration(cls: Any, version: str, **_: Any) -> Any:
+    def of_configuration(cls: Any, /, version: str, **_: Any) -> Any:
         return cls._from_config(cls.config_class.from_pretrained(version))
 
     kept = flux.FluxEmbedder, flux.load_ae
     flux.FluxEmbedder, flux.load_ae = Embedder, _with(flux.load_ae, random_init=True)
     readers = {cls: cls.__dict__.get("from_pretrained") for cls in (CLIPTextModel, T5EncoderModel)}
+    reader: Any = classmethod(of_configuration)
     for cls in readers:
-        cls.from_pretrained = classmethod(of_configuration)
+        cls.from_pretrained = reader
     try:
         yield
     finally:

@@ -18,7 +18,6 @@ _libraries: list[torch.library.Library] = []  # a registration lives as long as 
 
 @patch(
     "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def sharding_propagation(capture: Patched) -> None:
@@ -30,13 +29,14 @@ def sharding_propagation(capture: Patched) -> None:
         return
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    original = ShardingPropagator._propagate_tensor_meta_non_cached
+    propagator: Any = ShardingPropagator
+    original = propagator._propagate_tensor_meta_non_cached
 
     def propagate(self: Any, op_schema: Any) -> Any:
         with capture.mode.unrecorded():
             return original(self, op_schema)
 
-    ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+    propagator._propagate_tensor_meta_non_cached = propagate
 
 
 @patch(
@@ -50,7 +50,6 @@ def sharding_propagation(capture: Patched) -> None:
     "torch.distributed:ProcessGroup.barrier",
     "torch._C._distributed_c10d:FakeWork.wait",
     "torch.distributed.distributed_c10d:batch_isend_irecv",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def work_wait(capture: Patched) -> None:
@@ -91,7 +90,7 @@ def work_wait(capture: Patched) -> None:
     ):
         if hasattr(dist.ProcessGroup, name):
             setattr(dist.ProcessGroup, name, link(getattr(dist.ProcessGroup, name)))
-    fake_work = torch._C._distributed_c10d.FakeWork
+    fake_work: Any = torch._C._distributed_c10d.FakeWork
     original_wait = fake_work.wait
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,8 +109,9 @@ def work_wait(capture: Patched) -> None:
         finally:
             capture.recorder.end_batch()
 
-    distributed_c10d.batch_isend_irecv = batch_isend_irecv
-    dist.batch_isend_irecv = batch_isend_irecv
+    modules: tuple[Any, ...] = (distributed_c10d, dist)
+    for module in modules:
+        module.batch_isend_irecv = batch_isend_irecv
 
 
 @patch(
@@ -131,7 +131,6 @@ def coalesced_collectives(_: Patched) -> None:
 @patch(
     "torch.nn.parallel.distributed:_verify_param_shape_across_processes",
     "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def ddp(capture: Patched) -> None:
@@ -141,8 +140,10 @@ def ddp(capture: Patched) -> None:
     """
     import torch.nn.parallel.distributed as ddp
 
-    ddp._verify_param_shape_across_processes = lambda *_, **__: None
-    original = ddp.DistributedDataParallel.__init__
+    module: Any = ddp
+    module._verify_param_shape_across_processes = lambda *_, **__: None
+    wrapper: Any = ddp.DistributedDataParallel
+    original = wrapper.__init__
 
     def hook(group, bucket):  # type: ignore[no-untyped-def] # DDP checks the annotations of its hooks
         buffer = bucket.buffer()
@@ -159,7 +160,7 @@ def ddp(capture: Patched) -> None:
         self.register_comm_hook(self.process_group, hook)
         self.logger = _Logger(self.logger)
 
-    ddp.DistributedDataParallel.__init__ = init
+    wrapper.__init__ = init
 
 
 class _Logger:

@@ -9,6 +9,7 @@ TorchTitan's modules import, at their top, data sets (pandas, pyarrow), tensorbo
   or tested against. All other code, such as a job's own modules, gets the real object, because a name can be used in ways
   that no stand-in serves (``except datasets.SomeError``).
 - `deferred_compilation` makes `torch.compile` of a plain function wait for the function's first call.
+- `import_compiler` imports what a job that compiles needs, once for all of its captures.
 
 A missing module is an ImportError at the import statement, as ever.
 """
@@ -28,9 +29,24 @@ from typing import Any
 
 LAZY = ("datasets", "tensorboard", "tokenizers", "torch.utils.tensorboard", "wandb")
 CLIENTS = ("torchtitan",)
+COMPILER = (
+    "torch._dynamo.convert_frame",
+    "torch._dynamo.backends.common",
+    "torch._functorch.aot_autograd",
+    "torch._functorch.partitioners",
+    "torch._inductor.compile_fx",
+    "torch.fx.passes.infra.partitioner",
+)
 _IMPORT_SYSTEM = ("importlib._bootstrap", "_frozen_importlib")
 _OF_IMPORT_SYSTEM = ("__path__", "__file__", "__cached__", "__loader__", "__spec__", "__package__")
 _IMPORT_OPCODES = (dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"])
+
+
+def import_compiler() -> None:
+    """Import what compiling a module takes, which is otherwise imported by the first compilation (torch 2.11 to 2.13)."""
+    for name in COMPILER:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def install(names: Sequence[str] = LAZY, clients: Sequence[str] = CLIENTS) -> None:
@@ -169,7 +185,7 @@ class _LazyName:
 
 @contextlib.contextmanager
 def deferred_compilation() -> Iterator[None]:
-    """`torch.compile` of a plain function inside waits for the function's first call (torch 2.11 to 2.13)."""
+    """`torch.compile` of a plain function inside waits for the function's first call."""
     import torch
 
     compile_now = torch.compile

@@ -8,9 +8,7 @@ from autosac.capture.patches import without_triton
 from autosac.capture.patches.registry import Patched, patch
 
 
-@patch(
-    torch=">=2.11,<2.14",
-)
+@patch()
 def triton_launches(capture: Patched) -> None:
     """User-written Triton kernels are launched below the dispatcher: record them, do not compile them."""
 
@@ -33,7 +31,6 @@ def triton_launches(capture: Patched) -> None:
 
 @patch(
     "torch.nn.attention.flex_attention:flex_attention",
-    torch=">=2.11,<2.14",
 )
 def flex_attention_device(_: Patched) -> None:
     """flex_attention() refuses device types that it does not know."""

@@ -19,7 +19,7 @@ def install_torchtitan(gpu: TargetGPU) -> None:
     utils._autosac_capability = gpu.compute_capability
 
     def has_cuda_capability(major: int, minor: int) -> bool:
-        return _autosac_capability >= (major, minor)  # type: ignore[name-defined] # noqa: F821
+        return bool(_autosac_capability >= (major, minor))  # type: ignore[name-defined] # noqa: F821
 
     utils.has_cuda_capability.__code__ = has_cuda_capability.__code__
 

@@ -1,6 +1,6 @@
 """Device meshes of thousands of ranks, of which one is captured: nothing is made for each of the others.
 
-Patches of `torch.distributed.device_mesh`, for torch 2.11 to 2.13; each steps aside where PyTorch is not as expected.
+Patches of `torch.distributed.device_mesh`; each steps aside where PyTorch is not as expected.
 
 - **Groups.** A mesh makes a process group for every row of every dimension, also of ranks elsewhere: real communicators need
   all ranks to call. Here only the captured rank's own row is made (`_own_groups`). A rank has one row in each dimension, so

@@ -1,9 +1,9 @@
 """The registry of what is changed in PyTorch while a capture runs.
 
-Each patch names what it replaces or relies on (`targets`), says why in its docstring, and for which versions of torch it was
-checked. They are installed in the capture process only, never in a user's training process. Before one is installed its
-targets are looked up, so that a torch which has changed them ends in one line and not in a wrong trace; tests/capture checks
-that each takes effect.
+Each patch names what it replaces or relies on (`targets`) and says why in its docstring. They are installed in the capture
+process only, never in a training process. No patch asks for torch's version: each looks for what it needs. Before one is
+installed its targets are looked up, so that a torch which has changed them ends in one line and not in a wrong trace.
+tests/capture checks that each takes effect, and ``make test-matrix`` does so with every torch of `autosac.torch_version`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.record.recorder import Recorder
 from autosac.errors import CaptureError
+from autosac.torch_version import tested_range
 
 
 class Patched(NamedTuple):
@@ -37,7 +38,6 @@ class Patch:
 
     install: Install
     targets: tuple[str, ...]
-    torch: str
     distributed: bool = False
 
     @property
@@ -58,11 +58,11 @@ class Patch:
 PATCHES: list[Patch] = []
 
 
-def patch(*targets: str, torch: str, distributed: bool = False) -> Callable[[Install], Install]:
+def patch(*targets: str, distributed: bool = False) -> Callable[[Install], Install]:
     """Register a function that changes or needs these targets."""
 
     def register(install: Install) -> Install:
-        PATCHES.append(Patch(install, targets, torch, distributed))
+        PATCHES.append(Patch(install, targets, distributed))
         return install
 
     return register
@@ -76,8 +76,8 @@ def install_all(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
         target = each.missing()
         if target is not None:
             raise CaptureError(
-                f"torch {torch.__version__} has no {target.replace(':', '.')}, which captures need ({each.name}; checked with "
-                f"torch {each.torch}): install one of these versions"
+                f"torch {torch.__version__} has no {target.replace(':', '.')}, which captures need ({each.name}): "
+                f"install torch {tested_range()}"
             )
         each.install(Patched(mode, recorder))
 

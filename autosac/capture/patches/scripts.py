@@ -69,7 +69,8 @@ def _readable_tensors() -> None:
         found = self.numpy()
         return found if dtype is None else found.astype(dtype, copy=False)
 
-    shown = FakeTensor.__repr__
+    fake: Any = FakeTensor
+    shown: Callable[..., str] = fake.__repr__
 
     def show(self: torch.Tensor, **kwargs: Any) -> str:
         if self.numel() != 1:
@@ -80,6 +81,7 @@ def _readable_tensors() -> None:
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
 
+<<<<<<< HEAD
     def data_ptr(self: torch.Tensor) -> int:
         return self.untyped_storage()._cdata + self.storage_offset() * self.element_size()  # one number for one memory
 
@@ -87,6 +89,11 @@ def _readable_tensors() -> None:
     FakeTensor.numpy = numpy
     FakeTensor.__array__ = array
     FakeTensor.__repr__ = show
+=======
+    fake.numpy = numpy
+    fake.__array__ = array
+    fake.__repr__ = show
+>>>>>>> main
 
 
 def _data_of_tensors() -> None:

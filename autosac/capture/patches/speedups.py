@@ -1,11 +1,12 @@
 """Patches that only save time: none changes a row of a trace, and each steps aside where PyTorch is not as it expects.
 
-For torch 2.11 to 2.13, in the capture process only. What they cost without: 70B on 64 ranks, share of the capture.
+In the capture process only. What they cost without: 70B on 64 ranks, share of the capture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -44,29 +45,30 @@ def _strided_shard_flags() -> None:
 
     One look per operator is enough where there are none (half of the time to capture a 70B model's first step).
     """
-    from torch.distributed.tensor import _sharding_prop
-
-    original = getattr(_sharding_prop, "_propagate_use_strided_shard_flag", None)
+    sharding_prop: Any = importlib.import_module("torch.distributed.tensor._sharding_prop")
+    original = getattr(sharding_prop, "_propagate_use_strided_shard_flag", None)
     if original is None:
         return
 
     def propagate(op_strategy: Any, op_schema: Any) -> None:
         known = op_schema.__dict__.get("_autosac_strided")
         if known is None:
-            known = any(isinstance(p, _sharding_prop._StridedShard) for s in op_schema.args_spec for p in s.placements)
+            known = any(isinstance(p, sharding_prop._StridedShard) for s in op_schema.args_spec for p in s.placements)
             op_schema.__dict__["_autosac_strided"] = known
         if known:
             original(op_strategy, op_schema)
 
-    _sharding_prop._propagate_use_strided_shard_flag = propagate
+    sharding_prop._propagate_use_strided_shard_flag = propagate
 
 
 def _foreach_strategies() -> None:
     """DTensor plans foreach operators and fused optimizers element by element; here each distinct element once. 8 %."""
-    from torch.distributed.tensor import _sharding_prop
     from torch.distributed.tensor._op_schema import OpSchema, TupleStrategy
 
-    original = getattr(_sharding_prop, "_expand_single_dim_strategy_to_mesh", None)
+    sharding_prop: Any = importlib.import_module("torch.distributed.tensor._sharding_prop")
+    original: Callable[..., Callable[..., Any]] | None = getattr(
+        sharding_prop, "_expand_single_dim_strategy_to_mesh", None
+    )
     expected = ["mesh", "op_schema", "strategy_info", "output_tensor_meta"]
     if original is None or list(inspect.signature(original).parameters) != expected:
         return
@@ -96,7 +98,7 @@ def _foreach_strategies() -> None:
 
         return strategy
 
-    _sharding_prop._expand_single_dim_strategy_to_mesh = expand
+    sharding_prop._expand_single_dim_strategy_to_mesh = expand
 
 
 def _elements(op_schema: Any, tuple_strategy: Any, output_tensor_meta: Any) -> list[Hashable] | None:

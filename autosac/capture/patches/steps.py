@@ -14,7 +14,6 @@ from autosac.capture.patches.registry import Patched, patch
 @patch(
     "torch.nn.modules.module:register_module_forward_hook",
     "torch.nn.modules.module:register_module_forward_pre_hook",
-    torch=">=2.11,<2.14",
 )
 def module_calls(capture: Patched) -> None:
     """Module entry and exit; `always_call`, because early-stopped recomputation leaves by an exception."""
@@ -33,20 +32,43 @@ def module_calls(capture: Patched) -> None:
     register_module_forward_hook(leave, always_call=True)
 
 
+@patch("torch.nn:Module.compile")
+def compiled_calls(capture: Patched) -> None:
+    """A module that is compiled in place has its hooks inside of what is compiled; entry and exit are around that."""
+    compile_in_place = torch.nn.Module.compile
+
+    @functools.wraps(compile_in_place)
+    def compile_and_tell(self: Any, *args: Any, **kwargs: Any) -> None:
+        compile_in_place(self, *args, **kwargs)
+        compiled = self._compiled_call_impl
+
+        @functools.wraps(compiled)
+        def call(*inputs: Any, **named: Any) -> Any:
+            capture.recorder.enter_module(self, inputs)
+            try:
+                return compiled(*inputs, **named)
+            finally:
+                capture.recorder.exit_module()
+
+        self._compiled_call_impl = call
+
+    module: Any = torch.nn.Module
+    module.compile = compile_and_tell
+
+
 @patch(
     "torch.autograd.graph:_engine_run_backward",
     "torch.autograd:_engine_run_backward",
-    torch=">=2.11,<2.14",
 )
 def autograd_engine(capture: Patched) -> None:
-    """The one place where Tensor.backward and autograd.grad enter the engine (torch 2.11 to 2.13)."""
+    """The one place where Tensor.backward and autograd.grad enter the engine."""
     import torch.autograd as autograd
     import torch.autograd.graph as graph
 
     engine = graph._engine_run_backward
     run = functools.partial(capture.recorder.run_backward, engine)
     graph._engine_run_backward = run
-    autograd._engine_run_backward = run
+    vars(autograd)["_engine_run_backward"] = run
     import torch.distributed.pipelining._backward as pipelining_backward
 
     if hasattr(pipelining_backward, "_engine_run_backward"):
@@ -56,7 +78,6 @@ def autograd_engine(capture: Patched) -> None:
 @patch(
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
     "torch.optim.optimizer:register_optimizer_step_post_hook",
-    torch=">=2.11,<2.14",
 )
 def optimizer_steps(capture: Patched) -> None:
     """Public global hooks; no patch."""
@@ -69,7 +90,6 @@ def optimizer_steps(capture: Patched) -> None:
 @patch(
     "torch.optim.optimizer:_foreach_supported_types.append",
     "torch.utils._foreach_utils:_foreach_supported_types.append",
-    torch=">=2.11,<2.14",
 )
 def optimizer_foreach(capture: Patched) -> None:
     """FakeTensor is not among the tensor types for which optimizers and gradient clipping take their foreach form.
@@ -88,7 +108,6 @@ def optimizer_foreach(capture: Patched) -> None:
 
 @patch(
     "torch:clear_autocast_cache",
-    torch=">=2.11,<2.14",
 )
 def autocast_exit(_: Patched) -> None:
     """Leaving autocast clears C++'s cache of cast weights; the simulated device's cache has to follow."""

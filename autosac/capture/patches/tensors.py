@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,18 +12,18 @@ from autosac.capture.patches.registry import Patched, patch
 
 @patch(
     "torch:UntypedStorage.resize_",
-    torch=">=2.11,<2.14",
 )
 def storage_resize(capture: Patched) -> None:
     """FSDP2 frees and re-allocates unsharded parameters by resizing their storage, below every dispatch mode."""
-    original = torch.UntypedStorage.resize_
+    storage: Any = torch.UntypedStorage
+    original = storage.resize_
 
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
         result = original(self, size)
         capture.recorder.resized(self, size)
         return result
 
-    torch.UntypedStorage.resize_ = resize_
+    storage.resize_ = resize_
 
 
 def exchange(t1: torch.Tensor, t2: torch.Tensor) -> None:
@@ -38,7 +39,6 @@ def exchange(t1: torch.Tensor, t2: torch.Tensor) -> None:
 @patch(
     "torch.utils:swap_tensors",
     "torch.__future__:set_swap_module_params_on_conversion",
-    torch=">=2.11,<2.14",
 )
 def module_conversions(_: Patched) -> None:
     """`Module.to` gives real parameters new data, and they stay the objects that they are; fake ones must be swapped for that.
@@ -50,7 +50,7 @@ def module_conversions(_: Patched) -> None:
     import torch.utils as utils
     from torch._subclasses.fake_tensor import FakeTensor
 
-    original = utils.swap_tensors
+    original: Callable[[torch.Tensor, torch.Tensor], None] = utils.swap_tensors
 
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         if isinstance(t1, FakeTensor) and isinstance(t2, FakeTensor) and t1.device == t2.device:
@@ -65,12 +65,11 @@ def module_conversions(_: Patched) -> None:
 
 @patch(
     "torch._subclasses.fake_tensor:FakeTensor",
-    torch=">=2.11,<2.14",
 )
 def deep_copies(_: Patched) -> None:
     """Copies of modules (`nn.Transformer` makes its layers so): a simulated tensor is copied by an operator, as a real one is.
 
-    Python would copy its mode as well, which cannot be copied. torch 2.11 to 2.13.
+    Python would copy its mode as well, which cannot be copied.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -90,12 +89,11 @@ def deep_copies(_: Patched) -> None:
         found: torch.Tensor = memo[id(self)]
         return found
 
-    FakeTensor.__deepcopy__ = deep_copy
+    fake: Any = FakeTensor
+    fake.__deepcopy__ = deep_copy
 
 
-@patch(
-    torch=">=2.11,<2.14",
-)
+@patch()
 def convolution_layout(capture: Patched) -> None:
     """On CUDA, cuDNN returns channels-last for channels-last (`cudnn_conv_suggest_memory_format`); here is no cuDNN.
 
@@ -113,21 +111,22 @@ def convolution_layout(capture: Patched) -> None:
                 return layout if layout in suggested else torch.contiguous_format
         return torch.contiguous_format
 
-    torch._C._conv_determine_backend_memory_format = determine
+    core: Any = torch._C
+    core._conv_determine_backend_memory_format = determine
 
 
 @patch(
     "torch:UntypedStorage.data_ptr",
-    torch=">=2.11,<2.14",
 )
 def storage_pointers(_: Patched) -> None:
     """Jobs compare storages by their pointers (torchao's parameters under FSDP2). Those of fake tensors have none."""
-    original = torch.UntypedStorage.data_ptr
+    storage: Any = torch.UntypedStorage
+    original: Callable[[torch.UntypedStorage], int] = storage.data_ptr
 
     def data_ptr(self: torch.UntypedStorage) -> int:
         try:
             return original(self)
         except RuntimeError:
-            return self._cdata
+            return int(self._cdata)
 
-    torch.UntypedStorage.data_ptr = data_ptr
+    storage.data_ptr = data_ptr

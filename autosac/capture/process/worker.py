@@ -24,12 +24,17 @@ import tempfile
 import warnings
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autosac.capture import lifeline
 from autosac.capture.failures import capture_error, how_it_ended
 from autosac.capture.patches import imports
 from autosac.capture.request import TitanRequest
+from autosac.files.documents import TEXT_BYTES, parse_toml, read_bounded
+from autosac.titan.settings import compiles_model
+
+if TYPE_CHECKING:
+    from autosac.capture.jobs.adapter import TitanAdapter
 
 _SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its own; those that run still grow
 
@@ -157,8 +162,22 @@ def preload(request: TitanRequest) -> None:
 
     with imports.deferred_compilation():
         import_torchtitan()
-    installed_adapter()
+    adapter = installed_adapter()
+    if may_compile(request, adapter):
+        imports.import_compiler()
     gc.freeze()
+
+
+def may_compile(request: TitanRequest, adapter: TitanAdapter) -> bool:
+    """Whether the job asks for compilation, as far as that shows without building anything."""
+    if any("compile." in override for override in request.overrides):
+        return True
+    with contextlib.suppress(Exception):  # the capture says what is wrong with the job
+        if request.config_file is not None and request.config_file.endswith(".toml"):
+            document = parse_toml(read_bounded(request.config_file, TEXT_BYTES))
+            return bool(document.get("compile", {}).get("enable"))
+        return compiles_model(adapter.settings(adapter.parse(request)))
+    return False
 
 
 def main(answers: int, parent: int, folder: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from autosac.capture.device.operators import per_operator
 
@@ -59,7 +59,7 @@ class CollectiveCall(NamedTuple):
     peer: int
     functional: bool
 
-    def nbytes(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
+    def nbytes(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
         """The message size as nccl-tests counts it (see autosac.trace.Collective)."""
         sizes = [_bytes(t) for t in inputs]
         if self.functional:
@@ -105,7 +105,8 @@ def describe_collective(func: Any, args: Any) -> CollectiveCall | None:
     if kind == "wait":
         return CollectiveCall("wait", "", (), False, -1, True)
     if functional:
-        group = distributed_c10d._resolve_process_group(args[_argument(func, "group_name")])
+        c10d: Any = dist.distributed_c10d
+        group = c10d._resolve_process_group(args[_argument(func, "group_name")])
         return CollectiveCall(kind, group.group_name, _ranks(group), True, -1, True)
     group = next(dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject))
     ranks = _ranks(group)

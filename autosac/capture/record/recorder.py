@@ -6,11 +6,10 @@ It puts together who knows what: `phases` (where in the job an operator belongs)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Module
 from torch.utils import _pytree as pytree
 
@@ -20,7 +19,7 @@ from autosac.capture.record.accumulation import EngineAdditions
 from autosac.capture.record.collectives import CollectiveCall, describe_collective
 from autosac.capture.record.log import EventLog, in_order
 from autosac.capture.record.phases import PhaseTracker, Place, Table
-from autosac.capture.record.signatures import SignatureTable, operator_name
+from autosac.capture.record.signatures import SignatureTable, Work, operator_name
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import (
     Collective,
@@ -163,7 +162,7 @@ class Recorder:
     # ---- OperatorLog ------------------------------------------------------------------------------------------------
 
     def operator(
-        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: Sequence[torch.Tensor] | None
     ) -> None:
         """Record one operator that ran on the target device."""
         if self.phases.is_repeating and func in _LOOKS:
@@ -199,7 +198,7 @@ class Recorder:
                 self.storages.expect_addition(args[0], out)
 
     def _signature(
-        self, func: Any, args: Any, kwargs: Any, entry: Entry | None, tensors: list[Any], out_tensors: list[Any]
+        self, func: Any, args: Any, kwargs: Any, entry: Entry | None, tensors: Sequence[Any], out_tensors: Sequence[Any]
     ) -> int:
         if entry is None:
             return self.signatures.add(func, args, kwargs, tensors, out_tensors)
@@ -223,12 +222,14 @@ class Recorder:
             stream = simulated.current_stream().stream_id
             self.storages.resized(storage, nbytes, stream, self.phases.locate())
 
-    def triton_kernel(self, name: str, arguments: Iterable[Any]) -> None:
-        """A Triton kernel is launched from Python."""
+    def triton_kernel(
+        self, name: str, arguments: Iterable[Any], *, written: Sequence[int] = (), work: Work = ()
+    ) -> None:
+        """A Triton kernel is launched from Python; it writes to the tensors at `written`, and does this `work`."""
         place = self.phases.locate()
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         if self.log.recording:
-            signature = self.signatures.add_kernel(f"triton.{name}", tensors)
+            signature = self.signatures.add_kernel(f"triton.{name}", tensors, written, work)
             stream = simulated.current_stream().stream_id
             inputs = tuple(self.storages.of(t) for t in tensors)
             self.log.events.append(Op(signature, stream, place.module, place.phase, place.source, inputs, ()))

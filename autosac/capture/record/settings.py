@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -12,4 +14,5 @@ def matmul_allows_tf32() -> bool:
 
 def cudnn_allows_tf32() -> bool:
     """Whether float32 convolutions may use TF32."""
-    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+    cudnn: Any = torch.backends.cudnn
+    return bool(cudnn.conv.fp32_precision == "tf32")

@@ -1,30 +1,36 @@
 """The families by theme. Importing this package registers all of them."""
 
 from benchmarks.fuzz.families import (
+    classes,
     custom,
     hidden,
     hooks,
     inplace,
+    library,
     models,
     modes,
     normalisation,
     parallel,
     recurrent,
+    steps,
     structures,
     training,
     writes,
 )
 
 __all__ = [
+    "classes",
     "custom",
     "hidden",
     "hooks",
     "inplace",
+    "library",
     "models",
     "modes",
     "normalisation",
     "parallel",
     "recurrent",
+    "steps",
     "structures",
     "training",
     "writes",

@@ -1,0 +1,122 @@
+"""Best-first search with lower bounds: the least of many values, most of which are never worked out.
+
+Every candidate has a lower bound of its value. The candidate with the smallest bound is taken; its `step` says what is
+known of it now: a tighter bound (it goes back), its value, or work to do, which runs beside other work. When no candidate's
+bound is below (1 - gap) times the best value found, the search ends:
+
+    for every candidate c that was not worked out   value(c) >= bound(c) >= (1 - gap) best
+
+so no value is below (1 - gap) best: with gap 0 the best is the least. It holds for every order in which work is finished.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The candidate's value is no less."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The candidate's value; infinite if it is no solution."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work that has to be done to know more; equal keys are the same work, which may serve several candidates."""
+
+    key: Hashable
+    content: Any
+
+
+class Steps(Protocol[Asked]):
+    """What a search asks of its candidates."""
+
+    def step(self, candidate: Asked, bound: float, best: float) -> Bound | Value | Work:
+        """What is known of a candidate now. A Bound is larger than the one given, or everything is known of it."""
+
+    def finished(self, work: Work, future: Future[Any]) -> None:
+        """Work has been done, or has failed: take note."""
+
+
+@dataclass(kw_only=True)
+class Outcome(Generic[K]):
+    """What a search has found so far. `pruned`: candidates whose bound was reason enough."""
+
+    best: float = math.inf
+    best_candidate: K | None = None
+    values: dict[K, float] = field(default_factory=dict)
+    pruned: dict[K, float] = field(default_factory=dict)
+    proven: bool = False
+
+
+def best_first(
+    candidates: Iterable[tuple[K, float]],
+    steps: Steps[K],
+    submit: Callable[[Any], Future[Any]],
+    *,
+    at_once: int = 1,
+    gap: float = 0.0,
+    outcome: Outcome[K] | None = None,
+    on_change: Callable[[Outcome[K], float], None] = lambda _, __: None,
+) -> Outcome[K]:
+    """Search. `candidates` come with their bounds; of equal ones the first is preferred. `submit` starts work.
+
+    `outcome` is filled as the search goes on: who is interrupted has what was found. `on_change` gets it, and the least
+    bound of what is open.
+    """
+    found: Outcome[K] = outcome if outcome is not None else Outcome()
+    numbers = itertools.count()
+    heap = [(bound, next(numbers), candidate) for candidate, bound in candidates]
+    heapq.heapify(heap)
+    running: dict[Future[Any], Work] = {}
+    waiting: dict[Hashable, list[tuple[float, int, K]]] = {}
+
+    def is_open(bound: float) -> bool:
+        return bound < found.best * (1 - gap) if math.isfinite(found.best) else math.isfinite(bound)
+
+    while True:
+        while heap and len(running) < at_once and is_open(heap[0][0]):
+            bound, number, candidate = heapq.heappop(heap)
+            known = steps.step(candidate, bound, found.best)
+            if isinstance(known, Value):
+                found.values[candidate] = known.value
+                if known.value < found.best:
+                    found.best, found.best_candidate = known.value, candidate
+            elif isinstance(known, Bound):
+                heapq.heappush(heap, (max(bound, known.value), number, candidate))
+            elif known.key in waiting:
+                waiting[known.key].append((bound, number, candidate))
+            else:
+                waiting[known.key] = [(bound, number, candidate)]
+                running[submit(known.content)] = known
+        least = min((entry[0] for entries in (heap, *waiting.values()) for entry in entries), default=math.inf)
+        on_change(found, least)
+        if not running or not is_open(least):
+            break
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            work = running.pop(future)
+            steps.finished(work, future)
+            for entry in waiting.pop(work.key):
+                heapq.heappush(heap, entry)
+    for entries in (heap, *waiting.values()):
+        found.pruned.update({candidate: bound for bound, _, candidate in entries})
+    found.proven = True
+    return found

@@ -1,0 +1,160 @@
+"""Evaluations: what is worked out in other processes, as plain data that travels between them.
+
+`SheetTask` captures a few layers of one microbatch (`autosac.configurations.sheets`). `LayoutTask` simulates a layout's step
+without checkpointing and, where that does not fit, under every way of checkpointing that is asked for, AutoSAC's plan
+included: two to five captures, of a few layers where they repeat; plans are derived. A task ends early where its step
+cannot beat what is known: no checkpointing shortens a step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from autosac.capture.process.server import CaptureServer
+from autosac.configurations.sheets import sheet_of
+from autosac.errors import AutosacError, CaptureError, InfeasibleError
+from autosac.files.temporary import temporary_folder
+from autosac.jobs.tasks import captures_of, plans_of
+from autosac.jobs.titan import TitanCaptures, TitanJob
+from autosac.planning.closed_loop import Goal, Planned
+from autosac.planning.confidence import confidence_of
+from autosac.simulation import Pipeline, Simulation, simulation_of
+
+_SMALLEST = (-2, -1)  # cuts with one and two periods of layers: two fewer than induction needs
+_PARTS = ("compute_ms", "exposed_communication_ms", "exposed_copy_ms", "bubble_ms", "host_bound_ms", "recompute_ms")
+
+
+class Task(Protocol):
+    """Work for another process. The answer is a document of JSON's types."""
+
+    def run(self, server: CaptureServer) -> dict[str, Any]:
+        """Do it; captures come from `server`. Failures of the job are part of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A configuration's predicted step. `parts`: milliseconds by `_PARTS` on the fullest rank; recomputation is a part of
+    computation. `errors_ms`: by how much each cost model's standard error would lengthen the operators that it priced.
+    """
+
+    checkpointing: str
+    step_ms: float
+    recompute_ms: float
+    peak_reserved_bytes: int
+    fits: bool
+    tokens_per_second: float
+    mfu: float
+    parts: Mapping[str, float]
+    errors_ms: Mapping[str, float]
+
+    @staticmethod
+    def of(name: str, stages: Sequence[Simulation], budget_bytes: int, kind: str) -> Measured:
+        """Of one rank of each pipeline stage."""
+        joined = Pipeline(stages=tuple(stages)).joined() if len(stages) > 1 else stages
+        peaks = [stage.peak_bytes(kind) for stage in joined]
+        fullest = joined[int(np.argmax(peaks))]
+        throughput, breakdown = fullest.throughput, asdict(fullest.breakdown)
+        return Measured(
+            checkpointing=name,
+            step_ms=fullest.step_ms,
+            recompute_ms=fullest.recompute_ms,
+            peak_reserved_bytes=max(stage.peak_reserved_bytes for stage in joined),
+            fits=max(peaks) <= budget_bytes,
+            tokens_per_second=throughput.tokens_per_second,
+            mfu=throughput.mfu,
+            parts={part: breakdown[part] for part in _PARTS},
+            errors_ms=_errors_ms(fullest),
+        )
+
+
+def _errors_ms(simulation: Simulation) -> dict[str, float]:
+    pricing = simulation.pricing
+    wrong = pricing.event_ms * pricing.event_rel_std
+    return {name: float(wrong[pricing.event_source == i].sum()) for i, name in enumerate(pricing.source)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetTask:
+    """A few layers of one microbatch. Answer: ``sheet``, or ``refused`` with the reason."""
+
+    job: TitanJob
+
+    def run(self, server: CaptureServer) -> dict[str, Any]:
+        """See `Task`."""
+        request = self.job.request("none")
+        try:
+            cuts = [server.submit(replace(request, cut=cut)) for cut in _SMALLEST]
+            try:
+                traces = [cut.result() for cut in cuts]
+            except CaptureError:  # too few layers to leave any out, or the job cannot be built with so few
+                traces = [server.capture(request)]
+            return {"sheet": sheet_of([simulation_of(trace, self.job.target) for trace in traces]).document()}
+        except AutosacError as e:
+            return {"refused": str(e)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutTask:
+    """A layout under every way of checkpointing.
+
+    Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step without checkpointing; ``plan``, the text of
+    AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that could not be beaten; or ``refused``.
+    """
+
+    job: TitanJob
+    goal: Goal
+    checkpointing: tuple[str, ...]
+    cutoff_ms: float
+    confidence: float | None = None
+
+    def run(self, server: CaptureServer) -> dict[str, Any]:
+        """See `Task`."""
+        try:
+            with temporary_folder() as folder:
+                return self._answer(captures_of(self.job, server, folder, ("none",)))
+        except AutosacError as e:
+            return {"refused": str(e)}
+
+    def _answer(self, captures: Sequence[TitanCaptures]) -> dict[str, Any]:
+        goal = self.goal
+        sure = None
+        if self.confidence is not None:
+            sure = confidence_of(self.confidence, goal.budget_kind, self.job.target.allocator)
+        inner = sure.inner_bytes(goal.budget_bytes) if sure else goal.budget_bytes
+        none = Measured.of("none", [stage.baseline("none") for stage in captures], inner, goal.budget_kind)
+        answer: dict[str, Any] = {"rows": [], "at_least_ms": none.step_ms}
+        if {"none", "autosac"} & set(self.checkpointing):
+            answer["rows"].append(asdict(none))
+        if none.fits and answer["rows"]:
+            return answer
+        if none.step_ms >= self.cutoff_ms:
+            return {**answer, "cut_off": self.cutoff_ms}
+        if "autosac" in self.checkpointing:
+            (planned,) = plans_of(captures, goal, (goal.budget_bytes,), lambda _: None, sure)
+            answer |= self._planned(planned, answer["rows"], inner)
+        for name in ("full", "selective-op"):
+            if name in self.checkpointing and all(stage.working(name) for stage in captures):
+                row = Measured.of(name, [stage.baseline(name) for stage in captures], inner, goal.budget_kind)
+                answer["rows"].append(asdict(row))
+        return answer
+
+    def _planned(self, planned: Planned | InfeasibleError, rows: list[Any], inner: int) -> dict[str, Any]:
+        if isinstance(planned, InfeasibleError):
+            return {"infeasible": str(planned)}
+        simulation = planned.simulation
+        stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
+        rows.append(asdict(Measured.of("autosac", stages, inner, self.goal.budget_kind)))
+        return {"plan": planned.plan.to_bytes().decode(), "notes": list(planned.notes)}
+
+
+def checked(answer: Any) -> dict[str, Any]:
+    """The answer, which has been through JSON: what a study keeps and what a process sends are the same."""
+    found = json.loads(json.dumps(answer))
+    if not isinstance(found, dict):
+        raise CaptureError("an evaluation has no answer")
+    return found

@@ -1,0 +1,84 @@
+"""What a TorchTitan job says of itself before anything is captured: the search's starting point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autosac.configurations.layout import ModelFacts
+from autosac.configurations.search import Own
+from autosac.configurations.space import MEANINGS
+from autosac.errors import UsageError
+from autosac.jobs.checks import given_settings, read_setting
+from autosac.titan.source import model_facts
+
+_KNOB_OF = {
+    "parallelism.data_parallel_replicate_degree": "data_parallel_replicate",
+    "parallelism.data_parallel_shard_degree": "data_parallel_replicate",
+    "parallelism.fsdp_reshard_after_forward": "reshard_after_forward",
+    "parallelism.tensor_parallel_degree": "tensor_parallel",
+    "parallelism.context_parallel_degree": "context_parallel",
+    "parallelism.pipeline_parallel_degree": "pipeline_parallel",
+    "parallelism.pipeline_parallel_schedule": "pipeline_schedule",
+    "parallelism.pipeline_parallel_microbatch_size": "microbatch",
+    "parallelism.expert_parallel_degree": "expert_parallel",
+    "parallelism.expert_tensor_parallel_degree": "expert_tensor_parallel",
+    "parallelism.enable_async_tensor_parallel": "async_tensor_parallel",
+    "activation_checkpoint.mode": "checkpointing",
+    "activation_checkpoint.selective_ac_option": "checkpointing",
+    "training.enable_cpu_offload": "cpu_offload",
+    "compile.enable": "compile",
+    "optimizer.implementation": "optimizer",
+}
+_PER_PARAMETER = {"Adam": 2, "AdamW": 2}
+assert set(_KNOB_OF.values()) <= set(MEANINGS)
+
+
+def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_batch: int | None) -> Own:
+    """The job's facts, and the global batch that the search keeps: the one given, else the job's own.
+
+    UsageError for arguments that are knobs of the search, and for a global batch that cannot be.
+    """
+    for name in given_settings(overrides):
+        if name in _KNOB_OF:
+            raise UsageError(
+                f"--{name} is a knob of the search: give its values with --space ({_KNOB_OF[name]} = [...])"
+            )
+    read = read_setting(config_file, overrides)
+    model = model_facts(str(read("model.name")), str(read("model.flavor")))
+    facts = ModelFacts(
+        layers=model.get("n_layers", 0),
+        heads=model.get("n_heads", 0),
+        kv_heads=model.get("n_kv_heads", 0),
+        experts=model.get("n_experts", 0),
+        seq_len=_number(read("training.seq_len")) or 0,
+    )
+    each = 2 if read("training.dtype") == "bfloat16" else 4
+    converters = read("model.converters") or ()
+    return Own(
+        facts=facts,
+        compiled=str(read("compile.enable")).lower() == "true",
+        global_batch=global_batch or _global_batch(read, world_size),
+        converters=tuple(converters.split(",")) if isinstance(converters, str) else tuple(converters),
+        state_bytes=each * (1 + _PER_PARAMETER.get(str(read("optimizer.name")), 0)),
+        gradient_bytes=each,
+    )
+
+
+def _global_batch(read: Any, world_size: int) -> int:
+    """The job's own global batch: what it says, or its local batch times its data-parallel ranks."""
+    said = _number(read("training.global_batch_size"))
+    if said is not None and said > 0:
+        return said
+    others = 1
+    for name in ("tensor", "context", "pipeline"):
+        others *= _number(read(f"parallelism.{name}_parallel_degree")) or 1
+    local = _number(read("training.local_batch_size")) or 1
+    return local * max(1, world_size // others)
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None

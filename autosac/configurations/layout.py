@@ -1,0 +1,280 @@
+"""Layouts: configurations but for their checkpointing, and which of a space's are legal.
+
+With W GPUs, degrees r (replicas), s (FSDP shards), c (context), t (tensor), p (pipeline):
+
+    r s c t p = W,   data-parallel ranks d = r s,   sequences of a rank g = global batch / d
+
+A rank works on g sequences, `microbatch` of them at a time: without a pipeline in g / microbatch steps of gradient
+accumulation (TorchTitan's local batch is the microbatch), with one in g / microbatch pipeline microbatches (its local batch
+is g).
+
+`legal` leaves out what TorchTitan asserts: what does not divide (GPUs, batch, sequence, heads, experts), pipelines with fewer
+layers than stages, replicas without shards beside other parallelism, asynchronous tensor parallelism without compilation.
+What it refuses for other reasons shows in an evaluation, once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from autosac.configurations.space import Space
+from autosac.configurations.splits import module_names, torchtitan_split
+
+SINGLE_STAGE = ("1F1B", "GPipe")  # schedules with one stage on each rank
+Setting = str | int | bool | list[list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A configuration but for its checkpointing. See the module's docstring for the degrees."""
+
+    gpu: str
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    schedule: str = "1F1B"
+    split: str = "torchtitan"
+    microbatch: int = 1
+    global_batch: int = 1
+    reshard: str = "always"
+    compile: bool = False
+    async_tensor: bool = False
+    float8: bool = False
+    optimizer: str = "fused"
+    cpu_offload: bool = False
+    activation_offload: bool = False
+    allocator: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """GPUs."""
+        return self.replicate * self.shard * self.tensor * self.context * self.pipeline
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that work on different sequences."""
+        return self.replicate * self.shard
+
+    @property
+    def microbatches(self) -> int:
+        """How many microbatches a rank works on in a step."""
+        return self.global_batch // (self.data_parallel * self.microbatch)
+
+    @property
+    def local_batch(self) -> int:
+        """TorchTitan's local batch size."""
+        return self.microbatch * (self.microbatches if self.pipeline > 1 else 1)
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Pipeline stages of a rank."""
+        return 1 if self.pipeline == 1 or self.schedule in SINGLE_STAGE else 2
+
+    @property
+    def key(self) -> str:
+        """A name that no other layout has, the same in every run."""
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    def __str__(self) -> str:
+        """The degrees above 1 and the settings that are not usual, short."""
+        degrees = {
+            "replicate": self.replicate,
+            "fsdp": self.shard,
+            "tp": self.tensor,
+            "cp": self.context,
+            "pp": self.pipeline,
+            "ep": self.expert,
+            "etp": self.expert_tensor,
+        }
+        words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+        words.append(f"batch {self.microbatch} x {self.microbatches}")
+        if self.pipeline > 1:
+            words += [self.schedule, *(["balanced"] if self.split == "balanced" else [])]
+        if self.keeps_parameters:
+            words.append("no reshard")
+        flags = {
+            "compile": self.compile,
+            "async tp": self.async_tensor,
+            "float8": self.float8,
+            "cpu offload": self.cpu_offload,
+            "offload": self.activation_offload,
+            self.optimizer: self.optimizer != "fused",
+        }
+        return ", ".join([*words, *(name for name, on in flags.items() if on)])
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """Whether FSDP keeps gathered parameters from forward to backward."""
+        return self.reshard == "never" and self.shard * self.context > 1
+
+
+class ModelFacts(NamedTuple):
+    """What of a model decides legality, as far as it is known (0: not known)."""
+
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    experts: int = 0
+    seq_len: int = 0
+
+
+def settings_of(
+    layout: Layout, own_converters: tuple[str, ...] = (), split: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """TorchTitan's settings that make a job so, by their names. `split`: layers of each stage, if not TorchTitan's."""
+    settings: dict[str, Any] = {
+        "training.local_batch_size": layout.local_batch,
+        "training.global_batch_size": layout.global_batch,
+        "training.enable_cpu_offload": layout.cpu_offload,
+        "parallelism.data_parallel_replicate_degree": layout.replicate,
+        "parallelism.data_parallel_shard_degree": layout.shard,
+        "parallelism.fsdp_reshard_after_forward": layout.reshard,
+        "parallelism.tensor_parallel_degree": layout.tensor,
+        "parallelism.context_parallel_degree": layout.context,
+        "parallelism.pipeline_parallel_degree": layout.pipeline,
+        "parallelism.expert_parallel_degree": layout.expert,
+        "parallelism.expert_tensor_parallel_degree": layout.expert_tensor,
+        "parallelism.enable_async_tensor_parallel": layout.async_tensor,
+        "optimizer.implementation": layout.optimizer,
+        "compile.enable": layout.compile,
+    }
+    if layout.pipeline > 1:
+        settings["parallelism.pipeline_parallel_schedule"] = layout.schedule
+        settings["parallelism.pipeline_parallel_microbatch_size"] = layout.microbatch
+        if split is not None:
+            settings["parallelism.module_fqns_per_model_part"] = module_names(split)
+    if layout.float8:
+        converters = (
+            own_converters
+            if any("float8" in name for name in own_converters)
+            else ("quantize.linear.float8", *own_converters)
+        )
+        settings["model.converters"] = ",".join(converters)
+    return settings
+
+
+def arguments_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings as TorchTitan's arguments."""
+    words: list[str] = []
+    for name, value in settings.items():
+        section, _, key = name.rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--{section}.no-{key}")
+        elif isinstance(value, list):
+            words += [f"--{name}", repr(value)]
+        else:
+            words += [f"--{name}", str(value)]
+    return tuple(words)
+
+
+def legal(
+    space: Space, gpu: str, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
+) -> Iterator[Layout]:
+    """The legal layouts of a space on so many GPUs. `compiled`: whether the job as it is compiles its model."""
+    for layout in _combinations(space, gpu, world_size, gpus_per_node, global_batch, facts, compiled):
+        if _divides(layout, facts) and _is_sensible(layout, space):
+            yield layout
+
+
+def _combinations(
+    space: Space, gpu: str, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
+) -> Iterator[Layout]:
+    """All layouts whose degrees fill the GPUs and whose batches divide the global batch."""
+    tensors = space.tensor_parallel or divisors(min(gpus_per_node, world_size))
+    experts = (space.expert_parallel or divisors(min(gpus_per_node, world_size))) if facts.experts else (1,)
+    rest = itertools.product(
+        space.compile or (compiled,),
+        space.async_tensor_parallel,
+        space.float8,
+        space.optimizer,
+        space.cpu_offload,
+        space.activation_offload,
+        space.allocator,
+    )
+    switches = list(rest)
+    for tensor, context, pipeline in itertools.product(tensors, space.context_parallel, space.pipeline_parallel):
+        ranks, remainder = divmod(world_size, tensor * context * pipeline)
+        if remainder or ranks == 0:
+            continue
+        replicas = [r for r in (space.data_parallel_replicate or divisors(ranks)) if ranks % r == 0]
+        schedules = (
+            itertools.product(space.pipeline_schedule, space.pipeline_split)
+            if pipeline > 1
+            else [("1F1B", "torchtitan")]
+        )
+        batches = [b for b in space.microbatch if global_batch % (ranks * b) == 0]
+        for (schedule, split), replicate, expert, expert_tensor, microbatch, reshard, choice in itertools.product(
+            schedules, replicas, experts, space.expert_tensor_parallel, batches, space.reshard_after_forward, switches
+        ):
+            compile_, async_tensor, float8, optimizer, cpu_offload, activation_offload, allocator = choice
+            yield Layout(
+                gpu=gpu,
+                replicate=replicate,
+                shard=ranks // replicate,
+                tensor=tensor,
+                context=context,
+                pipeline=pipeline,
+                expert=expert,
+                expert_tensor=expert_tensor,
+                schedule=schedule,
+                split=split,
+                microbatch=microbatch,
+                global_batch=global_batch,
+                reshard=reshard,
+                compile=compile_,
+                async_tensor=async_tensor,
+                float8=float8,
+                optimizer=optimizer,
+                cpu_offload=cpu_offload,
+                activation_offload=activation_offload,
+                allocator=allocator,
+            )
+
+
+def _divides(layout: Layout, facts: ModelFacts) -> bool:
+    """Whether heads, sequence, experts and layers can be divided as the degrees ask for."""
+    tensor, context, expert = layout.tensor, layout.context, layout.expert
+    if any(heads % tensor for heads in (facts.heads, facts.kv_heads)):
+        return False
+    if facts.seq_len % (tensor * 2 * context):
+        return False
+    if (
+        facts.experts % expert
+        or (layout.expert_tensor not in (1, tensor))
+        or (expert == 1 and layout.expert_tensor > 1)
+    ):
+        return False
+    # Experts are spread over ranks of FSDP's, context and tensor parallelism.
+    borrowed = layout.shard * context * (tensor if layout.expert_tensor == 1 else 1)
+    if expert > 1 and borrowed % expert:
+        return False
+    stages = layout.pipeline * layout.stages_per_rank
+    return not facts.layers or torchtitan_split(facts.layers, stages) is not None
+
+
+def _is_sensible(layout: Layout, space: Space) -> bool:
+    """Not refused by TorchTitan, and no second name of another layout."""
+    others = layout.tensor * layout.context * layout.pipeline
+    if layout.replicate > 1 and layout.shard == 1 and others > 1:
+        return False  # DDP beside other parallelism
+    if layout.shard * layout.context == 1 and layout.reshard != space.reshard_after_forward[0]:
+        return False  # without FSDP nothing is resharded
+    if layout.async_tensor and not (layout.tensor > 1 and layout.compile):
+        return False
+    if layout.cpu_offload and layout.shard * layout.context == 1:
+        return False
+    if layout.schedule in ("ZBVZeroBubble", "DualPipeV") and layout.split == "balanced":
+        return False  # their stages run forth and back over the ranks
+    return not (layout.pipeline > 1 and layout.microbatches < 1)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Ascending."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)

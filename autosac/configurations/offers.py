@@ -1,0 +1,61 @@
+"""What GPUs a search may use: so many of a kind, at a price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autosac.errors import UsageError
+from autosac.limits import MOST_GPUS, parse_whole
+
+Objective = Literal["tokens-per-second", "cost-per-token"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """GPUs of one kind. `price`: of one GPU for an hour, in any currency; 0 if not said."""
+
+    gpu: str
+    world_size: int
+    cluster: str | None = None
+    price: float = 0.0
+
+    def weight(self, objective: Objective) -> float:
+        """What a millisecond of a step counts: 1, or what it costs on all GPUs."""
+        return 1.0 if objective == "tokens-per-second" else self.price * self.world_size / 3.6e6
+
+
+def offers_of(gpus: str, prices: Sequence[str], objective: Objective) -> tuple[Offer, ...]:
+    """The offers of ``--gpus NAME:COUNT,...`` with ``--price NAME=PRICE``. UsageError for what is wrong or missing."""
+    found: dict[str, int] = {}
+    for text in gpus.split(","):
+        name, colon, count_text = text.strip().rpartition(":")
+        count = parse_whole(count_text, 1, MOST_GPUS)
+        if not (name and colon) or count is None:
+            raise UsageError(f"--gpus {text.strip()!r}: expected NAME:COUNT, such as h100-sxm-80gb:128")
+        if name in found:
+            raise UsageError(f"--gpus: {name} is given twice")
+        found[name] = count
+    priced = _prices(prices)
+    for name in priced:
+        if name not in found:
+            raise UsageError(f"--price {name}: there are no such GPUs among {', '.join(found)}")
+    missing = [name for name in found if name not in priced]
+    if objective == "cost-per-token" and missing:
+        raise UsageError(f"--objective cost-per-token needs --price {missing[0]}=PRICE (of one GPU for an hour)")
+    return tuple(Offer(gpu=name, world_size=count, price=priced.get(name, 0.0)) for name, count in found.items())
+
+
+def _prices(texts: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            price = float(value)
+        except ValueError:
+            price = -1.0
+        if not (name and equals) or not 0 < price < 1e9:
+            raise UsageError(f"--price {text!r}: expected NAME=PRICE with a price above 0, such as h100-sxm-80gb=2.5")
+        found[name] = price
+    return found

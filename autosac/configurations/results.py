@@ -1,0 +1,134 @@
+"""What a search found: rows, the best, ties, and how much work it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autosac.configurations.evaluations import Measured
+from autosac.configurations.layout import Layout
+from autosac.configurations.offers import Objective, Offer
+
+# Ratios between configurations of one job have been seen to be off by so much, whatever their operators
+# (docs/accuracy.md: checkpointing modes up to 2.7 %, compilation up to 1.9 %).
+LEAST_ERROR = 0.01
+LIMITS = {
+    "compute_ms": "compute",
+    "exposed_communication_ms": "exposed communication",
+    "exposed_copy_ms": "copies to and from the host",
+    "bubble_ms": "pipeline bubble",
+    "host_bound_ms": "host",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A configuration that was worked out. `score`: what is minimised, a step's milliseconds or price."""
+
+    layout: Layout
+    measured: Measured
+    score: float
+    offer: Offer
+    plan_key: str = ""
+
+    @property
+    def name(self) -> str:
+        """Short."""
+        return f"{self.layout}, {self.measured.checkpointing}"
+
+    @property
+    def binds(self) -> str:
+        """What holds the step back: the largest part beside computation if that is more than a tenth; memory if recomputation
+        is the most that could be saved; else computation.
+        """
+        parts = {name: self.measured.parts.get(name, 0.0) for name in LIMITS if name != "compute_ms"}
+        worst = max(parts, key=lambda name: parts[name])
+        if self.measured.recompute_ms > max(parts[worst], 0.02 * self.measured.step_ms):
+            return "memory"
+        return LIMITS[worst] if parts[worst] > 0.1 * self.measured.step_ms else "compute"
+
+
+def is_tied(a: Row, b: Row) -> bool:
+    """Whether two predictions are closer than their errors: a cost model is wrong in the same way in both, so only what they
+    use it differently for counts; and no two configurations are told apart by less than `LEAST_ERROR`.
+    """
+    scale_a, scale_b = a.score / a.measured.step_ms, b.score / b.measured.step_ms
+    names = {*a.measured.errors_ms, *b.measured.errors_ms}
+    error = math.hypot(
+        *(
+            a.measured.errors_ms.get(name, 0.0) * scale_a - b.measured.errors_ms.get(name, 0.0) * scale_b
+            for name in names
+        )
+    )
+    return abs(a.score - b.score) <= max(error, LEAST_ERROR * min(a.score, b.score))
+
+
+def why_lost(best: Row, other: Row) -> str:
+    """In what the other one is slower, largest first."""
+    if other.score <= best.score:
+        return ""
+    mine, theirs = _times(best), _times(other)
+    more = {name: theirs[name] - mine[name] for name in mine}
+    worst = max(more, key=lambda name: more[name])
+    if more[worst] <= 0:
+        return "its price" if other.offer != best.offer else "its interference"
+    return f"{more[worst]:,.0f} ms more {worst}"
+
+
+def _times(row: Row) -> dict[str, float]:
+    parts = row.measured.parts
+    found = {title: parts.get(name, 0.0) for name, title in LIMITS.items()}
+    found["compute"] -= parts.get("recompute_ms", 0.0)
+    found["recomputation"] = parts.get("recompute_ms", 0.0)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How much work a search was. `legal`: configurations (layouts times ways of checkpointing); the rest counts layouts."""
+
+    configurations: int
+    legal: int
+    bounded: int
+    evaluated: int
+    captured: int
+    sheets: int
+    refused: int
+    reused: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
+    the best by more than `gap`. `refused`: why a layout could not be evaluated. `plans`: AutoSAC's plans by their rows' keys.
+    """
+
+    rows: tuple[Row, ...]
+    counts: Counts
+    objective: Objective
+    gap: float
+    proven: bool
+    refused: Mapping[Layout, str] = field(default_factory=dict)
+    plans: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[Layout, Mapping[str, Any]] = field(default_factory=dict)
+    budget_bytes: int = 0
+    least_open: float = math.inf
+    seconds: float = 0.0
+
+    @property
+    def fitting(self) -> Sequence[Row]:
+        """The rows that fit, best first."""
+        return [row for row in self.rows if row.measured.fits]
+
+    @property
+    def best(self) -> Row | None:
+        """None if nothing fits, or nothing has been evaluated yet."""
+        return self.fitting[0] if self.fitting else None
+
+    @property
+    def tied(self) -> Sequence[Row]:
+        """The rows that cannot be told from the best."""
+        best = self.best
+        return [row for row in self.fitting[1:] if best is not None and is_tied(best, row)]

@@ -1,0 +1,404 @@
+"""The search over a TorchTitan job's configurations: what `engine` asks, answered by bounds, sheets and evaluations.
+
+Bounds of a layout, each tighter than the one before, all of them for every way of checkpointing
+(`autosac.configurations.bounds`):
+
+1. from the parameters' shapes: products at the peak rate, memory of states and layer inputs;
+2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
+3. its step without checkpointing, simulated.
+
+If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same: it keeps more of
+every tensor, and has the same states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autosac.configurations.bounds import Part, Shape, bound_ms, memory_bound_bytes, shape_of_parameters, split_of
+from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
+from autosac.configurations.evaluations import LayoutTask, Measured, SheetTask
+from autosac.configurations.job_files import job_path, written_job
+from autosac.configurations.layout import Layout, ModelFacts, arguments_of, legal, settings_of
+from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.results import Counts, Result, Row
+from autosac.configurations.sheets import Sheet, sheet_layout
+from autosac.configurations.space import Space
+from autosac.configurations.study import Study
+from autosac.configurations.workers import WorkerLost, Workers
+from autosac.errors import AutosacError, CaptureError, UsageError
+from autosac.jobs.titan import TitanJob
+from autosac.planning.closed_loop import Goal
+from autosac.quantities import parse_budget
+from autosac.simulation import Target
+
+_TRIES = 3
+_ADAM = 12  # bytes of a float32 parameter with Adam's two states
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked for. `job`: as it is, on the first offer's GPUs; `global_batch` None: the job's own."""
+
+    job: TitanJob
+    offers: tuple[Offer, ...]
+    space: Space
+    goal: Goal
+    budget: str = "85%"
+    objective: Objective = "tokens-per-second"
+    global_batch: int | None = None
+    confidence: float | None = None
+    gap: float = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What the job's settings say of themselves."""
+
+    facts: ModelFacts
+    compiled: bool
+    global_batch: int
+    converters: tuple[str, ...] = ()
+    state_bytes: int = _ADAM
+    gradient_bytes: int = 4
+
+
+class TitanSearch:
+    """The steps of a search (`autosac.configurations.engine.Steps`), and its result at any time."""
+
+    def __init__(
+        self, wanted: Wanted, own: Own, workers: Workers, study: Study, progress: Callable[[str], None]
+    ) -> None:
+        self._wanted, self._own, self._study = wanted, own, study
+        self.workers = workers
+        self._progress = progress
+        self._offers = {offer.gpu: offer for offer in wanted.offers}
+        self._targets: dict[tuple[str, str], Target] = {}
+        self._machines: dict[str, str] = {}
+        self._sheets: dict[str, Sheet | str] = {}
+        self._tries: dict[Any, int] = {}
+        self._lost: dict[str, str] = {}
+        self._rows: dict[Layout, list[Row]] = {}
+        self._plans: dict[str, str] = {}
+        self._refused: dict[Layout, str] = {}
+        self._too_large: dict[Layout, int] = {}
+        self._evaluated: set[str] = set()
+        self._reused = 0
+        self._asked = 0
+        self._begin = time.monotonic()
+        self.layouts = self._legal()
+        self.outcome: Outcome[Layout] = Outcome()
+
+    def _legal(self) -> list[Layout]:
+        found: list[Layout] = []
+        for offer in self._wanted.offers:
+            per_node = self._target(offer.gpu, "").cluster.gpus_per_node
+            own = self._own
+            found += legal(
+                self._wanted.space, offer.gpu, offer.world_size, per_node, own.global_batch, own.facts, own.compiled
+            )
+        if not found:
+            sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.offers)
+            raise UsageError(
+                f"no configuration of the space is legal on {sizes} with a global batch of {self._own.global_batch}: "
+                "the degrees must multiply to the GPUs and divide heads, layers and the global batch (--show-space "
+                "prints the space, --global-batch changes the batch)"
+            )
+        return sorted(
+            found, key=lambda it: (it.tensor * it.context, it.pipeline, it.expert, it.replicate, -it.microbatch)
+        )
+
+    def run(self, on_change: Callable[[Outcome[Layout]], None] = lambda _: None) -> Result:
+        """Search to the end. Interrupted, `result` has what was found. `on_change` is told what has been found so far."""
+        bounds = self.first_bounds()
+
+        def changed(outcome: Outcome[Layout], least: float) -> None:
+            self._tell(outcome, least)
+            on_change(outcome)
+
+        best_first(
+            [(layout, bounds[layout]) for layout in self.layouts],
+            self,
+            self.workers.submit,
+            at_once=self.workers.count,
+            gap=self._wanted.gap,
+            outcome=self.outcome,
+            on_change=changed,
+        )
+        return self.result()
+
+    # ---- jobs ----
+
+    def _target(self, gpu: str, allocator: str) -> Target:
+        if (gpu, allocator) not in self._targets:
+            offer = self._offers[gpu]
+            conf = allocator or self._wanted.space.allocator[0]
+            self._targets[gpu, allocator] = Target.of(gpu, offer.world_size, cluster=offer.cluster, allocator=conf)
+        return self._targets[gpu, allocator]
+
+    def settings(self, layout: Layout) -> dict[str, Any]:
+        """TorchTitan's settings of a layout."""
+        split = None
+        if layout.split == "balanced" and layout.pipeline > 1:
+            split = split_of(layout, self._shape(layout))
+        return settings_of(layout, self._own.converters, split)
+
+    def _job(self, layout: Layout) -> TitanJob:
+        settings = self.settings(layout)
+        parts = settings.pop("parallelism.module_fqns_per_model_part", None)
+        job = self._wanted.job
+        file = job.config_file
+        if parts is not None:  # which no argument can say
+            text = written_job(file, (), {"parallelism.module_fqns_per_model_part": parts})
+            file = str(job_path(self._study.folder, "-".join(str(len(part)) for part in parts), text))
+        return replace(
+            job,
+            config_file=file,
+            target=self._target(layout.gpu, layout.allocator),
+            overrides=(*job.overrides, *arguments_of(settings)),
+            world_size=layout.world_size,
+            progress=_silent,
+        )
+
+    def _goal(self, layout: Layout) -> Goal:
+        usable = self._target(layout.gpu, layout.allocator).hardware.usable_bytes
+        return replace(
+            self._wanted.goal,
+            budget_bytes=parse_budget(self._wanted.budget, usable),
+            offload=layout.activation_offload,
+        )
+
+    def _key(self, kind: str, layout: Layout) -> str:
+        """The question's name: the layout, and the machines that it is asked for."""
+        target = self._target(layout.gpu, layout.allocator)
+        if layout.gpu not in self._machines:
+            described = f"{target.hardware} {target.cluster} {target.host} {target.overlap}"
+            self._machines[layout.gpu] = hashlib.sha256(described.encode()).hexdigest()[:12]
+        return f"{kind} {layout.key} on={self._machines[layout.gpu]}"
+
+    def _weight(self, layout: Layout) -> float:
+        return self._offers[layout.gpu].weight(self._wanted.objective)
+
+    # ---- bounds ----
+
+    def first_bounds(self) -> dict[Layout, float]:
+        """The bounds by the parameters' shapes, which the first sheet that can be captured tells."""
+        reasons: list[str] = []
+        for layout in {sheet_layout(layout).key: layout for layout in self.layouts}.values():
+            self._progress("capturing a few layers")
+            work = self._sheet_work(layout)
+            while self._sheet(layout) is None:
+                future = self.workers.submit(work.content)
+                while not future.done():
+                    _wait(future)
+                self.finished(work, future)
+            sheet = self._sheet(layout)
+            if isinstance(sheet, Sheet):
+                return {layout: self._first_bound(layout, sheet) for layout in self.layouts}
+            reasons.append(str(sheet))
+            if len(reasons) == 3:
+                break
+        raise CaptureError(f"no layout of the space can be captured: {reasons[0]}")
+
+    def _first_bound(self, layout: Layout, known: Sheet) -> float:
+        target = self._target(layout.gpu, layout.allocator)
+        peak = target.hardware.peak_flops("float8" if layout.float8 else "bfloat16")
+        parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
+        shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
+        return self._bound(layout, self._completed(layout, shape))
+
+    def sheet_bound(self, layout: Layout, budget: str | None = None) -> float | None:
+        """The second bound, in the objective's unit, within the search's or another budget; None before its sheet is there."""
+        if not isinstance(self._sheet(layout), Sheet):
+            return None
+        usable = self._target(layout.gpu, layout.allocator).hardware.usable_bytes
+        nbytes = parse_budget(budget, usable) if budget is not None else self._goal(layout).budget_bytes
+        return bound_ms(layout, self._shape(layout), nbytes) * self._weight(layout)
+
+    def least_bytes(self, layout: Layout) -> float:
+        """The memory bound by what is known."""
+        return memory_bound_bytes(layout, self._shape(layout))
+
+    def _bound(self, layout: Layout, shape: Shape) -> float:
+        return bound_ms(layout, shape, self._goal(layout).budget_bytes) * self._weight(layout) * (1 - 1e-9)
+
+    def _shape(self, layout: Layout) -> Shape:
+        sheet = self._sheet(layout)
+        if not isinstance(sheet, Sheet):
+            return Shape(
+                layers=self._own.facts.layers,
+                layer=Part(forward_ms=1.0, backward_ms=2.0),
+                outside=Part(forward_ms=0.0, backward_ms=0.0),
+                layer_parameters=0.0,
+                outside_parameters=0.0,
+            )
+        return self._completed(layout, sheet.shape())
+
+    def _completed(self, layout: Layout, shape: Shape) -> Shape:
+        """With what the job and the GPU say."""
+        return replace(
+            shape,
+            state_bytes=self._own.state_bytes,
+            gradient_bytes=self._own.gradient_bytes,
+            memory_gbps=self._target(layout.gpu, layout.allocator).hardware.mem_bandwidth_gbps,
+        )
+
+    def _sheet(self, layout: Layout) -> Sheet | str | None:
+        """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
+        key = self._key("sheet", sheet_layout(layout))
+        if key not in self._sheets:
+            answer = self._answer(key)
+            if answer is None:
+                return None
+            self._sheets[key] = Sheet.of(answer["sheet"]) if "sheet" in answer else str(answer["refused"])
+        return self._sheets[key]
+
+    def _sheet_work(self, layout: Layout) -> Work:
+        served = sheet_layout(layout)
+        return Work(self._key("sheet", served), SheetTask(job=self._job(served)))
+
+    def _answer(self, key: str) -> dict[str, Any] | None:
+        if key in self._lost:
+            return {"refused": self._lost[key]}
+        answer = self._study.answer(key)
+        if answer is not None and key not in self._evaluated:
+            self._evaluated.add(key)
+            self._reused += 1
+        return answer
+
+    # ---- steps ----
+
+    def step(self, candidate: Layout, bound: float, best: float) -> Bound | Value | Work:
+        """See `autosac.configurations.engine.Steps`."""
+        layout = candidate
+        sheet = self._sheet(layout)
+        if sheet is None:
+            return self._sheet_work(layout)
+        if isinstance(sheet, str):
+            if layout.pipeline == 1:  # the same model on the same ranks: it cannot be built
+                self._refused[layout] = sheet
+                return Value(math.inf)
+        else:
+            tight = self._bound(layout, self._shape(layout))
+            if tight > bound:
+                return Bound(tight)
+        if self._too_large.get(replace(layout, microbatch=0), math.inf) <= layout.microbatch:
+            return Bound(math.inf)
+        key = self._key("layout", layout)
+        answer = self._answer(key)
+        if answer is not None and "cut_off" in answer:
+            tight = answer["at_least_ms"] * self._weight(layout)
+            if tight > bound:
+                return Bound(tight)
+            answer = None  # its bound is below the best after all
+        if answer is None:
+            return Work(key, self.task(layout, best * (1 - self._wanted.gap) / self._weight(layout)))
+        if "refused" in answer:
+            self._refused[layout] = answer["refused"]
+            return Value(math.inf)
+        return Value(self._noted(layout, key, answer))
+
+    def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
+        """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
+        return LayoutTask(
+            job=self._job(layout),
+            goal=self._goal(layout),
+            checkpointing=self._wanted.space.checkpointing,
+            cutoff_ms=min(cutoff_ms, 1e300),
+            confidence=self._wanted.confidence,
+        )
+
+    def _noted(self, layout: Layout, key: str, answer: Mapping[str, Any]) -> float:
+        """Take an answer into the rows; the best score of what fits."""
+        weight = self._weight(layout)
+        rows = [
+            Row(
+                layout=layout,
+                measured=(measured := Measured(**row)),
+                score=measured.step_ms * weight,
+                offer=self._offers[layout.gpu],
+                plan_key=key if measured.checkpointing == "autosac" else "",
+            )
+            for row in answer["rows"]
+            if row["checkpointing"] in self._wanted.space.checkpointing or row["fits"]
+        ]
+        self._rows[layout] = rows
+        if "plan" in answer:
+            self._plans[key] = answer["plan"]
+        fitting = [row.score for row in rows if row.measured.fits]
+        if not fitting:
+            family = replace(layout, microbatch=0)
+            self._too_large[family] = min(layout.microbatch, self._too_large.get(family, layout.microbatch))
+        return min(fitting, default=math.inf)
+
+    def finished(self, work: Work, future: Future[Any]) -> None:
+        """See `autosac.configurations.engine.Steps`."""
+        key = str(work.key)
+        try:
+            answer = future.result()
+        except WorkerLost as e:
+            self._tries[key] = self._tries.get(key, 0) + 1
+            if self._tries[key] < _TRIES:
+                return  # it is asked for again
+            answer = {"refused": f"the process that evaluated it ended {_TRIES} times: {e}"}
+            self._lost[key] = answer["refused"]
+            return
+        except AutosacError as e:
+            answer = {"refused": str(e)}
+        except Exception as e:  # an evaluation that fails is a row, not the end
+            answer = {"refused": f"{type(e).__name__}: {e}"}
+        self._asked += 1
+        self._evaluated.add(key)
+        fitting = [row["step_ms"] for row in answer.get("rows", ()) if row["fits"]]
+        self._study.record(key, answer, {}, min(fitting, default=None))
+
+    # ---- what is known ----
+
+    def _tell(self, outcome: Outcome[Layout], least: float) -> None:
+        best = f", best {outcome.best:,.1f}" if math.isfinite(outcome.best) else ""
+        left = f", open from {least:,.1f}" if math.isfinite(least) else ""
+        self._progress(f"{len(outcome.values)} of {len(self.layouts)} layouts worked out{best}{left}")
+
+    def result(self) -> Result:
+        """What is known now."""
+        rows = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
+        refused = dict(self._refused)
+        evaluated = [layout for layout in self.outcome.values if layout not in refused]
+        return Result(
+            rows=tuple(rows),
+            counts=Counts(
+                configurations=len(self.layouts) * len(self._wanted.space.checkpointing),
+                legal=len(self.layouts),
+                bounded=len(self.layouts) - len(self.outcome.values),
+                evaluated=len(evaluated),
+                captured=self._asked,
+                sheets=sum(isinstance(sheet, Sheet) for sheet in self._sheets.values()),
+                refused=len(refused),
+                reused=self._reused,
+            ),
+            objective=self._wanted.objective,
+            gap=self._wanted.gap,
+            proven=self.outcome.proven,
+            refused=refused,
+            plans=self._plans,
+            settings={row.layout: self.settings(row.layout) for row in rows},
+            budget_bytes=self._goal(self.layouts[0]).budget_bytes,
+            seconds=time.monotonic() - self._begin,
+        )
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _wait(future: Future[Any]) -> None:
+    """Wait a little, so that signals are handled."""
+    from concurrent.futures import wait
+
+    wait([future], timeout=1.0)

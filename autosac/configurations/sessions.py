@@ -1,0 +1,108 @@
+"""A search from its inputs: the job is read, the space checked, the study opened, workers started; all ends with the block."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from autosac.configurations.jobs import own_of
+from autosac.configurations.layout import arguments_of
+from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.search import TitanSearch, Wanted
+from autosac.configurations.space import Space
+from autosac.configurations.study import Study
+from autosac.configurations.workers import workers_of
+from autosac.errors import UsageError
+from autosac.files.documents import TEXT_BYTES, read_bounded
+from autosac.files.temporary import temporary_folder
+from autosac.jobs.checks import check_job_file
+from autosac.jobs.titan import TitanJob
+from autosac.planning.closed_loop import Goal
+from autosac.planning.confidence import confidence_of
+from autosac.quantities import parse_budget
+from autosac.simulation import Target
+from autosac.titan.version import check_job, has_python_jobs, installed_version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a search is given. `study` None: a folder that is removed in the end. `workers` 0: a thread of this process."""
+
+    config_file: str
+    offers: tuple[Offer, ...]
+    overrides: tuple[str, ...] = ()
+    space: Space = field(default_factory=Space)
+    budget: str = "85%"
+    budget_kind: str = "reserved"
+    confidence: float | None = None
+    objective: Objective = "tokens-per-second"
+    global_batch: int | None = None
+    gap: float = 0.005
+    study: Path | None = None
+    resume: bool = False
+    workers: int = 1
+    ray: str | None = None
+    use_cache: bool = True
+
+
+@contextlib.contextmanager
+def searching(inputs: Inputs, progress: Callable[[str], None] = lambda _: None) -> Iterator[TitanSearch]:
+    """The search, ready to run. UsageError, on one line, for whatever of the inputs cannot be."""
+    check_job(inputs.config_file)
+    if has_python_jobs():
+        raise UsageError("searches need torchtitan 0.2 and its job files: pip install torchtitan==0.2.2")
+    if not 0 <= inputs.gap < 1:
+        raise UsageError(f"gap {inputs.gap}: expected a share of at least 0 and below 1, such as 0.005")
+    first = inputs.offers[0]
+    own = own_of(inputs.config_file, inputs.overrides, first.world_size, inputs.global_batch)
+    target = Target.of(first.gpu, first.world_size, cluster=first.cluster, allocator=inputs.space.allocator[0])
+    if inputs.confidence is not None:
+        confidence_of(inputs.confidence, inputs.budget_kind, target.allocator)
+    goal = Goal(budget_bytes=parse_budget(inputs.budget, target.hardware.usable_bytes), budget_kind=inputs.budget_kind)
+    job = TitanJob(
+        config_file=inputs.config_file,
+        target=target,
+        overrides=inputs.overrides,
+        world_size=first.world_size,
+        use_cache=inputs.use_cache,
+    )
+    wanted = Wanted(
+        job=job,
+        offers=inputs.offers,
+        space=inputs.space,
+        goal=goal,
+        budget=inputs.budget,
+        objective=inputs.objective,
+        confidence=inputs.confidence,
+        gap=inputs.gap,
+    )
+    with contextlib.ExitStack() as stack:
+        folder = inputs.study or stack.enter_context(temporary_folder())
+        study = Study(folder, _identity(inputs), resume=inputs.resume)
+        workers = stack.enter_context(workers_of(inputs.workers, inputs.ray, use_cache=inputs.use_cache))
+        search = TitanSearch(wanted, own, workers, study, progress)
+        some = search.layouts[0]
+        arguments = (*inputs.overrides, *arguments_of(search.settings(some)))
+        check_job_file(inputs.config_file, arguments, some.world_size)
+        yield search
+
+
+def _identity(inputs: Inputs) -> dict[str, Any]:
+    """What the answers of a study depend on, beside what is in their questions."""
+    try:
+        own = version("autosac")
+    except PackageNotFoundError:  # run from a checkout
+        own = ""
+    return {
+        "job": hashlib.sha256(read_bounded(inputs.config_file, TEXT_BYTES)).hexdigest()[:16],
+        "arguments": list(inputs.overrides),
+        "budget": f"{inputs.budget} {inputs.budget_kind}",
+        "confidence": inputs.confidence,
+        "checkpointing": list(inputs.space.checkpointing),
+        "versions": [own, installed_version(), version("torch")],
+    }

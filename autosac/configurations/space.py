@@ -1,0 +1,141 @@
+"""The space of a search: knobs and the values that each may take.
+
+A space is a TOML file whose keys are the fields of `Space`; what it leaves out has its default. What changes the numbers that
+training computes (float8) is off unless a file asks for it; the global batch is the job's own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from annotated_types import Ge, Le, MinLen
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from autosac.display.printable import printable
+from autosac.errors import UsageError
+from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.limits import MOST_BATCH, MOST_GPUS
+from autosac.memory_sim.allocator_config import AllocatorConfig
+
+Checkpointing = Literal["none", "full", "selective-op", "autosac"]
+Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
+Split = Literal["torchtitan", "balanced"]
+Reshard = Literal["always", "never"]
+CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
+
+
+def _distinct(values: Any) -> Any:
+    if values is not None and len(set(values)) < len(values):
+        raise ValueError("a value is given twice")
+    return values
+
+
+def _allocators(values: tuple[str, ...]) -> tuple[str, ...]:
+    for text in values:
+        AllocatorConfig.parse(text)
+    return values
+
+
+Degree = Annotated[int, Ge(1), Le(MOST_GPUS)]
+Degrees = Annotated[tuple[Degree, ...], MinLen(1), AfterValidator(_distinct)]
+Batches = Annotated[tuple[Annotated[int, Ge(1), Le(MOST_BATCH)], ...], MinLen(1), AfterValidator(_distinct)]
+Switch = Annotated[tuple[bool, ...], MinLen(1), AfterValidator(_distinct)]
+
+
+class Space(BaseModel):
+    """The values of every knob. None: all that divide what they have to divide (see `autosac.configurations.layout.legal`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    data_parallel_replicate: Degrees | None = None
+    tensor_parallel: Degrees | None = None
+    context_parallel: Degrees = (1, 2)
+    pipeline_parallel: Degrees = (1, 2, 4, 8, 16)
+    pipeline_schedule: Annotated[tuple[Schedule, ...], MinLen(1), AfterValidator(_distinct)] = (
+        "1F1B",
+        "Interleaved1F1B",
+    )
+    pipeline_split: Annotated[tuple[Split, ...], MinLen(1), AfterValidator(_distinct)] = ("torchtitan",)
+    expert_parallel: Degrees | None = None
+    expert_tensor_parallel: Degrees = (1,)
+    microbatch: Batches = (1, 2, 4, 8, 16, 32)
+    checkpointing: Annotated[tuple[Checkpointing, ...], MinLen(1), AfterValidator(_distinct)] = CHECKPOINTING
+    reshard_after_forward: Annotated[tuple[Reshard, ...], MinLen(1), AfterValidator(_distinct)] = ("always", "never")
+    compile: Switch | None = None
+    async_tensor_parallel: Switch = (False,)
+    float8: Switch = (False,)
+    optimizer: Annotated[tuple[Literal["fused", "foreach", "for-loop"], ...], MinLen(1), AfterValidator(_distinct)] = (
+        "fused",
+    )
+    cpu_offload: Switch = (False,)
+    activation_offload: Switch = (False,)
+    allocator: Annotated[tuple[str, ...], MinLen(1), AfterValidator(_distinct), AfterValidator(_allocators)] = (
+        "expandable_segments:True",
+    )
+
+
+MEANINGS = {
+    "data_parallel_replicate": "copies of the sharded model (HSDP); FSDP's shards follow from the rest",
+    "tensor_parallel": "tensor parallel degree",
+    "context_parallel": "context parallel degree",
+    "pipeline_parallel": "pipeline parallel degree, in ranks",
+    "pipeline_schedule": "pipeline schedule; those of several stages a rank have two",
+    "pipeline_split": "layers of each stage: TorchTitan's own split, or cut so that the slowest stage is as short as possible",
+    "expert_parallel": "expert parallel degree (mixture of experts)",
+    "expert_tensor_parallel": "1, or as tensor_parallel",
+    "microbatch": "sequences that go through the model together; accumulation or pipelining makes the global batch of them",
+    "checkpointing": "activation checkpointing; autosac plans it for the memory that is left",
+    "reshard_after_forward": "whether FSDP frees gathered parameters after the forward",
+    "compile": "torch.compile of the model",
+    "async_tensor_parallel": "asynchronous tensor parallelism (needs compile)",
+    "float8": "float8 matrix products (changes numerics)",
+    "optimizer": "implementation of the optimizer",
+    "cpu_offload": "parameters, gradients and optimizer states in host memory",
+    "activation_offload": "let autosac's plans offload activations to host memory",
+    "allocator": "PYTORCH_CUDA_ALLOC_CONF",
+}
+assert set(MEANINGS) == set(Space.model_fields)
+
+
+def load_space(path: Path) -> Space:
+    """The space in a TOML file. UsageError, in one line that names file and knob, if it is none."""
+    try:
+        document = parse_toml(read_bounded(path, TEXT_BYTES))
+    except OSError as e:
+        raise UsageError(f"space {path}: {e.strerror or e}") from e
+    except DocumentError as e:
+        raise UsageError(f"space {path} is not valid TOML: {e}") from e
+    return space_of(document, f"space {path}")
+
+
+def space_of(document: dict[str, Any], where: str = "space") -> Space:
+    """The space that a table of knobs describes. A single value stands for a list of one. UsageError if it is none."""
+    unknown = [name for name in document if name not in Space.model_fields]
+    if unknown:
+        known = ", ".join(Space.model_fields)
+        raise UsageError(f"{where}: there is no knob {printable(str(unknown[0]))!r}; there are {known}")
+    listed = {name: tuple(v) if isinstance(v, list | tuple) else (v,) for name, v in document.items()}
+    try:
+        return Space(**listed)
+    except ValidationError as e:
+        first = e.errors()[0]
+        value = printable(repr(first["input"]))[:60]
+        raise UsageError(f"{where}: {first['loc'][0]} is {value}: {first['msg'].removeprefix('Value error, ')}") from e
+
+
+def space_text(space: Space) -> str:
+    """The space as a TOML file, with what each knob means."""
+    lines = []
+    for name, meaning in MEANINGS.items():
+        values = getattr(space, name)
+        lines.append(f"# {meaning}")
+        if values is None:
+            lines.append(f"# {name} = [...]    # by default all that divide what they have to")
+        else:
+            lines.append(f"{name} = [{', '.join(map(_toml, values))}]")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,211 @@
+"""Where evaluations run: processes of this machine, a thread of this process, or a Ray cluster.
+
+Each worker keeps one capture process (`autosac.capture.process.server`) for all its tasks. Workers end with the search,
+however that ends: local ones are bound to the life of the process that started them, Ray's actors to the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol
+
+from autosac.capture import lifeline
+from autosac.capture.process.server import CaptureServer
+from autosac.configurations.evaluations import Task, checked
+from autosac.errors import UsageError
+
+
+class Workers(Protocol):
+    """Who does the work. `count`: how many tasks run at once."""
+
+    count: int
+
+    def submit(self, task: Task) -> Future[dict[str, Any]]:
+        """Start a task. The future fails with `WorkerLost` if its worker dies."""
+
+
+class WorkerLost(Exception):
+    """A worker has died: its task may be tried again."""
+
+
+# ---- local processes ------------------------------------------------------------------------------------------------
+
+_servers: list[CaptureServer] = []
+
+
+def _begin(parent: int, use_cache: bool) -> None:
+    """In a new worker process: end with the parent; leave Ctrl-C to it; end cleanly when it says so."""
+    lifeline.end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _servers.append(CaptureServer(use_cache=use_cache).__enter__())
+    multiprocessing.util.Finalize(None, _servers[0].__exit__, (None, None, None), exitpriority=100)
+
+
+def _run(task: Task) -> dict[str, Any]:
+    return checked(task.run(_servers[0]))
+
+
+class LocalWorkers:
+    """Processes of this machine. One that is killed takes what runs beside it along; all are started anew."""
+
+    def __init__(self, count: int, *, use_cache: bool = True) -> None:
+        self.count = count
+        self._use_cache = use_cache
+        self._executor: ProcessPoolExecutor | None = None
+
+    def submit(self, task: Task) -> Future[dict[str, Any]]:
+        """Called by the thread that lives as long as the search: workers end with the thread that started them."""
+        for _ in range(2):
+            if self._executor is None:
+                self._executor = ProcessPoolExecutor(
+                    self.count,
+                    mp_context=multiprocessing.get_context("spawn"),
+                    initializer=_begin,
+                    initargs=(os.getpid(), self._use_cache),
+                )
+            try:
+                return _translated(self._executor.submit(_run, task), BrokenProcessPool)
+            except BrokenProcessPool:
+                self.close()
+        failed: Future[dict[str, Any]] = Future()
+        failed.set_exception(WorkerLost("the processes that evaluate end at once"))
+        return failed
+
+    def close(self) -> None:
+        """End all workers, what they are doing with them."""
+        executor, self._executor = self._executor, None
+        if executor is None:
+            return
+        processes = list((executor._processes or {}).values())
+        executor.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _translated(inner: Future[Any], lost: type[BaseException] | tuple[type[BaseException], ...]) -> Future[Any]:
+    """The same future, which fails with WorkerLost where `inner` fails with `lost`."""
+    outer: Future[Any] = Future()
+
+    def pass_on(done: Future[Any]) -> None:
+        if done.cancelled():
+            outer.set_exception(WorkerLost("it was cancelled"))
+            return
+        error = done.exception()
+        if error is None:
+            outer.set_result(done.result())
+        else:
+            outer.set_exception(WorkerLost(str(error)) if isinstance(error, lost) else error)
+
+    inner.add_done_callback(pass_on)
+    return outer
+
+
+# ---- this process ---------------------------------------------------------------------------------------------------
+
+
+class ThreadWorker:
+    """One thread of this process: for programs that cannot be started a second time."""
+
+    count = 1
+
+    def __init__(self, server: CaptureServer) -> None:
+        self._server = server
+        self._executor = ThreadPoolExecutor(1)
+
+    def submit(self, task: Task) -> Future[dict[str, Any]]:
+        """See `Workers`."""
+        return self._executor.submit(lambda: checked(task.run(self._server)))
+
+    def close(self) -> None:
+        """Wait for no task that has not begun."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+# ---- Ray ------------------------------------------------------------------------------------------------------------
+
+
+class _Evaluator:
+    """A Ray actor: one capture process, one task at a time."""
+
+    def __init__(self, use_cache: bool) -> None:
+        self._stack = contextlib.ExitStack()
+        self._server = self._stack.enter_context(CaptureServer(use_cache=use_cache))
+
+    def run(self, task: Task) -> dict[str, Any]:
+        """Do a task."""
+        return checked(task.run(self._server))
+
+    def close(self) -> None:
+        """End the capture process."""
+        self._stack.close()
+
+
+class RayWorkers:
+    """One actor for every CPU of a Ray cluster, up to `most`; Ray restarts those that die."""
+
+    def __init__(self, address: str, *, most: int = 256, use_cache: bool = True) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("--ray needs Ray: pip install 'autosac[ray]'") from None
+        self._ray: Any = ray
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError, RuntimeError) as e:
+            raise UsageError(f"no Ray cluster at {address!r}: {str(e).splitlines()[0]}") from e
+        self.count = max(1, min(most, int(ray.cluster_resources().get("CPU", 1))))
+        actor = ray.remote(num_cpus=1, max_restarts=-1)(_Evaluator)
+        self._idle = [actor.remote(use_cache) for _ in range(self.count)]
+        self._all = list(self._idle)
+        self._lock = threading.Lock()
+
+    def submit(self, task: Task) -> Future[dict[str, Any]]:
+        """See `Workers`. There is an idle actor: no more than `count` tasks run at once."""
+        with self._lock:
+            actor = self._idle.pop()
+        inner = actor.run.remote(task).future()
+        inner.add_done_callback(lambda _: self._free(actor))
+        return _translated(inner, (self._ray.exceptions.RayActorError, self._ray.exceptions.WorkerCrashedError))
+
+    def _free(self, actor: Any) -> None:
+        with self._lock:
+            self._idle.append(actor)
+
+    def close(self) -> None:
+        """End the actors and leave the cluster as it was."""
+        for actor in self._all:
+            with contextlib.suppress(Exception):
+                if actor in self._idle:
+                    self._ray.get(actor.close.remote(), timeout=5)
+                self._ray.kill(actor)
+        self._ray.shutdown()
+
+
+@contextlib.contextmanager
+def workers_of(count: int, ray_address: str | None, *, use_cache: bool) -> Iterator[Workers]:
+    """Workers, ended with the block. `count` 0: a thread of this process."""
+    if ray_address is not None:
+        remote = RayWorkers(ray_address, use_cache=use_cache)
+        with contextlib.closing(remote):
+            yield remote
+    elif count == 0:
+        with CaptureServer(use_cache=use_cache) as server, contextlib.closing(ThreadWorker(server)) as thread:
+            yield thread
+    else:
+        with contextlib.closing(LocalWorkers(count, use_cache=use_cache)) as local:
+            yield local

@@ -1,0 +1,162 @@
+"""What modules that are compiled as a whole may do: groups of equal units, and the policies that are tried for each group.
+
+What a policy costs a compiled unit is not the sum of what its operators cost: elementwise operators are fused, those that the
+backward recomputes go into its kernels, and the partitioner decides on whatever a policy leaves open. So policies are proposed
+here and measured as compiled (`compiled_costs`). Proposed are
+
+- the compiler's own choice (no unit), and everything recomputed;
+- policies of the unit's trade-off curve, by prices that are as the compiler's where its kernels are not the eager ones
+  (`compiled_prices`), evenly spread over the bytes that they keep;
+- every second product, what is no product and launches a kernel of its own kept (TorchTitan's selective checkpointing);
+- memory budgets of PyTorch's partitioner.
+
+A unit is *compiled as a whole* if no module inside it was entered in the compiled step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
+from autosac.plans import Unit
+from autosac.simulation import Simulation
+from autosac.solvers import frontier
+from autosac.trace import ModuleEnter, Op, Phase, Trace
+
+BUDGETS = (0.2, 0.4, 0.5, 0.6, 0.8)
+_OF_CURVE = 7
+_PRODUCTS = ("mm", "bmm", "addmm", "linear", "_scaled_mm", "_grouped_mm")
+GENERATED = "triton_"
+_SMALL = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPolicy:
+    """One way to run a unit: as `template`, a unit of the group, does. None: as the compiler does by itself."""
+
+    name: str
+    template: Unit | None
+
+    def of(self, unit: UnitPolicy) -> Unit | None:
+        """The same for another unit of the group."""
+        if self.template is None:
+            return None
+        return replace(self.template, fqn=unit.name, parameters=unit.parameters)
+
+    @property
+    def has_decisions(self) -> bool:
+        """Whether it is checkpointing, and no choice of the compiler's."""
+        return self.template is not None and self.template.memory_budget is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitGroup:
+    """Equal units in the order in which they run, and the policies that they may follow; the first is the compiler's own."""
+
+    units: tuple[UnitPolicy, ...]
+    policies: tuple[CompiledPolicy, ...]
+
+
+def compiled_prices(observed: Simulation, compiled: Simulation) -> list[float]:
+    """Device time of the observed step's events, as compiled: what the compiler fuses takes as much less as its kernels take
+    in the forward for all that the eager step runs in their place.
+    """
+    external = {s.name for s in compiled.trace.signatures if not s.name.startswith(GENERATED)}
+    eager_ms = sum(ms for name, ms in _forward(observed) if name not in external)
+    fused_ms = sum(ms for name, ms in _forward(compiled) if name.startswith(GENERATED))
+    share = min(1.0, fused_ms / eager_ms) if eager_ms > 0 else 1.0
+    names = [signature.name for signature in observed.trace.signatures]
+    return [
+        ms * share if type(event) is Op and names[event.signature] not in external else ms
+        for event, ms in zip(observed.trace.events, observed.pricing.event_ms.tolist(), strict=True)
+    ]
+
+
+def _forward(simulation: Simulation) -> list[tuple[str, float]]:
+    trace = simulation.trace
+    return [
+        (trace.signatures[event.signature].name, ms)
+        for event, ms in zip(trace.events, simulation.pricing.event_ms.tolist(), strict=True)
+        if type(event) is Op and event.phase is Phase.FORWARD
+    ]
+
+
+def groups_of(policies: UnitPolicies, compiled: Trace) -> tuple[UnitGroup, ...]:
+    """The outermost units, equal ones together, in the order in which they run; none if one is not compiled as a whole.
+
+    Small units between the layers (a final norm) are not worth a policy, and do not count.
+    """
+    entered = {compiled.modules[e.module] for e in compiled.events if type(e) is ModuleEnter}
+    inside = {name.rpartition(".")[0] for name in entered}
+    around = {".".join(name.split(".")[:i]) for name in inside for i in range(1, name.count(".") + 2)}
+    names = {unit.name for unit in policies.units}
+    outermost = [
+        u for u in policies.units if not any(".".join(u.name.split(".")[:i]) in names for i in range(1, _depth(u)))
+    ]
+    first = {region.module: region.first for region in reversed(policies.base.trace.regions)}
+    found: dict[object, list[UnitPolicy]] = {}
+    for unit in sorted(outermost, key=lambda unit: first[unit.module]):
+        found.setdefault(_kind(unit), []).append(unit)
+    large = max((_total_bytes(units) for units in found.values()), default=0)
+    worthwhile = [units for units in found.values() if _total_bytes(units) > _SMALL * large]
+    if any(u.plain or u.name not in entered or u.name in around for units in worthwhile for u in units):
+        return ()
+    return tuple(UnitGroup(units=tuple(units), policies=proposed(units[0])) for units in worthwhile)
+
+
+def _total_bytes(units: Sequence[UnitPolicy]) -> int:
+    return units[0].sac.stats.memory_bytes * len(units)
+
+
+def _depth(unit: UnitPolicy) -> int:
+    return unit.name.count(".") + 1
+
+
+def _kind(unit: UnitPolicy) -> object:
+    """Equal for units that run the same operators on the same sizes."""
+    operators = tuple((operator.name, operator.outputs) for operator in unit.sac.stats.operators)
+    return operators, tuple(unit.parameters)
+
+
+def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
+    """The policies of a unit's group: see the module's docstring. No two of them decide alike."""
+    named: list[tuple[str, Unit | None]] = [("the compiler's own", None), ("full", unit.recompute_all())]
+    curve = frontier(unit.sac.problem)
+    corners = [nbytes for nbytes, _ in curve.hull]
+    low, high = corners[0], corners[-1]
+    targets = [low + (high - low) * k / _OF_CURVE for k in range(_OF_CURVE + 1)]
+    for nbytes in sorted({min(corners, key=lambda corner: abs(corner - target)) for target in targets}):
+        kept = curve.within(nbytes)
+        if kept is not None:
+            named.append((f"keeps {kept.kept_bytes / 2**20:.0f} MiB", unit.unit(kept)))
+    named.append(("every second product", unit.keeping(_every_second_product(unit))))
+    named += [(f"memory_budget {budget:g}", _left_to_compiler(unit, budget)) for budget in BUDGETS]
+    known: dict[object, CompiledPolicy] = {}
+    for name, template in named:
+        known.setdefault(None if template is None else template.policy, CompiledPolicy(name=name, template=template))
+    return tuple(known.values())
+
+
+def _every_second_product(unit: UnitPolicy) -> Sequence[int]:
+    """The items to keep: attention and products, of these every second one."""
+    found, products = [], 0
+    operators = unit.sac.stats.operators
+    for i, group in enumerate(unit.sac.stats.groups):
+        name = operators[group.members[0]].name.partition(".")[2].partition(".")[0]
+        products += name in _PRODUCTS
+        if unit.sac.problem.items[i].forced or "attention" in name or (name in _PRODUCTS and products % 2):
+            found.append(i)
+    return found
+
+
+def _left_to_compiler(unit: UnitPolicy, budget: float) -> Unit:
+    return Unit(
+        fqn=unit.name,
+        discard_fraction=0.0,
+        kept_bytes=0,
+        recompute_ms=0.0,
+        decisions=(),
+        parameters=unit.parameters,
+        memory_budget=budget,
+    )

@@ -1,0 +1,204 @@
+"""The report of a search as one self-contained page (plotly): knobs, step time against memory, where the time goes."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autosac.configurations.results import Result, Row
+from autosac.display.printable import printable
+from autosac.errors import UsageError
+from autosac.files.writing import write_text_atomically
+from autosac.quantities import format_bytes, format_ms
+from autosac.report.search_tables import MOST_ROWS, notes
+
+GIB = 2**30
+_STYLE = "body{font-family:sans-serif;max-width:1200px;margin:2em auto}li{margin:.3em 0}"
+_KNOBS = {
+    "gpu": "GPU",
+    "replicate": "replicas",
+    "shard": "FSDP shards",
+    "tensor": "tensor",
+    "context": "context",
+    "pipeline": "pipeline",
+    "schedule": "schedule",
+    "split": "split",
+    "expert": "expert",
+    "microbatch": "microbatch",
+    "reshard": "reshard",
+    "compile": "compile",
+    "async_tensor": "async tensor",
+    "float8": "float8",
+    "optimizer": "optimizer",
+    "cpu_offload": "CPU offload",
+    "activation_offload": "offload",
+    "allocator": "allocator",
+}
+_PARTS = {
+    "compute": "#1f77b4",
+    "recompute": "#aec7e8",
+    "exposed communication": "#ff7f0e",
+    "copies": "#9467bd",
+    "bubble": "#d62728",
+    "host": "#7f7f7f",
+}
+
+
+def search_html(path: Path, result: Result) -> None:
+    """Write the page. UsageError without plotly or without a row to draw, OSError if it cannot be written."""
+    write_text_atomically(path, search_page(result))
+
+
+def search_page(result: Result) -> str:
+    """The page's text, plotly's script included once."""
+    try:
+        import plotly.graph_objects as go
+    except ImportError:
+        raise UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'") from None
+    if not result.rows:
+        raise UsageError("the search has simulated no configuration: there is nothing to draw")
+    figures = (_coordinates(go, result), _against_memory(go, result), _parts(go, result))
+    body = [f"<h1>{html.escape(title(result))}</h1><ul>"]
+    body += [f"<li>{html.escape(printable(note))}</li>" for note in notes(result)]
+    body.append("</ul>")
+    for i, figure in enumerate(figures):
+        body.append(figure.to_html(full_html=False, include_plotlyjs=i == 0))
+    head = f"<meta charset='utf-8'><title>{html.escape(title(result))}</title><style>{_STYLE}</style>"
+    return f"<!doctype html><html><head>{head}</head><body>{''.join(body)}</body></html>"
+
+
+def title(result: Result) -> str:
+    """What was searched."""
+    offers = dict.fromkeys(row.offer for row in result.rows)
+    return f"Configurations on {' or '.join(printable(f'{o.world_size} x {o.gpu}') for o in offers)}"
+
+
+def _coordinates(go: Any, result: Result) -> Any:
+    """Parallel coordinates of the knobs that differ; each line is a configuration that was simulated and fits."""
+    rows = list(result.fitting or result.rows)
+    dimensions = []
+    for name, label in _KNOBS.items():
+        dimensions += _dimension(label, [getattr(row.layout, name) for row in rows])
+    dimensions += _dimension("checkpointing", [row.measured.checkpointing for row in rows])
+    step_ms = [row.measured.step_ms for row in rows]
+    dimensions.append({"label": "peak (GiB)", "values": [row.measured.peak_reserved_bytes / GIB for row in rows]})
+    dimensions.append({"label": "step (ms)", "values": step_ms})
+    figure = go.Figure(
+        go.Parcoords(
+            dimensions=dimensions,
+            line={"color": step_ms, "colorscale": "Viridis", "reversescale": True, "showscale": True},
+        )
+    )
+    figure.update_layout(title="Knobs of the configurations that fit", height=420, margin={"t": 110, "l": 90})
+    return figure
+
+
+def _dimension(label: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+    """The axis of a knob by the order of its values; none if all are equal."""
+    known = sorted(set(values), key=lambda v: (isinstance(v, str), v))
+    if len(known) < 2:
+        return []
+    places = {value: i for i, value in enumerate(known)}
+    texts = [printable(str(value)) for value in known]
+    return [
+        {
+            "label": label,
+            "values": [places[v] for v in values],
+            "tickvals": list(places.values()),
+            "ticktext": texts,
+            "range": [-0.1, len(known) - 0.9],
+        }
+    ]
+
+
+def front(rows: Sequence[Row]) -> list[Row]:
+    """The rows of which no other is as fast with as little memory, by memory."""
+    found: list[Row] = []
+    for row in sorted(rows, key=lambda r: (r.measured.peak_reserved_bytes, r.measured.step_ms)):
+        if not found or row.measured.step_ms < found[-1].measured.step_ms:
+            found.append(row)
+    return found
+
+
+def _against_memory(go: Any, result: Result) -> Any:
+    figure = go.Figure()
+    for checkpointing in dict.fromkeys(row.measured.checkpointing for row in result.rows):
+        rows = [row for row in result.rows if row.measured.checkpointing == checkpointing]
+        figure.add_scatter(
+            x=[row.measured.peak_reserved_bytes / GIB for row in rows],
+            y=[row.measured.step_ms for row in rows],
+            text=[_hover(row) for row in rows],
+            hoverinfo="text",
+            mode="markers",
+            name=checkpointing,
+            marker={"size": 9, "symbol": ["circle" if row.measured.fits else "circle-open" for row in rows]},
+        )
+    best = front(result.rows)
+    figure.add_scatter(
+        x=[row.measured.peak_reserved_bytes / GIB for row in best],
+        y=[row.measured.step_ms for row in best],
+        mode="lines",
+        line={"color": "#333333", "shape": "hv", "width": 1},
+        hoverinfo="skip",
+        name="Pareto front",
+    )
+    figure.add_vline(x=result.budget_bytes / GIB, line={"dash": "dot", "color": "#888888"}, annotation_text="budget")
+    figure.update_layout(
+        title="Step time against memory (hollow: does not fit)",
+        xaxis_title="peak reserved memory of the fullest rank (GiB)",
+        yaxis_title="step time (ms)",
+        template="plotly_white",
+        height=480,
+    )
+    return figure
+
+
+def _hover(row: Row) -> str:
+    measured = row.measured
+    lines = [
+        f"{row.offer.world_size} x {row.offer.gpu}",
+        *str(row.layout).split(", "),
+        f"checkpointing {measured.checkpointing}",
+        f"step {format_ms(measured.step_ms)}, MFU {measured.mfu:.1%}",
+        f"peak {format_bytes(measured.peak_reserved_bytes)}",
+    ]
+    return "<br>".join(html.escape(printable(line)) for line in lines)
+
+
+def _parts(go: Any, result: Result) -> Any:
+    """Where the ten best spend their steps."""
+    rows = list(result.fitting[:MOST_ROWS])
+    figure = go.Figure()
+    for name, colour in _PARTS.items():
+        figure.add_bar(
+            y=[f"{i}. {html.escape(printable(row.name))}" for i, row in enumerate(rows, start=1)],
+            x=[_part(row, name) for row in rows],
+            name=name,
+            orientation="h",
+            marker_color=colour,
+            hovertemplate="%{x:,.1f} ms",
+        )
+    figure.update_layout(
+        title="Where the step goes: the best ten (fullest rank)",
+        xaxis_title="milliseconds",
+        template="plotly_white",
+        barmode="stack",
+        height=180 + 36 * len(rows),
+        yaxis={"autorange": "reversed", "automargin": True},
+    )
+    return figure
+
+
+def _part(row: Row, name: str) -> float:
+    parts = row.measured.parts
+    recompute = min(parts.get("recompute_ms", 0.0), parts.get("compute_ms", 0.0))
+    return {
+        "compute": parts.get("compute_ms", 0.0) - recompute,
+        "recompute": recompute,
+        "exposed communication": parts.get("exposed_communication_ms", 0.0),
+        "copies": parts.get("exposed_copy_ms", 0.0),
+        "bubble": parts.get("bubble_ms", 0.0),
+        "host": parts.get("host_bound_ms", 0.0),
+    }[name]

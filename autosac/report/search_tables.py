@@ -1,0 +1,133 @@
+"""What a search found, in the terminal."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autosac.configurations.results import Result, Row, is_tied, why_lost
+from autosac.display.tables import Table
+from autosac.quantities import format_bytes, format_ms
+
+MOST_ROWS = 10
+
+
+def search_summary(result: Result) -> RenderableType:
+    """The table of the ten best, and what is worth telling."""
+    return Group(search_table(result), *(Text(f"- {note}") for note in notes(result)))
+
+
+def search_table(result: Result) -> Table:
+    """The ten best that fit."""
+    costs = result.objective == "cost-per-token"
+    table = Table(title=f"Configurations (budget {format_bytes(result.budget_bytes)} of each GPU)")
+    table.add_column("")
+    table.add_column("configuration")
+    table.add_column("checkpointing")
+    for heading in ("step time", "tokens/s/GPU", "MFU", "peak reserved", *(["cost of 1M tokens"] if costs else [])):
+        table.add_column(heading, justify="right")
+    table.add_column("limit")
+    offers = {row.offer for row in result.fitting}
+    for position, row in enumerate(result.fitting[:MOST_ROWS], start=1):
+        m = row.measured
+        gpu = f"{row.offer.world_size} x {row.offer.gpu}, " if len(offers) > 1 else ""
+        table.add_row(
+            str(position) if not _tied(result, row) else f"{position} =",
+            f"{gpu}{row.layout}",
+            m.checkpointing,
+            format_ms(m.step_ms),
+            f"{m.tokens_per_second:,.0f}",
+            f"{m.mfu:.1%}",
+            format_bytes(m.peak_reserved_bytes),
+            *([f"{cost_per_million(row):,.3f}"] if costs else []),
+            row.binds,
+        )
+    return table
+
+
+def cost_per_million(row: Row) -> float:
+    """What training on a million tokens costs, in the currency of the prices."""
+    return row.offer.price / 3600 / row.measured.tokens_per_second * 1e6
+
+
+def notes(result: Result) -> list[str]:
+    """Why the runner-up lost, ties, the proof, how much work it was, what failed."""
+    best, fitting = result.best, result.fitting
+    found: list[str] = []
+    if best is None:
+        found.append("no configuration that was worked out fits")
+    else:
+        others = [row for row in fitting[1:] if row.layout != best.layout] or list(fitting[1:])
+        if others:
+            lost = why_lost(best, others[0])
+            share = others[0].score / best.score - 1
+            found.append(f"the runner-up ({others[0].name}) is {share:.1%} behind{f': {lost}' if lost else ''}")
+        tied = len(result.tied)
+        if tied:
+            found.append(
+                f"{tied} configuration{'s are' if tied > 1 else ' is'} tied with the best (marked =): they differ by less "
+                "than the prediction's error"
+            )
+    if result.proven and best is not None:
+        found.append(f"proven: no configuration of the space is better than the best by more than {result.gap:.1%}")
+    elif not result.proven:
+        found.append("not proven: the search was not finished")
+    counts = result.counts
+    found.append(
+        f"{counts.configurations:,} configurations in {counts.legal:,} layouts: {counts.bounded:,} ruled out by bounds, "
+        f"{counts.evaluated:,} simulated, {counts.refused:,} refused; {counts.sheets:,} few-layer captures served as bounds"
+    )
+    if counts.reused:
+        found.append(f"{counts.reused:,} answers came from the study")
+    reasons: dict[str, int] = {}
+    for why in result.refused.values():
+        reasons[why] = reasons.get(why, 0) + 1
+    for why, number in sorted(reasons.items(), key=lambda item: -item[1])[:3]:
+        found.append(f"{number} refused: {why}")
+    return found
+
+
+def _tied(result: Result, row: Row) -> bool:
+    best = result.best
+    return best is not None and row is not best and is_tied(best, row)
+
+
+def search_document(result: Result) -> dict[str, object]:
+    """The result as JSON."""
+    best = result.best
+    return {
+        "proven": result.proven,
+        "gap": result.gap,
+        "objective": result.objective,
+        "budget_bytes": result.budget_bytes,
+        "seconds": result.seconds,
+        "counts": {name: getattr(result.counts, name) for name in result.counts.__dataclass_fields__},
+        "best": row_document(best, result) if best is not None else None,
+        "rows": [row_document(row, result) for row in result.rows],
+        "refused": [{"layout": str(layout), "reason": why} for layout, why in result.refused.items()],
+    }
+
+
+def row_document(row: Row, result: Result) -> dict[str, object]:
+    """One configuration as JSON."""
+    measured = row.measured
+    best = result.best
+    return {
+        "gpu": row.offer.gpu,
+        "world_size": row.offer.world_size,
+        "layout": {name: getattr(row.layout, name) for name in row.layout.__dataclass_fields__},
+        "settings": dict(result.settings.get(row.layout, {})),
+        "checkpointing": measured.checkpointing,
+        "step_ms": measured.step_ms,
+        "tokens_per_second_per_gpu": measured.tokens_per_second,
+        "mfu": measured.mfu,
+        "peak_reserved_bytes": measured.peak_reserved_bytes,
+        "fits": measured.fits,
+        "limit": row.binds,
+        "parts_ms": dict(measured.parts),
+        "cost_per_million_tokens": cost_per_million(row) if row.offer.price else None,
+        "tied_with_best": best is not None and is_tied(best, row),
+        "score": row.score if math.isfinite(row.score) else None,
+    }

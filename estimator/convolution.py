@@ -1,0 +1,171 @@
+"""Convolutions: the layout conversions around a kernel, and the implicit matrix product inside it.
+
+Tensor cores take channels last. A convolution of contiguous images is therefore surrounded by kernels that transpose its
+operands, which a channels-last model is spared:
+
+    t = sum over the parts wanted (forward; gradient of the input; gradient of the weight) of
+            conversions of the part's operands + product
+    conversion = max(kernel, 2 * positions * ceil32(channels) * item / bandwidth)        tiles of 32 x 32 are transposed
+    product    = start + 2 * positions * K * C' * taps / (peak * efficiency)             C': channels of a group, in eights
+
+    positions = images * height * width of the output, K = output channels, taps = elements of a filter
+
+Kernels of fewer than eight channels (the first layer, patch embeddings) wait for their operands: they multiply as much in a
+cycle on an H100 as on an MI300X (`_FEW_CHANNELS`), a tenth of the peak.
+A depthwise convolution multiplies no matrices. cuDNN has kernels of its own for it in 16 bits; float32 with channels last runs
+in the general grouped kernel, many times slower (`depthwise_float32`).
+
+What each number is from stands beside it; `docs/causes.md` has the errors, fitted and held out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from autosac.estimator.hardware import Hardware
+from autosac.estimator.models import Estimate
+from autosac.estimator.work import STREAMED, argument, arithmetic, family, item_bytes
+from autosac.trace import Signature, TensorMeta
+
+# Share of the peak: "dense" (GeForce cards state their own), "float32" without tensor cores; of the float32 peak: "depthwise"
+# in 16 bits, "depthwise_float32" with channels last (fitted to one step of ConvNeXt V2 on an H100), "depthwise_contiguous".
+_NVIDIA = {
+    "dense": 0.55,
+    "float32": 0.70,
+    "depthwise": 0.23,
+    "depthwise_float32": 0.0127,
+    "depthwise_contiguous": 0.06,
+}
+# MIOpen in TraceLens's MI300X trace of a ResNet-18 in bfloat16, 22 kinds of calls.
+_AMD = _NVIDIA | {"dense": 0.20}
+# What a position costs beside its filter's elements. Fitted, with "depthwise", to ConvNeXt V2 (7 x 7, H100) and MobileNetV2's
+# steps (3 x 3, RTX 3090).
+_DEPTHWISE_TAPS = 27
+# Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us), and the first layer
+# in its MI300X trace.
+_FEW_CHANNELS = 360.0
+_START_US = {"NVIDIA": 3.0, "AMD": 13.0}
+_CONVERSION_US = {"NVIDIA": 3.0, "AMD": 6.0}
+# Kernels beside the product and the conversion of each operand: MIOpen clears and casts what it accumulates in float32.
+_EXTRA_KERNELS = {"NVIDIA": 0, "AMD": 1}
+_TILE_CHANNELS, _ALIGNED_CHANNELS = 32, 8
+_REL_STD = 0.3
+
+
+class _Shape(NamedTuple):
+    """A convolution: `data` is what the filter slides over, `spread` the tensor of positions.
+
+    `parts`: those of "forward", "input" and "weight" that are wanted.
+    """
+
+    data: TensorMeta
+    weight: TensorMeta
+    spread: TensorMeta
+    groups: int
+    parts: tuple[str, ...]
+
+
+def convolution_shape(signature: Signature) -> _Shape | None:
+    """The convolution that an operator computes; None if its tensors do not look like one."""
+    kind = family(signature.name)
+    if kind not in ("convolution", "convolution_backward") or not signature.outputs:
+        return None
+    backward = kind == "convolution_backward"
+    if len(signature.inputs) < (3 if backward else 2):
+        return None
+    data, weight = signature.inputs[1:3] if backward else signature.inputs[:2]
+    other = signature.inputs[0] if backward else signature.outputs[0]
+    if len(weight.shape) < 3 or len(data.shape) != len(weight.shape) or len(other.shape) != len(weight.shape):
+        return None
+    if bool(argument(signature, "transposed", False)) or "transpose" in signature.name:
+        data, other = other, data
+    mask = argument(signature, "output_mask")
+    wanted = mask if isinstance(mask, tuple) else (True, True)
+    parts = tuple(p for p, w in zip(("input", "weight"), wanted, strict=False) if w) if backward else ("forward",)
+    groups = argument(signature, "groups", 1)
+    return _Shape(data, weight, other, groups if isinstance(groups, int) else 1, parts)
+
+
+def channels_last(meta: TensorMeta) -> bool:
+    """Whether channels are the fastest dimension of [images, channels, ...]."""
+    return meta.shape[1] == 1 or meta.stride[1] == 1
+
+
+class Convolutions:
+    """The model of one GPU. `tf32`: float32 convolutions may use tensor cores."""
+
+    def __init__(self, hardware: Hardware, *, tf32: bool = True) -> None:
+        """Model `hardware`; its profile's efficiencies of convolutions, where it has any, come first."""
+        self._hardware = hardware
+        self._tf32 = tf32
+        vendor = hardware.vendor if hardware.vendor in _START_US else "NVIDIA"
+        self._start_ms = _START_US[vendor] * 1e-3
+        self._conversion_ms = _CONVERSION_US[vendor] * 1e-3
+        self._extra = _EXTRA_KERNELS[vendor]
+        own = dict(hardware.efficiency)
+        given = {"dense": own.get("convolution"), "depthwise": own.get("depthwise")}
+        shares: Mapping[str, float] = _AMD if vendor == "AMD" else _NVIDIA
+        self._shares = {name: given.get(name) or share for name, share in shares.items()}
+
+    def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
+        """Prices of the convolutions on the device; None for all other operators."""
+        return [self._estimate(signature) for signature in signatures]
+
+    def _estimate(self, signature: Signature) -> Estimate | None:
+        if self._hardware.device == "cpu" or not signature.inputs or signature.inputs[0].place != "device":
+            return None
+        shape = convolution_shape(signature)
+        if shape is None:
+            return None
+        ms = sum(self._part(shape, part) for part in shape.parts)
+        return Estimate(max(ms, self._hardware.kernel_us * 1e-3), "convolution", _REL_STD)
+
+    def _part(self, shape: _Shape, part: str) -> float:
+        depthwise = shape.groups > 1 and shape.weight.shape[1] == 1
+        unit = arithmetic(shape.data.dtype, tf32=self._tf32)
+        product = self._depthwise(shape) if depthwise else self._product(shape, unit)
+        moved = sum(map(_bytes, (shape.data, shape.spread))) / self._bytes_per_ms
+        ms = self._start_ms + max(product, moved)
+        if depthwise or unit == "float32" or channels_last(shape.data):
+            return ms
+        return ms + self._conversions(shape, part)
+
+    @property
+    def _bytes_per_ms(self) -> float:
+        return self._hardware.mem_bandwidth_gbps * 1e6 * STREAMED
+
+    def _product(self, shape: _Shape, unit: str) -> float:
+        channels = shape.weight.shape[1]
+        few = channels < _ALIGNED_CHANNELS and unit != "float32"
+        padded = math.ceil(channels / _ALIGNED_CHANNELS) * _ALIGNED_CHANNELS if unit != "float32" else channels
+        flops = 2.0 * math.prod(shape.spread.shape) * padded * math.prod(shape.weight.shape[2:])
+        rate = self._hardware.peak_flops(unit) * self._shares["float32" if unit == "float32" else "dense"]
+        if few:
+            rate = min(rate, _FEW_CHANNELS * self._hardware.sm_count * self._hardware.boost_mhz * 1e6)
+        return flops / rate * 1e3
+
+    def _depthwise(self, shape: _Shape) -> float:
+        taps = math.prod(shape.weight.shape[2:])
+        name, flops = "depthwise", 2.0 * math.prod(shape.spread.shape) * (taps + _DEPTHWISE_TAPS)
+        if item_bytes(shape.data.dtype) > 2:
+            flops = 2.0 * math.prod(shape.spread.shape) * taps
+            name = "depthwise_float32" if channels_last(shape.data) else "depthwise_contiguous"
+        return flops / (self._hardware.peak_flops("float32") * self._shares[name]) * 1e3
+
+    def _conversions(self, shape: _Shape, part: str) -> float:
+        """Operands to channels last and the result back; a 1 x 1 filter needs none."""
+        pointwise = math.prod(shape.weight.shape[2:]) == 1
+        operands = (shape.data, shape.spread) if pointwise else (shape.data, shape.spread, shape.weight)
+        extra = 0 if pointwise and part == "forward" else self._extra
+        return sum(self._conversion(meta) for meta in operands) + extra * self._conversion_ms
+
+    def _conversion(self, meta: TensorMeta) -> float:
+        channels = math.ceil(meta.shape[1] / _TILE_CHANNELS) * _TILE_CHANNELS
+        moved = 2.0 * math.prod(meta.shape) / meta.shape[1] * channels * item_bytes(meta.dtype)
+        return max(self._conversion_ms, moved / self._bytes_per_ms)
+
+
+def _bytes(meta: TensorMeta) -> float:
+    return float(math.prod(meta.shape) * item_bytes(meta.dtype))

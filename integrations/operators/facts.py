@@ -1,0 +1,64 @@
+"""What is known of one operator, looked up once: what a unit's forward asks of every call has to be quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autosac.integrations.operators.effects import is_foreign, is_wait, may_write, only_metadata
+from autosac.integrations.operators.keys import is_counted, is_tagged_random, is_view, op_name
+
+_SKIPPED_NAMESPACES = frozenset({"prim", "profiler"})
+_known: dict[int, Facts] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """One operator (`func`). `is_passed`: nothing has to be noted of it (views, detach, metadata, profiler calls).
+
+    `only_changes`: all that it returns is what it changed. The others are those of `keys` and `effects`.
+    """
+
+    func: Any
+    name: str
+    is_passed: bool = False
+    is_counted: bool = False
+    only_metadata: bool = False
+    only_changes: bool = False
+    may_write: bool = False
+    may_draw: bool = False
+    is_foreign: bool = False
+    is_wait: bool = False
+
+
+def facts_of(func: Any) -> Facts:
+    """The facts of an operator. It is told apart by its address: operators are hashed in Python."""
+    found = _known.get(id(func))
+    if found is None:
+        found = _known[id(func)] = _found(func)  # which holds `func`, so that nothing else gets its address
+    return found
+
+
+def _found(func: Any) -> Facts:
+    counted = is_counted(func)
+    schema = getattr(func, "_schema", None)
+    returns = schema.returns if schema is not None else ()
+    return Facts(
+        func=func,
+        name=op_name(func),
+        is_passed=not counted
+        and (
+            is_view(func)
+            or func is torch.ops.aten.detach.default
+            or getattr(func, "namespace", "") in _SKIPPED_NAMESPACES
+        ),
+        is_counted=counted,
+        only_metadata=only_metadata(func),
+        only_changes=schema is not None and all(r.alias_info is not None and r.alias_info.is_write for r in returns),
+        may_write=may_write(func),
+        may_draw=is_tagged_random(func),
+        is_foreign=is_foreign(func),
+        is_wait=is_wait(func),
+    )

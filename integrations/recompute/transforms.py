@@ -1,0 +1,68 @@
+"""Function transforms inside a unit's forward, and around its backward.
+
+PyTorch refuses `torch.func.grad`, `vjp` and `jacrev` under saved-tensor hooks, by which a tape gets what autograd saves. So
+the hooks of the tapes that are being written step aside as long as such a transform runs (`prepare`). What is saved meanwhile
+is held as it is, as without a plan. The user's own hooks stay, and so does the error that they raise.
+
+A backward may run inside of vmap (`is_grads_batched`, vectorized jacobians). What a unit saved is outside of it, and is made
+again outside of it (`outside`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+from autosac.integrations.recompute.tape import Tape
+
+_Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+
+def prepare() -> None:
+    """Let units take derivatives inside. Once in a process."""
+    original = torch.autograd.graph.disable_saved_tensors_hooks
+    if hasattr(original, "_autosac"):
+        return
+
+    @contextlib.contextmanager
+    def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+        aside = _take()
+        try:
+            with original(error_message):
+                yield
+        finally:
+            for hooks in reversed(aside):
+                torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+    disable_saved_tensors_hooks.__doc__ = original.__doc__
+    disable_saved_tensors_hooks._autosac = True  # type: ignore[attr-defined]
+    torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """No transform is at work: neither one of torch.func nor the older vmap of autograd."""
+    with temporarily_clear_interpreter_stack(), torch._C._PreserveDispatchKeyGuard():
+        level = torch._C._vmapmode_increment_nesting() - 1
+        for _ in range(level + 1):
+            torch._C._vmapmode_decrement_nesting()
+        try:
+            yield
+        finally:
+            for _ in range(level):
+                torch._C._vmapmode_increment_nesting()
+
+
+def _take() -> list[_Hooks]:
+    """The innermost hooks of tapes, which are not in force from now on; innermost first."""
+    taken: list[_Hooks] = []
+    while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        if not isinstance(getattr(hooks[0], "__self__", None), Tape):
+            break
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        taken.append(hooks)
+    return taken

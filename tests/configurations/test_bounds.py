@@ -1,0 +1,158 @@
+"""Lower bounds against what they bound: executed pipelines, plans over all subsets, states that are added up by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosac.configurations.bounds import (
+    Part,
+    Shape,
+    bound_ms,
+    memory_bound_bytes,
+    recompute_bound_ms,
+    shape_of_parameters,
+    split_of,
+    time_bound_ms,
+)
+from autosac.configurations.layout import Layout
+
+TIMES = st.floats(0.1, 10)
+
+
+def shape(layers: int, f: float, b: float, f_out: float = 0.0, b_out: float = 0.0, **more: float) -> Shape:
+    """A model without memory."""
+    return Shape(
+        layers=layers,
+        layer=Part(forward_ms=f, backward_ms=b),
+        outside=Part(forward_ms=f_out, backward_ms=b_out),
+        layer_parameters=more.get("parameters", 0.0),
+        outside_parameters=0.0,
+    )
+
+
+def pipeline(ranks: int, microbatches: int, schedule: str, layers: int = 0) -> Layout:
+    """A pipeline without other parallelism."""
+    return Layout(gpu="any", pipeline=ranks, schedule=schedule, global_batch=microbatches)
+
+
+def cycle_ms(layout: Layout, model: Shape, steps: int = 4) -> float:
+    """The time from one step to the next when 1F1B or GPipe is executed operator by operator, ranks running free."""
+    counts, m, p = split_of(layout, model), layout.microbatches, layout.pipeline
+    forward = [n * model.layer.forward_ms + (s == p - 1) * model.outside.forward_ms for s, n in enumerate(counts)]
+    backward = [n * model.layer.backward_ms + (s == p - 1) * model.outside.backward_ms for s, n in enumerate(counts)]
+    orders = []
+    for rank in range(p):
+        warm = m if layout.schedule == "GPipe" else min(m, p - rank)
+        order = [("F", i) for i in range(warm)]
+        for i in range(m):
+            order.append(("B", i))
+            if warm + i < m:
+                order.append(("F", warm + i))
+        orders.append(order)
+    free, ends = [0.0] * p, []
+    for _ in range(steps):
+        done: dict[tuple[str, int, int], float] = {}
+        at = [0] * p
+        while any(at[r] < len(orders[r]) for r in range(p)):
+            for r in range(p):
+                while at[r] < len(orders[r]):
+                    kind, i = orders[r][at[r]]
+                    needs = ("F", i, r - 1) if kind == "F" else ("B", i, r + 1)
+                    if 0 <= needs[2] < p and needs not in done:
+                        break
+                    start = max(free[r], done.get(needs, 0.0))
+                    free[r] = done[kind, i, r] = start + (forward if kind == "F" else backward)[r]
+                    at[r] += 1
+        ends.append(max(free))
+    return ends[-1] - ends[-2]
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(0, 9),
+    TIMES,
+    TIMES,
+    TIMES,
+    TIMES,
+    st.sampled_from(["1F1B", "GPipe"]),
+)
+def test_no_pipeline_is_faster_than_its_bound(
+    ranks: int, m: int, more: int, f: float, b: float, f_out: float, b_out: float, schedule: str
+) -> None:
+    """Steps executed one after the other take at least the bound each, whatever the layers and stages cost."""
+    model, layout = shape(max(4, 2 * ranks) + more, f, b, f_out, b_out), pipeline(ranks, m, schedule)
+    assert time_bound_ms(layout, model) <= cycle_ms(layout, model) * (1 + 1e-9)
+
+
+def test_equal_stages_meet_the_bound() -> None:
+    """Four equal stages, eight microbatches: (8 + 4 - 1) times a stage's 3 ms, which is what the pipeline takes."""
+    model = shape(10, 0.5, 1.0)  # of 10 layers TorchTitan gives the first and last stage 2, the others 3
+    layout = pipeline(4, 8, "1F1B")
+    assert split_of(layout, model) == (2, 3, 3, 2)
+    assert time_bound_ms(layout, model) == pytest.approx(8 * 3 * 1.5 + (2 + 3) * 1.5)
+    assert time_bound_ms(layout, model) <= cycle_ms(layout, model)
+
+
+KEPT = st.lists(st.tuples(st.integers(1, 50), st.floats(0, 5)), min_size=1, max_size=7)
+
+
+@given(KEPT, st.integers(0, 60), st.integers(0, 250))
+def test_no_plan_recomputes_less_than_the_bound(kept: list[tuple[int, float]], floor: int, budget: int) -> None:
+    """Of all subsets that may be freed, none that fits costs less than the bound; where none fits, the bound is infinite."""
+    layer = Part(forward_ms=1.0, backward_ms=1.0, kept=(*((s, ms) for s, ms in kept), (floor, math.inf)))
+    model = Shape(
+        layers=1, layer=layer, outside=Part(forward_ms=0, backward_ms=0), layer_parameters=0, outside_parameters=0
+    )
+    costs = [
+        sum(ms for (_, ms), freed in zip(kept, choice, strict=True) if freed)
+        for choice in itertools.product((False, True), repeat=len(kept))
+        if floor + sum(size for (size, _), freed in zip(kept, choice, strict=True) if not freed) <= budget
+    ]
+    found = recompute_bound_ms(Layout(gpu="any"), model, 0, budget)
+    assert found <= min(costs, default=math.inf) + 1e-9
+    if not costs:
+        assert math.isinf(bound_ms(Layout(gpu="any"), model, budget))
+
+
+def test_states_by_hand() -> None:
+    """A billion parameters on 4 shards of 2 tensor-parallel ranks: 16 bytes each at the optimizer's step."""
+    model = shape(10, 1.0, 2.0, parameters=1e8)
+    layout = Layout(gpu="any", shard=4, tensor=2, global_batch=4)
+    assert memory_bound_bytes(layout, model) == 16 * 1e9 / 8
+
+
+def test_gathered_parameters_count_where_they_stay() -> None:
+    """Without resharding, 2 bytes of every parameter of a tensor-parallel rank are there when activations are most."""
+    model = shape(10, 1.0, 2.0, parameters=1e8)
+    layout = Layout(gpu="any", shard=4, tensor=2, global_batch=4, reshard="never")
+    assert memory_bound_bytes(layout, model) == 12 * 1e9 / 8 + 2 * 1e9 / 2
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_more_microbatches_never_lower_the_bound(ranks: int, m: int) -> None:
+    """The bound grows with the microbatches."""
+    model = shape(32, 1.0, 2.0, 0.5, 0.5)
+    bounds = [time_bound_ms(pipeline(ranks, count, "1F1B"), model) for count in (m, m + 1)]
+    assert bounds[0] < bounds[1]
+
+
+def test_parameters_tell_products() -> None:
+    """One layer with a 4 x 8 matrix, an output of 16 x 4, 10 tokens, 1 kFLOP/s: 2 FLOP for each number and token."""
+    shapes = {
+        "layers.0.w.weight": (8, 4),
+        "layers.0.norm.weight": (4,),
+        "output.weight": (16, 4),
+        "tok.weight": (16, 4),
+    }
+    found = shape_of_parameters(shapes, 3, Layout(gpu="any"), 10, 1e3)
+    assert found.layer.forward_ms == pytest.approx(32 * 20)
+    assert found.layer.backward_ms == pytest.approx(2 * 32 * 20)
+    assert found.outside.forward_ms == pytest.approx(64 * 20)
+    assert found.layer.kept == ((2 * 10 * 4, math.inf),)
+    assert (found.layer_parameters, found.outside_parameters) == (36, 128)

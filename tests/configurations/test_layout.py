@@ -1,0 +1,137 @@
+"""Which layouts are legal, what they are in TorchTitan's settings, and how layers are divided over stages."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosac.configurations.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of
+from autosac.configurations.space import Space, space_of, space_text
+from autosac.configurations.splits import balanced_split, module_names, torchtitan_split
+from autosac.errors import UsageError
+from autosac.jobs.checks import given_settings
+
+LLAMA = ModelFacts(layers=80, heads=64, kv_heads=8, seq_len=8192)
+
+
+def layouts(space: Space, world: int, batch: int, facts: ModelFacts = LLAMA) -> list[Layout]:
+    """The legal ones on nodes of eight."""
+    return list(legal(space, "any", world, 8, batch, facts, False))
+
+
+def test_the_default_space_of_70b_on_128() -> None:
+    """There are more than three hundred, all different, and all of them fill the GPUs and the global batch."""
+    found = layouts(Space(), 128, 512)
+    assert len(found) > 300
+    assert len({layout.key for layout in found}) == len(found)
+    for layout in found:
+        assert layout.world_size == 128
+        assert layout.microbatch * layout.microbatches * layout.data_parallel == 512
+        assert layout.tensor <= 8 and 8 % layout.tensor == 0
+
+
+@pytest.mark.parametrize(
+    ("space", "facts"),
+    [
+        ({"tensor_parallel": (3,)}, LLAMA),
+        ({"tensor_parallel": (8,)}, LLAMA._replace(kv_heads=4)),
+        ({"context_parallel": (2,), "tensor_parallel": (1,)}, LLAMA._replace(seq_len=2)),
+        ({"pipeline_parallel": (8,), "tensor_parallel": (1,), "context_parallel": (1,)}, LLAMA._replace(layers=5)),
+        ({"microbatch": (5,)}, LLAMA),
+        ({"expert_parallel": (3,)}, LLAMA._replace(experts=8)),
+        ({"async_tensor_parallel": (True,)}, LLAMA),
+    ],
+)
+def test_what_cannot_be_is_not_tried(space: dict[str, object], facts: ModelFacts) -> None:
+    """Degrees that do not divide heads, sequence, layers, batch or experts; asynchronous TP without compilation."""
+    assert layouts(space_of(space), 8, 16, facts) == []
+
+
+def test_replicas_without_shards_stand_alone() -> None:
+    """DDP beside tensor parallelism is refused by TorchTitan; HSDP and plain DDP are not."""
+    found = layouts(Space(data_parallel_replicate=(4,), context_parallel=(1,), pipeline_parallel=(1,)), 8, 8)
+    assert {(it.replicate, it.shard, it.tensor) for it in found} == {(4, 2, 1)}
+
+
+def test_settings_are_arguments() -> None:
+    """A layout's settings come back from the arguments that they are."""
+    layout = Layout(gpu="any", shard=4, tensor=2, pipeline=2, microbatch=2, global_batch=32, compile=True)
+    settings = settings_of(layout)
+    assert settings["training.local_batch_size"] == 8
+    assert settings["parallelism.pipeline_parallel_microbatch_size"] == 2
+    assert given_settings(arguments_of(settings)) == {name: str(value) for name, value in settings.items()}
+
+
+def test_accumulation_is_the_local_batch_without_a_pipeline() -> None:
+    """Without a pipeline the local batch is one microbatch."""
+    settings = settings_of(Layout(gpu="any", shard=4, microbatch=2, global_batch=32))
+    assert (settings["training.local_batch_size"], settings["training.global_batch_size"]) == (2, 32)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9))
+def test_balanced_splits_are_the_best(costs: list[int], stages: int, embedding: int, output: int) -> None:
+    """No other division has a shorter slowest stage."""
+    if stages > len(costs):
+        with pytest.raises(ValueError, match="too few"):
+            balanced_split(costs, stages)
+        return
+
+    def slowest(split: tuple[int, ...]) -> int:
+        ends = list(itertools.accumulate(split))
+        times = [sum(costs[end - n : end]) for end, n in zip(ends, split, strict=True)]
+        times[0] += embedding
+        times[-1] += output
+        return max(times)
+
+    found = balanced_split(costs, stages, embedding, output)
+    assert len(found) == stages and min(found) >= 1 and sum(found) == len(costs)
+    cuts = itertools.combinations(range(1, len(costs)), stages - 1)
+    ways = (tuple(b - a for a, b in itertools.pairwise((0, *cut, len(costs)))) for cut in cuts)
+    assert slowest(found) == min(map(slowest, ways))
+
+
+def test_module_names_of_a_split() -> None:
+    """The embedding goes with the first layers, norm and output with the last."""
+    assert module_names((1, 2)) == [["tok_embeddings", "layers.0"], ["layers.1", "layers.2", "norm", "output"]]
+
+
+def test_torchtitans_split_by_hand() -> None:
+    """80 layers on 4 stages: 82 shares, 21 for the first two; the embedding and the output take one each."""
+    assert torchtitan_split(80, 4) == (20, 21, 20, 19)
+    assert torchtitan_split(3, 8) is None
+
+
+def test_a_space_survives_being_written() -> None:
+    """What --show-space prints is a space file of the same space."""
+    import tomllib
+
+    space = Space(tensor_parallel=(1, 2), float8=(False, True), allocator=("expandable_segments:True", ""))
+    assert space_of(tomllib.loads(space_text(space))) == space
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"tensor_paralel": [1]}, "there is no knob 'tensor_paralel'"),
+        ({"tensor_parallel": ["two"]}, "tensor_parallel is 'two': Input should be a valid integer"),
+        ({"tensor_parallel": [0]}, "tensor_parallel is 0: Input should be greater than or equal to 1"),
+        ({"microbatch": [2, 2]}, "a value is given twice"),
+        ({"checkpointing": ["most"]}, "checkpointing is 'most'"),
+        ({"compile": [1]}, "compile is 1: Input should be a valid boolean"),
+        ({"allocator": ["what:ever"]}, "allocator is"),
+        ({"microbatch": []}, "microbatch is ()"),
+    ],
+)
+def test_wrong_spaces(document: dict[str, object], message: str) -> None:
+    """One line that names the knob, its value and what is allowed."""
+    with pytest.raises(UsageError) as error:
+        space_of(document)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_divisors() -> None:
+    """Of twelve."""
+    assert divisors(12) == (1, 2, 3, 4, 6, 12)

@@ -1,0 +1,52 @@
+"""Clocks under a power cap, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from autosac.estimator import load_hardware, price
+from autosac.estimator.power import power_share, sustained_clock
+from autosac.trace import Signature, TensorMeta, Trace
+
+H100 = load_hardware("h100-sxm-80gb")
+
+
+def _capped(watts: float) -> float:
+    return sustained_clock(replace(H100, power_limit_w=watts), 1.0, 0.0)
+
+
+def test_products_alone_draw_the_tdp_and_fall_with_the_cube_root() -> None:
+    """At 700 W an H100 keeps its clock; at 500 W products run at ((5/7 - 1/4) / (3/4))^(1/3) of it."""
+    assert _capped(700) == 1
+    assert _capped(500) == pytest.approx(((5 / 7 - 0.25) / 0.75) ** (1 / 3))
+    assert sustained_clock(H100, 1.0, 0.0) == 1
+
+
+def test_memory_traffic_leaves_room_for_the_clock() -> None:
+    """A step that streams half of its time draws 0.775 of the TDP: a cap of 80 % does not touch it, one of 70 % does."""
+    assert power_share(1.0, 1.0, 1.0) == pytest.approx(0.25 + (0.75 + 0.30) / 2)
+    assert sustained_clock(replace(H100, power_limit_w=560), 1.0, 1.0) == 1
+    clock = sustained_clock(replace(H100, power_limit_w=490), 1.0, 1.0)
+    assert power_share(clock, 1.0, 1.0) == pytest.approx(0.7)
+    assert clock < 1
+
+
+def test_no_cap_takes_the_last_quarter_of_the_clock() -> None:
+    """Streaming draws 0.55 of the TDP at any clock: a cap below it ends at the lowest clock."""
+    assert sustained_clock(replace(H100, power_limit_w=200), 0.0, 1.0) == pytest.approx(0.25)
+    assert power_share(1.0, 0.0, 0.0) == 0.25
+
+
+def test_only_products_are_slower(
+    mm: Callable[..., Signature], meta: Callable[..., TensorMeta], make_trace: Callable[..., Trace]
+) -> None:
+    """A product and an addition, and an all-reduce: of the three only the product takes 1 / clock as long."""
+    x = meta((8192, 8192))
+    trace = make_trace([mm(8192, 8192, 8192), Signature("aten.add.Tensor", (x, x), (x,))], [("all_reduce", 2**20)], 8)
+    free, capped = (price(trace, hardware).event_ms for hardware in (H100, replace(H100, power_limit_w=400)))
+    clock = sustained_clock(replace(H100, power_limit_w=400), free[0], free[1])
+    assert capped.tolist() == pytest.approx([free[0] / clock, free[1], free[2]])
+    assert clock < 0.9

@@ -1,0 +1,85 @@
+"""Budgets in bytes for plain `torch.compile`, by real Inductor on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autosac
+from autosac.errors import UsageError
+from autosac.integrations.compile_budget import BudgetPartitioner, Way
+
+WIDTH, TOKENS, LAYERS = 16, 64, 3
+ROW = TOKENS * WIDTH * 4
+
+
+class Model(nn.Module):
+    """Products under nonlinear functions, some of which a compiler recomputes for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(WIDTH, WIDTH) / 4) for _ in range(2 * LAYERS)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        for first, second in zip(self.weights[::2], self.weights[1::2], strict=True):
+            x = x + torch.sin((x @ first).exp().tanh() @ second)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """No compiled code from, or for, other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def saved_bytes(options: dict[str, object] | None) -> tuple[int, list[Tensor]]:
+    """The bytes that the graph saves beside parameters and input; the gradients."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(TOKENS, WIDTH)
+    there = {t.untyped_storage().data_ptr() for t in (*model.parameters(), x)}
+    found: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in there:
+            found[tensor.untyped_storage().data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = torch.compile(model, options=options)(x)
+    out.sum().backward()
+    return sum(found.values()), [weight.grad for weight in model.weights]
+
+
+def test_what_is_saved_rises_with_the_budget_and_keeps_to_it() -> None:
+    """At every budget at most so many bytes are saved, never fewer than at a smaller one; the gradients are the same."""
+    default, wanted = saved_bytes(None)
+    before = 0
+    for rows in (2, 4, 9):
+        saved, gradients = saved_bytes(autosac.compile_options(f"{rows * ROW}B"))
+        assert before <= saved <= rows * ROW
+        before = saved
+        for a, b in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert 0 < before <= default
+
+
+def test_a_budget_that_cannot_be_kept() -> None:
+    """The least is saved, and a warning says how much that is and what was asked for."""
+    ways = [Way(2**21, 2.0, (None, None)), Way(2**22, 1.0, (None, None))]  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=r"saves 2\.0 MiB at the least, more than the budget of 1\.0 MiB"):
+        assert BudgetPartitioner(2**20).chosen(ways) is ways[0]
+    assert BudgetPartitioner(2**22).chosen(ways) is ways[1]
+
+
+def test_an_amount_without_a_unit() -> None:
+    """A budget is in bytes: no share of a GPU, and no bare number."""
+    for text in ("0.4", "40%", "much"):
+        with pytest.raises(UsageError, match=f"amount '{text}': expected bytes such as 8GiB"):
+            autosac.compile_options(text)

@@ -1,0 +1,176 @@
+"""Compiled models under plans: every unit does what the plan says of it. Real `torch.compile` on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autosac.errors import PlanError
+from autosac.integrations.apply import apply
+from autosac.plans import Decision, MadeFor, Plan, Settings, Unit
+
+WIDTH, TOKENS = 16, 8
+PRODUCTS = 3
+ROW = TOKENS * WIDTH * 4  # bytes of one activation
+MADE_FOR = MadeFor(
+    job_fingerprint="",
+    model="",
+    torch_version=torch.__version__,
+    torchtitan_version="",
+    gpu="",
+    world_size=1,
+    budget_bytes=1,
+    budget_kind="active",
+)
+
+
+class Block(nn.Module):
+    """Three products, each under a sine: the backward needs every product, and the input of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = nn.ParameterList([nn.Parameter(torch.randn(WIDTH, WIDTH) / 4) for _ in range(PRODUCTS)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        for weight in self.products:
+            x = (x @ weight).sin()
+        return x
+
+
+class Model(nn.Module):
+    """Equal blocks, one after the other."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block() for _ in range(count)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """No compiled code from, or for, other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def unit(layer: int, kept: set[int] | None = None, budget: float | None = None) -> Unit:
+    """A layer that keeps these of its products, or that the compiler is to decide for within a budget."""
+    names = [("aten.mm.default", i) for i in range(PRODUCTS)]
+    sines = [Decision(op="aten.sin.default", occurrence=i, keep=False, outputs=()) for i in range(PRODUCTS)]
+    products = [Decision(op=op, occurrence=i, keep=i in (kept or ()), outputs=()) for op, i in names]
+    return Unit(
+        fqn=f"layers.{layer}",
+        discard_fraction=0.0,
+        kept_bytes=0,
+        recompute_ms=0.0,
+        decisions=() if budget is not None else (*products, *sines),
+        memory_budget=budget,
+    )
+
+
+def run(units: tuple[Unit, ...], backend: Any, count: int, settings: Settings | None = None) -> tuple[list[int], Any]:
+    """Of each layer the bytes of activations that it saves; then output and gradients."""
+    torch.manual_seed(0)
+    model, x = Model(count), torch.randn(TOKENS, WIDTH)
+    apply(model, Plan(made_for=MADE_FOR, units=units, settings=settings or Settings()))
+    saved: list[int] = []
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True)
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            saved[-1] += tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        for layer in model.layers:
+            saved.append(0)
+            x = layer(x)
+    x.sum().backward()
+    return saved, [x.detach(), *(p.grad for p in model.parameters())]
+
+
+class Counting:
+    """A compiler that counts the graphs which it is given."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        """The compiled graph."""
+        self.graphs += 1
+        return self._backend(graph, inputs)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
+def test_each_layer_saves_what_its_policy_keeps(backend: str) -> None:
+    """Layers that keep all products, two, none, and again two save as many rows beside their input; three graphs in all."""
+    kept = [{0, 1, 2}, {0, 1}, set(), {0, 1}]
+    compiler = Counting(backend)
+    saved, found = run(tuple(unit(i, keep) for i, keep in enumerate(kept)), compiler, len(kept))
+    assert saved == [ROW * (1 + len(keep)) for keep in kept]
+    assert compiler.graphs == 3
+    plain = run((), Counting(backend), len(kept))[1]
+    for a, b in zip(found, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_bit_equal_where_the_compilers_own_are() -> None:
+    """aot_eager runs PyTorch's operators one by one: no bit differs from the model that is neither planned nor compiled."""
+    kept = [{0, 1, 2}, {1}, set()]
+    found = run(tuple(unit(i, keep) for i, keep in enumerate(kept)), "aot_eager", len(kept))[1]
+    for a, b in zip(found, run((), "eager", len(kept))[1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_more_policies_than_dynamo_compiles_for_one_code() -> None:
+    """Twelve layers with policies of their own are twelve graphs, though Dynamo stops after eight of one code."""
+    assert torch._dynamo.config.recompile_limit == 8
+    policies = [unit(i, {j for j in range(PRODUCTS) if i >> j & 1}) for i in range(8)]
+    budgets = [unit(8 + i, budget=budget) for i, budget in enumerate((0.0, 0.3, 0.6, 1.0))]
+    compiler = Counting("aot_eager_decomp_partition")
+    saved, _ = run((*policies, *budgets), compiler, 12)
+    assert compiler.graphs == Plan(made_for=MADE_FOR, units=(*policies, *budgets)).graphs == 12
+    assert saved[:8] == [ROW * (1 + i.bit_count()) for i in range(8)]
+
+
+def test_budgets_of_layers() -> None:
+    """A layer's budget holds for that layer: all is recomputed at 0, and what is saved rises with the budget to 1."""
+    saved, _ = run(tuple(unit(i, budget=b) for i, b in enumerate((0.0, 0.5, 1.0))), "aot_eager_decomp_partition", 3)
+    assert saved[0] == ROW < saved[1] < saved[2] == run((), "aot_eager_decomp_partition", 1)[0][0]
+
+
+def test_the_budget_of_a_job() -> None:
+    """A plan's budget for all that is compiled is the partitioner's own setting."""
+    with torch._functorch.config.patch(activation_memory_budget=1.0):
+        saved, _ = run((), "aot_eager_decomp_partition", 2, Settings(memory_budget=0.0))
+    assert saved == [ROW, ROW]
+
+
+def test_a_unit_with_a_budget_that_is_not_compiled() -> None:
+    """It is refused by name: only the compiler can obey."""
+    model = apply(Model(1), Plan(made_for=MADE_FOR, units=(unit(0, budget=0.5),)))
+    with pytest.raises(PlanError, match=r"leaves layers\.0 to the compiler, but the module is not compiled"):
+        model(torch.randn(TOKENS, WIDTH))
+
+
+def test_copies_keep_their_policies() -> None:
+    """A deep copy of a planned model is compiled as the original is: of the same classes, one for each policy."""
+    model = apply(Model(3), Plan(made_for=MADE_FOR, units=(unit(0, {0}), unit(1, set()), unit(2, {0}))))
+    classes = [type(layer) for layer in model.layers]
+    assert classes[0] is classes[2] is not classes[1]
+    assert [type(layer) for layer in copy.deepcopy(model).layers] == classes
