@@ -81,19 +81,13 @@ def _readable_tensors() -> None:
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
 
-<<<<<<< HEAD
     def data_ptr(self: torch.Tensor) -> int:
         return self.untyped_storage()._cdata + self.storage_offset() * self.element_size()  # one number for one memory
 
-    FakeTensor.data_ptr = data_ptr
-    FakeTensor.numpy = numpy
-    FakeTensor.__array__ = array
-    FakeTensor.__repr__ = show
-=======
+    fake.data_ptr = data_ptr
     fake.numpy = numpy
     fake.__array__ = array
     fake.__repr__ = show
->>>>>>> main
 
 
 def _data_of_tensors() -> None:
