@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import InfeasibleError, UsageError
@@ -179,8 +180,6 @@ def search(
         UsageError: an argument is wrong.
         CaptureError: the job cannot be captured.
     """
-    from pathlib import Path
-
     from autosac.configurations.eager import EagerSearch, combinations
     from autosac.configurations.offers import Offer
     from autosac.configurations.sessions import Inputs, searching
@@ -225,7 +224,7 @@ def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
     """
     from autosac.integrations.apply import apply as apply_to
 
-    return apply_to(model, plan if isinstance(plan, Plan) else Plan.load(plan))
+    return apply_to(model, plan if isinstance(plan, Plan) else Plan.load(Path(plan)))
 
 
 def compile_options(budget: str) -> dict[str, Any]:

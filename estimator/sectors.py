@@ -9,7 +9,7 @@ in between fits there; otherwise the sector is fetched again:
           = 0                                       otherwise
 
 64 bytes is what one access to HBM2e and HBM3 transfers. Not fitted; it explains the additions of T5's relative position
-bias, which has its heads fastest, at two lengths and in two precisions (`docs/operators.md`).
+bias, which has its heads fastest, at two lengths and in two precisions (`docs/causes.md`).
 """
 
 from __future__ import annotations

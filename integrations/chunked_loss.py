@@ -87,7 +87,7 @@ class ChunkedLoss:
         pred, labels = _rows_in_front(pred, labels)
         if not self._is_checked:
             self._is_checked = _is_sum_over_rows(self._sum, pred, labels)
-        total: Tensor = _Chunked.apply(pred, labels, self._sum, chunks)
+        total: Tensor = _Chunked.apply(pred, labels, self._sum, chunks)  # type: ignore[no-untyped-call] # torch's
         return total if self._count is None else total / self._count(labels)
 
 

@@ -399,8 +399,8 @@ def explain(arguments: argparse.Namespace) -> None:
             out.print(reports.reasons_table(plan))
         shown: set[object] = set()
         for unit in units:
-            if unit.decisions not in shown:
-                shown.add(unit.decisions)
+            if (unit.memory_budget, unit.decisions) not in shown:
+                shown.add((unit.memory_budget, unit.decisions))
                 out.print(reports.decision_table(unit, plan))
     else:
         out.print(reports.decision_table(units[0], plan))

@@ -168,7 +168,7 @@ def _kept(layout: Layout, shape: Shape, rank: int) -> list[tuple[float, float]]:
     layers = sum(count for stage, count in enumerate(counts) if _rank_of(layout, stage) == rank)
     if layout.pipeline > 1 and layout.stages_per_rank > 1:
         layers = counts[rank]  # the first of its stages, at the moment when only that one is held
-    found = [(times * layers * size, times * layers * ms) for size, ms in shape.layer.kept]
+    found: list[tuple[float, float]] = [(times * layers * size, times * layers * ms) for size, ms in shape.layer.kept]
     if layout.pipeline == 1:
         found += shape.outside.kept
     return found

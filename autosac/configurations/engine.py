@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ class Work:
     content: Any
 
 
-class Steps(Protocol[K]):
+class Steps(Protocol[Asked]):
     """What a search asks of its candidates."""
 
-    def step(self, candidate: K, bound: float, best: float) -> Bound | Value | Work:
+    def step(self, candidate: Asked, bound: float, best: float) -> Bound | Value | Work:
         """What is known of a candidate now. A Bound is larger than the one given, or everything is known of it."""
 
     def finished(self, work: Work, future: Future[Any]) -> None:

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autosac.configurations.bounds import Part, Shape, bound_ms, shape_of_parameters, split_of
+from autosac.configurations.bounds import Part, Shape, bound_ms, memory_bound_bytes, shape_of_parameters, split_of
 from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
 from autosac.configurations.evaluations import LayoutTask, Measured, SheetTask
 from autosac.configurations.job_files import job_path, written_job
@@ -75,7 +75,8 @@ class TitanSearch:
     def __init__(
         self, wanted: Wanted, own: Own, workers: Workers, study: Study, progress: Callable[[str], None]
     ) -> None:
-        self._wanted, self._own, self._workers, self._study = wanted, own, workers, study
+        self._wanted, self._own, self._study = wanted, own, study
+        self.workers = workers
         self._progress = progress
         self._offers = {offer.gpu: offer for offer in wanted.offers}
         self._targets: dict[tuple[str, str], Target] = {}
@@ -113,17 +114,22 @@ class TitanSearch:
             found, key=lambda it: (it.tensor * it.context, it.pipeline, it.expert, it.replicate, -it.microbatch)
         )
 
-    def run(self, least: Mapping[Layout, float] | None = None) -> Result:
-        """Search to the end. Interrupted, `result` has what was found."""
-        bounds = least or self.first_bounds()
+    def run(self, on_change: Callable[[Outcome[Layout]], None] = lambda _: None) -> Result:
+        """Search to the end. Interrupted, `result` has what was found. `on_change` is told what has been found so far."""
+        bounds = self.first_bounds()
+
+        def changed(outcome: Outcome[Layout], least: float) -> None:
+            self._tell(outcome, least)
+            on_change(outcome)
+
         best_first(
             [(layout, bounds[layout]) for layout in self.layouts],
             self,
-            self._workers.submit,
-            at_once=self._workers.count,
+            self.workers.submit,
+            at_once=self.workers.count,
             gap=self._wanted.gap,
             outcome=self.outcome,
-            on_change=self._tell,
+            on_change=changed,
         )
         return self.result()
 
@@ -188,7 +194,7 @@ class TitanSearch:
             self._progress("capturing a few layers")
             work = self._sheet_work(layout)
             while self._sheet(layout) is None:
-                future = self._workers.submit(work.content)
+                future = self.workers.submit(work.content)
                 while not future.done():
                     _wait(future)
                 self.finished(work, future)
@@ -206,6 +212,18 @@ class TitanSearch:
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
         shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
         return self._bound(layout, self._completed(layout, shape))
+
+    def sheet_bound(self, layout: Layout, budget: str | None = None) -> float | None:
+        """The second bound, in the objective's unit, within the search's or another budget; None before its sheet is there."""
+        if not isinstance(self._sheet(layout), Sheet):
+            return None
+        usable = self._target(layout.gpu, layout.allocator).hardware.usable_bytes
+        nbytes = parse_budget(budget, usable) if budget is not None else self._goal(layout).budget_bytes
+        return bound_ms(layout, self._shape(layout), nbytes) * self._weight(layout)
+
+    def least_bytes(self, layout: Layout) -> float:
+        """The memory bound by what is known."""
+        return memory_bound_bytes(layout, self._shape(layout))
 
     def _bound(self, layout: Layout, shape: Shape) -> float:
         return bound_ms(layout, shape, self._goal(layout).budget_bytes) * self._weight(layout) * (1 - 1e-9)
@@ -280,13 +298,14 @@ class TitanSearch:
                 return Bound(tight)
             answer = None  # its bound is below the best after all
         if answer is None:
-            return Work(key, self._layout_task(layout, best * (1 - self._wanted.gap) / self._weight(layout)))
+            return Work(key, self.task(layout, best * (1 - self._wanted.gap) / self._weight(layout)))
         if "refused" in answer:
             self._refused[layout] = answer["refused"]
             return Value(math.inf)
         return Value(self._noted(layout, key, answer))
 
-    def _layout_task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
+    def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
+        """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
         return LayoutTask(
             job=self._job(layout),
             goal=self._goal(layout),

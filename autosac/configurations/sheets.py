@@ -173,6 +173,7 @@ def _chain_ms(trace: Trace, event_ms: Sequence[float]) -> tuple[float, float]:
     """Milliseconds of the chain in the forward and in the backward. See the module."""
     found = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0}
     issued: dict[int, tuple[Phase, float]] = {}  # collectives since the last operator, by their work
+    event: Any
     for event, ms in zip(trace.events, event_ms, strict=True):
         kind = type(event)
         if kind is Op and event.stream == _COMPUTE and ms:
@@ -197,6 +198,7 @@ def _kept(trace: Trace, event_ms: Sequence[float]) -> Counter[tuple[int, float]]
     inputs = _layer_inputs(trace)
     alive: dict[int, float] = {}
     kept: Counter[tuple[int, float]] = Counter()
+    event: Any
     for event, ms in zip(trace.events, event_ms, strict=True):
         kind = type(event)
         if kind is Alloc and _is_activation(trace, event.storage):
@@ -221,6 +223,7 @@ def _layer_inputs(trace: Trace) -> frozenset[int]:
     found: set[int] = set()
     before: frozenset[int] = frozenset()
     alive: set[int] = set()
+    event: Any
     for event in trace.events:
         kind = type(event)
         if kind is Alloc and _is_activation(trace, event.storage):

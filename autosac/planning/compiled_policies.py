@@ -28,6 +28,7 @@ BUDGETS = (0.2, 0.4, 0.5, 0.6, 0.8)
 _OF_CURVE = 7
 _PRODUCTS = ("mm", "bmm", "addmm", "linear", "_scaled_mm", "_grouped_mm")
 GENERATED = "triton_"
+_SMALL = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,24 +83,30 @@ def _forward(simulation: Simulation) -> list[tuple[str, float]]:
 
 
 def groups_of(policies: UnitPolicies, compiled: Trace) -> tuple[UnitGroup, ...]:
-    """The outermost units that are compiled as a whole, equal ones together, in the order in which they run."""
+    """The outermost units, equal ones together, in the order in which they run; none if one is not compiled as a whole.
+
+    Small units between the layers (a final norm) are not worth a policy, and do not count.
+    """
     entered = {compiled.modules[e.module] for e in compiled.events if type(e) is ModuleEnter}
     inside = {name.rpartition(".")[0] for name in entered}
     around = {".".join(name.split(".")[:i]) for name in inside for i in range(1, name.count(".") + 2)}
-    whole = [unit for unit in policies.units if unit.name in entered and unit.name not in around and not unit.plain]
-    names = {unit.name for unit in whole}
-    outermost = [u for u in whole if not any(".".join(u.name.split(".")[:i]) in names for i in range(1, _depth(u)))]
+    names = {unit.name for unit in policies.units}
+    outermost = [
+        u for u in policies.units if not any(".".join(u.name.split(".")[:i]) in names for i in range(1, _depth(u)))
+    ]
     first = {region.module: region.first for region in reversed(policies.base.trace.regions)}
     found: dict[object, list[UnitPolicy]] = {}
     for unit in sorted(outermost, key=lambda unit: first[unit.module]):
         found.setdefault(_kind(unit), []).append(unit)
-    # Small modules between the layers (a final norm) are not worth a policy.
-    large = max((group[0].sac.stats.memory_bytes * len(group) for group in found.values()), default=0)
-    return tuple(
-        UnitGroup(units=tuple(units), policies=proposed(units[0]))
-        for units in found.values()
-        if units[0].sac.stats.memory_bytes * len(units) > 0.01 * large
-    )
+    large = max((_total_bytes(units) for units in found.values()), default=0)
+    worthwhile = [units for units in found.values() if _total_bytes(units) > _SMALL * large]
+    if any(u.plain or u.name not in entered or u.name in around for units in worthwhile for u in units):
+        return ()
+    return tuple(UnitGroup(units=tuple(units), policies=proposed(units[0])) for units in worthwhile)
+
+
+def _total_bytes(units: Sequence[UnitPolicy]) -> int:
+    return units[0].sac.stats.memory_bytes * len(units)
 
 
 def _depth(unit: UnitPolicy) -> int:

@@ -115,11 +115,11 @@ class References:
 
     def __init__(self) -> None:
         self._handles: list[int] = []
-        self._free = torch.UntypedStorage._free_weak_ref  # type: ignore[attr-defined]  # when Python ends, torch goes first
+        self._free: Any = torch.UntypedStorage._free_weak_ref  # when Python ends, torch goes first
 
-    def add(self, storage: torch.UntypedStorage) -> None:
+    def add(self, storage: Any) -> None:
         """From now on, no other storage gets this one's address."""
-        self._handles.append(storage._weak_ref())  # type: ignore[attr-defined]
+        self._handles.append(storage._weak_ref())
 
     def __del__(self) -> None:
         for handle in self._handles:

@@ -88,12 +88,13 @@ def subclass(kind: type[UnitModule], original: type, variant: str = "") -> type:
 @functools.cache
 def _transparent(metaclass: type) -> type:
     """The metaclass of the subclasses: attributes that are set on one of them are set on the original class."""
+    base: Any = metaclass
 
     def set_attribute(cls: type, name: str, value: Any) -> None:
-        metaclass.__setattr__(_originals.get(cls, cls), name, value)
+        base.__setattr__(_originals.get(cls, cls), name, value)
 
     def delete_attribute(cls: type, name: str) -> None:
-        metaclass.__delattr__(_originals.get(cls, cls), name)
+        base.__delattr__(_originals.get(cls, cls), name)
 
     return type(metaclass.__name__, (metaclass,), {"__setattr__": set_attribute, "__delattr__": delete_attribute})
 

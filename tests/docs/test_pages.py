@@ -64,7 +64,7 @@ def test_options_that_pages_name_exist() -> None:
         "--trials", "--seed", "--truth", "--measured", "--profile", "--stages", "--growth", "--out", "--only",  # benchmarks
         "--again", "--files", "--list", "--mutants", "--limit",  # benchmarks
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
-        "--help", "--version",
+        "--help", "--version", "--its", "--own", "--arguments",  # any program
     }  # fmt: skip
     known = set(others)
     for action in build_parser()._actions:

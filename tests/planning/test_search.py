@@ -52,6 +52,7 @@ class Fake:
             peak_active_bytes=int(inner * GIB),
             peak_bytes=lambda kind: int((self.peak(inner) - spared if kind == "reserved" else inner) * GIB),
             memory=SimpleNamespace(peak=lambda: report),
+            trace=SimpleNamespace(info=SimpleNamespace(compiled=False)),
         )
 
     def plan(self, inner: float, level: bool = False) -> Plan:

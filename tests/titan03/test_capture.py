@@ -1,14 +1,19 @@
-"""Capture of TorchTitan 0.3 jobs on torch 2.13: parallel dimensions, checkpointing, and what cannot be done."""
+"""Capture of TorchTitan 0.3 jobs: parallel dimensions, checkpointing, and what cannot be done."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autosac.errors import AutosacError, CaptureError, UsageError
+from autosac.planning.compiled_costs import unit_costs
+from autosac.plans import Decision, MadeFor, Plan, Unit
+from autosac.simulation import Target, simulation_of
 from autosac.trace import Collective, Op, Phase, Trace
 
 Capture = Callable[..., Trace]
@@ -19,6 +24,19 @@ DIM, LAYERS, VOCABULARY, TOKENS = 256, 2, 2048, 2 * 64
 HIDDEN = 768  # two thirds of 4 * 256, up to a multiple of 256
 IN_LAYERS = LAYERS * (4 * DIM * DIM + 3 * DIM * HIDDEN)
 WEIGHTS = IN_LAYERS + DIM * VOCABULARY
+PIPELINE = ("--parallelism.pipeline_parallel_degree", "2", *EAGER)
+# What TorchTitan 0.3 itself asks of PyTorch for `spmd_types` on several GPUs and for pipelines.
+NEW_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+MADE_FOR = MadeFor(
+    job_fingerprint="",
+    model="",
+    torch_version="2.13",
+    torchtitan_version="",
+    gpu="",
+    world_size=1,
+    budget_bytes=1,
+    budget_kind="active",
+)
 STEP = tuple(phase for phase in Phase if phase is not Phase.SETUP)
 
 
@@ -90,6 +108,26 @@ def test_tensor_parallelism(capture: Capture) -> None:
     assert matmul_flops(full) == matmul_flops(partial)
 
 
+@pytest.mark.skipif(not NEW_TORCH, reason="fully_shard does not know spmd_types")
+def test_spmd_types(capture: Capture) -> None:
+    """Whether ranks share data or tensors, they compute and transfer what they do under the other sharding back end."""
+    for degree in ((), ("--parallelism.tensor_parallel_degree", "2")):
+        typed = capture(*degree, "--parallelism.spmd_backend", "spmd_types", world_size=2, checkpointing="none")
+        partial = capture(*degree, *PARTIAL, world_size=2, checkpointing="none")
+        assert matmul_flops(typed) == matmul_flops(partial) == 6 * WEIGHTS * TOKENS // (2 if degree else 1)
+        assert collectives(typed) == collectives(partial)
+
+
+@pytest.mark.skipif(not NEW_TORCH, reason="schedules do not take lists of microbatches")
+def test_pipelines(capture: Capture) -> None:
+    """Two stages do together what one GPU does; what one sends, for each of the 2 sequences, the other receives."""
+    first = capture(*PIPELINE, world_size=2, checkpointing="none")
+    second = capture(*PIPELINE, world_size=2, rank=1, stage_inputs=first.info.stage_outputs, checkpointing="none")
+    assert matmul_flops(first) + matmul_flops(second) == 6 * WEIGHTS * TOKENS
+    assert first.info.stage_outputs == second.info.stage_outputs == (((1, 64, DIM), (64 * DIM, DIM, 1), "bfloat16"),)
+    assert collectives(first)["send"] == collectives(second)["recv"] >= 2
+
+
 def test_context_parallelism_with_flex_attention(capture: Capture) -> None:
     """Two ranks share the tokens of each sequence."""
     degree = ("--parallelism.context_parallel_degree", "2")
@@ -121,6 +159,19 @@ def test_compilation(capture: Capture) -> None:
     assert matmul_flops(trace) == 6 * WEIGHTS * TOKENS
 
 
+def test_compiled_layers_run_policies_of_their_own(capture: Capture, tmp_path: Path) -> None:
+    """The first layer recomputes everything, the second what the compiler does by itself: less memory, more time."""
+    observed = capture("--compile.enable", observe=True, checkpointing="none")
+    operators = [(call.op, call.occurrence) for call in observed.regions[0].calls if call.occurrence >= 0]
+    rows = tuple(Decision(op=op, occurrence=i, keep=False, outputs=()) for op, i in operators)
+    unit = Unit(fqn="layers.0", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=rows)
+    path = tmp_path / "plan.json"
+    Plan(made_for=MADE_FOR, units=(unit,)).save(path)
+    trace = capture("--compile.enable", checkpointing="plan", plan_file=str(path))
+    costs = unit_costs(simulation_of(trace, Target.of("h100-sxm-80gb", 1)), ("layers.0", "layers.1"))
+    assert costs["layers.0"].nbytes < costs["layers.1"].nbytes and costs["layers.0"].ms > costs["layers.1"].ms
+
+
 def test_a_job_that_has_a_plan_is_captured_under_another_policy(capture: Capture) -> None:
     """`AutoSAC` in the configuration does not count where the request says how to checkpoint; what all policies share does."""
     trace = capture(job="jobs:planned", checkpointing="full")
@@ -150,15 +201,17 @@ def test_wrong_jobs(capture: Capture, job: str, overrides: tuple[str, ...], mess
     ("overrides", "settings", "message"),
     [
         ((), {"checkpointing": "selective-2"}, "no selective-2 checkpointing: none, full or selective-op"),
-        (
+        pytest.param(
             ("--parallelism.spmd_backend", "spmd_types"),
             {"world_size": 2},
             "add -- --parallelism.spmd_backend partial_dtensor",
+            marks=pytest.mark.skipif(NEW_TORCH, reason="torch 2.14 can"),
         ),
-        (
-            ("--parallelism.pipeline_parallel_degree", "2", *EAGER),
+        pytest.param(
+            PIPELINE,
             {"world_size": 2},
             "no pipeline schedules that take lists",
+            marks=pytest.mark.skipif(NEW_TORCH, reason="torch 2.14 can"),
         ),
     ],
 )

@@ -8,6 +8,7 @@ those of the simulated accelerator, whose log is the recorder. For torch 2.11 to
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import sys
 from collections.abc import Callable, Sequence
@@ -159,8 +160,9 @@ def _initialise(gpu: TargetGPU, device_count: int) -> None:
     """What C++ puts into torch.cuda when CUDA is initialised."""
     import torch
 
-    torch.cuda.default_generators = tuple(torch.Generator(device=f"cuda:{i}") for i in range(device_count))
-    torch.cuda._get_device_properties = lambda _: properties(gpu)
+    cuda: Any = torch.cuda
+    cuda.default_generators = tuple(torch.Generator(device=f"cuda:{i}") for i in range(device_count))
+    cuda._get_device_properties = lambda _: properties(gpu)
 
 
 def _choose(index: int, device_count: int) -> None:
@@ -223,14 +225,14 @@ def finish(gpu: TargetGPU) -> None:
     """What is left to do when torch has been imported: streams, events, and what is asked without C++."""
     import torch
     import torch.backends.cudnn as cudnn
-    import torch.cuda.streams as streams
     from torch.cuda import graphs
     from torch.cuda import memory as cuda_memory
 
     from autosac.capture.device import device as simulated
 
     torch.version.cuda = CUDA_VERSION
-    cuda = torch.cuda
+    cuda: Any = torch.cuda
+    streams: Any = importlib.import_module("torch.cuda.streams")
     cuda._cudart = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
     cuda.Stream = streams.Stream = simulated.Stream
     cuda.Event = streams.Event = simulated.Event
@@ -239,7 +241,8 @@ def finish(gpu: TargetGPU) -> None:
     cuda.stream = cuda.StreamContext = _StreamContext
     cuda._lazy_new = None
     cuda._check_capability = cuda._check_cubins = lambda: None
-    cuda_memory.mem_get_info = cuda.mem_get_info = lambda _=None: (memory[0].free_bytes(), gpu.memory_bytes)
+    mem_get_info: Any = lambda _=None: (memory[0].free_bytes(), gpu.memory_bytes)  # noqa: E731
+    cuda_memory.mem_get_info = cuda.mem_get_info = mem_get_info
     graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = lambda: False
     cudnn.version = lambda: 90800
     cudnn.is_acceptable = lambda tensor: tensor.is_cuda

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -30,11 +31,11 @@ class ModelFinder:
         self._meet_before(nn.Module, "compile", identity=not self._compiles)
         if not dist.is_available():
             return
-        import torch.distributed._composable.fsdp as old_place
         import torch.distributed.fsdp as fsdp
         import torch.nn.parallel as parallel
 
         self._meet_before(fsdp, "fully_shard")
+        old_place: Any = importlib.import_module("torch.distributed._composable.fsdp")
         old_place.fully_shard = fsdp.fully_shard
         for wrapper in (parallel.DistributedDataParallel, fsdp.FullyShardedDataParallel):
             self._meet_before(wrapper, "__init__", position=1)

@@ -49,8 +49,7 @@ def serve_scripts() -> None:
     """
     if not dist.is_available():
         return
-    from torch.distributed import distributed_c10d as c10d
-
+    c10d: Any = dist.distributed_c10d
     _register("cuda")
     make = c10d._new_process_group_helper
 
@@ -69,7 +68,8 @@ def serve_scripts() -> None:
     c10d._new_process_group_helper = new_group
     c10d.rendezvous = _rendezvous
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
-    for module in (c10d, dist):
+    modules: tuple[Any, ...] = (c10d, dist)
+    for module in modules:
         module.is_nccl_available = lambda: True
         module.is_gloo_available = lambda: True
         for function in (all_gather_object, gather_object, scatter_object_list, monitored_barrier):
@@ -84,7 +84,8 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
                 f"Error initializing torch.distributed using env:// rendezvous: environment variable {name} expected, but "
                 "not set (autosac run sets it with --nproc)"
             )
-    store = dist.HashStore()
+    distributed: Any = dist
+    store = distributed.HashStore()
     store.set_timeout(timedelta(seconds=10))
     yield (
         store,

@@ -5,6 +5,7 @@ Installed for scripts only (`autosac.scripts`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device import values
+from autosac.capture.patches.tensors import exchange
 
 
 def install(note: Callable[[str], None]) -> None:
     """All of it. `note` is told what was assumed or left out, the first time."""
     _readable_tensors()
+    _data_of_tensors()
+    _tensors_of_tensors()
     _no_checkpoints(note)
 
 
@@ -44,7 +48,8 @@ def _readable_tensors() -> None:
         found = self.numpy()
         return found if dtype is None else found.astype(dtype, copy=False)
 
-    shown = FakeTensor.__repr__
+    fake: Any = FakeTensor
+    shown: Callable[..., str] = fake.__repr__
 
     def show(self: torch.Tensor, **kwargs: Any) -> str:
         if self.numel() != 1:
@@ -55,9 +60,46 @@ def _readable_tensors() -> None:
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
 
-    FakeTensor.numpy = numpy
-    FakeTensor.__array__ = array
-    FakeTensor.__repr__ = show
+    fake.numpy = numpy
+    fake.__array__ = array
+    fake.__repr__ = show
+
+
+def _data_of_tensors() -> None:
+    """``parameter.data = parameter.data.cuda()``: a tensor gets data of another device, and stays the object that it is."""
+    original = torch._C.TensorBase.data
+
+    def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
+        plain = type(self) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+        if isinstance(new, FakeTensor) and plain and self.device != new.device:
+            made = torch.nn.Parameter(new.detach(), self.requires_grad) if _is_parameter(self) else new.detach()
+            exchange(self, made)
+        else:
+            original.__set__(self, new)
+
+    torch.Tensor.data = property(lambda self: original.__get__(self), set_data)
+
+
+def _tensors_of_tensors() -> None:
+    """``torch.tensor([loss_a, loss_b])`` reads its elements below every mode: they are read here."""
+    original = torch.tensor
+
+    def read(data: Any) -> Any:
+        if isinstance(data, FakeTensor):
+            return data.item() if data.numel() == 1 else data.tolist()
+        if isinstance(data, (list, tuple)) and data and isinstance(data[0], (list, tuple, torch.Tensor)):
+            return [read(part) for part in data]
+        return data
+
+    @functools.wraps(original)
+    def tensor(data: Any, **kwargs: Any) -> torch.Tensor:
+        return original(data if isinstance(data, torch.Tensor) else read(data), **kwargs)
+
+    torch.tensor = tensor
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
 
 
 def _no_checkpoints(note: Callable[[str], None]) -> None:
