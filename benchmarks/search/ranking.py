@@ -89,5 +89,6 @@ def rank_published(folder: Path, cache: Path | None) -> None:
     if taus:
         mean = sum(regrets) / len(regrets)
         print(
-            f"\n{len(taus)} groups: tau {sum(taus) / len(taus):+.2f} and regret {mean:.1%} in the mean, {max(regrets):.1%} at worst"
+            f"\n{len(taus)} groups: tau {sum(taus) / len(taus):+.2f} and regret {mean:.1%} in the mean, "
+            f"{max(regrets):.1%} at worst"
         )

@@ -70,7 +70,8 @@ def measure(inputs: Inputs, sample_seconds: float | None) -> None:
         counts = result.counts
         best = result.best
         print(
-            f"search: {seconds:.0f} s, proven: {result.proven}, {counts.legal} layouts ({counts.configurations} configurations)"
+            f"search: {seconds:.0f} s, proven: {result.proven}, "
+            f"{counts.legal} layouts ({counts.configurations} configurations)"
         )
         print(
             f"  evaluations a minute {60 * counts.captured / seconds:.1f}, "
