@@ -82,6 +82,7 @@ class Place:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_hear_sigint,
             env={
                 **os.environ,
                 TAG: self.tag,
@@ -160,6 +161,11 @@ class Place:
         return [f"{path.parent.name}/{path.name} is left" for path in found]
 
 
+def _hear_sigint() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and programs inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _what_is_wrong(path: Path) -> str:
     """Why a file is not whole; "" if it is."""
     try:
@@ -204,10 +210,12 @@ def ordinary(place: Place) -> tuple[list[str], dict[str, float]]:
     return wrong + place.strangers() + place.processes(), seconds
 
 
-def trial(place: Place, chosen: random.Random, seconds: dict[tuple[str, bool], float]) -> tuple[str, str, list[str]]:
+def trial(
+    place: Place, chosen: random.Random, seconds: dict[tuple[str, bool], float], signals: tuple[signal.Signals, ...]
+) -> tuple[str, str, list[str]]:
     """One interrupted command: its signal's name, how it ended, what is wrong afterwards."""
     command, cached = chosen.choice(list(COMMANDS)), chosen.random() < _CACHED
-    old, number = chosen.random() < 0.5, chosen.choice(SIGNALS)
+    old, number = chosen.random() < 0.5, chosen.choice(signals)
     place.prepare(old=old)
     before = set(place.temporary.iterdir())
     run = place.run(command, cached=cached, number=number, after_s=chosen.uniform(0, seconds[command, cached]))
@@ -228,7 +236,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="interrupt commands at random moments")
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--signal", action="append", choices=sorted({s.name for s in SIGNALS}), help="only this signal")
     arguments = parser.parse_args()
+    signals = tuple(signal.Signals[name] for name in arguments.signal or ()) or SIGNALS
     chosen = random.Random(arguments.seed)
     counts: Counter[tuple[str, str]] = Counter()
     problems: list[str] = []
@@ -240,7 +250,7 @@ def main() -> int:
             run = place.run(command, cached=False)
             seconds[command, False] = run.seconds if run else PATIENCE_S
         for number in range(1, arguments.trials + 1):
-            name, end, wrong = trial(place, chosen, seconds)
+            name, end, wrong = trial(place, chosen, seconds, signals)
             counts[name, end] += 1
             if number % EVERY == 0 or number == arguments.trials:
                 wrong += ordinary(place)[0]

@@ -119,6 +119,13 @@ def eager(data: Path) -> list[dict[str, str]]:
     return [row for row in chosen if measured_ms(row, "y_value_50", path)]
 
 
+def hand_written(data: Path) -> list[dict[str, str]]:
+    """Liger-Kernel's own Triton kernels in the same benchmarks."""
+    path = data / "ops" / "liger_fused_vs_eager.csv.gz"
+    chosen = [r for r in rows(path) if r["metric_name"] == "speed" and r["kernel_provider"].startswith("liger")]
+    return [row for row in chosen if measured_ms(row, "y_value_50", path)]
+
+
 def norms(data: Path) -> list[dict[str, str]]:
     """RMSNorm and LayerNorm on an H200, PyTorch's own kernels."""
     (path,) = (data / "ops").glob("norms__h200*.csv")

@@ -15,7 +15,7 @@ cycle on an H100 as on an MI300X (`_FEW_CHANNELS`), a tenth of the peak.
 A depthwise convolution multiplies no matrices. cuDNN has kernels of its own for it in 16 bits; float32 with channels last runs
 in the general grouped kernel, many times slower (`depthwise_float32`).
 
-What each number is from stands beside it; `docs/operators.md` has the errors, fitted and held out.
+What each number is from stands beside it; `docs/causes.md` has the errors, fitted and held out.
 """
 
 from __future__ import annotations

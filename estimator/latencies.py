@@ -20,7 +20,7 @@ embeddings  the gradient of a table of v rows from n indices: indices are sorted
 
 host        copies from and to memory that is not pinned pass through the driver's staging buffers.
 
-Numbers and their sources stand beside the constants; `docs/operators.md` has the errors, fitted and held out.
+Numbers and their sources stand beside the constants; `docs/causes.md` has the errors, fitted and held out.
 """
 
 from __future__ import annotations

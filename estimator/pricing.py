@@ -20,6 +20,7 @@ from autosac.estimator.calibration.traces.correction import CorrectedOperators, 
 from autosac.estimator.cluster import Cluster, Placement, default_cluster
 from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.convolution import Convolutions
+from autosac.estimator.generated import GeneratedKernels
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.latencies import Latencies
 from autosac.estimator.learned import LearnedMatmul
@@ -73,7 +74,7 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
     shipped: list[OperatorModel] = []
     if learned:
-        shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware)]
+        shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware), GeneratedKernels(hardware)]
         shipped += [TiledMatmul(hardware, tf32=tf32), Latencies(hardware), LearnedMemory(hardware)]
         shipped.append(Convolutions(hardware, tf32=conv_tf32))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))

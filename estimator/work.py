@@ -129,6 +129,15 @@ def family(name: str) -> str:
     return _families().get(base, "")
 
 
+_GENERATED = {"triton_poi": "pointwise", "triton_per": "persistent", "triton_red": "looped"}
+
+
+@lru_cache(maxsize=4096)
+def generated_kind(name: str) -> str:
+    """What a kernel of Inductor's is: "pointwise", "persistent" or "looped"; "" for any other operator."""
+    return _GENERATED.get(name.removeprefix("triton.")[:10], "") if name.startswith("triton.") else ""
+
+
 def arithmetic(dtype: str, *, tf32: bool = False) -> str:
     """The unit that multiplies this type, as a profile's `peak_tflops` calls it."""
     if dtype.startswith("float8"):

@@ -53,9 +53,19 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     offloader = Offloader() if plan.offloads else None
     for unit, module in units:
         become(module, Checkpointed, _Checkpointing(unit, plan.settings, offloader), _variant(unit, plan.settings))
-    if plan.settings.memory_budget != 1:
-        torch._functorch.config.activation_memory_budget = plan.settings.memory_budget
+    if plan.needs_compiler:
+        _set_partitioner(plan.settings.memory_budget)
     return model
+
+
+def _set_partitioner(budget: float) -> None:
+    """For all that is compiled from now on."""
+    config = torch._functorch.config
+    if budget != 1:
+        config.activation_memory_budget = budget
+    if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
+        # Of graphs under tensor parallelism meshes are inputs; torch 2.13 fails if it is to say how large they are.
+        config.unsafe_treat_script_objects_as_zero_size = True
 
 
 def _variant(unit: Unit, settings: Settings) -> str:

@@ -53,7 +53,7 @@ class BudgetPartitioner(CustomPartitionerFn):
             joint = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
             joint.meta.update(gm.meta)
             with functorch_config.patch(activation_memory_budget=ratio):
-                graphs = min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **kwargs)
+                graphs = min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
             ways.append(Way(*_measured(*graphs, kwargs["num_fwd_outputs"]), graphs))
         return self.chosen(_undominated(ways)).graphs
 

@@ -43,6 +43,10 @@ SHADES = {
 }
 
 
+_FAR = 8.0  # a limit that is so many times the highest memory is named at the top of the picture, off its scale
+_ABOVE = " (above the picture)"
+
+
 class Limit(NamedTuple):
     """A horizontal line: so many bytes, by this name, in this colour."""
 
@@ -96,13 +100,15 @@ def html_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ())
     figure = go.Figure()
     _add_memory(figure, series)
     _add_phases(figure, series)
+    top = _top(series, limits)
     for limit in limits:
+        far = limit.gib > top
         figure.add_hline(
-            y=limit.gib,
+            y=min(limit.gib, top),
             line_color=limit.color,
             line_dash="dash",
-            annotation_text=limit.label,
-            annotation_position="top left",
+            annotation_text=limit.label + _ABOVE * far,
+            annotation_position="bottom left" if far else "top left",
         )
     _add_peak(figure, series, peak)
     figure.update_layout(
@@ -110,7 +116,7 @@ def html_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ())
         template="plotly_white",
         xaxis_title=series.unit,
         yaxis_title="GiB on the device",
-        yaxis_range=[0, _top(series, limits)],
+        yaxis_range=[0, top],
         legend_traceorder="reversed",
     )
     return figure
@@ -220,18 +226,20 @@ def png_figure(series: TimelineSeries, peak: str, limits: Sequence[Limit] = ()) 
     handles: list[Any] = [Patch(color=COLORS[category], label=label(category)) for category in reversed(series.gib)]
     if series.reserved_gib is not None:
         handles += axes.step(series.x, series.reserved_gib, "k:", where="post", linewidth=1, label="reserved")
+    top = _top(series, limits)
     for limit in limits:
-        axes.axhline(limit.gib, color=limit.color, linestyle="--", linewidth=1.2)
+        far = limit.gib > top
+        axes.axhline(min(limit.gib, top), color=limit.color, linestyle="--", linewidth=1.2)
         axes.annotate(
-            limit.label,
-            (0, limit.gib),
+            limit.label + _ABOVE * far,
+            (0, min(limit.gib, top)),
             xycoords=("axes fraction", "data"),
-            xytext=(4, 3),
+            xytext=(4, -12 if far else 3),
             textcoords="offset points",
             fontsize=9,
             color=limit.color,
         )
-    axes.set_ylim(0, _top(series, limits))
+    axes.set_ylim(0, top)
     axes.set_xlim(series.x[0], max(series.x[-1], series.x[0] + 1e-9))
     _mark_peak(axes, series, peak)
     axes.set(xlabel=series.unit, ylabel="GiB on the device")
@@ -263,11 +271,12 @@ def _mark_peak(axes: Any, series: TimelineSeries, peak: str) -> None:
 
 
 def _top(series: TimelineSeries, limits: Sequence[Limit]) -> float:
-    """The top of the axis: above all that is drawn."""
-    tops = [float(series.total_gib.max()), *(limit.gib for limit in limits)]
+    """The top of the axis: above all memory, and above the limits that are not so far away that memory would be a line."""
+    highest = max(float(series.total_gib.max()), 1e-9)
     if series.reserved_gib is not None:
-        tops.append(float(series.reserved_gib.max()))
-    return max(*tops, 1e-9) * 1.15
+        highest = max(highest, float(series.reserved_gib.max()))
+    near = [limit.gib for limit in limits if limit.gib <= _FAR * highest]
+    return max(highest, *near, 0.0) * 1.15
 
 
 def label(category: Category) -> str:

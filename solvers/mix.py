@@ -31,9 +31,9 @@ class Cost(NamedTuple):
 
 
 class Group(NamedTuple):
-    """`count` equal units, each of which follows one of `policies`."""
+    """So many equal units, each of which follows one of `policies`."""
 
-    count: int  # type: ignore[assignment] # a tuple has a method of this name
+    units: int
     policies: tuple[Cost, ...]
 
 

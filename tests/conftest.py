@@ -23,6 +23,7 @@ CAPTURE = (
     "bench",
     "benchmarks",
     "capture",
+    "configurations/test_search.py",
     "derivation",
     "docs/test_examples.py",
     "end_to_end",

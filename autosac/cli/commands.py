@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,24 @@ def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:
         cluster=arguments.cluster,
         allocator=arguments.alloc_conf,
         power_limit_w=arguments.power_limit,
-        moe_load=MoELoad.parse(arguments.moe_load, arguments.moe_seed),
+        moe_load=_moe_load(arguments),
         debug=arguments.debug,
         use_cache=not arguments.no_cache,
         progress=progress,
     )
 
 
+def _moe_load(arguments: argparse.Namespace) -> MoELoad:
+    try:
+        load = MoELoad.parse(arguments.moe_load)
+    except UsageError as e:
+        raise UsageError(f"--moe-load {arguments.moe_load}: {e}") from None
+    return replace(load, seed=arguments.moe_seed)
+
+
 def _draws(arguments: argparse.Namespace) -> int:
     """Number of draws of the expert load; 0: it is balanced, nothing is drawn."""
-    drawn = not MoELoad.parse(arguments.moe_load, arguments.moe_seed).is_balanced
+    drawn = not _moe_load(arguments).is_balanced
     if not drawn and (arguments.moe_draws is not None or arguments.moe_seed):
         raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, power-law or zipf")
     return (arguments.moe_draws or _DRAWS) if drawn else 0
@@ -391,8 +399,8 @@ def explain(arguments: argparse.Namespace) -> None:
             out.print(reports.reasons_table(plan))
         shown: set[object] = set()
         for unit in units:
-            if unit.decisions not in shown:
-                shown.add(unit.decisions)
+            if (unit.memory_budget, unit.decisions) not in shown:
+                shown.add((unit.memory_budget, unit.decisions))
                 out.print(reports.decision_table(unit, plan))
     else:
         out.print(reports.decision_table(units[0], plan))

@@ -151,7 +151,11 @@ def settings_of(
         if split is not None:
             settings["parallelism.module_fqns_per_model_part"] = module_names(split)
     if layout.float8:
-        converters = own_converters if any("float8" in name for name in own_converters) else ("float8", *own_converters)
+        converters = (
+            own_converters
+            if any("float8" in name for name in own_converters)
+            else ("quantize.linear.float8", *own_converters)
+        )
         settings["model.converters"] = ",".join(converters)
     return settings
 

@@ -52,8 +52,11 @@ class Search:
         planner: Planner,
         progress: Callable[[str], None],
         mixes: CompiledMixes | None = None,
+        *,
+        partly_compiled: bool = False,
     ) -> None:
         self._mixes = mixes
+        self._partly_compiled = partly_compiled
         self._verifier = verifier
         self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
         self._planner = planner
@@ -72,7 +75,7 @@ class Search:
         if self._mixes is not None:
             self._mixes.find(goal, self._candidates)
             return self._fastest(goal)
-        if self._planner.base.trace.info.compiled:
+        if self._partly_compiled:
             self._leave_to_compiler(goal)
         self._fit(goal, None)
         best = self._fastest(goal)

@@ -91,6 +91,8 @@ def _does(unit: Unit | None) -> str:
     if unit is None:
         return "not checkpointed"
     host = f", {format_bytes(unit.offloaded_bytes)} on the host" if unit.offloaded_bytes else ""
+    if unit.memory_budget is not None:
+        host += f" by a memory budget of {unit.memory_budget:g}"
     return f"keeps {format_bytes(unit.kept_bytes)}{host}, recomputes {unit.recompute_ms:.2f} ms"
 
 

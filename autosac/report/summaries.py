@@ -216,7 +216,7 @@ def unit_table(units: Sequence[Unit]) -> Table:
     headings = ("number", "discarded", "kept each", *["on the host"] * offloads, "recompute each", "ops kept")
     for heading in headings:
         table.add_column(heading, justify="right")
-    for members in alike(units, lambda unit: unit.fqn, lambda unit: unit.decisions):
+    for members in alike(units, lambda unit: unit.fqn, lambda unit: (unit.memory_budget, unit.decisions)):
         first = members[0]
         shown = listed(first)
         kept = sum(decision.keep for decision in shown)
@@ -227,7 +227,7 @@ def unit_table(units: Sequence[Unit]) -> Table:
             format_bytes(first.kept_bytes),
             *[format_bytes(first.offloaded_bytes)] * offloads,
             format_ms(first.recompute_ms),
-            f"{kept} of {len(shown)}",
+            f"{kept} of {len(shown)}" if first.memory_budget is None else f"memory budget {first.memory_budget:g}",
         )
     return table
 
@@ -258,6 +258,8 @@ def decision_table(unit: Unit, plan: Plan | None = None) -> Table:
     price = price_of(plan) if plan else None
     objective = plan.reasons[0].objective if plan and plan.reasons else "recompute"
     how = "" if any(decision.keep for decision in unit.decisions) else ", plain checkpointing"
+    if unit.memory_budget is not None:
+        how = f", left to the compiler with a memory budget of {unit.memory_budget:g}"
     discarded = f"{unit.discard_fraction:.1%} discarded, {format_ms(unit.recompute_ms)} recomputed"
     table = Table(title=f"{unit.fqn}: {discarded}{how}")
     table.add_column("operator")
@@ -334,6 +336,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     if unknown:
         listed = ", ".join(list(unknown)[:5])
         parts.append(Text(f"{len(unknown)} operators without a cost model are priced by their bytes: {listed}"))
+    parts += [Text(f"- {note}") for note in simulation.trace.info.notes]
     return Group(*parts)
 
 

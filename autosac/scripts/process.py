@@ -13,11 +13,16 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from autosac.capture import lifeline
 from autosac.errors import AutosacError
+from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.request import ScriptOutcome, ScriptRequest
 from autosac.scripts.target import script_target
+
+if TYPE_CHECKING:
+    from autosac.scripts.run import ScriptRun
 
 _TRACE, _OUTCOME = "trace", "outcome.json"
 
@@ -50,17 +55,18 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
         target = script_target(request)
         shim.load_shim(request.nproc or 1)
         functions.announce(target.gpu, request.nproc or 1)
+        clock = SimulatedClock()
         from autosac.scripts.run import ScriptRun
 
         functions.finish(target.gpu)
-        run = ScriptRun(request, target)
+        run = ScriptRun(request, target, clock)
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)
     watchdog = _Watchdog(request, run, folder)
     try:
         with run.active():
-            code = _execute(request)
+            code = _execute(request, run)
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, steps=run.steps, error=str(e))
     finally:
@@ -95,8 +101,8 @@ def _set_up(request: ScriptRequest) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def _execute(request: ScriptRequest) -> int:
-    """Run it; its exit code. What it raises is shown as Python would, without this project's frames."""
+def _execute(request: ScriptRequest, run: ScriptRun) -> int:
+    """Run it; its exit code. What it raises is shown as Python would, without this project's frames, unless it was stopped."""
     from autosac.capture.jobs.script import StopScript
 
     try:
@@ -116,6 +122,8 @@ def _execute(request: ScriptRequest) -> int:
     except AutosacError:
         raise
     except BaseException as e:
+        if run.stopped:
+            return 0
         sys.excepthook(type(e), e.with_traceback(_of_script(e.__traceback__)), e.__traceback__)
         return 1
     return 0
@@ -134,7 +142,7 @@ def _of_script(found: TracebackType | None) -> TracebackType | None:
 class _Watchdog:
     """Ends a script that takes no step for a long time."""
 
-    def __init__(self, request: ScriptRequest, run: object, folder: Path) -> None:
+    def __init__(self, request: ScriptRequest, run: ScriptRun, folder: Path) -> None:
         self._patience_s = request.patience_s
         self._run = run
         self._folder = folder
@@ -148,7 +156,7 @@ class _Watchdog:
     def _watch(self) -> None:
         steps = -1
         while not self._stopped.is_set():
-            if steps == (steps := self._run.steps):  # type: ignore[attr-defined]
+            if steps == (steps := self._run.steps):
                 outcome = ScriptOutcome(exit_code=1, steps=max(0, steps), error=self._complaint(steps))
                 outcome.save(self._folder / _OUTCOME)
                 sys.stdout.flush()

@@ -40,7 +40,7 @@ _FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
 class ScriptRun:
     """A `ScriptListener`. One per process, made before the script begins."""
 
-    def __init__(self, request: ScriptRequest, target: Target) -> None:
+    def __init__(self, request: ScriptRequest, target: Target, clock: SimulatedClock) -> None:
         self._request = request
         self._target = target
         self._session = CaptureSession(target.gpu, CUDA, before=self._follow_steps)
@@ -48,14 +48,14 @@ class ScriptRun:
         self._times = StepTimes(self._present, self._simulation)
         self._kept: tuple[int, Trace] | None = None
         self._notes: dict[str, None] = {}
-        self._stopped = False
+        self.stopped = False
         functions.answer_from(self._memory)
         process_group.serve_scripts()
         meshes.install(request.rank)
-        script_patches.install(self._note)
+        script_patches.install(self._session.mode, self._note)
         values.assume_floats(self._falling)
         simulated.set_clock(self._times)
-        self._clock = SimulatedClock(self._times.elapsed_s)
+        self._clock = clock
         self._finder = self._model_finder()
 
     def _model_finder(self) -> ModelFinder | None:
@@ -97,7 +97,7 @@ class ScriptRun:
             "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
         )  # ours
         with self._session.active():
-            self._clock.install()
+            self._clock.start(self._times.elapsed_s)
             yield
 
     def finish(self, trace_file: Path, exit_code: int) -> ScriptOutcome:
@@ -147,15 +147,18 @@ class ScriptRun:
                 self._times.keep(simulation)
 
     def step_begun(self, number: int) -> None:
-        """Stop, if that was enough."""
+        """Time goes on from the end of the last one."""
         self._memory.follow()
-        wanted = self._request.steps
-        if wanted and number > max(wanted, self._steps.kept):
-            self._stopped = True
-            raise StopScript
         self._times.begin(number)
         if number <= self._steps.kept:
             gc.collect()  # a capture shall not depend on when Python collects
+
+    def forward_begun(self, number: int) -> None:
+        """Stop, if that was enough: not before a forward, so that the last step's own output is complete."""
+        wanted = self._request.steps
+        if wanted and number > max(wanted, self._steps.kept):
+            self.stopped = True
+            raise StopScript
 
     def operator_ran(self) -> None:
         """Follow the allocator; torch.OutOfMemoryError where it runs out."""

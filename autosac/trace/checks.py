@@ -7,6 +7,7 @@ ValueError that names the place in the document, the value and what is allowed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -16,6 +17,7 @@ from autosac.display.printable import printable
 from autosac.errors import SimulationError
 from autosac.files.documents import is_deeper
 from autosac.limits import MOST_LOSS_CHUNKS
+from autosac.trace.info import TraceInfo
 
 MOST_RANKS = 2**17
 _MOST = 2**62
@@ -417,7 +419,11 @@ _INFO: dict[str, tuple[Callable[[Any], bool], str]] = {
     "stage_outputs": (_inputs, "a list of [shape, stride, dtype]"),
     "cut": (lambda v: _sizes(v) and len(v) == 3, "three whole numbers"),
     "moe_load": (_load, "a table with a draw"),
+    "notes": (lambda v: type(v) is list and all(map(_text, v)), "a list of texts"),
 }
+
+
+_KNOWN = frozenset(each.name for each in dataclasses.fields(TraceInfo))
 
 
 def _info(info: Any) -> None:
@@ -425,6 +431,8 @@ def _info(info: Any) -> None:
         fail("info", info, "a table")
     if is_deeper(info, _INFO_DEPTH):
         fail("info", "a table", f"at most {_INFO_DEPTH} levels of nesting")
+    for name in info.keys() - _KNOWN:
+        fail(f"info.{printable(str(name))}", info[name], "no entry of this name")
     for name, (is_right, allowed) in _INFO.items():
         value = info.get(name)
         if value is not None and not is_right(value):

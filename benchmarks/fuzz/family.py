@@ -83,8 +83,8 @@ Build = Callable[[random.Random], Job]
 class Family:
     """A kind of model. `planner`: whether plans of the planner are tried (not where a capture
     cannot run the model: NumPy in the forward, several ranks). `most`: how many trials one run makes at most
-    (None: no bound). `ranks`: how many processes a trial needs. `needs`: a package that must be there. `limit_s`: seconds that
-    a trial may take. `plan_transformed`: plan the model as `Job.transform` returns it.
+    (None: no bound). `ranks`: how many processes a trial needs. `needs`: a package that must be there. `limit_s`: seconds of a
+    processor that a trial may take. `plan_transformed`: plan the model as `Job.transform` returns it.
     `compiled`: the job compiles its model. `module`: where it is defined.
     """
 

@@ -95,6 +95,18 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     return found
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """Where the operators of a unit are noted. Copies of the module share it."""
+
+    name: str
+    storages: _Storages
+    found: dict[str, list[Seen]]
+
+    def __deepcopy__(self, memo: Any) -> _Unit:
+        return self
+
+
 class _Observed(UnitModule):
     """A module whose forward is seen."""
 
@@ -102,10 +114,10 @@ class _Observed(UnitModule):
         """The module's result."""
         if self._autosac is None or not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
-        name, storages, found = self._autosac
-        with _Seeing(storages) as mode:
+        unit: _Unit = self._autosac
+        with _Seeing(unit.storages) as mode:
             out = self.original_forward(*args, **kwargs)
-        found[name] = mode.calls
+        unit.found[unit.name] = mode.calls
         return out
 
 
@@ -117,5 +129,5 @@ def observe(model: nn.Module, units: Collection[str]) -> dict[str, list[Seen]]:
     found: dict[str, list[Seen]] = {}
     storages = _Storages()
     for name in units:
-        become(model.get_submodule(name), _Observed, (name, storages, found))
+        become(model.get_submodule(name), _Observed, _Unit(name, storages, found))
     return found

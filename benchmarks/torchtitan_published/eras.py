@@ -13,12 +13,18 @@ they are, and an era says what is put back to the way it was, read off TorchTita
   torch 2.9 a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native one of
   today keeps (its input and the reciprocal norm), so the native one stands for it.
 - **Loss**: until 2024-06-12 the training loop's ``pred``, cast to fp32 by the model, lived until the next step's. It was
-  compiled with the model from 2024-10-22 to 2025-02-20 and again from 2025-04-02.
+  compiled with the model from 2024-10-22 to 2024-12-18 (e8977b007) and again from 2025-04-02 (bbb1b616e).
+- **float8 under tensor parallelism**: float8 all-gathers of activations, until 2025-09-30 (8a2686c4a) renamed the converter
+  to ``quantize.linear.float8`` while the test for it kept asking for ``float8``.
+- **Pipelines**: as many microbatches as stages' ranks by default, until 2025-04-07 (5e2033c75).
+- **Qwen3 under tensor parallelism**: the norms of q and k gathered all heads until 2025-10-14 (8c1d1c5fc).
 - **Checkpointing**: ``early_stop`` and no RNG state, as torch's and TorchTitan's defaults were (to 2025-08-29).
+- **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), flex attention since. The published
+  row of that commit has its figures for the time before.
 - **Optimizer**: the foreach form was the default until 2025-02-24.
 - **Allocator**: the launcher sets expandable segments since 2024-10-22.
 
-The dates are those of TorchTitan's commits.
+The dates are those of TorchTitan's commits. The norms and root groups are Llama's only: Qwen3 and DeepSeek-V3 are younger.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Era:
-    """The defaults of a time; see the module's docstring. `model` is the name of the train spec that has them."""
+    """The defaults of a time; see the module's docstring. `model` names the train spec of a family that has them."""
 
     name: str
     norm: Literal["native", "own", "composite"]
@@ -38,46 +44,56 @@ class Era:
     keeps_logits: bool = False
     reduces_in_stream: bool = False
     compiles_loss: bool = True
+    float8_tensor_parallel: bool = True
+    microbatch_per_rank: bool = False
+    gathers_qk_norms: bool = True
+    deepseek_flex: bool = False
     optimizer: str = "fused"
     early_stop: bool = True
     preserve_rng_state: bool = False
     allocator: str = "expandable_segments:True"
 
-    @property
-    def model(self) -> str:
-        """The train spec's name."""
-        return "llama3" if self is NOW else "llama3_" + self.name.replace("-", "_")
+    def model(self, family: str = "llama3") -> str:
+        """The name of the train spec; `family` is TorchTitan's name of it today."""
+        return family if self is NOW else f"{family}_{self.name.replace('-', '_')}"
 
-    def overrides(self) -> tuple[str, ...]:
+    def overrides(self, family: str = "llama3") -> tuple[str, ...]:
         """TorchTitan's arguments."""
         if self is NOW:
-            return ("--model.name", self.model)
+            return ("--model.name", self.model(family))
         return (
             *("--job.custom_config_module", "benchmarks.torchtitan_published.specs"),
-            *("--model.name", self.model),
+            *("--model.name", self.model(family)),
             *("--optimizer.implementation", self.optimizer),
             "--activation_checkpoint." + ("early_stop" if self.early_stop else "no-early_stop"),
             "--activation_checkpoint." + ("preserve_rng_state" if self.preserve_rng_state else "no-preserve_rng_state"),
         )
 
 
-_2024 = Era(name="2024-08", norm="own", optimizer="foreach", compiles_loss=False, allocator="")
+_2024 = Era(
+    name="2024-08", norm="own", optimizer="foreach", compiles_loss=False, microbatch_per_rank=True, allocator=""
+)
 SUMMER_2024 = replace(_2024, name="2024-06", keeps_logits=True, reduces_in_stream=True)
 SPRING_2024 = replace(SUMMER_2024, name="2024-04", norm="native")
-WINTER_2025 = Era(name="2025-01", norm="own", optimizer="foreach")
-FEBRUARY_2025 = Era(name="2025-02", norm="own", compiles_loss=False)
-MARCH_2025 = Era(name="2025-03", norm="composite", compiles_loss=False)
-SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True)
-AUTUMN_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False)
-NOW = Era(name="0.2.2", norm="native", repeats_kv=False, root_group=False, early_stop=False, preserve_rng_state=True)
+AUTUMN_2024 = Era(name="2024-11", norm="own", optimizer="foreach", microbatch_per_rank=True)
+WINTER_2025 = replace(AUTUMN_2024, name="2025-01", compiles_loss=False)
+FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused")
+MARCH_2025 = replace(FEBRUARY_2025, name="2025-03", norm="composite")
+SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True, microbatch_per_rank=False)
+SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False)
+AUTUMN_2025 = replace(
+    SUMMER_2025, name="2025-10", float8_tensor_parallel=False, gathers_qk_norms=False, deepseek_flex=True
+)
+NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True)
 
 ERAS = (
-    *(SPRING_2024, SUMMER_2024, _2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
-    *(AUTUMN_2025, NOW),
+    *(SPRING_2024, SUMMER_2024, _2024, AUTUMN_2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
+    *(SUMMER_2025, AUTUMN_2025, NOW),
 )
 _LAST_MONTHS = (
-    *(("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024), ("2025-01", WINTER_2025)),
-    *(("2025-03", FEBRUARY_2025), ("2025-07", SPRING_2025), ("2026-01", AUTUMN_2025)),
+    *(("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024), ("2024-11", AUTUMN_2024)),
+    *(("2025-01", WINTER_2025), ("2025-03", FEBRUARY_2025), ("2025-07", SPRING_2025), ("2025-09", SUMMER_2025)),
+    ("2026-01", AUTUMN_2025),
 )
 
 

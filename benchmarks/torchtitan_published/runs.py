@@ -28,7 +28,13 @@ _SETS_THE_NETWORK = (
     "64",
     "selective-op",
 )  # nearly all of its step is communication
-_MODELS = {"Llama3-": "", "Llama-3-": "", "Llama-3.1-": "", "Llama3.1-": "", "Llama2-": "llama2_"}
+# By the beginning of a model's name: TorchTitan's family, and the beginning of its flavors there.
+_MODELS = {
+    **dict.fromkeys(("Llama3-", "Llama-3-", "Llama-3.1-", "Llama3.1-"), ("llama3", "")),
+    "Llama2-": ("llama3", "llama2_"),
+    "Qwen3-": ("qwen3", ""),
+    "DeepSeek-V3-": ("deepseek_v3", ""),
+}
 
 
 class UnreproducibleError(UsageError):
@@ -92,16 +98,17 @@ class Run:
             "context_parallel_degree": self.context,
             "expert_parallel_degree": self.expert,
         }
+        family, flavor = self._family_and_flavor()
         arguments = [
-            *self.era.overrides(),
-            *("--model.flavor", self._flavor()),
+            *self.era.overrides(family),
+            *("--model.flavor", flavor),
             *("--training.local_batch_size", str(self.local_batch)),
             *("--training.global_batch_size", str(self.global_batch)),
             *("--training.seq_len", str(self.sequence)),
             *(text for name, n in parallel.items() for text in (f"--parallelism.{name}", str(n))),
         ]
-        if self.pipeline > 1 and self.schedule:
-            arguments += ["--parallelism.pipeline_parallel_schedule", self.schedule]
+        if self.pipeline > 1:
+            arguments += self._pipeline()
         if self.compiled:
             components = ("model", "loss") if self.era.compiles_loss else ("model",)
             arguments += ["--compile.enable", "--compile.components", ",".join(components)]
@@ -110,28 +117,40 @@ class Run:
                 arguments += ["--parallelism.fsdp_reshard_after_forward", policy]
         if "chunked cross-entropy" in self.notes:
             arguments += ["--job.description", "chunked loss"]
+        if "asynctp" in self.precision.lower():
+            arguments += ["--parallelism.enable_async_tensor_parallel"]
         return (*arguments, *self._precision())
 
-    def _flavor(self) -> str:
-        for prefix, flavor in _MODELS.items():
+    def _family_and_flavor(self) -> tuple[str, str]:
+        for prefix, (family, flavor) in _MODELS.items():
             if self.model.startswith(prefix):
-                size = self.model.removeprefix(prefix)
                 if flavor and self.era is NOW:
                     break
-                return flavor + size
+                return family, flavor + self.model.removeprefix(prefix)
         raise UnreproducibleError(f"TorchTitan 0.2.2 has no flavor for {self.model}")
 
+    def _pipeline(self) -> list[str]:
+        arguments = ["--parallelism.pipeline_parallel_schedule", self.schedule] if self.schedule else []
+        if self.era.microbatch_per_rank:
+            size = max(1, self.local_batch // self.pipeline)
+            arguments += ["--parallelism.pipeline_parallel_microbatch_size", str(size)]
+        return arguments
+
     def _precision(self) -> tuple[str, ...]:
-        if self.precision == "bf16":
+        """The output layer stays in bf16: all of TorchTitan's job files except it from float8."""
+        kind = self.precision.lower().partition(" + asynctp")[0]
+        if kind == "bf16":
             return ()
-        kind = self.precision.lower()
         if "fp8" not in kind and "float8" not in kind:
             raise UnreproducibleError(f"precision {self.precision!r} is unknown")
         if importlib.util.find_spec("torchao") is None:
             raise UnreproducibleError(f"{self.precision} needs torchao, which is not installed")
         arguments: tuple[str, ...] = ("--model.converters", "quantize.linear.float8")
+        arguments += ("--quantize.linear.float8.filter_fqns", "output")
         if "row" in kind:
             return (*arguments, "--quantize.linear.float8.recipe_name", "rowwise")
+        if "all-gather" not in kind:
+            return arguments
         return (
             *arguments,
             "--quantize.linear.float8.enable_fsdp_float8_all_gather",

@@ -6,18 +6,25 @@ TorchTitan imports it as ``job.custom_config_module``; it adds nothing to the co
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
+from torchtitan.distributed import NoParallel
 from torchtitan.distributed.activation_checkpoint import apply_ac
+from torchtitan.distributed.context_parallel import apply_cp_to_attention_module
+from torchtitan.distributed.tensor_parallel import maybe_enable_async_tp
+from torchtitan.models.deepseek_v3 import get_train_spec as deepseek_v3_spec
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3 import get_train_spec as llama3_spec
 from torchtitan.models.llama3.infra.parallelize import (
@@ -27,6 +34,9 @@ from torchtitan.models.llama3.infra.parallelize import (
     disable_fsdp_gradient_division,
 )
 from torchtitan.models.llama3.infra.parallelize import apply_fsdp as titan_apply_fsdp
+from torchtitan.models.qwen3 import get_train_spec as qwen3_spec
+from torchtitan.models.qwen3.infra import parallelize as qwen3
+from torchtitan.models.qwen3.model.model import Qwen3Model
 from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
 
 from benchmarks.torchtitan_published.eras import ERAS, NOW, Era
@@ -34,6 +44,7 @@ from benchmarks.torchtitan_published.eras import ERAS, NOW, Era
 __all__ = ["JobConfig"]
 
 LLAMA2 = {
+    "llama2_7B": TransformerModelArgs(dim=4096, n_layers=32, n_heads=32, vocab_size=32000, rope_theta=10000),
     "llama2_13B": TransformerModelArgs(dim=5120, n_layers=40, n_heads=40, vocab_size=32000, rope_theta=10000),
     "llama2_70B": TransformerModelArgs(
         dim=8192,
@@ -180,16 +191,31 @@ def apply_fsdp(model: nn.Module, era: Era, mesh: Any, job_config: Any, pipelined
                 module.set_custom_reduce_scatter(reduce_scatter)
 
 
+def enable_async_tp(job_config: Any, mesh: Any) -> None:
+    """As TorchTitan did until 2026-01-20 (69cf20759): with symmetric memory, without which Inductor's pass does nothing."""
+    maybe_enable_async_tp(job_config, mesh)
+    if job_config.parallelism.enable_async_tensor_parallel:
+        with warnings.catch_warnings(action="ignore"):
+            enable_symm_mem_for_group(mesh.get_group().group_name)
+
+
 def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
-    """Tensor parallelism, checkpointing, compile and FSDP, in TorchTitan's order."""
+    """Tensor and context parallelism, checkpointing, compile and FSDP, in TorchTitan's order."""
     if parallel_dims.tp_enabled:
         apply_tp(
             model,
             parallel_dims.get_mesh("tp"),
             loss_parallel=not job_config.parallelism.disable_loss_parallel,
-            enable_float8_tensorwise_tp="float8" in job_config.model.converters
+            enable_float8_tensorwise_tp=era.float8_tensor_parallel
+            and "quantize.linear.float8" in job_config.model.converters
             and "rowwise" not in (job_config.quantize.linear.float8.recipe_name or ""),
+            cp_enabled=parallel_dims.cp_enabled,
         )
+        enable_async_tp(job_config, parallel_dims.get_mesh("tp"))
+    if parallel_dims.cp_enabled:
+        blocks: Any = model.layers
+        attention = [block.attention.inner_attention for block in blocks.values()]
+        apply_cp_to_attention_module(attention, parallel_dims.get_mesh("cp"), "sdpa")
     compiled = job_config.compile.enable and "model" in job_config.compile.components
     if job_config.activation_checkpoint.mode != "none":
         apply_ac(
@@ -218,18 +244,64 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
     return model
 
 
-def _spec(era: Era) -> TrainSpec:
+class EraQwen3(Qwen3Model):
+    """TorchTitan's Qwen3 with the attention of an era."""
+
+    era: ClassVar[Era] = NOW
+
+    def __init__(self, model_args: Any) -> None:
+        super().__init__(model_args)
+        if self.era.repeats_kv:
+            for block in self.layers.values():
+                block.attention.inner_attention = RepeatingAttention()
+
+
+def parallelize_qwen3(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
+    """As TorchTitan's own, with q and k gathered after their norms where the era did so."""
+    sequence_parallel = qwen3.SequenceParallel
+
+    def style(*, sequence_dim: int = 1) -> Any:
+        gathers = era.gathers_qk_norms and sequence_dim == 2
+        return NoParallel(use_local_output=False) if gathers else sequence_parallel(sequence_dim=sequence_dim)
+
+    with mock.patch.object(qwen3, "SequenceParallel", style):
+        return qwen3.parallelize_qwen3(model, parallel_dims, job_config)
+
+
+def _llama_spec(era: Era) -> TrainSpec:
     spec = llama3_spec()
-    model = type("Transformer_" + era.name.replace("-", "_"), (EraTransformer,), {"era": era})
     return dataclasses.replace(
         spec,
-        model_cls=model,
+        model_cls=_of_era(EraTransformer, era),
         model_args={**spec.model_args, **LLAMA2},
         parallelize_fn=partial(parallelize, era),
         build_loss_fn=partial(build_loss, era),
     )
 
 
+def _qwen3_spec(era: Era) -> TrainSpec:
+    parallel = partial(parallelize_qwen3, era)
+    return dataclasses.replace(qwen3_spec(), model_cls=_of_era(EraQwen3, era), parallelize_fn=parallel)
+
+
+def _deepseek_v3_spec(era: Era) -> TrainSpec:
+    """With the era's attention."""
+    spec = deepseek_v3_spec()
+    flavors: dict[str, Any] = dict(spec.model_args)
+    if not era.deepseek_flex:
+        flavors = {
+            name: dataclasses.replace(flavor, attn_type="sdpa", attn_mask_type="causal")
+            for name, flavor in flavors.items()
+        }
+    return dataclasses.replace(spec, model_args=flavors)
+
+
+def _of_era(model: type[nn.Module], era: Era) -> Any:
+    return type(f"{model.__name__}_{era.name.replace('-', '_')}", (model,), {"era": era})
+
+
+_FAMILIES = {"llama3": _llama_spec, "qwen3": _qwen3_spec, "deepseek_v3": _deepseek_v3_spec}
 for _era in ERAS:
     if _era is not NOW:
-        register_train_spec(_era.model, _spec(_era))
+        for _family, _spec in _FAMILIES.items():
+            register_train_spec(_era.model(_family), _spec(_era))

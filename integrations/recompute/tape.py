@@ -418,20 +418,16 @@ class RecordingMode(CountingMode):
         facts = facts_of(func)
         if facts.is_passed or tape.is_busy or tape.part is not None or quiet.depth:
             return func(*args, **kwargs)
-        occurrence = -1
-        if facts.is_counted:
-            occurrence = self._calls.get(facts, 0)
-            self._calls[facts] = occurrence + 1
-        if facts.only_metadata:
-            return func(*args, **kwargs)
-        entry = tape.begin(func, facts, args, kwargs, occurrence)
+        occurrence = self._calls.get(facts, 0) if facts.is_counted else -1
+        entry = None if facts.only_metadata else tape.begin(func, facts, args, kwargs, occurrence)
         self._running = facts.name
         out = func(*args, **kwargs)
         self._running = ""
-        decision = None
-        if occurrence >= 0 and tape.policy.size:
-            decision = tape.policy.decision(facts, occurrence, out)
-        tape.end(entry, out, decision)
+        if occurrence >= 0:  # an operator that raises does not count: the module may catch that
+            self._calls[facts] = occurrence + 1
+        if entry is not None:
+            decision = tape.policy.decision(facts, occurrence, out) if occurrence >= 0 and tape.policy.size else None
+            tape.end(entry, out, decision)
         return out
 
 

@@ -16,14 +16,17 @@ INFER = "model,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_
 
 
 def test_rows_that_are_read(tmp_path: Path) -> None:
-    """Known models at 224 pixels, of the three files, with their batch and milliseconds."""
+    """Known models at 224 pixels, of three files in two layouts; with channels last only convolutional networks."""
     for name, (_, trains, _) in timm_published._FILES.items():
-        rows = "convnext_base,336.98,378.1,128,224,88.59\nresnet50,1,2,3,224,5\nvit_base_patch16_224,1,2,3,384,5\n"
+        rows = "convnext_base,336.98,378.1,128,224,88.59\nunknown,1,2,3,224,5\nvit_base_patch16_224,1,2,3,384,5\n"
         if not trains:
             rows = "convnext_base,224,1301.1,787.0,1024,88.59\nconvnext_base,288,788.1,1299.3,1024,88.59\n"
-        (tmp_path / name).write_text((TRAIN if trains else INFER) + rows)
+        (tmp_path / name.format("nchw")).write_text((TRAIN if trains else INFER) + rows)
+        rows = "resnet50,10,419.5,512,224,25.5\nconvnext_base,1,2,3,224,5\n" if trains else ""
+        (tmp_path / name.format("nhwc")).write_text((TRAIN if trains else INFER) + rows)
     assert list(published(tmp_path)) == [
         Published("rtx-3090", "convnext_base", True, False, 128, 378.1),
+        Published("rtx-3090", "resnet50", True, False, 512, 419.5, channels_last=True),
         Published("rtx-3090", "convnext_base", False, True, 1024, 787.0),
         Published("rtx-4090", "convnext_base", False, True, 1024, 787.0),
     ]
@@ -44,3 +47,23 @@ def test_a_step_of_the_first_convnext(monkeypatch: pytest.MonkeyPatch, trains: b
     assert torch.isfinite(step())
     changed = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
     assert any(changed) == trains
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet18", 11.69),
+        ("resnet50", 25.56),
+        ("resnext50_32x4d", 25.03),
+        ("mobilenetv2_100", 3.50),
+        ("vgg16", 138.36),
+    ],
+)
+def test_convolutional_networks_are_those_that_were_measured(name: str, parameters: float, channels_last: bool) -> None:
+    """As many millions of parameters as published, and a class for each image."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    with torch.device("meta"):
+        model = timm_published.MODELS[name]().to(memory_format=layout)
+        assert model(torch.empty(2, 3, 224, 224).contiguous(memory_format=layout)).shape == (2, 1000)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == parameters

@@ -98,8 +98,8 @@ def test_no_elementwise_operator_is_left_in_compiled_blocks(trace: Trace) -> Non
     assert forward["aten.mm.default"] == 7 * LAYERS
     assert forward["aten.mul.Tensor"] == 2 * LAYERS
     assert not any(name.startswith(("prims.", "aten.silu", "aten.add", "aten.pow")) for name in forward)
-    assert forward["triton.triton_red_fused"] == 2 * LAYERS  # the two norms
-    assert kernels(trace, Phase.BACKWARD)["triton.triton_red_fused"] >= 2 * LAYERS
+    assert sum(n for name, n in forward.items() if "rms_norm" in name) == 2 * LAYERS
+    assert sum(n for name, n in kernels(trace, Phase.BACKWARD).items() if "rms_norm_backward" in name) >= 2 * LAYERS
     assert not kernels(trace, Phase.RECOMPUTE)
 
 
@@ -110,7 +110,7 @@ def test_kernels_write_what_leaves_them_only(trace: Trace) -> None:
         op
         for _, op in trace.operators()
         if op.phase is Phase.FORWARD
-        and trace.signatures[op.signature].name == "triton.triton_poi_fused"
+        and trace.signatures[op.signature].name.startswith("triton.triton_poi_fused")
         and [m.dtype for m in trace.signatures[op.signature].inputs] == ["bfloat16"] * 3
         and all(torch.Size(m.shape).numel() == elements for m in trace.signatures[op.signature].inputs)
     ]

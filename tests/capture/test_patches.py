@@ -457,6 +457,14 @@ def test_causes_are_told() -> None:
     assert "..., because of ValueError: no such shape (at " in told and len(told) < 400
 
 
+def test_what_this_torch_cannot_compile_is_told() -> None:
+    """The assertion of torch 2.13 becomes one line: which torch it is, which can train the job, and what else helps."""
+    error = AssertionError("expected all tensors_saved_with_vc_check to be Tensors")
+    told = str(capture_error(error, "training step 1"))
+    assert told.startswith(f"training step 1: this torch ({torch.__version__}) cannot train the job")
+    assert "use torch 2.11 or 2.14.1" in told and "\n" not in told
+
+
 def test_storages_can_be_told_apart(capture: Capture) -> None:
     """A view has the storage pointer of its base, another tensor has not."""
 

@@ -236,6 +236,13 @@ def test_damaged_documents(tmp_path: Path, change: Any) -> None:
     assert "is damaged" in complaint(path)
 
 
+def test_an_unknown_entry_is_named(tmp_path: Path) -> None:
+    """What a trace is of has the entries of its type, and no other; markup and control characters are shown, not obeyed."""
+    path = tmp_path / "trace"
+    damaged(path, lambda document: document["info"].update({"odd\0 [/bold]": [None]}))
+    assert "info.odd\\x00 [/bold] is [None]: expected no entry of this name" in complaint(path)
+
+
 def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
     """A trace that cannot be written leaves no file behind."""
     (tmp_path / "trace").mkdir()

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,13 @@ def test_zsh_knows_the_names(capsys: pytest.CaptureFixture[str]) -> None:
     for shell in ("zsh", "tcsh"):
         words = set(re.findall(r"[\w-]+", said(capsys, "completion", shell)))
         assert {*known_hardware(), *known_clusters()} <= words
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_mistake(closed: str, tmp_path: Path) -> None:
+    """The shell has closed standard streams: the command works, and what it writes holds nothing that was printed."""
+    output = tmp_path / "completion"
+    words = f'"{sys.executable}" -m autosac gpus {closed}; "{sys.executable}" -m autosac completion bash > "{output}"'
+    ran = subprocess.run(["sh", "-c", f"set -e; {words}"], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert output.read_text() == script(build_parser(), "bash") + "\n"

@@ -61,7 +61,7 @@ def test_what_is_saved_rises_with_the_budget_and_keeps_to_it() -> None:
     """At every budget at most so many bytes are saved, never fewer than at a smaller one; the gradients are the same."""
     default, wanted = saved_bytes(None)
     before = 0
-    for rows in (2, 3, 4, 5, 9):
+    for rows in (2, 4, 9):
         saved, gradients = saved_bytes(autosac.compile_options(f"{rows * ROW}B"))
         assert before <= saved <= rows * ROW
         before = saved

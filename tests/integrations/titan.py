@@ -164,6 +164,7 @@ def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str
     saved: list[int] = []
     for layer in model.layers.values():
         layer.register_forward_pre_hook(lambda *_: saved.append(0))
+        layer.register_forward_hook(lambda *_: saved.append(0))  # what is saved between layers
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if saved:
@@ -174,9 +175,14 @@ def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str
         found = step(model)
     return {
         "close": all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, wanted, strict=True)),
-        "saved": saved,
+        "saved": saved[::2],
         "products": sum(call.op == "aten.mm.default" for call in calls[LAYERS[0]]),
     }
+
+
+def compiled_under_fsdp(module: Any, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
+    """What is compiled."""
+    return compiled(module.Lab, dims(world_size), folder, rank)
 
 
 def _is_part(some: list[str], all_of_them: list[str]) -> bool:
@@ -272,9 +278,9 @@ def nested(lab: Any, make_case: Callable[[str], Any], world_size: int) -> dict[s
     }
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
+def main(rank: int, world_size: int, folder: Path, only_compiled: bool = False) -> None:
     """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, then the exchange of
-    plans.
+    plans; or FSDP2 with compiled layers.
     """
     sys.path.append(str(Path(__file__).parents[2]))  # for `benchmarks`
     spec = importlib.util.spec_from_file_location("lab", Path(__file__).with_name("conftest.py"))
@@ -285,18 +291,24 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    run = compiled_under_fsdp if only_compiled else everything
+    report = run(module, folder, rank, world_size)
+    (folder / f"report-{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def everything(module: Any, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
+    """What is not compiled."""
     report: dict[str, Any] = {}
     for name, shape in (("fsdp", dims(world_size)), ("tp", dims(world_size, tp=world_size))):
         report[name] = compare(module.Lab, shape, folder, rank)
         report[f"{name} offloads"] = compare(module.Lab, shape, folder, rank, offloads=True)
     plan = Plan.load(folder / f"plan-{rank}-1.json")
     report["exchange"] = exchange(plan, rank, folder, world_size)
-    report["compiled"] = compiled(module.Lab, dims(world_size), folder, rank)
     report["nested"] = nested(module.Lab, module.make_case, world_size)
-    (folder / f"report-{rank}.json").write_text(json.dumps(report))
-    dist.barrier()
-    dist.destroy_process_group()
+    return report
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), "compiled" in sys.argv[4:])

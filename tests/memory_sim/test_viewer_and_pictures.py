@@ -212,6 +212,17 @@ def test_the_picture_has_the_same(trace: Any) -> None:
     assert [note.xy[1] for note in axes.texts] == [500 / 1024, 300 / 1024, peak[1]]
 
 
+def test_a_limit_far_above_does_not_flatten_the_memory(trace: Any) -> None:
+    """A GPU of 80 GiB over a peak of 0.12: named at the top edge of an axis that ends 15 % above the peak."""
+    timeline = simulate_memory(trace)
+    series, limits = timeline_series(timeline), (gpu_limit(80 * 1024 * MIB),)
+    top = timeline.peak_bytes / 2**30 * 1.15
+    page, picture = html_figure(series, "", limits), png_figure(series, "", limits)
+    assert page.layout.yaxis.range[1] == picture.axes[0].get_ylim()[1] == pytest.approx(top)
+    assert page.layout.annotations[0].text == "GPU memory for PyTorch: 80.00 GiB (above the picture)"
+    assert picture.axes[0].texts[0].get_text() == page.layout.annotations[0].text
+
+
 def test_pictures(trace: Any, tmp_path: Path) -> None:
     """A PNG, and a page that needs no network and names the peak, its module and the device's limit."""
     timeline = simulate_memory(trace)

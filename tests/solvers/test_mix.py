@@ -40,7 +40,7 @@ def test_no_assignment_with_two_policies_a_group_is_faster(groups: list[Group], 
     per_group = [
         [
             assigned
-            for assigned in itertools.combinations_with_replacement(range(len(group.policies)), group.count)
+            for assigned in itertools.combinations_with_replacement(range(len(group.policies)), group.units)
             if len(set(assigned)) <= 2
         ]
         for group in groups
@@ -59,4 +59,4 @@ def test_no_assignment_with_two_policies_a_group_is_faster(groups: list[Group], 
         return
     found = best_mix(groups, limit)
     assert found.ms == fastest and found.nbytes <= limit
-    assert [sum(units for _, units in mix) for mix in found.mixes] == [group.count for group in groups]
+    assert [sum(units for _, units in mix) for mix in found.mixes] == [group.units for group in groups]

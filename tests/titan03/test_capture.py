@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from autosac.errors import AutosacError, CaptureError, UsageError
+from autosac.planning.compiled_costs import unit_costs
+from autosac.plans import Decision, MadeFor, Plan, Unit
+from autosac.simulation import Target, simulation_of
 from autosac.trace import Collective, Op, Phase, Trace
 
 Capture = Callable[..., Trace]
@@ -23,6 +27,16 @@ WEIGHTS = IN_LAYERS + DIM * VOCABULARY
 PIPELINE = ("--parallelism.pipeline_parallel_degree", "2", *EAGER)
 # What TorchTitan 0.3 itself asks of PyTorch for `spmd_types` on several GPUs and for pipelines.
 NEW_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+MADE_FOR = MadeFor(
+    job_fingerprint="",
+    model="",
+    torch_version="2.13",
+    torchtitan_version="",
+    gpu="",
+    world_size=1,
+    budget_bytes=1,
+    budget_kind="active",
+)
 STEP = tuple(phase for phase in Phase if phase is not Phase.SETUP)
 
 
@@ -143,6 +157,19 @@ def test_compilation(capture: Capture) -> None:
     names = {trace.signatures[event.signature].name for event in trace.events if isinstance(event, Op)}
     assert any(name.startswith("triton.triton_") for name in names)
     assert matmul_flops(trace) == 6 * WEIGHTS * TOKENS
+
+
+def test_compiled_layers_run_policies_of_their_own(capture: Capture, tmp_path: Path) -> None:
+    """The first layer recomputes everything, the second what the compiler does by itself: less memory, more time."""
+    observed = capture("--compile.enable", observe=True, checkpointing="none")
+    operators = [(call.op, call.occurrence) for call in observed.regions[0].calls if call.occurrence >= 0]
+    rows = tuple(Decision(op=op, occurrence=i, keep=False, outputs=()) for op, i in operators)
+    unit = Unit(fqn="layers.0", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=rows)
+    path = tmp_path / "plan.json"
+    Plan(made_for=MADE_FOR, units=(unit,)).save(path)
+    trace = capture("--compile.enable", checkpointing="plan", plan_file=str(path))
+    costs = unit_costs(simulation_of(trace, Target.of("h100-sxm-80gb", 1)), ("layers.0", "layers.1"))
+    assert costs["layers.0"].nbytes < costs["layers.1"].nbytes and costs["layers.0"].ms > costs["layers.1"].ms
 
 
 def test_a_job_that_has_a_plan_is_captured_under_another_policy(capture: Capture) -> None:

@@ -1,22 +1,29 @@
-"""torch.compile: Dynamo, AOTAutograd and the min-cut partitioner run as they are; only Inductor's code generation is replaced.
+"""torch.compile: Dynamo, AOTAutograd, the min-cut partitioner and Inductor run as they are, up to the compilation of kernels.
 
-The compiled callable interprets the partitioned graph on the simulated device, with Inductor's kernels in place of the
-operators that it would fuse (fusion.py).
+A graph that Inductor does not take (it would need a GPU, or Triton is missing) is interpreted on the simulated device, with
+fused kernels in place of the operators that Inductor would fuse (fusion.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
+from autosac.capture.compiler import inductor
+from autosac.capture.device import device as simulated
 from autosac.capture.device.device import key_of
+
+not_generated: dict[str, None] = {}
+"""Why graphs were interpreted in this process: the reasons, in order, each of them once."""
 
 
 def install(target: str) -> None:
-    """Replace Inductor in this process, for graphs on the device type `target`."""
+    """Replace Inductor's compilation in this process, for graphs on the device type `target`."""
     from torch._higher_order_ops.wrap import inductor_compiled_code
 
     with contextlib.suppress(RuntimeError, AssertionError):  # registered already, in some versions
@@ -31,6 +38,10 @@ def install(target: str) -> None:
     import torch._dynamo.config as dynamo_config
 
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, 64)
+
+
+def _note(error: Exception) -> None:
+    not_generated[" ".join(str(error).split()) or type(error).__name__] = None
 
 
 def _compile_without_modes() -> None:
@@ -49,11 +60,43 @@ def _compile_without_modes() -> None:
 
 
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
+    as_region = bool(options.get("wrap_inductor_compiled_regions"))
+    if inductor.is_here():
+        try:
+            return _generate(graph, inputs, options, as_region)
+        except Exception as e:
+            _note(e)
+    return _partition(graph, inputs, as_region)
+
+
+def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool) -> Any:
+    """By Inductor. Its exceptions; for those of code generation only the graph that it fails for is interpreted."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import compile_fx
+
+    def compile_inner(graph: Any, inputs: Any, **options: Any) -> Any:
+        try:
+            return _boxed(inductor.compile_graph(graph, inputs, simulated.stood_for, **options), graph, as_region)
+        except Exception as e:
+            _note(e)
+            return _interpret(graph, inputs, as_region=as_region)
+
+    # On CUDA, a random operator that runs twice has a generator of its own for each of them, which is no tensor of the graph.
+    kept = mock.patch(
+        "torch._functorch.partitioners.functionalize_rng_ops", lambda _, forward, backward, __: (forward, backward)
+    )
+    with functorch_config.patch(enable_autograd_cache=False), inductor.constants_on_host(), kept:
+        settings = {**options, **inductor.SETTINGS}
+        return compile_fx.compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=settings)
+
+
+def _partition(graph: Any, inputs: Any, as_region: bool) -> Any:
+    """By AOTAutograd and the min-cut partitioner."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    compiler = functools.partial(_interpret, as_region=bool(options.get("wrap_inductor_compiled_regions")))
+    compiler = functools.partial(_interpret, as_region=as_region)
     return aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,
@@ -65,13 +108,18 @@ def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
 
 
 def _interpret(graph: Any, _: Any, *, as_region: bool) -> Any:
-    """A boxed callable that runs the graph, and lets go of each value with its last use."""
+    """Runs the graph, and lets go of each value with its last use."""
     from autosac.capture.compiler.fusion import fuse
 
-    graph = fuse(graph)
+    fused = fuse(graph)
+    return _boxed(lambda args: torch.fx.Interpreter(fused).boxed_run(args), fused, as_region)
+
+
+def _boxed(program: Callable[[list[Any]], Any], graph: Any, as_region: bool) -> Any:
+    """A boxed callable; `as_region`: an operator of its own for dispatch modes, as Inductor makes it if it is asked to."""
 
     def run(args: list[Any]) -> Any:
-        return torch.fx.Interpreter(graph).boxed_run(args)
+        return program(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     if not as_region:

@@ -31,6 +31,20 @@ def key_of(device_type: str) -> str:
     return "CUDA" if device_type == CUDA else "PrivateUse1"
 
 
+def device_type() -> str:
+    """What the simulated accelerator is called in this process."""
+    return _installed[0] if _installed else DEVICE_TYPE
+
+
+def stand_for(gpu: TargetGPU) -> None:
+    """The simulated accelerator stands for this GPU (`stood_for`)."""
+    global stood_for
+    stood_for = gpu
+
+
+stood_for = TargetGPU()
+
+
 class DeviceLog(Protocol):
     """Who is told what the host asks of the device (the recorder)."""
 
@@ -96,7 +110,7 @@ class Stream(torch.Stream):
     """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use. A torch.Stream, as record_stream wants it."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
-        kind: Any = getattr(torch._C._autograd.DeviceType, key_of(_installed[0] if _installed else DEVICE_TYPE))
+        kind: Any = getattr(torch._C._autograd.DeviceType, key_of(device_type()))
         stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=int(kind))
         stream.priority = priority
         return stream

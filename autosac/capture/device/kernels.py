@@ -16,7 +16,7 @@ import torch
 
 from autosac.capture.device.attention import Attention
 from autosac.capture.device.autocast import Autocast
-from autosac.capture.device.device import CUDA, DEVICE_TYPE, key_of
+from autosac.capture.device.device import CUDA, DEVICE_TYPE, key_of, stand_for
 from autosac.target import TargetGPU
 
 aten = torch.ops.aten
@@ -30,6 +30,7 @@ def install(gpu: TargetGPU, device_type: str = DEVICE_TYPE) -> None:
 
     Under CUDA's own name C++ has its casts and its softmax already.
     """
+    stand_for(gpu)
     key = key_of(device_type)
     library = _library("aten")
     attention = Attention(gpu)

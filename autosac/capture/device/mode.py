@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 from autosac.capture.device import values
 from autosac.capture.device.cache import DispatchCache, Entry
+from autosac.capture.device.device import CUDA
 from autosac.capture.device.operators import per_operator
 
 aten = torch.ops.aten
@@ -121,7 +122,9 @@ class SimulatedDeviceMode(FakeTensorMode):
         if func is _wait_tensor and not self._depth:  # returns its input; its shape function makes a new tensor
             return self._observe(func, args, kwargs, args[0], None, None)
         if func is _to_copy:
-            out = self._copy(*args, **kwargs)
+            out = self._known_on_host(*args, **kwargs)
+            if out is None:
+                out = self._copy(*args, **kwargs)
             return out if self._depth else self._observe(func, args, kwargs, out, None, None)
         if func is _empty_like and not isinstance(args[0], FakeTensor):
             return self._materialised(func, args, kwargs)
@@ -149,6 +152,17 @@ class SimulatedDeviceMode(FakeTensorMode):
         values.propagate(func, args, kwargs, out)
         self.log.operator(func, args, kwargs, out, entry, tensors)
         return out
+
+    def as_fake(self, x: torch.Tensor) -> FakeTensor:
+        """A real tensor's shape in its place, without its memory."""
+        return self._copy(x)
+
+    def _known_on_host(self, x: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor | None:
+        """A copy from the device to the host is real for scripts, if its values are known: they hand it to code in C."""
+        if self.target != CUDA or self._depth or device is None or torch.device(device).type != "cpu":
+            return None
+        known = values.shadow(x)
+        return None if known is None else known.to(dtype or x.dtype, copy=True)
 
     def _copy(
         self,

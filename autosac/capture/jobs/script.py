@@ -38,7 +38,10 @@ class ScriptListener(Protocol):
         """The recorder holds a complete step."""
 
     def step_begun(self, number: int) -> None:
-        """The next step begins. May raise StopScript."""
+        """The next step begins."""
+
+    def forward_begun(self, number: int) -> None:
+        """A forward of this step begins. May raise StopScript."""
 
     def model_called(self, module: torch.nn.Module) -> None:
         """The first module is called that will be trained; the first step begins next."""
@@ -101,6 +104,8 @@ class ScriptSteps:
         elif not self.number and any(p.requires_grad for p in module.parameters()):
             self._listener.model_called(module)
             self._begin()
+        if self.number:
+            self._listener.forward_begun(self.number)
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         if self._first is None:

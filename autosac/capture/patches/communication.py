@@ -12,6 +12,9 @@ from torch.distributed import distributed_c10d
 
 from autosac.capture.patches.registry import Patched, patch
 
+_COALESCED = ("allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_", "allreduce_coalesced_")
+_libraries: list[torch.library.Library] = []  # a registration lives as long as its Library
+
 
 @patch(
     "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
@@ -78,6 +81,11 @@ def work_wait(capture: Patched) -> None:
         "alltoall",
         "allgather",
         "reduce_scatter",
+        "allgather_into_tensor_coalesced",
+        "all_gather_single_coalesced",
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_single_coalesced",
+        "allreduce_coalesced",
         "barrier",
     ):
         if hasattr(dist.ProcessGroup, name):
@@ -104,6 +112,16 @@ def work_wait(capture: Patched) -> None:
     modules: tuple[Any, ...] = (distributed_c10d, dist)
     for module in modules:
         module.batch_isend_irecv = batch_isend_irecv
+
+
+@patch("torch._C._distributed_c10d:FakeWork.boxed", distributed=True)
+def coalesced_collectives(_: Patched) -> None:
+    """The collectives of several tensors at once (a distributed optimizer's) have no kernels for fake tensors."""
+    library = torch.library.Library("c10d", "IMPL")
+    _libraries.append(library)
+    for name in _COALESCED:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "Meta"):
+            library.impl(name, lambda *_: torch._C._distributed_c10d.FakeWork().boxed(), "Meta")
 
 
 @patch(

@@ -5,6 +5,7 @@ Installed for scripts only (`autosac.scripts`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,36 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device import values
+from autosac.capture.device.mode import SimulatedDeviceMode
+from autosac.capture.patches.tensors import exchange
+
+_LARGE = 2**16  # elements of a parameter that need not be real
 
 
-def install(note: Callable[[str], None]) -> None:
+def install(mode: SimulatedDeviceMode, note: Callable[[str], None]) -> None:
     """All of it. `note` is told what was assumed or left out, the first time."""
+    _weightless_parameters(mode)
     _readable_tensors()
+    _data_of_tensors()
+    _tensors_of_tensors()
     _no_checkpoints(note)
+
+
+def _weightless_parameters(mode: SimulatedDeviceMode) -> None:
+    """Parameters on the host are simulated, too: a model that is built there, to be moved, may be larger than its memory."""
+    original = torch.nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if (
+            type(data) is torch.Tensor
+            and data.device.type == "cpu"
+            and data.numel() >= _LARGE
+            and data.is_floating_point()
+        ):
+            data = mode.as_fake(data)
+        return original(cls, data, requires_grad)
+
+    torch.nn.Parameter.__new__ = new
 
 
 def _readable_tensors() -> None:
@@ -56,9 +81,50 @@ def _readable_tensors() -> None:
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
 
+    def data_ptr(self: torch.Tensor) -> int:
+        return self.untyped_storage()._cdata + self.storage_offset() * self.element_size()  # one number for one memory
+
+    fake.data_ptr = data_ptr
     fake.numpy = numpy
     fake.__array__ = array
     fake.__repr__ = show
+
+
+def _data_of_tensors() -> None:
+    """``parameter.data = parameter.data.cuda()``: a tensor gets data of another device, and stays the object that it is."""
+    original = torch._C.TensorBase.data
+
+    def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
+        plain = type(self) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+        if isinstance(new, FakeTensor) and plain and self.device != new.device:
+            made = torch.nn.Parameter(new.detach(), self.requires_grad) if _is_parameter(self) else new.detach()
+            exchange(self, made)
+        else:
+            original.__set__(self, new)
+
+    torch.Tensor.data = property(lambda self: original.__get__(self), set_data)
+
+
+def _tensors_of_tensors() -> None:
+    """``torch.tensor([loss_a, loss_b])`` reads its elements below every mode: they are read here."""
+    original = torch.tensor
+
+    def read(data: Any) -> Any:
+        if isinstance(data, FakeTensor):
+            return data.item() if data.numel() == 1 else data.tolist()
+        if isinstance(data, (list, tuple)) and data and isinstance(data[0], (list, tuple, torch.Tensor)):
+            return [read(part) for part in data]
+        return data
+
+    @functools.wraps(original)
+    def tensor(data: Any, **kwargs: Any) -> torch.Tensor:
+        return original(data if isinstance(data, torch.Tensor) else read(data), **kwargs)
+
+    torch.tensor = tensor
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
 
 
 def _no_checkpoints(note: Callable[[str], None]) -> None:

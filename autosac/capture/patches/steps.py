@@ -32,6 +32,30 @@ def module_calls(capture: Patched) -> None:
     register_module_forward_hook(leave, always_call=True)
 
 
+@patch("torch.nn:Module.compile")
+def compiled_calls(capture: Patched) -> None:
+    """A module that is compiled in place has its hooks inside of what is compiled; entry and exit are around that."""
+    compile_in_place = torch.nn.Module.compile
+
+    @functools.wraps(compile_in_place)
+    def compile_and_tell(self: Any, *args: Any, **kwargs: Any) -> None:
+        compile_in_place(self, *args, **kwargs)
+        compiled = self._compiled_call_impl
+
+        @functools.wraps(compiled)
+        def call(*inputs: Any, **named: Any) -> Any:
+            capture.recorder.enter_module(self, inputs)
+            try:
+                return compiled(*inputs, **named)
+            finally:
+                capture.recorder.exit_module()
+
+        self._compiled_call_impl = call
+
+    module: Any = torch.nn.Module
+    module.compile = compile_and_tell
+
+
 @patch(
     "torch.autograd.graph:_engine_run_backward",
     "torch.autograd:_engine_run_backward",

@@ -26,6 +26,16 @@ def storage_resize(capture: Patched) -> None:
     storage.resize_ = resize_
 
 
+def exchange(t1: torch.Tensor, t2: torch.Tensor) -> None:
+    """`torch.utils.swap_tensors` without its checks.
+
+    It minds weak references: those to fake tensors are their mode's, which has no more use for them.
+    """
+    t1.__class__, t2.__class__ = t2.__class__, t1.__class__
+    t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
+    torch._C._swap_tensor_impl(t1, t2)
+
+
 @patch(
     "torch.utils:swap_tensors",
     "torch.__future__:set_swap_module_params_on_conversion",
@@ -45,11 +55,8 @@ def module_conversions(_: Patched) -> None:
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         if isinstance(t1, FakeTensor) and isinstance(t2, FakeTensor) and t1.device == t2.device:
             t1.data = t2.data
-        elif isinstance(t2, FakeTensor) and not isinstance(t1, FakeTensor):
-            # The original minds weak references: those to `t2` are its mode's, which has no more use for them.
-            t1.__class__, t2.__class__ = t2.__class__, t1.__class__
-            t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
-            torch._C._swap_tensor_impl(t1, t2)
+        elif isinstance(t2, FakeTensor):
+            exchange(t1, t2)
         else:
             original(t1, t2)
 

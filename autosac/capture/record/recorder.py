@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device import device as simulated
@@ -18,7 +19,7 @@ from autosac.capture.record.accumulation import EngineAdditions
 from autosac.capture.record.collectives import CollectiveCall, describe_collective
 from autosac.capture.record.log import EventLog, in_order
 from autosac.capture.record.phases import PhaseTracker, Place, Table
-from autosac.capture.record.signatures import SignatureTable, operator_name
+from autosac.capture.record.signatures import SignatureTable, Work, operator_name
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import (
     Collective,
@@ -146,13 +147,15 @@ class Recorder:
 
     def _label_gradients(self) -> None:
         for model in self.model_parts:
-            self.storages.label([p.grad for p in model.parameters() if p.grad is not None], Label.GRADIENT)
+            self.storages.label([p.grad for p in Module.parameters(model) if p.grad is not None], Label.GRADIENT)
 
     def _label_persistent(self) -> None:
         self._label_gradients()
         for model in self.model_parts:
-            self.storages.label(list(model.parameters()), Label.PARAMETER)
-            self.storages.label(list(model.buffers()), Label.BUFFER)
+            self.storages.label(
+                list(Module.parameters(model)), Label.PARAMETER
+            )  # Megatron's have attributes of these names
+            self.storages.label(list(Module.buffers(model)), Label.BUFFER)
         for optimizer in self.optimizers.values():
             self.storages.label(list(optimizer.state.values()), Label.OPTIMIZER_STATE)
 
@@ -219,12 +222,14 @@ class Recorder:
             stream = simulated.current_stream().stream_id
             self.storages.resized(storage, nbytes, stream, self.phases.locate())
 
-    def triton_kernel(self, name: str, arguments: Iterable[Any]) -> None:
-        """A Triton kernel is launched from Python."""
+    def triton_kernel(
+        self, name: str, arguments: Iterable[Any], *, written: Sequence[int] = (), work: Work = ()
+    ) -> None:
+        """A Triton kernel is launched from Python; it writes to the tensors at `written`, and does this `work`."""
         place = self.phases.locate()
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         if self.log.recording:
-            signature = self.signatures.add_kernel(f"triton.{name}", tensors)
+            signature = self.signatures.add_kernel(f"triton.{name}", tensors, written, work)
             stream = simulated.current_stream().stream_id
             inputs = tuple(self.storages.of(t) for t in tensors)
             self.log.events.append(Op(signature, stream, place.module, place.phase, place.source, inputs, ()))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device.operators import per_operator
 from autosac.trace import Scalar, Signature, TensorMeta
+
+Work: TypeAlias = Sequence[tuple[str, Scalar]]
+"""What a generated kernel does, by name: "nbytes" that it moves, "rows", and elements that are "reduced" in each."""
 
 # No kernel is launched: allocations without initialisation, metadata, aliases.
 _METADATA_ONLY = {
@@ -135,9 +138,11 @@ class SignatureTable:
         )
         return self.index.setdefault(signature, len(self.index))
 
-    def add_kernel(self, name: str, tensors: list[torch.Tensor]) -> int:
-        """The index of a kernel that was launched without an operator."""
-        signature = Signature(name=name, inputs=tuple(tensor_meta(t, self.target) for t in tensors), outputs=())
+    def add_kernel(self, name: str, tensors: list[torch.Tensor], written: Sequence[int] = (), work: Work = ()) -> int:
+        """The index of a kernel that was launched without an operator; its `work` stands in the place of arguments."""
+        metas = tuple(tensor_meta(t, self.target) for t in tensors)
+        mutates = tuple(i for i in written if i < len(tensors))
+        signature = Signature(name=name, inputs=metas, outputs=(), arguments=tuple(work), mutates=mutates)
         return self.index.setdefault(signature, len(self.index))
 
     @staticmethod

@@ -1,0 +1,118 @@
+"""Inductor for the simulated GPU: all of its decisions, none of its compilation.
+
+Its joint-graph and post-grad passes, decompositions, lowering, scheduler (fusion and order) and buffer planning run as they
+are; what it generates runs on the simulated device (`launches`). AOTAutograd's graphs are on the simulated device; Inductor
+asks for ``cuda`` by name, so a graph is moved there before its post-grad passes.
+
+Not decided here, because Inductor would time kernels on a GPU: padding of misaligned products, and autotuned templates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from autosac.capture.compiler import launches
+from autosac.capture.compiler.gpu import CUDA, answers
+from autosac.capture.device.device import device_type
+from autosac.target import TargetGPU
+
+SETTINGS: dict[str, Any] = {"compile_threads": 1, "fx_graph_cache": False, "triton.cudagraphs": False}
+"""Inductor's configuration in a capture: in this process, without its caches, and without CUDA graphs."""
+
+
+def is_here() -> bool:
+    """Inductor generates Triton code only where Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule, inputs: Any, gpu: TargetGPU, **options: Any
+) -> Callable[[list[Any]], Any]:
+    """The program that Inductor makes of a forward or backward graph: a callable that empties its list of inputs.
+
+    `options` are those of ``compile_fx_inner``. Any exception of Inductor's.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.utils import set_tracing_context_output_strides
+    from torch._inductor.virtualized import V
+
+    options = {"static_input_idxs": (), **options, "cudagraphs": compile_fx.BoxedBool(False)}
+    on_cuda = _on_cuda(graph)
+    moved = [_moved(x) for x in inputs]
+    with (
+        _disable_current_modes(),
+        V.set_debug_handler(DebugContext()),
+        answers(gpu),
+        launches.recorded(),
+    ):
+        compiler = compile_fx._InProcessFxCompile()
+        compiled: Any = compiler.codegen_and_compile(on_cuda, moved, [], options)
+        set_tracing_context_output_strides(moved, compiled)
+    program: Callable[[list[Any]], Any] = compiled.current_callable
+    return program
+
+
+def _moved(value: Any) -> Any:
+    """The same on ``cuda``, if it is on the simulated device: a device or a fake tensor."""
+    if isinstance(value, torch.device) and value.type == device_type():
+        return CUDA
+    if isinstance(value, FakeTensor) and value.device.type == device_type():
+        meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return FakeTensor(value.fake_mode, meta, CUDA)
+    return value
+
+
+def _on_cuda(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of the graph and of those inside it."""
+    graph = copy.deepcopy(graph)
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.args = torch.fx.node.map_aggregate(node.args, _moved)
+                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _moved)
+                if "val" in node.meta:
+                    node.meta["val"] = pytree.tree_map(_moved, node.meta["val"])
+            module.recompile()
+    return graph
+
+
+class _OnHost(TorchDispatchMode):
+    """Computes constants on the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def moved(value: Any) -> Any:
+            return torch.device("cpu") if isinstance(value, torch.device) else value
+
+        args, kwargs = torch.fx.node.map_aggregate((args, kwargs or {}), moved)
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def constants_on_host() -> Iterator[None]:
+    """While this is entered, Inductor folds constants on the host: the simulated device computes nothing."""
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
+
+    def on_host(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any) -> Any:
+            with _OnHost():
+                return original(self, *args)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in ("_deduce_value", "_add_peephole_patterns"):
+            stack.enter_context(mock.patch.object(Folder, name, on_host(getattr(Folder, name))))
+        yield

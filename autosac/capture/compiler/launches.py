@@ -1,0 +1,166 @@
+"""The program that Inductor writes for a graph, run on the simulated device.
+
+The generated module allocates, frees and reuses its buffers, calls external kernels (products, attention, collectives) and
+launches its Triton kernels. It runs as it is, except that
+
+- its device is the simulated one;
+- a Triton kernel is a `Kernel`, which records its launch: what it reads and writes, and how much work that is (`describe`
+  writes this into the kernel's source);
+- buffers are allocated and viewed through the dispatcher, where a capture sees them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autosac.capture.compiler import symmetric
+from autosac.capture.compiler.symmetric import into
+from autosac.capture.device.device import device_type
+
+_WORK = "# work: "
+_DEVICE = re.compile(r"(?<=type=')cuda(?=', index=0)|(?<=device=')cuda(?=')")
+_OF_CUDA = re.compile(
+    r"^.*_cuda_getCurrentRawStream.*$|torch\.cuda\.set_device\(0\)|torch\.cuda\._DeviceGuard\(0\)", re.M
+)
+_PARAMETERS = re.compile(r"^def \w+\(([^)]*)\)", re.M)
+_LOOP = re.compile(r"^\s+for r\w+ in (?:tl\.)?range\(", re.M)
+_WRITTEN = re.compile(r"^(in_)?out_ptr|^ws_ptr")
+
+
+class Kernel:
+    """One generated kernel."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self._name = name
+        parameters = _PARAMETERS.search(source)
+        names = [part.split(":")[0].strip() for part in parameters.group(1).split(",")] if parameters else []
+        self._written = tuple(i for i, parameter in enumerate(names) if _WRITTEN.match(parameter))
+        found = re.search(f"^{_WORK}(.*)$", source, re.M)
+        self._work = tuple(json.loads(found.group(1)).items()) if found else ()
+
+    def run(self, *arguments: Any, **_: Any) -> None:
+        """Record a launch with these arguments, of which tensors come first."""
+        tensors = [x for x in arguments if isinstance(x, FakeTensor)]
+        if tensors:
+            mode: Any = tensors[0].fake_mode
+            mode.log.triton_kernel(self._name, tensors, written=self._written, work=self._work)
+
+
+def describe(kernel: Any, source: str) -> str:
+    """A kernel's source with its work: the bytes that it reads and writes, its rows, the elements of a reduced row, and the
+    loops that walk it.
+    """
+    from torch._inductor.virtualized import V
+
+    sizes = {name: int(V.graph.sizevars.optimization_hint(size)) for name, size in kernel.numels.items()}
+    rows = reduced = 1
+    for name, size in sizes.items():
+        if name.startswith("r"):
+            reduced *= size
+        else:
+            rows *= size
+    nbytes = int(kernel.estimate_kernel_num_bytes())
+    loops = len(_LOOP.findall(source))
+    work = {"nbytes": nbytes, "rows": rows, "reduced": reduced, "loops": loops}
+    return f"{source.rstrip()}\n{_WORK}{json.dumps(work)}\n"
+
+
+class _Extern:
+    """In the place of ``extern_kernels``: products and the like that write into buffers made before."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        """The kernel called `name`; that of an operator is recorded as this operator, with the buffer as its result."""
+        kernel, packet = getattr(self._kernels, name), getattr(torch.ops.aten, name, None)
+        if packet is None:
+            return kernel
+
+        def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+            if isinstance(out, FakeTensor):
+                return into(packet)(*args, **kwargs, out=out)
+            return kernel(*args, **kwargs) if out is None else kernel(*args, **kwargs, out=out)
+
+        return call
+
+
+class _NoKernel:
+    """A kernel for the host: the simulated step does not run it."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
+def _view(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    if not isinstance(x, FakeTensor):
+        return x.as_strided(size, stride, x.storage_offset() + offset)
+    mode: Any = x.fake_mode
+    with mode.unrecorded():
+        return x.as_strided(size, stride, x.storage_offset() + offset)
+
+
+def _empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device_type())
+
+
+class _Modules:
+    """In the place of Inductor's cache of modules on disk: they live in memory."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, str] = {}
+
+    def write(self, source: str, *_: Any, **__: Any) -> tuple[str, str]:
+        key = str(len(self._sources))
+        self._sources[key] = source
+        return key, os.devnull
+
+    def load(self, key: str, path: str, linemap: Any = None, attrs: dict[str, Any] | None = None) -> ModuleType:
+        source = _DEVICE.sub(device_type(), self._sources.pop(key))
+        source = _OF_CUDA.sub(lambda found: "no_guard()" if "Guard" in found.group() else "pass", source)
+        source = source.replace("torch.ops.symm_mem.", "symmetric_operators.")
+        module = ModuleType("generated")
+        vars(module).update(__file__=path, get_raw_stream=int, no_guard=contextlib.nullcontext)
+        exec(compile(source, "<generated by Inductor>", "exec"), vars(module))
+        vars(module).update(reinterpret_tensor=_view, empty_strided_cuda=_empty, **(attrs or {}))
+        vars(module).update(extern_kernels=_Extern(vars(module).get("extern_kernels")))
+        vars(module).update(symmetric_operators=symmetric.OPERATORS)
+        return module
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """While this is entered, the modules that Inductor makes are those of this module's docstring."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.codegen.triton import TritonKernel
+
+    modules = _Modules()
+    generate = TritonKernel.codegen_kernel
+
+    @functools.wraps(generate)
+    def codegen_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
+        return describe(self, generate(self, *args, **kwargs))
+
+    def triton(_: Any, name: str, source: str, *__: Any, **___: Any) -> Kernel:
+        return Kernel(name, source)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(TritonKernel, "codegen_kernel", codegen_kernel))
+        stack.enter_context(mock.patch.object(PyCodeCache, "write", modules.write))
+        stack.enter_context(mock.patch.object(PyCodeCache, "load_by_key_path", modules.load))
+        stack.enter_context(mock.patch.object(AsyncCompile, "triton", triton))
+        for name in ("cpp", "cpp_pybinding"):
+            stack.enter_context(mock.patch.object(AsyncCompile, name, lambda *_, **__: _NoKernel()))
+        yield

@@ -1,0 +1,1 @@
+"""Searches: how fast they are, and how well predictions rank published runs."""

@@ -1,0 +1,251 @@
+"""Compiled graphs: the trace holds what the program that Inductor generates launches, allocates, reads and writes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from autosac.capture.compiler import inductor, partition
+from autosac.capture.jobs.eager import EagerRequest, capture_eager
+from autosac.capture.jobs.notes import notes_of
+from autosac.trace import Alloc, Phase, Trace
+
+pytest.importorskip("triton")
+
+BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 96, 128, 4, 1000
+TOKENS = BATCH * LENGTH
+
+
+class Attention(nn.Module):
+    """Norm, projections, causal attention, and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(self.norm(x)).view(BATCH, LENGTH, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*parts, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class Gated(nn.Module):
+    """SwiGLU, its input recomputed in the backward: nothing of it, its products, or all of it."""
+
+    def __init__(self, kept: str = "all") -> None:
+        super().__init__()
+        self.kept = kept
+        self.gate, self.up = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def inside(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.gate(x)) * self.up(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept == "all":
+            return self.inside(x)
+        options = {"context_fn": partial(create_selective_checkpoint_contexts, _keep_products)}
+        return checkpoint(self.inside, x, use_reentrant=False, **(options if self.kept == "products" else {}))
+
+
+def _keep_products(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Rotary(nn.Module):
+    """RoPE with complex numbers, as TorchTitan's Llama has it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        angles = torch.ones_like(pairs)
+        return torch.view_as_real(pairs * angles).flatten(-2).type_as(x)
+
+
+class Experts(nn.Module):
+    """Two of four experts for each token, all of them computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.weight = nn.Linear(WIDTH, 4, bias=False), nn.Parameter(torch.empty(4, WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen, index = torch.topk(self.router(x).float().softmax(-1), 2)
+        weights = torch.zeros(*x.shape[:-1], 4, dtype=chosen.dtype, device=x.device).scatter(-1, index, chosen)
+        made = torch.einsum("btd,edf->btef", x, self.weight)
+        return (made * weights.type_as(made)[..., None]).sum(-2)
+
+
+class Float8(nn.Module):
+    """A cast to eight bits with a scale for the whole tensor, and back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 448.0 / x.abs().max().float().clamp(min=1e-12)
+        return (x.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) / scale.to(x.dtype)
+
+
+def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+PARTS = (Attention, nn.LayerNorm, Gated, partial(Gated, "products"), partial(Gated, "nothing"), Rotary, Experts, Float8)
+
+
+def _make(folder: Path, device: torch.device) -> Any:
+    """A step of all parts, each of them compiled; the programs that Inductor writes go to the folder."""
+    from torch._inductor.graph import GraphLowering
+
+    programs: list[str] = []
+
+    def keep(program: str) -> None:
+        programs.append(program)
+        (folder / f"{len(programs)}.py").write_text(program)
+
+    GraphLowering.save_output_code = staticmethod(keep)  # type: ignore[method-assign]
+    torch.set_default_dtype(torch.bfloat16)
+    with device:
+        parts = [part(WIDTH) if part is nn.LayerNorm else part() for part in PARTS]
+        model = nn.Sequential(*(torch.compile(part, fullgraph=True) for part in parts), nn.Linear(WIDTH, VOCABULARY))
+    loss = torch.compile(_loss, fullgraph=True)
+
+    def step() -> None:
+        x = torch.randn(BATCH, LENGTH, WIDTH, device=device)
+        labels = torch.randint(0, VOCABULARY, (BATCH, LENGTH), device=device)
+        loss(model(x), labels).backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+        (folder / "notes").write_text("\n".join(partition.not_generated))
+
+    return model, step
+
+
+class Captured(NamedTuple):
+    """The trace of `_make`'s step, and what the generated programs launch (name, tensors), call, and allocate."""
+
+    trace: Trace
+    launches: Counter[tuple[str, int]]
+    called: Counter[str]
+    allocations: int
+    notes: str
+
+
+_LAUNCH = re.compile(r"^ +(\w+)\.run\((.*), stream=", re.M)
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
+    folder = tmp_path_factory.mktemp("programs")
+    trace = capture_eager(partial(_make, folder), EagerRequest())
+    programs = [path.read_text() for path in folder.glob("*.py")]
+    assert len(programs) > 2 * len(PARTS), [program[:30] for program in programs]
+    launches: Counter[tuple[str, int]] = Counter()
+    for program in programs:
+        for name, arguments in _LAUNCH.findall(program):
+            tensors = [part for part in re.sub(r"\([^()]*\)", "", arguments).split(",") if re.search(r"[a-z]", part)]
+            launches[name, len(tensors)] += 1
+    yield Captured(
+        trace=trace,
+        launches=launches,
+        called=Counter(name for program in programs for name in re.findall(r"extern_kernels\.(\w+)\(", program)),
+        allocations=sum(len(re.findall(r"= empty_strided_cuda\(\(", program)) for program in programs),
+        notes=(folder / "notes").read_text(),
+    )
+
+
+def test_nothing_had_to_be_interpreted(captured: Captured) -> None:
+    """Inductor takes all graphs: those of eight modules and of the loss, forward and backward."""
+    assert captured.notes == ""
+
+
+def test_kernels_are_those_of_the_program(captured: Captured) -> None:
+    """Every generated kernel is launched as often as the programs say, with as many tensors, and writes to some of them."""
+    recorded: Counter[tuple[str, int]] = Counter()
+    for _, op in captured.trace.operators():
+        signature = captured.trace.signatures[op.signature]
+        if signature.name.startswith("triton."):
+            recorded[signature.name.removeprefix("triton."), len(signature.inputs)] += 1
+            assert signature.mutates and max(signature.mutates) < len(signature.inputs)
+            assert dict(signature.arguments)["nbytes"] > 0
+    assert recorded == captured.launches
+
+
+def test_products_and_buffers_are_those_of_the_program(captured: Captured) -> None:
+    """External kernels by name, beside those of the model's last layer, which is not compiled; buffers by their number."""
+    names = Counter(captured.trace.signatures[op.signature].name for _, op in captured.trace.operators())
+    eager = Counter({"mm": 2, "addmm": 1})
+    for name in ("mm", "addmm", "bmm", "baddbmm"):
+        assert names[f"aten.{name}.default"] == captured.called[name] + eager[name]
+    made = sum(
+        type(event) is Alloc and captured.trace.storages[event.storage].op == "aten.empty_strided.default"
+        for event in captured.trace.events
+    )
+    assert made == captured.allocations
+
+
+def test_the_loss_keeps_no_wide_logits(captured: Captured) -> None:
+    """Neither direction makes a tensor of tokens x vocabulary in float32; the gradient in bfloat16 is all there is."""
+    sizes = Counter(
+        captured.trace.storages[event.storage].nbytes for event in captured.trace.events if type(event) is Alloc
+    )
+    assert sizes[TOKENS * VOCABULARY * 4] == 0
+    assert sizes[TOKENS * VOCABULARY * 2] == 2  # logits and their gradient
+
+
+def test_float8_casts_are_generated(captured: Captured) -> None:
+    """No operator of the cast is left: what is recorded beside kernels, products and views is attention and complex RoPE."""
+    left = {
+        captured.trace.signatures[op.signature].name.split(".")[1]
+        for _, op in captured.trace.operators()
+        if op.phase in (Phase.FORWARD, Phase.BACKWARD) and not captured.trace.signatures[op.signature].is_view
+    }
+    assert not left & {"abs", "max", "amax", "clamp", "reciprocal", "_to_copy", "silu", "native_layer_norm"}
+
+
+def _make_failing(folder: Path, device: torch.device) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("needs a\nGPU")
+
+    inductor.compile_graph = fail
+    return _make(folder, device)
+
+
+def test_a_graph_that_cannot_be_generated_is_interpreted(tmp_path: Path) -> None:
+    """The step is captured all the same, with one kernel for what would be fused, and with the reason in one line."""
+    trace = capture_eager(partial(_make_failing, tmp_path), EagerRequest())
+    assert (tmp_path / "notes").read_text() == "needs a GPU"
+    names = {signature.name for signature in trace.signatures}
+    assert {"triton.triton_red_fused", "triton.triton_poi_fused"} < names
+
+
+@pytest.mark.parametrize(
+    ("settings", "beginnings"),
+    [
+        ({"model.converters": "['quantize.linear.float8']"}, []),
+        ({"parallelism.tensor_parallel_degree": "8"}, []),
+        (
+            {"parallelism.tensor_parallel_degree": "8", "model.converters": "['quantize.linear.float8']"},
+            ["the job runs without float8 all-gathers"],
+        ),
+        (
+            {
+                "parallelism.tensor_parallel_degree": "8",
+                "parallelism.enable_async_tensor_parallel": "True",
+            },
+            ["asynchronous tensor parallelism has no effect"],
+        ),
+    ],
+)
+def test_what_a_job_does_otherwise_than_it_says(settings: dict[str, str], beginnings: list[str]) -> None:
+    """float8 and asynchronous tensor parallelism of TorchTitan 0.2.2, each told where tensors are parallel only."""
+    found = notes_of(object(), settings)
+    assert len(found) == len(beginnings)
+    assert all(note.startswith(beginning) for note, beginning in zip(found, beginnings, strict=True))

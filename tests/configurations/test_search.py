@@ -1,0 +1,275 @@
+"""Searches of TorchTitan's debug model on two GPUs: bounds against simulations, the best against all, ends of every kind."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosac.capture.process.server import CaptureServer
+from autosac.cli.parser import main
+from autosac.configurations.evaluations import LayoutTask, Measured, SheetTask
+from autosac.configurations.layout import Layout
+from autosac.configurations.offers import Offer
+from autosac.configurations.search import TitanSearch
+from autosac.configurations.sessions import Inputs, searching
+from autosac.configurations.space import Space
+from autosac.configurations.workers import ThreadWorker
+from autosac.errors import UsageError
+from autosac.jobs.tasks import TitanJob, simulate_job
+
+JOB = """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+
+[training]
+local_batch_size = 8
+seq_len = 1024
+"""
+SPACE = Space(
+    data_parallel_replicate=(1,),
+    tensor_parallel=(1,),
+    context_parallel=(1,),
+    pipeline_parallel=(1, 2),
+    pipeline_schedule=("1F1B",),
+    microbatch=(4, 8),
+    checkpointing=("none", "full"),
+    reshard_after_forward=("always",),
+)
+TINY = SPACE.model_copy(update={"pipeline_parallel": (1,), "microbatch": (8,)})
+BUDGET = "560MiB"  # some layouts fit as they are, some with everything recomputed, some not at all
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job's file."""
+    path = tmp_path_factory.mktemp("search") / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+def inputs(job: Path, **changes: Any) -> Inputs:
+    """A search on two H100s."""
+    given = {"offers": (Offer(gpu="h100-sxm-80gb", world_size=2),), "space": SPACE, "budget": BUDGET, "gap": 0.0}
+    return Inputs(config_file=str(job), workers=0, **{**given, **changes})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known(job: Path) -> Iterator[dict[Any, dict[str, Any]]]:
+    """Evaluations of this module by what they are of: equal ones are made once."""
+    answers: dict[Any, dict[str, Any]] = {}
+    patch = pytest.MonkeyPatch()
+    for kind in (LayoutTask, SheetTask):
+        run = kind.run
+
+        def answered(self: Any, server: CaptureServer, run: Any = run) -> dict[str, Any]:
+            key = (type(self), self.job.overrides, getattr(self, "goal", None), getattr(self, "checkpointing", None))
+            if key not in answers:
+                answers[key] = run(self, server)
+            return answers[key]
+
+        patch.setattr(kind, "run", answered)
+    yield answers
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def study(job: Path) -> Path:
+    """Where the search below keeps what it learns."""
+    return job.parent / "study"
+
+
+@pytest.fixture(scope="module")
+def everything(job: Path) -> dict[Layout, dict[str, Any]]:
+    """The answers for all layouts, without any bound."""
+    with searching(inputs(job)) as found, CaptureServer() as server:
+        return {layout: found.task(layout, math.inf).run(server) for layout in found.layouts}
+
+
+@pytest.fixture(scope="module")
+def search(job: Path, study: Path, everything: dict[Layout, dict[str, Any]]) -> Iterator[TitanSearch]:
+    """A search that has run to its end."""
+    with searching(inputs(job, study=study)) as found:
+        found.run()
+        yield found
+
+
+def fitting_ms(answer: dict[str, Any]) -> float:
+    """The best step of a layout that fits."""
+    return min((row["step_ms"] for row in answer.get("rows", ()) if row["fits"]), default=math.inf)
+
+
+def test_the_best_is_that_of_exhaustive_search(search: TitanSearch, everything: dict[Layout, dict[str, Any]]) -> None:
+    """Nothing that bounds left out is faster, and the best is proven."""
+    result = search.result()
+    assert result.proven and result.best is not None
+    assert result.best.score == pytest.approx(min(map(fitting_ms, everything.values())), rel=1e-12)
+    assert result.counts.bounded + result.counts.evaluated + result.counts.refused == len(search.layouts)
+
+
+def test_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[str, Any]]) -> None:
+    """Both bounds of every layout are no more than its best step, and no more than its step without checkpointing."""
+    first = search.first_bounds()
+    for layout, answer in everything.items():
+        tight = search.sheet_bound(layout)
+        assert first[layout] <= fitting_ms(answer)
+        assert tight is not None and tight <= fitting_ms(answer)
+        assert search.sheet_bound(layout, "79GiB") <= answer["at_least_ms"]
+
+
+def test_memory_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[str, Any]]) -> None:
+    """No way of checkpointing needs less than the memory bound."""
+    for layout, answer in everything.items():
+        least = min((row["peak_reserved_bytes"] for row in answer["rows"]), default=math.inf)
+        assert search.least_bytes(layout) <= least
+
+
+def test_a_finished_search_resumes_without_captures(search: TitanSearch, study: Path, job: Path) -> None:
+    """Every question has been answered: the same best, and no evaluation."""
+    with searching(inputs(job, study=study, resume=True)) as again:
+        result = again.run()
+    assert result.counts.captured == 0 and result.counts.reused > 0
+    assert result.best == search.result().best
+
+
+def test_a_study_is_of_one_job(search: TitanSearch, study: Path, job: Path) -> None:
+    """Another budget, another job and a folder without a study are refused with a remedy."""
+    with pytest.raises(UsageError, match="is of another search: its budget is") as error:
+        with searching(inputs(job, study=study, resume=True, budget="10GiB")):
+            pass
+    assert "give another folder" in str(error.value)
+    with pytest.raises(UsageError, match="there is no study"):
+        with searching(inputs(job, study=study / "none", resume=True)):
+            pass
+    with pytest.raises(UsageError, match="holds a study: --resume"):
+        with searching(inputs(job, study=study)):
+            pass
+
+
+def test_a_worker_that_dies_is_asked_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first evaluation's process is lost; the search starts it again and ends as it would have."""
+    from concurrent.futures import Future
+
+    from autosac.configurations.workers import WorkerLost
+
+    ask, lost = ThreadWorker.submit, []
+
+    def submit(self: ThreadWorker, task: Any) -> Any:
+        if not lost:
+            lost.append(task)
+            future: Future[Any] = Future()
+            future.set_exception(WorkerLost("killed"))
+            return future
+        return ask(self, task)
+
+    monkeypatch.setattr(ThreadWorker, "submit", submit)
+    with searching(inputs(job, space=TINY)) as found:
+        result = found.run()
+    assert lost and result.best is not None and not result.refused
+
+
+def test_an_evaluation_that_fails_is_no_end(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layout's failure is kept with its reason; the others are searched."""
+    run = LayoutTask.run
+
+    def fails(self: LayoutTask, server: CaptureServer) -> dict[str, Any]:
+        if "always" in self.job.overrides:
+            raise RuntimeError("out of luck")
+        return run(self, server)
+
+    monkeypatch.setattr(LayoutTask, "run", fails)
+    space = TINY.model_copy(update={"reshard_after_forward": ("always", "never")})
+    with searching(inputs(job, space=space)) as found:
+        result = found.run()
+    assert list(result.failed.values()) == ["RuntimeError: out of luck"]
+    assert not result.proven  # nobody knows whether it would have been faster
+    assert result.best is not None and result.best.layout.reshard == "never"
+
+
+def test_the_command_writes_a_job_that_takes_the_step_it_says(
+    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The written job, simulated as it is, has the step time and the peak of the search's best; the page is there."""
+    space = tmp_path / "space.toml"
+    space.write_text(
+        "tensor_parallel = 1\ncontext_parallel = 1\npipeline_parallel = 1\nmicrobatch = 8\ncheckpointing = 'autosac'\n"
+        "reshard_after_forward = 'always'\ndata_parallel_replicate = 1\n"
+    )
+    best, page = tmp_path / "best.toml", tmp_path / "page.html"
+    words = ["search", job, "--gpu", "h100-sxm-80gb", "--world-size", 2, "--budget", BUDGET, "--space", space]
+    words += ["-o", best, "--html", page, "--study", tmp_path / "study", "--workers", 1, "--json", "--quiet"]
+    assert main([*map(str, words), "--", "--training.seq_len", "1024"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    row = document["best"]
+    assert row["checkpointing"] == "autosac" and row["peak_reserved_bytes"] <= 560 * 2**20
+    written = TitanJob.of(str(best), gpu="h100-sxm-80gb", world_size=2)
+    simulation, _ = simulate_job(written, plan_file=str(tmp_path / "best.plan.json"))
+    assert simulation.step_ms == pytest.approx(row["step_ms"])
+    assert simulation.peak_reserved_bytes == row["peak_reserved_bytes"]
+    assert "Plotly" in page.read_text() and str(tmp_path / "best.plan.json") in best.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "h100-sxm-80gb", "--world-size", "7", "--space", "SPACE"], "no configuration of the space is legal"),
+        (["--gpu", "h100-sxm-80gb", "--gpus", "a:1"], "give --gpu with --world-size, or --gpus"),
+        (["--gpus", "h100-sxm-80gb"], "expected NAME:COUNT"),
+        (["--gpus", "h100-sxm-80gb:2", "--objective", "cost-per-token"], "needs --price h100-sxm-80gb=PRICE"),
+        (["--gpus", "h100-sxm-80gb:2", "--price", "h200=1"], "there are no such GPUs"),
+        (["--gpu", "h100-sxm-80gb", "--space", "none.toml"], "No such file"),
+        (["--gpu", "h100-sxm-80gb", "--gap", "2"], "gap 2.0: expected a share"),
+        (["--gpu", "h100-sxm-80gb", "--resume", "none"], "there is no study"),
+        (["--gpu", "h100-sxm-80gb", "--", "--parallelism.tensor_parallel_degree", "2"], "is a knob of the search"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    job: Path, words: list[str], message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each mistake ends before any capture with one line that names the remedy, and exit code 2."""
+    space = tmp_path / "space.toml"
+    space.write_text("tensor_parallel = [2]\n")
+    given = [str(space) if word == "SPACE" else word for word in words]
+    before, after = (given[: given.index("--")], given[given.index("--") :]) if "--" in given else (given, [])
+    study = [] if "--resume" in before else ["--study", str(tmp_path / "study")]
+    code = main(["search", str(job), *before, *study, "--quiet", *after])
+    complaint = capfd.readouterr().err
+    assert code == 2 and message in complaint and complaint.count("\n") == 1
+
+
+def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:
+    """The default space, without a job."""
+    import tomllib
+
+    from autosac.configurations.space import space_of
+
+    assert main(["search", "--show-space"]) == 0
+    assert space_of(tomllib.loads(capfd.readouterr().out)) == Space()
+
+
+def test_ties_are_within_the_errors_of_the_difference() -> None:
+    """Errors that two steps share cancel; less than one percent tells no two configurations apart."""
+    from autosac.configurations.results import Row, is_tied
+
+    def row(step_ms: float, **errors_ms: float) -> Row:
+        measured = Measured(
+            checkpointing="none",
+            step_ms=step_ms,
+            recompute_ms=0.0,
+            peak_reserved_bytes=1,
+            fits=True,
+            tokens_per_second=1.0,
+            mfu=0.1,
+            parts={},
+            errors_ms=errors_ms,
+        )
+        return Row(layout=Layout(gpu="any"), measured=measured, score=step_ms, offer=Offer(gpu="any", world_size=1))
+
+    assert is_tied(row(100, gemm=5), row(100.9, gemm=5))
+    assert not is_tied(row(100, gemm=5), row(103, gemm=5))
+    assert is_tied(row(100, gemm=5), row(103, gemm=5, nccl=4))

@@ -1,0 +1,84 @@
+"""Jobs whose layers are compiled as a whole: what a unit costs under a policy, and that every unit runs its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from autosac.capture.process.server import CaptureServer
+from autosac.capture.request import TitanRequest
+from autosac.estimator import Pricing
+from autosac.planning.compiled_costs import unit_costs
+from autosac.plans import Decision, MadeFor, Plan, Unit
+from autosac.simulation import Simulation, Target, simulation_of
+from autosac.trace import Label, Phase
+from traces import TraceBuilder, trace_of
+
+JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "2")
+JOB += ("--training.seq_len", "128", "--compile.enable")
+REQUEST = TitanRequest(config_file=None, overrides=JOB, world_size=8, checkpointing="none")
+MADE_FOR = MadeFor(
+    job_fingerprint="",
+    model="",
+    torch_version=torch.__version__,
+    torchtitan_version="",
+    gpu="",
+    world_size=8,
+    budget_bytes=1,
+    budget_kind="active",
+)
+
+
+def test_what_a_unit_takes() -> None:
+    """Its kernels in both directions, those of modules inside too; of its storages those that wait for its backward."""
+    builder = TraceBuilder()
+    builder.enter("layers.0")
+    builder.op("a")
+    saved, passing = builder.alloc(100), builder.alloc(7)
+    builder.alloc(1000, Label.UNSHARDED_PARAMETER)
+    builder.enter("layers.0.attention")
+    builder.op("b")
+    inner = builder.alloc(20)
+    builder.free(passing)
+    builder.leave("layers.0.attention")
+    builder.enter("layers.1")
+    builder.op("c")
+    other = builder.alloc(3)
+    builder.phase, builder.module = Phase.BACKWARD, "layers.1"
+    builder.op("d")
+    builder.free(other)
+    builder.module = "layers.0"
+    builder.op("e")
+    builder.free(saved, inner)
+    trace = trace_of(builder.events, signatures=builder.signatures, storages=builder.storages, modules=builder.modules)
+    ms = np.zeros(len(builder.events))
+    ms[[i for i, event in enumerate(builder.events) if hasattr(event, "signature")]] = [1.0, 2.0, 4.0, 8.0, 16.0]
+    nobody = np.full(len(ms), -1, np.int16)
+    prices = Pricing(event_ms=ms, source=(), event_source=nobody, event_rel_std=np.zeros(len(ms), np.float32))
+    simulation = Simulation(trace=trace, target=Target.of("h100-sxm-80gb", 1), other_prices=prices)
+    assert unit_costs(simulation, ("layers.0", "layers.1")) == {"layers.0": (120, 19.0), "layers.1": (3, 12.0)}
+
+
+def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path) -> None:
+    """TorchTitan's debug model, six layers under FSDP with three policies: equal policies cost the same, others do not."""
+    with CaptureServer() as server:
+        observed = server.capture(replace(REQUEST, observe=True))
+        operators = [(c.op, c.occurrence) for c in observed.regions[0].calls if c.occurrence >= 0]
+        assert observed.modules[observed.regions[0].module] == "layers.0"
+
+        def unit(layer: int, kept: tuple[str, ...]) -> Unit:
+            rows = tuple(Decision(op=op, occurrence=i, keep=op in kept, outputs=()) for op, i in operators)
+            return Unit(fqn=f"layers.{layer}", discard_fraction=0.0, kept_bytes=0, recompute_ms=0.0, decisions=rows)
+
+        products = ("aten.mm.default",)
+        units = (unit(1, products), unit(2, ()), unit(3, products), unit(4, ()))
+        plan = Plan(made_for=MADE_FOR, units=units)
+        plan.save(tmp_path / "plan.json")
+        trace = server.capture(replace(REQUEST, checkpointing="plan", plan_file=str(tmp_path / "plan.json")))
+    costs = unit_costs(simulation_of(trace, Target.of("h100-sxm-80gb", 8), plan), [f"layers.{i}" for i in range(6)])
+    own, some, nothing = (costs[f"layers.{i}"] for i in (5, 1, 2))
+    assert costs["layers.3"] == some and costs["layers.4"] == nothing
+    assert own.nbytes > some.nbytes > nothing.nbytes and own.ms < some.ms < nothing.ms
