@@ -48,7 +48,7 @@ JOBS = (
     Job(name="8B, 2 sequences"),
     Job(name="8B, 1 sequence", arguments="--training.local_batch_size 1", budget="44GiB"),
     Job(name="8B, 4 sequences of 4k", arguments="--training.local_batch_size 4 --training.seq_len 4096"),
-    Job(name="8B, TP 2", arguments=f"{_TP} 2 --training.local_batch_size 4"),
+    Job(name="8B, TP 2", arguments=f"{_TP} 2", budget="48GiB"),
     Job(name="8B, float8", arguments="--model.converters quantize.linear.float8"),
     Job(name="Qwen3 14B, 1 sequence", arguments=f"{_QWEN} --training.seq_len 8192 --training.local_batch_size 1"),
     Job(name="Qwen3 14B, 2 sequences", arguments=f"{_QWEN} --training.seq_len 4096", world_size=16),
