@@ -141,7 +141,8 @@ def make_plans(
             made_for=replace(best.plan.made_for, budget_bytes=budget_bytes),
             predictions={"autosac": own, **predictions},
         )
-        return Planned(plan=plan, simulation=best.simulation, notes=(*notes, *faster, *failures))
+        said = (*notes, *faster, *failures, *best.simulation.trace.info.notes)
+        return Planned(plan=plan, simulation=best.simulation, notes=said)
 
     return tuple(map(planned, budgets_bytes))
 

@@ -52,7 +52,7 @@ class ScriptRun:
         functions.answer_from(self._memory)
         process_group.serve_scripts()
         meshes.install(request.rank)
-        script_patches.install(self._note)
+        script_patches.install(self._session.mode, self._note)
         values.assume_floats(self._falling)
         simulated.set_clock(self._times)
         self._clock = clock

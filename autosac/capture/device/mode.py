@@ -153,6 +153,10 @@ class SimulatedDeviceMode(FakeTensorMode):
         self.log.operator(func, args, kwargs, out, entry, tensors)
         return out
 
+    def as_fake(self, x: torch.Tensor) -> FakeTensor:
+        """A real tensor's shape in its place, without its memory."""
+        return self._copy(x)
+
     def _known_on_host(self, x: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor | None:
         """A copy from the device to the host is real for scripts, if its values are known: they hand it to code in C."""
         if self.target != CUDA or self._depth or device is None or torch.device(device).type != "cpu":

@@ -13,15 +13,36 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device import values
+from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.patches.tensors import exchange
 
+_LARGE = 2**16  # elements of a parameter that need not be real
 
-def install(note: Callable[[str], None]) -> None:
+
+def install(mode: SimulatedDeviceMode, note: Callable[[str], None]) -> None:
     """All of it. `note` is told what was assumed or left out, the first time."""
+    _weightless_parameters(mode)
     _readable_tensors()
     _data_of_tensors()
     _tensors_of_tensors()
     _no_checkpoints(note)
+
+
+def _weightless_parameters(mode: SimulatedDeviceMode) -> None:
+    """Parameters on the host are simulated, too: a model that is built there, to be moved, may be larger than its memory."""
+    original = torch.nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if (
+            type(data) is torch.Tensor
+            and data.device.type == "cpu"
+            and data.numel() >= _LARGE
+            and data.is_floating_point()
+        ):
+            data = mode.as_fake(data)
+        return original(cls, data, requires_grad)
+
+    torch.nn.Parameter.__new__ = new
 
 
 def _readable_tensors() -> None:
@@ -60,6 +81,10 @@ def _readable_tensors() -> None:
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
 
+    def data_ptr(self: torch.Tensor) -> int:
+        return self.untyped_storage()._cdata + self.storage_offset() * self.element_size()  # one number for one memory
+
+    fake.data_ptr = data_ptr
     fake.numpy = numpy
     fake.__array__ = array
     fake.__repr__ = show
