@@ -94,7 +94,7 @@ def run(row: Job) -> dict[str, Any]:
         "budget_gib": budget_bytes / 2**30,
         "planning_s": planning_s,
         "policies": planned.plan.graphs,
-        "memory_budget": value,
+        "ratio": value,
         "fastest": fastest,
         **{name: _figures(prediction) for name, prediction in found.items()},
     }
@@ -130,8 +130,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             lines.append(f"| {row['job']} | | {row['error']} | | | | | | |")
             continue
         cells = [_cell(row, name) for name in ("none", "selective-op", "full", "memory_budget")]
-        if row["memory_budget"] is not None:
-            cells[-1] += f" ({row['memory_budget']:g})"
+        if row["ratio"] is not None:
+            cells[-1] += f" ({row['ratio']:g})"
         step_ms, peak_gib = row["autosac"]
         against = "" if row["fastest"] is None else f"{step_ms / row[row['fastest']][0] - 1:+.1%} ({row['fastest']})"
         lines.append(
