@@ -116,7 +116,6 @@ def work_wait(capture: Patched) -> None:
 
 @patch(
     "torch._C._distributed_c10d:FakeWork.boxed",
-    torch=">=2.11,<2.14",
     distributed=True,
 )
 def coalesced_collectives(_: Patched) -> None:
