@@ -32,7 +32,9 @@ def main(request_file: str, folder: str, parent: str) -> None:
     lifeline.end_with(int(parent))
     request = ScriptRequest.load(Path(request_file))
     if request.quiet:
-        _drop_output()
+        _drop_output(1)
+    if request.is_changed:
+        _drop_output(2)
     outcome = _run(request, Path(folder))
     outcome.save(Path(folder) / _OUTCOME)
     with contextlib.suppress(OSError, ValueError):
@@ -41,10 +43,8 @@ def main(request_file: str, folder: str, parent: str) -> None:
     os._exit(outcome.exit_code)  # not even threads of the script keep it
 
 
-def _drop_output() -> None:
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
+def _drop_output(descriptor: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
@@ -103,6 +103,7 @@ def _set_up(request: ScriptRequest) -> None:
 
 def _execute(request: ScriptRequest, run: ScriptRun) -> int:
     """Run it; its exit code. What it raises is shown as Python would, without this project's frames, unless it was stopped."""
+    from autosac.capture.failures import capture_error
     from autosac.capture.jobs.script import StopScript
 
     try:
@@ -124,6 +125,8 @@ def _execute(request: ScriptRequest, run: ScriptRun) -> int:
     except BaseException as e:
         if run.stopped:
             return 0
+        if request.is_changed:
+            raise capture_error(e, "running the script once more, for a plan") from e
         sys.excepthook(type(e), e.with_traceback(_of_script(e.__traceback__)), e.__traceback__)
         return 1
     return 0

@@ -20,7 +20,7 @@ class ScriptRequest:
     get the environment of torchrun; None: the script is started by itself. `steps`: how many the script runs (0: all that
     it wants). `period`: calls of `Optimizer.step` in a step. `patience_s`: how long to wait for a step. `plan_file` applies a
     plan to the model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never
-    runs out of memory. `quiet`: the script's output is dropped.
+    runs out of memory. `quiet`: what the script prints on standard output is dropped.
     """
 
     script: str
@@ -50,6 +50,11 @@ class ScriptRequest:
     def world_size(self) -> int:
         """Number of GPUs."""
         return (self.nproc or 1) * self.nodes
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the model is not run as the script has it: then nobody wants to see what the script says of it."""
+        return self.observe or self.plan_file is not None
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
