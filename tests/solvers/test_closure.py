@@ -130,7 +130,7 @@ def test_a_closure_that_refers_to_nothing_is_refused() -> None:
 
 
 def test_a_result_that_saves_no_time_may_save_memory() -> None:
-    """Result b (0 bytes) is made of a (29 bytes) in no time. With both in items that are kept, a is not needed; without b it is."""
+    """Of 29 bytes, b (0 bytes) is made in no time. If both items are kept they are not needed; without b they are."""
     problem = unit(
         (Operator(5.0), Operator(0.0, (0,)), Operator(0.0, (0,))),
         (Result(29, 0, (0,)), Result(0, 0, (1,)), Result(0, 1, (2,))),
