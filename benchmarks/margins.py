@@ -21,7 +21,8 @@ def margins(accuracy: str) -> str:
     """The text of the margins file for the text of the page."""
     first, second = accuracy.split("\n## Published", 1)
     study: list[tuple[str, ...]] = _STUDY.findall(first)
-    published: list[tuple[str, ...]] = _PUBLISHED.findall(second)
+    eager, _, _ = second.partition("\n### Compiled runs")
+    published: list[tuple[str, ...]] = _PUBLISHED.findall(eager)
     h100 = "measured on one H100, printed by benchmarks.h100_study"
     return _HEAD + "".join(
         (
