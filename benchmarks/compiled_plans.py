@@ -48,7 +48,7 @@ JOBS = (
     Job(name="8B, 2 sequences"),
     Job(name="8B, 1 sequence", arguments="--training.local_batch_size 1", budget="44GiB"),
     Job(name="8B, 4 sequences of 4k", arguments="--training.local_batch_size 4 --training.seq_len 4096"),
-    Job(name="8B, TP 2", arguments=f"{_TP} 2 --training.local_batch_size 4"),
+    Job(name="8B, TP 2", arguments=f"{_TP} 2", budget="48GiB"),
     Job(name="8B, float8", arguments="--model.converters quantize.linear.float8"),
     Job(name="Qwen3 14B, 1 sequence", arguments=f"{_QWEN} --training.seq_len 8192 --training.local_batch_size 1"),
     Job(name="Qwen3 14B, 2 sequences", arguments=f"{_QWEN} --training.seq_len 4096", world_size=16),
@@ -94,7 +94,7 @@ def run(row: Job) -> dict[str, Any]:
         "budget_gib": budget_bytes / 2**30,
         "planning_s": planning_s,
         "policies": planned.plan.graphs,
-        "memory_budget": value,
+        "ratio": value,
         "fastest": fastest,
         **{name: _figures(prediction) for name, prediction in found.items()},
     }
@@ -130,8 +130,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             lines.append(f"| {row['job']} | | {row['error']} | | | | | | |")
             continue
         cells = [_cell(row, name) for name in ("none", "selective-op", "full", "memory_budget")]
-        if row["memory_budget"] is not None:
-            cells[-1] += f" ({row['memory_budget']:g})"
+        if row["ratio"] is not None:
+            cells[-1] += f" ({row['ratio']:g})"
         step_ms, peak_gib = row["autosac"]
         against = "" if row["fastest"] is None else f"{step_ms / row[row['fastest']][0] - 1:+.1%} ({row['fastest']})"
         lines.append(

@@ -8,6 +8,7 @@ of the inner one is reported to both, the outer one's report inside the inner on
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -50,8 +51,19 @@ def observe(model: nn.Module, fqns: Iterable[str], recorder: RegionListener) -> 
         module = find_module(model, fqn)
         if module is None:
             raise PlanError(f"the model has no module {fqn}")
-        become(module, Observed, (fqn, recorder))
+        become(module, Observed, _Observation(fqn, recorder))
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    """Who hears of a module's operators. Copies of the module, which it may make in its own forward, share it."""
+
+    fqn: str
+    recorder: RegionListener
+
+    def __deepcopy__(self, memo: Any) -> _Observation:
+        return self
 
 
 class Observed(UnitModule):
@@ -59,13 +71,13 @@ class Observed(UnitModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result."""
-        if self._autosac is None or not torch.is_grad_enabled():
+        observation: _Observation | None = self._autosac
+        if observation is None or not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
-        fqn, recorder = self._autosac
         if "_autosac_prepared" not in vars(self):
             quiet_hooks(self)
             self._autosac_prepared = True
-        region = recorder.begin(fqn, args, kwargs)
+        region = observation.recorder.begin(observation.fqn, args, kwargs)
         with _ObservingMode(region):
             out = self.original_forward(*args, **kwargs)
         region.end(out)

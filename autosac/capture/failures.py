@@ -38,8 +38,8 @@ _REMEDIES = {
     ),
     "tensors_saved_with_vc_check": (
         "this torch ({torch}) cannot train the job: its compiler fails on modules that are checkpointed under tensor "
-        "parallelism, in the real job too; use torch 2.11 or 2.14.1, or leave checkpointing to the compiler "
-        '(activation_checkpoint.mode = "memory_budget")'
+        "parallelism, in the real job too; use torch 2.11 or 2.14.1, or a plan of AutoSAC's, which leaves the layers to the "
+        "compiler"
     ),
     "DataDependentOutputException": (
         "the step asks whether tensors have certain values, which simulated ones have not: leave the check out"

@@ -17,7 +17,7 @@ import numpy as np
 
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.sheets import sheet_of
-from autosac.errors import AutosacError, CaptureError, InfeasibleError
+from autosac.errors import AutosacError, CaptureError, InfeasibleError, UsageError
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import captures_of, plans_of
 from autosac.jobs.titan import TitanCaptures, TitanJob
@@ -117,7 +117,7 @@ class LayoutTask:
         try:
             with temporary_folder() as folder:
                 return self._answer(captures_of(self.job, server, folder, ("none",)))
-        except AutosacError as e:
+        except (CaptureError, UsageError) as e:
             return {"refused": str(e)}
 
     def _answer(self, captures: Sequence[TitanCaptures]) -> dict[str, Any]:

@@ -96,13 +96,15 @@ class Counts:
     captured: int
     sheets: int
     refused: int
+    failed: int
     reused: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
-    the best by more than `gap`. `refused`: why a layout could not be evaluated. `plans`: AutoSAC's plans by their rows' keys.
+    the best by more than `gap`. `refused`: why a job cannot run with a layout; `failed`: why nobody knows. `plans`: AutoSAC's
+    plans by their rows' keys.
     """
 
     rows: tuple[Row, ...]
@@ -111,6 +113,7 @@ class Result:
     gap: float
     proven: bool
     refused: Mapping[Layout, str] = field(default_factory=dict)
+    failed: Mapping[Layout, str] = field(default_factory=dict)
     plans: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[Layout, Mapping[str, Any]] = field(default_factory=dict)
     budget_bytes: int = 0

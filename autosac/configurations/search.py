@@ -7,8 +7,9 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
 3. its step without checkpointing, simulated.
 
-If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same: it keeps more of
-every tensor, and has the same states.
+If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same, if both
+accumulate gradients or neither does (`family`): it keeps at least as much of every tensor (a pipeline holds
+min(microbatches, stages) of them, which never becomes fewer sequences), and has the same states.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from autosac.quantities import parse_budget
 from autosac.simulation import Target
 
 _TRIES = 3
+_MOST_LAYOUTS = 50_000
 _ADAM = 12  # bytes of a float32 parameter with Adam's two states
 
 
@@ -83,11 +85,12 @@ class TitanSearch:
         self._machines: dict[str, str] = {}
         self._sheets: dict[str, Sheet | str] = {}
         self._tries: dict[Any, int] = {}
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
+        self._failed: dict[Layout, float] = {}  # bounds of layouts of which nothing more is known
         self._rows: dict[Layout, list[Row]] = {}
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
-        self._too_large: dict[Layout, int] = {}
+        self._too_large: dict[tuple[Layout, bool], int] = {}
         self._evaluated: set[str] = set()
         self._reused = 0
         self._asked = 0
@@ -102,6 +105,10 @@ class TitanSearch:
             own = self._own
             found += legal(
                 self._wanted.space, offer.gpu, offer.world_size, per_node, own.global_batch, own.facts, own.compiled
+            )
+        if len(found) > _MOST_LAYOUTS:
+            raise UsageError(
+                f"the space has {len(found):,} legal layouts, more than {_MOST_LAYOUTS:,}: name fewer values with --space"
             )
         if not found:
             sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.offers)
@@ -252,6 +259,8 @@ class TitanSearch:
     def _sheet(self, layout: Layout) -> Sheet | str | None:
         """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
         key = self._key("sheet", sheet_layout(layout))
+        if key in self._lost:
+            return self._lost[key]
         if key not in self._sheets:
             answer = self._answer(key)
             if answer is None:
@@ -264,8 +273,6 @@ class TitanSearch:
         return Work(self._key("sheet", served), SheetTask(job=self._job(served)))
 
     def _answer(self, key: str) -> dict[str, Any] | None:
-        if key in self._lost:
-            return {"refused": self._lost[key]}
         answer = self._study.answer(key)
         if answer is not None and key not in self._evaluated:
             self._evaluated.add(key)
@@ -281,16 +288,20 @@ class TitanSearch:
         if sheet is None:
             return self._sheet_work(layout)
         if isinstance(sheet, str):
-            if layout.pipeline == 1:  # the same model on the same ranks: it cannot be built
+            alike = layout.pipeline == 1 and (layout.shard > 1 or layout.context > 1)  # FSDP, as the sheet's
+            if alike and self._key("sheet", sheet_layout(layout)) not in self._lost:
                 self._refused[layout] = sheet
                 return Value(math.inf)
         else:
             tight = self._bound(layout, self._shape(layout))
             if tight > bound:
                 return Bound(tight)
-        if self._too_large.get(replace(layout, microbatch=0), math.inf) <= layout.microbatch:
+        if self._too_large.get(family(layout), math.inf) <= layout.microbatch:
             return Bound(math.inf)
         key = self._key("layout", layout)
+        if key in self._lost:
+            self._failed[layout] = bound
+            return Value(math.inf)
         answer = self._answer(key)
         if answer is not None and "cut_off" in answer:
             tight = answer["at_least_ms"] * self._weight(layout)
@@ -333,8 +344,8 @@ class TitanSearch:
             self._plans[key] = answer["plan"]
         fitting = [row.score for row in rows if row.measured.fits]
         if not fitting:
-            family = replace(layout, microbatch=0)
-            self._too_large[family] = min(layout.microbatch, self._too_large.get(family, layout.microbatch))
+            alike = family(layout)
+            self._too_large[alike] = min(layout.microbatch, self._too_large.get(alike, layout.microbatch))
         return min(fitting, default=math.inf)
 
     def finished(self, work: Work, future: Future[Any]) -> None:
@@ -346,13 +357,14 @@ class TitanSearch:
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] < _TRIES:
                 return  # it is asked for again
-            answer = {"refused": f"the process that evaluated it ended {_TRIES} times: {e}"}
-            self._lost[key] = answer["refused"]
+            self._lost[key] = f"the process that evaluated it ended {_TRIES} times: {e}"
             return
         except AutosacError as e:
-            answer = {"refused": str(e)}
-        except Exception as e:  # an evaluation that fails is a row, not the end
-            answer = {"refused": f"{type(e).__name__}: {e}"}
+            self._lost[key] = str(e)
+            return
+        except Exception as e:  # an evaluation that fails is told with its reason, and is not the end
+            self._lost[key] = f"{type(e).__name__}: {e}"
+            return
         self._asked += 1
         self._evaluated.add(key)
         fitting = [row["step_ms"] for row in answer.get("rows", ()) if row["fits"]]
@@ -369,28 +381,36 @@ class TitanSearch:
         """What is known now."""
         rows = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
         refused = dict(self._refused)
-        evaluated = [layout for layout in self.outcome.values if layout not in refused]
+        evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
+        limit = self.outcome.best * (1 - self._wanted.gap)
         return Result(
             rows=tuple(rows),
             counts=Counts(
                 configurations=len(self.layouts) * len(self._wanted.space.checkpointing),
                 legal=len(self.layouts),
-                bounded=len(self.layouts) - len(self.outcome.values),
+                bounded=len(self.outcome.pruned),
                 evaluated=len(evaluated),
                 captured=self._asked,
                 sheets=sum(isinstance(sheet, Sheet) for sheet in self._sheets.values()),
                 refused=len(refused),
+                failed=len(self._failed),
                 reused=self._reused,
             ),
             objective=self._wanted.objective,
             gap=self._wanted.gap,
-            proven=self.outcome.proven,
+            proven=self.outcome.proven and not any(bound < limit for bound in self._failed.values()),
             refused=refused,
+            failed={layout: self._lost[self._key("layout", layout)] for layout in self._failed},
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._goal(self.layouts[0]).budget_bytes,
             seconds=time.monotonic() - self._begin,
         )
+
+
+def family(layout: Layout) -> tuple[Layout, bool]:
+    """What layouts have in common whose memory grows with the microbatch: all else, and whether gradients are accumulated."""
+    return replace(layout, microbatch=0), layout.microbatches > 1
 
 
 def _silent(_: str) -> None:

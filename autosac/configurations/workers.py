@@ -156,7 +156,7 @@ class _Evaluator:
 
 
 class RayWorkers:
-    """One actor for every CPU of a Ray cluster, up to `most`; Ray restarts those that die."""
+    """One actor for every CPU of a Ray cluster, up to `most`; those that die are replaced."""
 
     def __init__(self, address: str, *, most: int = 256, use_cache: bool = True) -> None:
         try:
@@ -164,27 +164,34 @@ class RayWorkers:
         except ImportError:
             raise UsageError("--ray needs Ray: pip install 'autosac[ray]'") from None
         self._ray: Any = ray
+        self._connected = not ray.is_initialized()
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            if self._connected:
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as e:
             raise UsageError(f"no Ray cluster at {address!r}: {str(e).splitlines()[0]}") from e
         self.count = max(1, min(most, int(ray.cluster_resources().get("CPU", 1))))
-        actor = ray.remote(num_cpus=1, max_restarts=-1)(_Evaluator)
-        self._idle = [actor.remote(use_cache) for _ in range(self.count)]
-        self._all = list(self._idle)
+        self._lost = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
+        self._actor = ray.remote(num_cpus=1)(_Evaluator)
+        self._use_cache = use_cache
+        self._idle: list[Any] = [None] * self.count  # None: to be made
+        self._all: list[Any] = []
         self._lock = threading.Lock()
 
     def submit(self, task: Task) -> Future[dict[str, Any]]:
         """See `Workers`. There is an idle actor: no more than `count` tasks run at once."""
         with self._lock:
             actor = self._idle.pop()
+            if actor is None:
+                actor = self._actor.remote(self._use_cache)
+                self._all.append(actor)
         inner = actor.run.remote(task).future()
-        inner.add_done_callback(lambda _: self._free(actor))
-        return _translated(inner, (self._ray.exceptions.RayActorError, self._ray.exceptions.WorkerCrashedError))
+        inner.add_done_callback(lambda done: self._free(actor, done))
+        return _translated(inner, self._lost)
 
-    def _free(self, actor: Any) -> None:
+    def _free(self, actor: Any, done: Future[Any]) -> None:
         with self._lock:
-            self._idle.append(actor)
+            self._idle.append(None if isinstance(done.exception(), self._lost) else actor)
 
     def close(self) -> None:
         """End the actors and leave the cluster as it was."""
@@ -193,7 +200,8 @@ class RayWorkers:
                 if actor in self._idle:
                     self._ray.get(actor.close.remote(), timeout=5)
                 self._ray.kill(actor)
-        self._ray.shutdown()
+        if self._connected:
+            self._ray.shutdown()
 
 
 @contextlib.contextmanager

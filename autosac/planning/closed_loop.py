@@ -110,7 +110,7 @@ def make_plans(
             progress("simulating the step without checkpointing")
             planner = planner_for(base, baselines["none"], goal)
             derivation = derivation_for(captures, planner)
-            mixes = _mixes(captures, planner, baselines["none"], progress)
+            mixes = _mixes(captures, planner, baselines, progress)
             partly_compiled = base.trace.info.compiled and mixes is None
             search = Search(derivation, planner, progress, mixes, partly_compiled=partly_compiled)
             offloading = Offloading(planner, derivation, progress) if goal.offload else None
@@ -141,7 +141,8 @@ def make_plans(
             made_for=replace(best.plan.made_for, budget_bytes=budget_bytes),
             predictions={"autosac": own, **predictions},
         )
-        return Planned(plan=plan, simulation=best.simulation, notes=(*notes, *faster, *failures))
+        said = (*notes, *faster, *failures, *best.simulation.trace.info.notes)
+        return Planned(plan=plan, simulation=best.simulation, notes=said)
 
     return tuple(map(planned, budgets_bytes))
 
@@ -154,13 +155,18 @@ def planner_for(base: Simulation, none: Simulation, goal: Goal) -> Planner:
 
 
 def _mixes(
-    captures: Captures, planner: Planner, none: Simulation, progress: Callable[[str], None]
+    captures: Captures, planner: Planner, baselines: Mapping[str, Simulation], progress: Callable[[str], None]
 ) -> CompiledMixes | None:
     """Who mixes policies, where layers are compiled as a whole."""
     if not planner.base.trace.info.compiled:
         return None
-    groups = groups_of(planner.policies, none.trace)
-    return CompiledMixes(groups, none, planner.base, captures.begin, progress) if groups else None
+    groups = groups_of(planner.policies, baselines["none"].trace)
+    if not groups:
+        return None
+    mixes = CompiledMixes(groups, baselines["none"], planner.base, captures.begin, progress)
+    if "full" not in baselines:
+        mixes.leave_to_compiler("the job cannot be compiled under full checkpointing")
+    return mixes
 
 
 def derivation_for(captures: Derivable, planner: Planner) -> Derivation:

@@ -5,8 +5,8 @@ backward recomputes go into its kernels, and the partitioner decides on whatever
 here and measured as compiled (`compiled_costs`). Proposed are
 
 - the compiler's own choice (no unit), and everything recomputed;
-- policies of the unit's trade-off curve, by prices that are as the compiler's where its kernels are not the eager ones
-  (`compiled_prices`), evenly spread over the bytes that they keep;
+- policies of the unit's trade-off curve, by prices of what the compiler calls as it is (`compiled_prices`), evenly spread over
+  the bytes that they keep;
 - every second product, what is no product and launches a kernel of its own kept (TorchTitan's selective checkpointing);
 - memory budgets of PyTorch's partitioner.
 
@@ -27,7 +27,7 @@ from autosac.trace import ModuleEnter, Op, Phase, Trace
 BUDGETS = (0.2, 0.4, 0.5, 0.6, 0.8)
 _OF_CURVE = 7
 _PRODUCTS = ("mm", "bmm", "addmm", "linear", "_scaled_mm", "_grouped_mm")
-GENERATED = "triton_"
+_GENERATED = "triton."
 _SMALL = 0.01
 
 
@@ -59,27 +59,23 @@ class UnitGroup:
 
 
 def compiled_prices(observed: Simulation, compiled: Simulation) -> list[float]:
-    """Device time of the observed step's events, as compiled: what the compiler fuses takes as much less as its kernels take
-    in the forward for all that the eager step runs in their place.
+    """Device time of the observed step's events, as a compiled unit recomputes them: what the compiler generates code for goes
+    into kernels of the backward, and counts as free; what it calls (products, attention, collectives) takes its time.
     """
-    external = {s.name for s in compiled.trace.signatures if not s.name.startswith(GENERATED)}
-    eager_ms = sum(ms for name, ms in _forward(observed) if name not in external)
-    fused_ms = sum(ms for name, ms in _forward(compiled) if name.startswith(GENERATED))
-    share = min(1.0, fused_ms / eager_ms) if eager_ms > 0 else 1.0
-    names = [signature.name for signature in observed.trace.signatures]
+    trace = compiled.trace
+    forward = [event for event in trace.events if type(event) is Op and event.phase is Phase.FORWARD]
+    generated = {e.module for e in forward if trace.signatures[e.signature].name.startswith(_GENERATED)}
+    called = {_operator(trace.signatures[e.signature].name) for e in forward if e.module in generated}
+    names = [_operator(signature.name) for signature in observed.trace.signatures]
     return [
-        ms * share if type(event) is Op and names[event.signature] not in external else ms
+        0.0 if type(event) is Op and names[event.signature] not in called else ms
         for event, ms in zip(observed.trace.events, observed.pricing.event_ms.tolist(), strict=True)
     ]
 
 
-def _forward(simulation: Simulation) -> list[tuple[str, float]]:
-    trace = simulation.trace
-    return [
-        (trace.signatures[event.signature].name, ms)
-        for event, ms in zip(trace.events, simulation.pricing.event_ms.tolist(), strict=True)
-        if type(event) is Op and event.phase is Phase.FORWARD
-    ]
+def _operator(name: str) -> str:
+    """Without its overload: the compiler calls those that write to memory which is there."""
+    return ".".join(name.split(".")[:2])
 
 
 def groups_of(policies: UnitPolicies, compiled: Trace) -> tuple[UnitGroup, ...]:
@@ -136,6 +132,17 @@ def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
     for name, template in named:
         known.setdefault(None if template is None else template.policy, CompiledPolicy(name=name, template=template))
     return tuple(known.values())
+
+
+def left_to_compiler(group: UnitGroup) -> UnitGroup:
+    """The group without what cannot be done where checkpointed units cannot be compiled: memory budgets only. The smallest, 0,
+    recomputes all, random numbers too: a unit that draws some does not get it.
+    """
+    unit = group.units[0]
+    policies = [policy for policy in group.policies if not policy.has_decisions]
+    if not any(operator.random for operator in unit.sac.stats.operators):
+        policies.append(CompiledPolicy(name="memory_budget 0", template=_left_to_compiler(unit, 0.0)))
+    return replace(group, policies=tuple(policies))
 
 
 def _every_second_product(unit: UnitPolicy) -> Sequence[int]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from autosac.errors import CaptureError, InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates
 from autosac.planning.compiled_costs import unit_costs
-from autosac.planning.compiled_policies import UnitGroup
+from autosac.planning.compiled_policies import UnitGroup, left_to_compiler
 from autosac.planning.planner import Goal, plan_of
 from autosac.plans import Plan, Reasons, Unit
 from autosac.simulation import Simulation
@@ -62,6 +62,11 @@ class CompiledMixes:
         self._costs: list[list[Cost]] = []
         self._excess: int | None = None
         self._failure = ""
+
+    def leave_to_compiler(self, reason: str) -> None:
+        """Units that are checkpointed cannot be compiled here: try memory budgets only."""
+        self._failure = reason
+        self._groups = tuple(map(left_to_compiler, self._groups))
 
     def find(self, goal: Goal, candidates: Candidates) -> None:
         """Verify mixes until one fits and uses the budget, or none is left to try."""
@@ -116,7 +121,7 @@ class CompiledMixes:
             f"{'kind' if kinds == 1 else 'kinds'} of layers; {sum(map(len, self._costs))} policies were measured"
         )
         if self._failure:
-            found.append(f"only budgets of the compiler's partitioner were tried: {self._failure}")
+            found.append(f"only memory budgets of the compiler's partitioner were tried: {self._failure}")
         return tuple(found)
 
     # ---- trials -----------------------------------------------------------------------------------------------------
@@ -125,11 +130,7 @@ class CompiledMixes:
         try:
             trials = self._captured(goal, candidates)
         except CaptureError as e:
-            self._failure = str(e)
-            self._groups = tuple(
-                replace(group, policies=tuple(p for p in group.policies if not p.has_decisions))
-                for group in self._groups
-            )
+            self.leave_to_compiler(str(e))
             trials = self._captured(goal, candidates)
         names = [unit.name for group in self._groups for unit in group.units]
         free = unit_costs(self._none, names)

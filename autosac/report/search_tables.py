@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -16,7 +17,8 @@ MOST_ROWS = 10
 
 def search_summary(result: Result) -> RenderableType:
     """The table of the ten best, and what is worth telling."""
-    return Group(search_table(result), *(Text(f"- {note}") for note in notes(result)))
+    told = [Text(f"- {note}") for note in notes(result)]
+    return Group(search_table(result), *told) if result.fitting else Group(*told)
 
 
 def search_table(result: Result) -> Table:
@@ -54,7 +56,7 @@ def cost_per_million(row: Row) -> float:
 
 def notes(result: Result) -> list[str]:
     """Why the runner-up lost, ties, the proof, how much work it was, what failed."""
-    best, fitting = result.best, result.fitting
+    best, fitting, counts = result.best, result.fitting, result.counts
     found: list[str] = []
     if best is None:
         found.append("no configuration that was worked out fits")
@@ -73,19 +75,21 @@ def notes(result: Result) -> list[str]:
     if result.proven and best is not None:
         found.append(f"proven: no configuration of the space is better than the best by more than {result.gap:.1%}")
     elif not result.proven:
-        found.append("not proven: the search was not finished")
-    counts = result.counts
+        found.append(
+            f"not proven: {counts.failed} evaluations failed, and their bounds are below the best; --resume tries them again"
+            if counts.failed
+            else "not proven: the search was not finished"
+        )
+    open_ = counts.legal - counts.bounded - counts.evaluated - counts.refused - counts.failed
+    left = f", {open_:,} open" if open_ else ""
     found.append(
         f"{counts.configurations:,} configurations in {counts.legal:,} layouts: {counts.bounded:,} ruled out by bounds, "
-        f"{counts.evaluated:,} simulated, {counts.refused:,} refused; {counts.sheets:,} few-layer captures served as bounds"
+        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {counts.sheets:,} few-layer captures gave bounds"
     )
     if counts.reused:
         found.append(f"{counts.reused:,} answers came from the study")
-    reasons: dict[str, int] = {}
-    for why in result.refused.values():
-        reasons[why] = reasons.get(why, 0) + 1
-    for why, number in sorted(reasons.items(), key=lambda item: -item[1])[:3]:
-        found.append(f"{number} refused: {why}")
+    for what, reasons in (("refused", result.refused), ("failed", result.failed)):
+        found += [f"{number} {what}: {why}" for why, number in Counter(reasons.values()).most_common(3)]
     return found
 
 
@@ -106,6 +110,7 @@ def search_document(result: Result) -> dict[str, object]:
         "counts": {name: getattr(result.counts, name) for name in result.counts.__dataclass_fields__},
         "best": row_document(best, result) if best is not None else None,
         "rows": [row_document(row, result) for row in result.rows],
+        "failed": [{"layout": str(layout), "reason": why} for layout, why in result.failed.items()],
         "refused": [{"layout": str(layout), "reason": why} for layout, why in result.refused.items()],
     }
 

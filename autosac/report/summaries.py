@@ -336,6 +336,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     if unknown:
         listed = ", ".join(list(unknown)[:5])
         parts.append(Text(f"{len(unknown)} operators without a cost model are priced by their bytes: {listed}"))
+    parts += [Text(f"- {note}") for note in simulation.trace.info.notes]
     return Group(*parts)
 
 

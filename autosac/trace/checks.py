@@ -419,6 +419,7 @@ _INFO: dict[str, tuple[Callable[[Any], bool], str]] = {
     "stage_outputs": (_inputs, "a list of [shape, stride, dtype]"),
     "cut": (lambda v: _sizes(v) and len(v) == 3, "three whole numbers"),
     "moe_load": (_load, "a table with a draw"),
+    "notes": (lambda v: type(v) is list and all(map(_text, v)), "a list of texts"),
 }
 
 

@@ -54,7 +54,7 @@ class TraceInfo:
     was observed for planning does not run compiled all the same). `matmul_allows_tf32`, `cudnn_allows_tf32`: PyTorch's
     settings for float32 products and convolutions, with PyTorch's defaults. `stage_outputs`: what a pipeline stage sends to
     the next. `moe_load`: how tokens were spread over experts, None if evenly. `loss_chunks`: in how many chunks of rows the
-    loss was computed.
+    loss was computed. `notes`: what the user should know of the capture, a line each.
     """
 
     model: str = ""
@@ -83,6 +83,7 @@ class TraceInfo:
     stage_outputs: tuple[TensorLayout, ...] | None = None
     cut: Cut | None = None
     moe_load: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """As JSON's types; what is not known is left out."""
@@ -120,6 +121,7 @@ _READ: dict[str, Any] = {
     "parameter_shapes": lambda shapes: {name: tuple(shape) for name, shape in shapes.items()},
     "fsdp_units": tuple,
     "selective_modules": tuple,
+    "notes": tuple,
     "stage_outputs": lambda rows: tuple(_layout(row) for row in rows),
     "cut": lambda numbers: Cut(*numbers),
 }

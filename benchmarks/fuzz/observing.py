@@ -95,6 +95,18 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     return found
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """Where the operators of a unit are noted. Copies of the module share it."""
+
+    name: str
+    storages: _Storages
+    found: dict[str, list[Seen]]
+
+    def __deepcopy__(self, memo: Any) -> _Unit:
+        return self
+
+
 class _Observed(UnitModule):
     """A module whose forward is seen."""
 
@@ -102,10 +114,10 @@ class _Observed(UnitModule):
         """The module's result."""
         if self._autosac is None or not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
-        name, storages, found = self._autosac
-        with _Seeing(storages) as mode:
+        unit: _Unit = self._autosac
+        with _Seeing(unit.storages) as mode:
             out = self.original_forward(*args, **kwargs)
-        found[name] = mode.calls
+        unit.found[unit.name] = mode.calls
         return out
 
 
@@ -117,32 +129,5 @@ def observe(model: nn.Module, units: Collection[str]) -> dict[str, list[Seen]]:
     found: dict[str, list[Seen]] = {}
     storages = _Storages()
     for name in units:
-        become(model.get_submodule(name), _Observed, (name, storages, found))
+        become(model.get_submodule(name), _Observed, _Unit(name, storages, found))
     return found
-
-
-def groups_of(calls: list[Seen]) -> list[list[int]]:
-    """Positions that a legal plan decides alike: operators on memory until its last change; random operators."""
-    parent = list(range(len(calls)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
-    def join(members: list[int]) -> None:
-        for member in members[1:]:
-            parent[root(member)] = root(members[0])
-
-    join([i for i, call in enumerate(calls) if call.random])
-    known: set[int] = set()
-    for i, call in enumerate(calls):
-        for storage in call.made - call.reads - known:
-            writes = [j for j in range(i + 1, len(calls)) if storage in calls[j].writes]
-            if writes:
-                join([j for j in range(i, writes[-1] + 1) if storage in calls[j].made | calls[j].reads])
-        known |= call.made | call.reads
-    groups: dict[int, list[int]] = {}
-    for i in range(len(calls)):
-        groups.setdefault(root(i), []).append(i)
-    return list(groups.values())

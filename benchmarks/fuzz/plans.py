@@ -20,7 +20,8 @@ from torch import nn
 import autosac
 from autosac.plans import ANY_SIZE, Decision, MadeFor, Settings, Unit
 from benchmarks.fuzz.family import ROWS, Family, Job
-from benchmarks.fuzz.observing import Seen, groups_of
+from benchmarks.fuzz.groups import groups_of
+from benchmarks.fuzz.observing import Seen
 from benchmarks.fuzz.snapshot import bare
 
 # Where between full and no checkpointing the budgets of the planner's plans lie.

@@ -88,6 +88,5 @@ def rank_published(folder: Path, cache: Path | None) -> None:
             print(f"  Kendall's tau {taus[-1]:+.2f}, regret {regrets[-1]:.1%}", flush=True)
     if taus:
         mean = sum(regrets) / len(regrets)
-        print(
-            f"\n{len(taus)} groups: tau {sum(taus) / len(taus):+.2f} and regret {mean:.1%} in the mean, {max(regrets):.1%} at worst"
-        )
+        tau = sum(taus) / len(taus)
+        print(f"\n{len(taus)} groups: tau {tau:+.2f}, regret {mean:.1%} in the mean, {max(regrets):.1%} at worst")

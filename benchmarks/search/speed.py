@@ -69,12 +69,10 @@ def measure(inputs: Inputs, sample_seconds: float | None) -> None:
         seconds = time.monotonic() - watch.begin
         counts = result.counts
         best = result.best
-        print(
-            f"search: {seconds:.0f} s, proven: {result.proven}, {counts.legal} layouts ({counts.configurations} configurations)"
-        )
+        print(f"search: {seconds:.0f} s, proven: {result.proven}, {counts.legal} layouts")
         print(
             f"  evaluations a minute {60 * counts.captured / seconds:.1f}, "
-            f"ruled out by bounds {counts.bounded / counts.legal:.1%}"
+            f"ruled out {counts.bounded / counts.legal:.1%}"
         )
         if best is None:
             return

@@ -72,7 +72,8 @@ def test_a_row_becomes_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("date", "components"), [("2024-12", "model,loss"), ("2025-02", "model"), ("2025-06", "model,loss")]
+    ("date", "components"),
+    [("2024-11", "model,loss"), ("2024-12", "model"), ("2025-02", "model"), ("2025-06", "model,loss")],
 )
 def test_compiled_parts_are_those_of_the_date(tmp_path: Path, date: str, components: str) -> None:
     """The loss is compiled where TorchTitan did so then; the list is one argument, as TorchTitan reads lists."""
@@ -80,6 +81,42 @@ def test_compiled_parts_are_those_of_the_date(tmp_path: Path, date: str, compone
     assert arguments[arguments.index("--compile.components") + 1] == components
     following = arguments[arguments.index("--compile.components") + 2 :]
     assert not following or following[0].startswith("--")
+
+
+def argument(arguments: tuple[str, ...], name: str) -> str:
+    return arguments[arguments.index(name) + 1]
+
+
+def test_float8_and_async_as_the_row_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output layer stays in bf16; all-gathers in eight bits and asynchronous tensor parallelism where they are named."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    plain = run(tmp_path, low_precision="float8 tensorwise").overrides()
+    assert argument(plain, "--quantize.linear.float8.filter_fqns") == "output"
+    assert not any("all_gather" in text or "async" in text for text in plain)
+    gathered = run(tmp_path, low_precision="float8 tensorwise + fp8 all-gather").overrides()
+    assert "--quantize.linear.float8.enable_fsdp_float8_all_gather" in gathered
+    for precision in ("bf16 + AsyncTP", "float8 tensorwise + AsyncTP"):
+        overlapped = run(tmp_path, low_precision=precision).overrides()
+        assert "--parallelism.enable_async_tensor_parallel" in overlapped
+        assert ("--model.converters" in overlapped) == ("float8" in precision)
+
+
+def test_pipelines_ran_a_microbatch_for_each_rank(tmp_path: Path) -> None:
+    """Until April 2025: 32 sequences on 8 pipeline ranks are microbatches of 4; since then TorchTitan's default serves."""
+    row = {"pp": "8", "fsdp_shard": "1", "local_batch": "32", "schedule": "1F1B"}
+    old, new = (run(tmp_path, date=date, **row).overrides() for date in ("2024-12", "2025-06"))
+    assert argument(old, "--parallelism.pipeline_parallel_microbatch_size") == "4"
+    assert "--parallelism.pipeline_parallel_microbatch_size" not in new
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("Qwen3-32B", "qwen3_2025_08"), ("DeepSeek-V3-16B", "deepseek_v3_2025_08")]
+)
+def test_families_have_specs_of_their_own(tmp_path: Path, model: str, name: str) -> None:
+    """Qwen3 and DeepSeek-V3 with TorchTitan's flavors, and the defaults of the time."""
+    arguments = run(tmp_path, model=model, date="2025-09").overrides()
+    assert argument(arguments, "--model.name") == name
+    assert argument(arguments, "--model.flavor") == model.rpartition("-")[2]
 
 
 def test_out_of_memory_is_no_figure(tmp_path: Path) -> None:
@@ -131,15 +168,28 @@ def test_torchsim_rows_are_joined(tmp_path: Path) -> None:
 
 def test_eras_by_date() -> None:
     """Months before, at and after the changes; notes decide in the month that saw both norms."""
-    months = ("2024-04", "2024-06", "2024-07", "2025-01", "2025-02", "2025-06", "2025-11", "2026-02")
+    months = (
+        "2024-04",
+        "2024-06",
+        "2024-07",
+        "2024-11",
+        "2025-01",
+        "2025-02",
+        "2025-06",
+        "2025-09",
+        "2025-11",
+        "2026-02",
+    )
     assert [era_of(month).name for month in months] == [
         "2024-04",
         "2024-06",
         "2024-08",
+        "2024-11",
         "2025-01",
         "2025-02",
         "2025-04",
         "2025-08",
+        "2025-10",
         "0.2.2",
     ]
     assert era_of("2025-03", "torch nn.RMSNorm").norm == "composite"

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from autosac.capture.compiler import inductor, partition
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
+from autosac.capture.jobs.notes import notes_of
 from autosac.trace import Alloc, Phase, Trace
 
 pytest.importorskip("triton")
@@ -223,3 +224,28 @@ def test_a_graph_that_cannot_be_generated_is_interpreted(tmp_path: Path) -> None
     assert (tmp_path / "notes").read_text() == "needs a GPU"
     names = {signature.name for signature in trace.signatures}
     assert {"triton.triton_red_fused", "triton.triton_poi_fused"} < names
+
+
+@pytest.mark.parametrize(
+    ("settings", "beginnings"),
+    [
+        ({"model.converters": "['quantize.linear.float8']"}, []),
+        ({"parallelism.tensor_parallel_degree": "8"}, []),
+        (
+            {"parallelism.tensor_parallel_degree": "8", "model.converters": "['quantize.linear.float8']"},
+            ["the job runs without float8 all-gathers"],
+        ),
+        (
+            {
+                "parallelism.tensor_parallel_degree": "8",
+                "parallelism.enable_async_tensor_parallel": "True",
+            },
+            ["asynchronous tensor parallelism has no effect"],
+        ),
+    ],
+)
+def test_what_a_job_does_otherwise_than_it_says(settings: dict[str, str], beginnings: list[str]) -> None:
+    """float8 and asynchronous tensor parallelism of TorchTitan 0.2.2, each told where tensors are parallel only."""
+    found = notes_of(object(), settings)
+    assert len(found) == len(beginnings)
+    assert all(note.startswith(beginning) for note, beginning in zip(found, beginnings, strict=True))

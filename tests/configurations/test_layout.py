@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosac.configurations.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of
+from autosac.configurations.search import family
 from autosac.configurations.space import Space, space_of, space_text
 from autosac.configurations.splits import balanced_split, module_names, torchtitan_split
 from autosac.errors import UsageError
@@ -91,6 +92,13 @@ def test_balanced_splits_are_the_best(costs: list[int], stages: int, embedding: 
     cuts = itertools.combinations(range(1, len(costs)), stages - 1)
     ways = (tuple(b - a for a, b in itertools.pairwise((0, *cut, len(costs)))) for cut in cuts)
     assert slowest(found) == min(map(slowest, ways))
+
+
+def test_memory_grows_with_the_microbatch_in_a_family() -> None:
+    """Accumulated gradients are in memory only where there is a second microbatch: such layouts are no family."""
+    one, two, four = (Layout(gpu="any", shard=2, microbatch=n, global_batch=8) for n in (1, 2, 4))
+    assert family(one) == family(two)
+    assert family(two) != family(four)
 
 
 def test_module_names_of_a_split() -> None:

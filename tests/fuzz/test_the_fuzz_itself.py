@@ -20,6 +20,8 @@ LEGAL, HOSTILE = 1, 3
 @pytest.fixture
 def judged() -> Callable[..., Any]:
     """``judged(apply, family="ema_before", number=LEGAL)``: the outcome of a trial whose plan `apply` applies."""
+    import torch._dynamo  # noqa: F401 # the first trial would import it, within its time limit
+
     import benchmarks.fuzz.families  # noqa: F401
     from benchmarks.fuzz.family import FAMILIES
     from benchmarks.fuzz.trial import Session, trial
@@ -176,6 +178,8 @@ def test_a_process_that_dies_is_one_obscure_trial(tmp_path: Path) -> None:
 
 def test_plans_load_and_hostile_ones_are_of_many_kinds() -> None:
     """Of 40 hostile plans all pass the checks of a file; some keep too little of a group, some name other modules."""
+    import torch._dynamo  # noqa: F401 # the first trial would import it, within its time limit
+
     import benchmarks.fuzz.families  # noqa: F401
     from benchmarks.fuzz import plans
     from benchmarks.fuzz.family import FAMILIES

@@ -23,50 +23,8 @@ from autosac.integrations.operators.keys import fingerprint, is_counted, is_rand
 from autosac.integrations.operators.modules import find_module, parameters_of
 from autosac.integrations.recompute.tape import Observer, observer
 from autosac.plans import Decision, Fingerprint, MadeFor, Plan, Settings, Unit
-
-
-class LlamaBlock(nn.Module):
-    """RMSNorm, attention with rotary embedding by complex multiplication, and SwiGLU."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.RMSNorm(dim), nn.RMSNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.w1, self.w3 = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
-        self.w2 = nn.Linear(2 * dim, dim, bias=False)
-        angles = torch.outer(torch.arange(16.0), torch.arange(dim // heads // 2) + 1.0)
-        self.register_buffer("rotation", torch.polar(torch.ones_like(angles), angles))
-
-    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
-        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * self.rotation[: x.shape[-2]]).flatten(-2).type_as(x)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The block's output."""
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
-        attended = F.scaled_dot_product_attention(self._rotate(q), self._rotate(k), v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(-2))
-        h = self.norm2(x)
-        return x + self.w2(F.silu(self.w1(h)) * self.w3(h))
-
-
-class GptBlock(nn.Module):
-    """LayerNorm, attention written out with dropout on the weights, GELU and dropout."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The block's output."""
-        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
-        weights = self.dropout(F.softmax(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5, -1))
-        x = x + self.dropout(self.out(weights @ v))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+from benchmarks.fuzz.blocks import GptBlock, LlamaBlock
+from benchmarks.fuzz.groups import groups_of
 
 
 class InplaceBlock(nn.Module):
@@ -253,33 +211,6 @@ def must_run(calls: Calls, keep: Collection[int]) -> list[int]:
     while waiting:
         ask(*waiting.pop())
     return sorted(needed)
-
-
-def groups_of(calls: Calls) -> list[list[int]]:
-    """Positions that must be decided alike: what touches memory until its last change; random operators."""
-    parent = list(range(len(calls)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
-    def join(members: list[int]) -> None:
-        for member in members[1:]:
-            parent[root(member)] = root(members[0])
-
-    join([i for i, call in enumerate(calls) if call.random])
-    known: set[int] = set()
-    for i, call in enumerate(calls):
-        for storage in call.made - call.reads - known:
-            writes = [j for j in range(i + 1, len(calls)) if storage in calls[j].writes]
-            if writes:
-                join([j for j in range(i, writes[-1] + 1) if storage in calls[j].made | calls[j].reads])
-        known |= call.made | call.reads
-    groups: dict[int, list[int]] = {}
-    for i in range(len(calls)):
-        groups.setdefault(root(i), []).append(i)
-    return list(groups.values())
 
 
 def observed(model: nn.Module, fqns: Collection[str], run: Callable[[nn.Module], Any]) -> dict[str, Calls]:

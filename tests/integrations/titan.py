@@ -282,6 +282,7 @@ def main(rank: int, world_size: int, folder: Path, only_compiled: bool = False) 
     """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, then the exchange of
     plans; or FSDP2 with compiled layers.
     """
+    sys.path.append(str(Path(__file__).parents[2]))  # for `benchmarks`
     spec = importlib.util.spec_from_file_location("lab", Path(__file__).with_name("conftest.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -42,6 +42,7 @@ STEPS = 3
 def load_lab() -> ModuleType:
     """The helpers of tests/integrations."""
     path = Path(__file__).parents[1] / "integrations" / "conftest.py"
+    sys.path.append(str(Path(__file__).parents[2]))  # for `benchmarks`
     spec = importlib.util.spec_from_file_location("lab", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -129,7 +129,8 @@ def answers(gpu: TargetGPU) -> Iterator[None]:
     device = _device(gpu)
     bound = {name.removeprefix("_"): answer for name, answer in device.items()}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(torch.cuda, **device))
+        for name, answer in device.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         if torch.distributed.is_available():
             stack.enter_context(mock.patch.object(torch.distributed, "is_nccl_available", lambda: True))
         stack.enter_context(_Unguarded())

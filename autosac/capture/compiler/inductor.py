@@ -43,11 +43,12 @@ def compile_graph(
 
     `options` are those of ``compile_fx_inner``. Any exception of Inductor's.
     """
-    from torch._inductor import compile_fx
+    import torch._inductor.compile_fx
     from torch._inductor.debug import DebugContext
     from torch._inductor.utils import set_tracing_context_output_strides
     from torch._inductor.virtualized import V
 
+    compile_fx: Any = torch._inductor.compile_fx
     options = {"static_input_idxs": (), **options, "cudagraphs": compile_fx.BoxedBool(False)}
     on_cuda = _on_cuda(graph)
     moved = [_moved(x) for x in inputs]
@@ -107,7 +108,7 @@ def constants_on_host() -> Iterator[None]:
     def on_host(original: Any) -> Any:
         @functools.wraps(original)
         def call(self: Any, *args: Any) -> Any:
-            with _OnHost():
+            with _OnHost():  # type: ignore[no-untyped-call]
                 return original(self, *args)
 
         return call

@@ -17,7 +17,6 @@ import torch
 from autosac.capture.compiler import inductor
 from autosac.capture.device import device as simulated
 from autosac.capture.device.device import key_of
-from autosac.capture.failures import one_line
 
 not_generated: dict[str, None] = {}
 """Why graphs were interpreted in this process: the reasons, in order, each of them once."""
@@ -41,6 +40,10 @@ def install(target: str) -> None:
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, 64)
 
 
+def _note(error: Exception) -> None:
+    not_generated[" ".join(str(error).split()) or type(error).__name__] = None
+
+
 def _compile_without_modes() -> None:
     """Dynamo leaves all dispatch modes while it compiles, but not where DDP splits the graph."""
     from torch._dynamo.convert_frame import ConvertFrameAssert
@@ -62,7 +65,7 @@ def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
         try:
             return _generate(graph, inputs, options, as_region)
         except Exception as e:
-            not_generated[one_line(e)] = None
+            _note(e)
     return _partition(graph, inputs, as_region)
 
 
@@ -75,7 +78,7 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool)
         try:
             return _boxed(inductor.compile_graph(graph, inputs, simulated.stood_for, **options), graph, as_region)
         except Exception as e:
-            not_generated[one_line(e)] = None
+            _note(e)
             return _interpret(graph, inputs, as_region=as_region)
 
     # On CUDA, a random operator that runs twice has a generator of its own for each of them, which is no tensor of the graph.

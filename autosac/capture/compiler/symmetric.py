@@ -10,6 +10,7 @@ The workspaces in symmetric memory are allocated once and stay, as PyTorch's do.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,6 +24,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autosac.capture.device.device import device_type
 
 _workspaces: dict[str, torch.Tensor] = {}
+
+
+def _symmetric_memory() -> Any:
+    """PyTorch's module, which is there where torch.distributed is."""
+    return importlib.import_module("torch.distributed._symmetric_memory")
+
+
+def _group(name: str) -> Any:
+    groups: Any = dist.distributed_c10d
+    return groups._resolve_process_group(name)
 
 
 def into(packet: Any) -> Callable[..., Any]:
@@ -60,7 +71,7 @@ def _gather_and_consume(
     gathered_needed: bool = True,
 ) -> None:
     """For ``_pipelined_multi_all_gather_and_consume``: each chunk is consumed while the next ones come."""
-    group = dist.distributed_c10d._resolve_process_group(group_name)
+    group = _group(group_name)
     size, rank = group.size(), group.rank()
     workspace = _workspace(group_name, sum(x.nbytes for x in shard))
     for x in shard:
@@ -82,7 +93,7 @@ def _produce_and_exchange(
     produce: Callable[[int, torch.Tensor], None], output: torch.Tensor, group_name: str, out_chunk_dim: int = 0
 ) -> None:
     """For ``_pipelined_produce_and_all2all``: each chunk leaves while the next one is produced, from two buffers in turn."""
-    group = dist.distributed_c10d._resolve_process_group(group_name)
+    group = _group(group_name)
     size, rank = group.size(), group.rank()
     chunks = output.chunk(size, dim=out_chunk_dim)
     nbytes = math.prod(chunks[0].shape) * output.element_size()
@@ -102,13 +113,14 @@ def _produce_and_exchange(
 def _all_gather_matmul(
     shard: Any, factors: Any, gather_dim: int, group_name: str, *, return_A: bool = True
 ) -> tuple[Any, list[Any]]:
-    from torch.distributed import _symmetric_memory as symmetric
-
+    symmetric = _symmetric_memory()
     dtypes = [factor.dtype for factor in factors]
-    product, each = into(torch.ops.aten.mm), [{} for _ in factors]
-    return symmetric._fused_all_gather_matmul_impl(
+    product = into(torch.ops.aten.mm)
+    each: list[dict[str, Any]] = [{} for _ in factors]
+    results: tuple[Any, list[Any]] = symmetric._fused_all_gather_matmul_impl(
         product, shard, factors, None, each, dtypes, gather_dim, group_name, return_A
     )
+    return results
 
 
 def _all_gather_scaled_matmul(
@@ -123,21 +135,20 @@ def _all_gather_scaled_matmul(
     out_dtypes: Any,
     use_fast_accum: Any,
 ) -> tuple[Any, list[Any]]:
-    from torch.distributed import _symmetric_memory as symmetric
-
+    symmetric = _symmetric_memory()
     dtypes = symmetric._maybe_convert_scalar_types_to_dtypes(out_dtypes)
     names = ("scale_b", "bias", "scale_result", "out_dtype", "use_fast_accum")
     values = zip(scales, biases, result_scales, dtypes, use_fast_accum, strict=True)
     each = [dict(zip(names, value, strict=True)) for value in values]
     product = into(torch.ops.aten._scaled_mm)
-    return symmetric._fused_all_gather_matmul_impl(
+    results: tuple[Any, list[Any]] = symmetric._fused_all_gather_matmul_impl(
         product, shard, factors, scale, each, dtypes, gather_dim, group_name, True
     )
+    return results
 
 
 def _matmul_reduce_scatter(a: Any, b: Any, reduce_op: str, scatter_dim: int, group_name: str) -> Any:
-    from torch.distributed import _symmetric_memory as symmetric
-
+    symmetric = _symmetric_memory()
     return symmetric._fused_matmul_reduce_scatter_impl(
         mm_out_op=into(torch.ops.aten.mm),
         A=a,
@@ -165,8 +176,7 @@ def _scaled_matmul_reduce_scatter(
     out_dtype: Any = None,
     use_fast_accum: bool = False,
 ) -> Any:
-    from torch.distributed import _symmetric_memory as symmetric
-
+    symmetric = _symmetric_memory()
     return symmetric._fused_scaled_matmul_reduce_scatter_impl(
         mm_out_op=into(torch.ops.aten._scaled_mm),
         A=a,

@@ -21,6 +21,7 @@ from autosac.capture.device import values
 from autosac.capture.failures import capture_error, one_line
 from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
 from autosac.capture.jobs.layers import cut_of
+from autosac.capture.jobs.notes import notes_of
 from autosac.capture.jobs.pipeline import StageMetadata
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.moe_load import Routing
@@ -189,6 +190,7 @@ def _info(
         job_fingerprint=job_fingerprint(settings, request.world_size),
         job_settings=settings,
         compiled=compiles_model(settings),
+        notes=notes_of(config, settings),
         world_size=request.world_size,
         rank=request.rank,
         gpu=request.gpu.name,

@@ -114,10 +114,7 @@ def work_wait(capture: Patched) -> None:
         module.batch_isend_irecv = batch_isend_irecv
 
 
-@patch(
-    "torch._C._distributed_c10d:FakeWork.boxed",
-    distributed=True,
-)
+@patch("torch._C._distributed_c10d:FakeWork.boxed", distributed=True)
 def coalesced_collectives(_: Patched) -> None:
     """The collectives of several tensors at once (a distributed optimizer's) have no kernels for fake tensors."""
     library = torch.library.Library("c10d", "IMPL")

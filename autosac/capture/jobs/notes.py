@@ -1,0 +1,46 @@
+"""What a captured job does otherwise than its settings say, for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from autosac.capture.compiler import partition
+
+_FLOAT8 = "quantize.linear.float8"
+
+
+def notes_of(config: Any, settings: Mapping[str, str]) -> tuple[str, ...]:
+    """One line each. `config` is TorchTitan's, `settings` those of the same job by name."""
+    found = []
+    parallel = int(settings.get("parallelism.tensor_parallel_degree", "1")) > 1
+    if parallel and _FLOAT8 in settings.get("model.converters", "") and not _is_rowwise(config):
+        found.append(
+            "the job runs without float8 all-gathers of activations: TorchTitan 0.2.2 applies its float8 styles of tensor "
+            f"parallelism to a converter called float8, and this one is called {_FLOAT8}"
+        )
+    if parallel and settings.get("parallelism.enable_async_tensor_parallel") == "True" and not _has_symmetric_memory():
+        found.append(
+            "asynchronous tensor parallelism has no effect: the job does not enable symmetric memory for its group "
+            "(torch.distributed._symmetric_memory.enable_symm_mem_for_group), without which Inductor fuses nothing"
+        )
+    if partition.not_generated:
+        reasons = "; ".join(partition.not_generated)
+        found.append(f"Inductor did not take every compiled graph; those are priced with approximate fusion: {reasons}")
+    return tuple(found)
+
+
+def _is_rowwise(config: Any) -> bool:
+    quantize = getattr(config, "quantize", None)
+    recipe = getattr(getattr(getattr(quantize, "linear", None), "float8", None), "recipe_name", None)
+    return "rowwise" in (recipe or "")
+
+
+def _has_symmetric_memory() -> bool:
+    if not dist.is_available():
+        return False
+    from torch.distributed import _symmetric_memory as symmetric
+
+    return bool(symmetric._group_name_to_store)

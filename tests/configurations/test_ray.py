@@ -1,0 +1,54 @@
+"""Evaluations on a local Ray of two workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from autosac.capture.process.server import CaptureServer
+from autosac.configurations.workers import RayWorkers, WorkerLost
+from autosac.errors import UsageError
+
+ray = pytest.importorskip("ray")
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A task without a capture; `mortal` ends its process."""
+
+    numbers: tuple[int, ...]
+    mortal: bool = False
+
+    def run(self, server: CaptureServer) -> dict[str, Any]:
+        """The sum, or the process's end."""
+        if self.mortal:
+            os._exit(1)
+        return {"sum": sum(self.numbers)}
+
+
+def test_tasks_run_on_rays_workers_and_lost_ones_are_told() -> None:
+    """Two actors answer; one that dies is a lost worker, and the next task is answered again."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.cloudpickle.register_pickle_by_value(sys.modules[Sum.__module__])  # the workers do not know the tests
+    workers = RayWorkers("auto")
+    try:
+        assert workers.count == 2
+        futures = [workers.submit(Sum((i, 1))) for i in range(2)]
+        assert [future.result(timeout=120)["sum"] for future in futures] == [1, 2]
+        with pytest.raises(WorkerLost):
+            workers.submit(Sum((), mortal=True)).result(timeout=120)
+        assert workers.submit(Sum((2, 2))).result(timeout=120) == {"sum": 4}
+        workers.close()
+    finally:
+        ray.shutdown()
+
+
+def test_no_cluster_is_one_line() -> None:
+    """An address where nothing listens is refused in one line."""
+    with pytest.raises(UsageError, match="no Ray cluster at 'auto'") as error:
+        RayWorkers("auto")
+    assert "\n" not in str(error.value)
