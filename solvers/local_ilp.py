@@ -118,7 +118,9 @@ class _Model:
         found = self._problem.keeping(kept)
         for i in self._problem.free_items():
             less = self._problem.keeping(set(found.kept) - {i})
-            if less.recompute_ms <= found.recompute_ms and i not in self._problem.settled():
+            if i in self._problem.settled() or less.recompute_ms > found.recompute_ms:
+                continue
+            if less.kept_bytes <= found.kept_bytes:  # without a small result, a large one may be needed
                 found = less
         return found
 

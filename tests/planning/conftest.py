@@ -187,6 +187,10 @@ class Job:
     def begin(self, plan: Plan) -> None:
         """Nothing goes on beside the planning."""
 
+    def is_derived(self, _: Simulation) -> bool:
+        """All steps are made here, at the cost of a derived one."""
+        return True
+
     def under(self, plan: Plan) -> Simulation:
         """Under a plan."""
         self.captured += 1

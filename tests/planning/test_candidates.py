@@ -54,7 +54,7 @@ def test_a_plan_is_simulated_once() -> None:
     told: list[str] = []
     verifier: Any = SimpleNamespace(under=lambda plan: object())
     candidates = Candidates(verifier, told.append, "simulating")
-    first, again, other = (SimpleNamespace(units=units) for units in (("a",), ("a",), ("b",)))
+    first, again, other = (SimpleNamespace(units=units, settings=None) for units in (("a",), ("a",), ("b",)))
     found: list[Any] = [candidates.verify(plan) for plan in (first, again, other)]  # type: ignore[arg-type]
     assert found[0] is found[1] and found[2] is not found[0]
     assert candidates.verified == [found[0], found[2]] and told == ["simulating (plan 1)", "simulating (plan 2)"]

@@ -129,6 +129,18 @@ def test_a_closure_that_refers_to_nothing_is_refused() -> None:
         LocalProblem(items=(), closure=Closure((Operator(1.0),), (Result(1, 0, (0,)),), ()))
 
 
+def test_a_result_that_saves_no_time_may_save_memory() -> None:
+    """Of 29 bytes, b (0 bytes) is made in no time. If both items are kept they are not needed; without b they are."""
+    problem = unit(
+        (Operator(5.0), Operator(0.0, (0,)), Operator(0.0, (0,))),
+        (Result(29, 0, (0,)), Result(0, 0, (1,)), Result(0, 1, (2,))),
+        (1, 2),
+    )
+    for solve in (ilp, pareto):
+        found = solve(problem, 25)
+        assert (found.kept, found.kept_bytes, found.recompute_ms) == ((0, 1), 0, 0.0)
+
+
 @CHECKED
 @given(units())
 def test_the_sweep_finds_every_undominated_policy(problem: LocalProblem) -> None:
