@@ -1,9 +1,9 @@
 """Simulated time while a script runs: when the host comes to a place in its step, and the device to an event.
 
 A step's events have times as soon as somebody asks: the part of the step that has been recorded is priced and executed by
-itself, from a device that is idle; the host waits for the device, as it mostly does in first steps, which allocate. Once there
-is a step like all that follow (`keep`), its timeline says when the host has issued each of its events, and every later step
-takes exactly that long: nothing is priced any more. Before the first step time stands still.
+itself, from a device that is idle. Once there is a step like all that follow (`keep`), its timeline says when the host has
+issued each of its events, and every later step takes exactly that long: nothing is priced any more. Before the first step
+time stands still.
 """
 
 from __future__ import annotations
@@ -122,5 +122,5 @@ def _alone(simulation: Simulation) -> _Times:
         steps=1,
     )
     rank = timeline.ranks[0]
-    host_ms = np.maximum.accumulate(np.fmax(np.nan_to_num(rank.host_end_ms), rank.end_ms))
+    host_ms = np.maximum.accumulate(np.nan_to_num(rank.host_end_ms))
     return _Times(host_ms, rank.end_ms, rank.stream, timeline.makespan_ms)

@@ -10,7 +10,11 @@ import pytest
 import torch
 
 import autosac
-from autosac.trace import Trace
+from autosac.capture.jobs.eager import EagerRequest, capture_eager
+from autosac.scripts.launch import run_script
+from autosac.scripts.request import ScriptRequest
+from autosac.scripts.target import script_target
+from autosac.trace import Region, Trace
 
 MODEL = """
 import sys, time
@@ -79,3 +83,21 @@ def test_figures_are_those_of_simulate(run: Any, tmp_path: Path) -> None:
     assert abs(float(printed[2][1]) - expected.step_ms) < 0.01
     assert int(printed[2][2]) == expected.peak_reserved_bytes
     assert "step 2 of the script, which ran 3" in ended.stdout
+
+
+def test_planning_sees_what_it_sees_of_a_step(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The observed regions of the kept step, and of no other, are those of the same step under `autosac.plan`."""
+    monkeypatch.setenv("AUTOSAC_CACHE", str(cache))
+    (tmp_path / "train.py").write_text(SCRIPT)
+    request = ScriptRequest(
+        script=str(tmp_path / "train.py"), arguments=("--lr", "1"), quiet=True, unlimited=True, observe=True
+    )
+    expected = capture_eager(make_step, EagerRequest(gpu=script_target(request).gpu, observe=True))
+    found = run_script(request).trace
+    assert len(expected.regions) == 4
+    assert list(map(shape_of, found.regions)) == list(map(shape_of, expected.regions))
+
+
+def shape_of(region: Region) -> tuple[Any, ...]:
+    """Where it is and what it calls. CUDA's own autocast casts an operator's arguments in the compiler's order."""
+    return region.module, region.first, region.last, sorted(call.op for call in region.calls)

@@ -106,6 +106,7 @@ class Recorder:
         self.phases.begin_step()
         self.storages.forget_addition()
         self._label_gradients()  # pipeline stages under FSDP reduce theirs after the engine has run
+        self.regions.clear()  # those of a step before
         self.log.begin(step)
 
     def end_recording(self) -> None:
