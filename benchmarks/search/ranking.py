@@ -82,7 +82,7 @@ def rank_published(folder: Path, cache: Path | None) -> None:
             ranked.append(Ranked(run=run, published=rate, predicted=predicted))
             options = f"{run.describe()}, {run.checkpointing}{', compiled' if run.compiled else ''}, {run.precision}"
             print(f"  {run.case}  published {rate:8,.0f}  predicted {predicted:8,.0f}  {options}", flush=True)
-        if len({r.published for r in ranked}) > 1:
+        if len({r.published for r in ranked}) > 1 and len({r.predicted for r in ranked}) > 1:
             taus.append(tau_of(ranked))
             regrets.append(regret_of(ranked))
             print(f"  Kendall's tau {taus[-1]:+.2f}, regret {regrets[-1]:.1%}", flush=True)
