@@ -22,7 +22,7 @@ from autosac.errors import UsageError
 from autosac.plans import Plan
 
 
-class AutoSAC(TrainerCallback):
+class AutoSAC(TrainerCallback):  # type: ignore[misc] # transformers is not typed for us
     """Applies a plan to the Trainer's model.
 
     Args:
@@ -48,9 +48,9 @@ class AutoSAC(TrainerCallback):
             raise UsageError("give either a plan or a budget")
         if budget is not None and length is None:
             raise UsageError("a plan for a budget needs the length of the sequences")
-        self.plan = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+        self.plan = plan if plan is None or isinstance(plan, Plan) else Plan.load(str(plan))
         self._options = {"budget": budget, "gpu": gpu, **options}
-        self._length = length
+        self._length = length or 0
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """The Trainer has been made: apply the plan, after making it if there is only a budget."""
@@ -72,7 +72,7 @@ class AutoSAC(TrainerCallback):
 
             def step() -> None:
                 for _ in range(args.gradient_accumulation_steps):
-                    shape = args.per_device_train_batch_size, self._length
+                    shape = (int(args.per_device_train_batch_size), self._length)
                     tokens = torch.randint(0, vocabulary, shape).to(device)
                     with torch.autocast(device.type, dtype) if dtype is not None else contextlib.nullcontext():
                         loss = moved(input_ids=tokens, labels=tokens).loss / args.gradient_accumulation_steps

@@ -56,10 +56,8 @@ class Policy:
     name: str
 
     def __post_init__(self) -> None:
-        known = self.mode in _FIXED or self.layer_interval or self.memory_budget is not None
-        if self.stops_early:
-            known = self.mode in ("full", "selective-op") or self.layer_interval
-        if not (known or self.planned):
+        names = ("full", "selective-op") if self.stops_early else (*_FIXED, *PLANNED)
+        if not (self.mode in names or self.layer_interval or self.memory_budget is not None):
             raise UsageError(
                 f"unknown policy {self.name!r}: choose from {', '.join(_FIXED)}, selective-N (N >= 1), each but none also "
                 f"with {_EARLY}, memory-budget-F (0 <= F <= 1), {', '.join(PLANNED)}"

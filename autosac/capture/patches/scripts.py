@@ -42,7 +42,8 @@ def _weightless_parameters(mode: SimulatedDeviceMode) -> None:
             data = mode.as_fake(data)
         return original(cls, data, requires_grad)
 
-    torch.nn.Parameter.__new__ = new
+    parameter: Any = torch.nn.Parameter
+    parameter.__new__ = new
 
 
 def _readable_tensors() -> None:
@@ -82,7 +83,8 @@ def _readable_tensors() -> None:
         return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
 
     def data_ptr(self: torch.Tensor) -> int:
-        return self.untyped_storage()._cdata + self.storage_offset() * self.element_size()  # one number for one memory
+        # one number for one memory
+        return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
 
     fake.data_ptr = data_ptr
     fake.numpy = numpy
@@ -92,7 +94,7 @@ def _readable_tensors() -> None:
 
 def _data_of_tensors() -> None:
     """``parameter.data = parameter.data.cuda()``: a tensor gets data of another device, and stays the object that it is."""
-    original = torch._C.TensorBase.data
+    original: Any = torch._C.TensorBase.data
 
     def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
         plain = type(self) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -102,7 +104,8 @@ def _data_of_tensors() -> None:
         else:
             original.__set__(self, new)
 
-    torch.Tensor.data = property(lambda self: original.__get__(self), set_data)
+    tensor: Any = torch.Tensor
+    tensor.data = property(lambda self: original.__get__(self), set_data)
 
 
 def _tensors_of_tensors() -> None:
@@ -120,7 +123,7 @@ def _tensors_of_tensors() -> None:
     def tensor(data: Any, **kwargs: Any) -> torch.Tensor:
         return original(data if isinstance(data, torch.Tensor) else read(data), **kwargs)
 
-    torch.tensor = tensor
+    vars(torch)["tensor"] = tensor
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
