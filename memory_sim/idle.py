@@ -114,7 +114,7 @@ def idle_memory(
     found = (
         IdlePart(
             cause=Cause.OTHER_STREAM if s != stream else Cause.HOLE if small == is_small else Cause.OTHER_POOL,
-            stream=names[s],
+            stream=names[s] if s < len(names) else f"stream {s}",
             is_small=small,
             nbytes=sum(block.size for block in blocks),
             blocks=len(blocks),
