@@ -59,9 +59,9 @@ def build_call(signature: Signature, device: torch.device) -> Call:
         value = _value(parameter, given, rest, signature, device)
         if parameter.kwarg_only:
             if value is not None:
-                kwargs[parameter.name] = argument
+                kwargs[parameter.name] = value
         else:
-            args.append(argument)
+            args.append(value)
     if rest.left():
         raise NotReplayable(f"{signature.name}: {rest.left()} of its tensors have no place in {overload._schema}")
     return Call(signature, overload, tuple(args), kwargs)

@@ -153,7 +153,9 @@ def _rule_of(func: Any) -> Rule | None:
 
 
 def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, out: Any) -> None:
-    if isinstance(out, FakeTensor) and out.numel() <= _limit(out):
+    # Of floating-point numbers only single ones (a scale, a sum): vectors of zeros are weights, which training changes.
+    most = 1 if out.dtype.is_floating_point else _INTEGER_LIMIT
+    if isinstance(out, FakeTensor) and out.numel() <= most:
         _overwrite(out, constant(out, args))
 
 

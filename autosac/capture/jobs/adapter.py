@@ -21,7 +21,7 @@ class JobDescription(NamedTuple):
     checkpointing: str
     preserve_rng_state: bool
     early_stop: bool
-    loss_chunks: int
+    loss_chunks: int = 1
 
 
 class TitanAdapter(Protocol):
