@@ -140,7 +140,8 @@ class _Recomputation:
         done: dict[int, list[int]] = {}
         for position in reversed(self._order):
             entry = self._tape.entries[position]
-            last = [number for number in (*(view.memory for view in entry.reads), *entry.outputs) if number not in seen]
+            # In the order in which they were made, whatever the operator's: derived steps free them so.
+            last = sorted({view.memory for view in entry.reads}.union(entry.outputs) - seen)
             if last:
                 done[position] = last
                 seen.update(last)
