@@ -13,12 +13,12 @@ GLOBAL = ("--training.global_batch_size", "128")
 
 
 def test_the_plan_of_the_best_batch(autosac: Callable[..., Any], job_file: str, tmp_path: Path) -> None:
-    """Of 32 sequences twice and 64 once, 64 trains faster though it recomputes more; the plan names the override, and with it
+    """Of 32 sequences twice without recomputation and 64 once with some, 64 trains faster; the plan names the override, and with it
     the job trains on the tokens per second that the table says.
     """
     path = tmp_path / "plan.json"
     wanted = ("--maximize", "tokens-per-second", "--batch-sizes", "32,64")
-    ran = autosac("plan", job_file, *GPU, "--budget", "5GiB", *wanted, "-o", path, "--", *GLOBAL)
+    ran = autosac("plan", job_file, *GPU, "--budget", "10GiB", *wanted, "-o", path, "--", *GLOBAL)
     assert ran.code == 0, ran.err
     assert "Local batch sizes, global batch 128" in ran.out
     assert "the job needs, with this plan: --training.local_batch_size 64" in ran.out
@@ -27,7 +27,7 @@ def test_the_plan_of_the_best_batch(autosac: Callable[..., Any], job_file: str, 
     stated = plan.predictions["autosac"]
     assert plan.made_for.overrides == ("--training.local_batch_size", "64")
     assert plan.made_for.job_settings["training.local_batch_size"] == "64"
-    assert plan.units and stated.peak_reserved_bytes is not None and stated.peak_reserved_bytes <= 5 * 2**30
+    assert plan.units and stated.peak_reserved_bytes is not None and stated.peak_reserved_bytes <= 10 * 2**30
 
     simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", "--", *GLOBAL, *plan.made_for.overrides)
     assert abs(simulated.document["step"]["step_ms"] - stated.step_ms) < 1e-6
