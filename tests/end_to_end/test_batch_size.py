@@ -13,8 +13,8 @@ GLOBAL = ("--training.global_batch_size", "128")
 
 
 def test_the_plan_of_the_best_batch(autosac: Callable[..., Any], job_file: str, tmp_path: Path) -> None:
-    """Of 32 sequences twice without recomputation and 64 once with some, 64 trains faster; the plan names the override, and with it
-    the job trains on the tokens per second that the table says.
+    """Of 32 sequences twice without recomputation and 64 once with some, 64 trains faster; the plan names the override, and
+    with it the job trains on the tokens per second that the table says.
     """
     path = tmp_path / "plan.json"
     wanted = ("--maximize", "tokens-per-second", "--batch-sizes", "32,64")

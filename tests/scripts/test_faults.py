@@ -106,13 +106,17 @@ def test_signals_leave_nothing(cache: Path, tmp_path: Path, number: int) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a background shell has told us to ignore
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"reads ''\n"
         if number == signal.SIGINT:
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-        assert process.wait(60) == 128 + number
+        try:
+            assert process.wait(60) == 128 + number
+        finally:
+            process.kill()
     deadline = time.monotonic() + 30
     while (left := {pid for pid in processes() - before if _is_ours(pid)}) and time.monotonic() < deadline:
         time.sleep(0.05)
