@@ -106,7 +106,9 @@ def test_signals_leave_nothing(cache: Path, tmp_path: Path, number: int) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a background shell has told us to ignore
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # which a background shell has told us to ignore
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"reads ''\n"
         if number == signal.SIGINT:

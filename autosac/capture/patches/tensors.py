@@ -63,6 +63,26 @@ def module_conversions(_: Patched) -> None:
     utils.swap_tensors = swap_tensors
 
 
+@patch("torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.reset_sharded_param", distributed=True)
+def replaced_parameters(_: Patched) -> None:
+    """FSDP takes up a parameter that another one has replaced since (tied again by an initialisation), unless conversions
+    swap: they do here, for another reason (`module_conversions`), so FSDP is not to know.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    kind: Any = _fsdp_param.FSDPParam
+    original = kind.reset_sharded_param
+
+    def reset_sharded_param(self: Any) -> None:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        try:
+            original(self)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+
+    kind.reset_sharded_param = reset_sharded_param
+
+
 @patch(
     "torch._subclasses.fake_tensor:FakeTensor",
 )
