@@ -253,22 +253,20 @@ def compile_options(budget: str) -> dict[str, Any]:
 class EagerCaptures(StepCaptures):
     """The captures that planning needs, of an eager step, in children of this process."""
 
-    def __init__(self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2) -> None:
+    def __init__(
+        self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2, loss_chunks: int = 1
+    ) -> None:
         super().__init__()
         self._make_step = make_step
         self._machine = machine
-        self._settings: dict[str, Any] = {"gpu": machine.gpu, "target": target, "steps": steps}
+        self._settings: dict[str, Any] = {"target": target, "steps": steps, "loss_chunks": loss_chunks}
 
     def with_loss_in(self, chunks: int) -> EagerCaptures:
         """Captures of the same step with its chunked losses in this many chunks."""
-        other = EagerCaptures(
-            self._make_step, self._machine, target=self._settings["target"], steps=self._settings["steps"]
-        )
-        other._settings["loss_chunks"] = chunks
-        return other
+        return EagerCaptures(self._make_step, self._machine, **{**self._settings, "loss_chunks": chunks})
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
         from autosac.capture.jobs.eager import EagerRequest, capture_eager
 
-        trace = capture_eager(self._make_step, EagerRequest(**self._settings, **changes))
+        trace = capture_eager(self._make_step, EagerRequest(gpu=self._machine.gpu, **self._settings, **changes))
         return simulation_of(trace, self._machine, plan)

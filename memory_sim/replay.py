@@ -177,7 +177,7 @@ class Replay:
         self.verdict: Verdict | None = None
         self.steps = 0
         self.settled = False
-        self.until_bytes: int | None = None
+        self.until_bytes = sys.maxsize
 
     def play(self, steps: int, log: bool = False, history: bool = False) -> None:
         """Replay the prologue, then the step until it settles; `log` keeps the last step's actions, `history` all."""
@@ -266,7 +266,6 @@ class Replay:
     def run(self, step: int, program: Iterable[_Instruction]) -> None:
         """Execute one step."""
         allocator, live, samples = self.allocator, self.live, self.samples
-        until_bytes = sys.maxsize if self.until_bytes is None else self.until_bytes
         found = set(live)
         for instruction in program:
             kind, event, key, nbytes, stream = instruction
@@ -285,7 +284,7 @@ class Replay:
                     self._sample(step, event)
                     allocator.free(live[key])
                 live[key] = block
-                if allocator.reserved_bytes >= until_bytes:
+                if allocator.reserved_bytes >= self.until_bytes:
                     raise ReachedError
             elif kind == RECORD:
                 if key in live:
@@ -296,7 +295,7 @@ class Replay:
                 allocator.context = -2 - event
                 blocks = [allocator.malloc(size, stream) for size in self.temporaries[key]]
                 self._sample(step, event)
-                if allocator.reserved_bytes >= until_bytes:
+                if allocator.reserved_bytes >= self.until_bytes:
                     raise ReachedError
                 for block in blocks:
                     allocator.free(block)

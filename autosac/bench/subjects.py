@@ -23,7 +23,7 @@ from autosac.induction import capturing
 from autosac.jobs.tasks import TitanJob, simulation_of
 from autosac.jobs.titan import TitanCaptures
 from autosac.planning.unit_policies import UnitPolicies
-from autosac.plans import Plan, Unit
+from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import Simulation, Target
 from autosac.titan.version import job_beside
 
@@ -64,7 +64,7 @@ class EagerSubject(EagerCaptures):
             make_step, _without_libraries(suite.target) if target == "cpu" else suite.target, target=target
         )
         self._patterns = model.blocks
-        self._known: dict[tuple[Unit, ...], Simulation] = {}
+        self._known: dict[tuple[tuple[Unit, ...], Settings], Simulation] = {}
 
     @cached_property
     def policies(self) -> UnitPolicies:
@@ -77,9 +77,9 @@ class EagerSubject(EagerCaptures):
 
     def under(self, plan: Plan) -> Simulation:
         """See `Subject`."""
-        if plan.units not in self._known:
-            self._known[plan.units] = super().under(plan)
-        return self._known[plan.units]
+        if (plan.units, plan.settings) not in self._known:
+            self._known[plan.units, plan.settings] = super().under(plan)
+        return self._known[plan.units, plan.settings]
 
     def simulate(self, policy: Policy) -> Simulation:
         """See `Subject`."""
@@ -110,7 +110,7 @@ class TitanSubject:
         self._server = server
         self._captures = TitanCaptures(job, server, folder)
         self._requests: dict[TitanRequest, Simulation] = {}
-        self._known: dict[tuple[Unit, ...], Simulation] = {}
+        self._known: dict[tuple[tuple[Unit, ...], Settings], Simulation] = {}
 
     def observed(self) -> Simulation:
         """See `Subject`."""
@@ -126,9 +126,9 @@ class TitanSubject:
 
     def under(self, plan: Plan) -> Simulation:
         """See `Subject`."""
-        if plan.units not in self._known:
-            self._known[plan.units] = self._captures.under(plan)
-        return self._known[plan.units]
+        if (plan.units, plan.settings) not in self._known:
+            self._known[plan.units, plan.settings] = self._captures.under(plan)
+        return self._known[plan.units, plan.settings]
 
     def simulate(self, policy: Policy) -> Simulation:
         """See `Subject`."""

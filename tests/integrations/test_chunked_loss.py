@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import autosac
 from autosac.errors import AutosacError, UsageError
 from autosac.integrations.chunked_loss import captured_in
-from autosac.plans import MadeFor, Plan, Settings
+from autosac.plans import Plan, Settings
+from plans import MADE_FOR
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -166,17 +167,7 @@ def test_evaluation_and_one_chunk_call_the_loss_itself() -> None:
 
 def test_the_plan_says_how_many_and_a_capture_overrules_it() -> None:
     """From the plan's settings; captures try other numbers without another training step."""
-    made_for = MadeFor(
-        job_fingerprint="",
-        model="",
-        torch_version="",
-        torchtitan_version="",
-        gpu="",
-        world_size=1,
-        budget_bytes=1,
-        budget_kind="active",
-    )
-    plan = Plan(made_for=made_for, units=(), settings=Settings(loss_chunks=3))
+    plan = Plan(made_for=MADE_FOR, units=(), settings=Settings(loss_chunks=3))
     rows: list[int] = []
 
     def noting(pred: Tensor, labels: Tensor) -> Tensor:
@@ -185,7 +176,7 @@ def test_the_plan_says_how_many_and_a_capture_overrules_it() -> None:
 
     loss = autosac.chunked_loss(noting, Plan.from_bytes(plan.to_bytes()))
     assert loss.chunks == 3
-    assert b"loss_chunks" not in Plan(made_for=made_for, units=()).to_bytes(), "as earlier versions wrote it"
+    assert b"loss_chunks" not in Plan(made_for=MADE_FOR, units=()).to_bytes(), "as earlier versions wrote it"
     pred, labels = labelled((1, 6), 4, 0, torch.float32)
     with captured_in(2):
         outcome(loss, pred, labels, 1.0)

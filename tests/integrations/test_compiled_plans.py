@@ -12,21 +12,12 @@ from torch import Tensor, nn
 
 from autosac.errors import PlanError
 from autosac.integrations.apply import apply
-from autosac.plans import Decision, MadeFor, Plan, Settings, Unit
+from autosac.plans import Decision, Plan, Settings, Unit
+from plans import MADE_FOR
 
 WIDTH, TOKENS = 16, 8
 PRODUCTS = 3
 ROW = TOKENS * WIDTH * 4  # bytes of one activation
-MADE_FOR = MadeFor(
-    job_fingerprint="",
-    model="",
-    torch_version=torch.__version__,
-    torchtitan_version="",
-    gpu="",
-    world_size=1,
-    budget_bytes=1,
-    budget_kind="active",
-)
 
 
 class Block(nn.Module):

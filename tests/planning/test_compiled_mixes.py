@@ -6,30 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator import Pricing
 from autosac.planning.compiled_costs import unit_costs
-from autosac.plans import Decision, MadeFor, Plan, Unit
+from autosac.plans import Decision, Plan, Unit
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Label, Phase
+from plans import MADE_FOR as ANY_JOB
 from traces import TraceBuilder, trace_of
 
 JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "2")
 JOB += ("--training.seq_len", "128", "--compile.enable")
 REQUEST = TitanRequest(config_file=None, overrides=JOB, world_size=8, checkpointing="none")
-MADE_FOR = MadeFor(
-    job_fingerprint="",
-    model="",
-    torch_version=torch.__version__,
-    torchtitan_version="",
-    gpu="",
-    world_size=8,
-    budget_bytes=1,
-    budget_kind="active",
-)
+MADE_FOR = replace(ANY_JOB, world_size=8)
 
 
 def test_what_a_unit_takes() -> None:

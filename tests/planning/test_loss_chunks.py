@@ -10,8 +10,9 @@ import pytest
 from autosac.errors import InfeasibleError
 from autosac.planning.closed_loop import Planned
 from autosac.planning.loss_chunks import chunks_of, competing
-from autosac.plans import MadeFor, Plan, Prediction, Settings
+from autosac.plans import Plan, Prediction, Settings
 from autosac.trace import Op, Phase, Signature, TensorMeta, Trace
+from plans import MADE_FOR
 from traces import trace_of
 
 GIB = 2**30
@@ -19,21 +20,11 @@ GIB = 2**30
 
 def planned(step_ms: float, *, recompute_ms: float = 1.0, chunks: int = 1) -> Planned:
     """A plan with this step time."""
-    made_for = MadeFor(
-        job_fingerprint="",
-        model="",
-        torch_version="",
-        torchtitan_version="",
-        gpu="",
-        world_size=1,
-        budget_bytes=GIB,
-        budget_kind="active",
-    )
     one = Prediction(
         step_ms=step_ms, peak_active_bytes=1, peak_reserved_bytes=None, fits=True, recompute_ms=recompute_ms
     )
     predictions = {"autosac": one, "none": replace(one, step_ms=float(chunks))}
-    plan = Plan(made_for=made_for, units=(), settings=Settings(loss_chunks=chunks), predictions=predictions)
+    plan = Plan(made_for=MADE_FOR, units=(), settings=Settings(loss_chunks=chunks), predictions=predictions)
     simulation: Any = None
     return Planned(plan=plan, simulation=simulation)
 

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 from autosac.capture.cuda import shim
+from autosac.capture.device.device import known_properties
 from autosac.target import TargetGPU
 
 CUDA_VERSION = "12.8"
@@ -196,14 +197,9 @@ def _memory_statistics() -> dict[str, Any]:
 
 def properties(gpu: TargetGPU) -> SimpleNamespace:
     """`torch.cuda.get_device_properties`."""
-    major, minor = gpu.compute_capability
+    major = gpu.compute_capability[0]
     return SimpleNamespace(
-        name=gpu.name,
-        total_memory=gpu.memory_bytes,
-        major=major,
-        minor=minor,
-        multi_processor_count=gpu.sm_count,
-        L2_cache_size=gpu.l2_bytes,
+        **known_properties(gpu),
         warp_size=32,
         max_threads_per_block=1024,
         max_threads_per_multi_processor=2048,
