@@ -16,7 +16,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 from autosac.capture.cuda import shim
-from autosac.capture.device.device import known_properties
 from autosac.target import TargetGPU
 
 CUDA_VERSION = "12.8"
@@ -199,7 +198,7 @@ def properties(gpu: TargetGPU) -> SimpleNamespace:
     """`torch.cuda.get_device_properties`."""
     major = gpu.compute_capability[0]
     return SimpleNamespace(
-        **known_properties(gpu),
+        **gpu.properties(),
         warp_size=32,
         max_threads_per_block=1024,
         max_threads_per_multi_processor=2048,

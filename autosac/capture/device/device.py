@@ -212,19 +212,6 @@ class _Properties:
     L2_cache_size: int
 
 
-def known_properties(gpu: TargetGPU) -> dict[str, Any]:
-    """What a profile knows of a GPU, by the names of `torch.cuda.get_device_properties`."""
-    major, minor = gpu.compute_capability
-    return {
-        "name": gpu.name,
-        "total_memory": gpu.memory_bytes,
-        "major": major,
-        "minor": minor,
-        "multi_processor_count": gpu.sm_count,
-        "L2_cache_size": gpu.l2_bytes,
-    }
-
-
 class SimulatedDeviceModule(backend_registration._DummyBackendModule):
     """What `torch.get_device_module("simcuda")` returns. Memory queries answer zero: memory is simulated afterwards."""
 
@@ -285,7 +272,7 @@ class SimulatedDeviceModule(backend_registration._DummyBackendModule):
         return True
 
     def get_device_properties(self, _: Any = None) -> _Properties:
-        return _Properties(**known_properties(self.gpu))
+        return _Properties(**self.gpu.properties())
 
     def get_device_name(self, _: Any = None) -> str:
         return self.gpu.name
