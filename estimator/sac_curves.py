@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autosac.errors import UsageError
-from autosac.solvers import Segment
+from autosac.solvers import CurveSegment
 
 Points = tuple[tuple[float, float], ...]
 FloatArray = npt.NDArray[np.float64]
@@ -41,23 +41,23 @@ MAX_SEGMENTS = 5
 
 
 @functools.lru_cache(maxsize=4096)
-def tight_chords(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segment, ...]:
+def tight_chords(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[CurveSegment, ...]:
     """Chords of a convex chain through at most `max_segments` + 1 of its points. UsageError if not convex."""
     x, y = _columns(points, max_segments)
     if len(x) == 1:
-        return (Segment(0.0, float(y[0])),)
+        return (CurveSegment(0.0, float(y[0])),)
     chosen = _simplified(x, y, max_segments)
     return _lines(x[chosen], y[chosen])
 
 
 @functools.lru_cache(maxsize=4096)
-def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segment, ...]:
+def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[CurveSegment, ...]:
     """A convex upper bound of the staircase. UsageError if the chain is not convex."""
     x, y = _columns(points, max_segments)
     if len(x) == 1:
-        return (Segment(0.0, float(y[0])),)
+        return (CurveSegment(0.0, float(y[0])),)
     if len(x) == 2:
-        return (Segment(0.0, float(y[1])),)
+        return (CurveSegment(0.0, float(y[1])),)
     corner_x, corner_y = x[:-1], y[1:]
     breaks = np.unique(np.minimum(x[_simplified(x, y, max_segments)], corner_x[-1]))
     slopes, start = _least_squares(corner_x, corner_y, breaks)
@@ -69,7 +69,7 @@ def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segme
     return _lines(breaks, values, lift)
 
 
-def evaluate(segments: Sequence[Segment], x: float) -> float:
+def evaluate(segments: Sequence[CurveSegment], x: float) -> float:
     """The model's time fraction at a discarded fraction."""
     return max(slope * x + intercept for slope, intercept in segments)
 
@@ -123,10 +123,10 @@ def _non_decreasing(slopes: FloatArray, lengths: FloatArray) -> FloatArray:
     return np.asarray(isotonic_regression(slopes, sample_weight=lengths), dtype=float)
 
 
-def _lines(x: FloatArray, y: FloatArray, lift: float | FloatArray = 0.0) -> tuple[Segment, ...]:
+def _lines(x: FloatArray, y: FloatArray, lift: float | FloatArray = 0.0) -> tuple[CurveSegment, ...]:
     """The lines through consecutive points, lifted."""
     slopes = np.diff(y) / np.diff(x)
     return tuple(
-        Segment(float(slope), float(value - slope * start))
+        CurveSegment(float(slope), float(value - slope * start))
         for slope, start, value in zip(slopes, x[:-1], y[:-1] + lift, strict=True)
     )

@@ -31,7 +31,7 @@ from autosac.estimator.sac_stats import (
     tradeoff,
 )
 from autosac.memory_sim.spans import Span, StorageEvents, region_spans
-from autosac.solvers import Closure, LocalProblem, Segment
+from autosac.solvers import Closure, CurveSegment, LocalProblem
 from autosac.trace import Call, Collective, Label, Op, Phase, Region, Trace
 
 _HELD_ELSEWHERE = (Label.PARAMETER, Label.UNSHARDED_PARAMETER, Label.COMMUNICATION)
@@ -50,7 +50,7 @@ class SACModule:
         """The groups by MSPS."""
         return self.tradeoff.order
 
-    def segments(self, curve: str = "staircase", max_segments: int | None = None) -> tuple[Segment, ...]:
+    def segments(self, curve: str = "staircase", max_segments: int | None = None) -> tuple[CurveSegment, ...]:
         """The trade-off curve as lines: "staircase" or "pwlf" (see `sac_curves`).
 
         Without `max_segments` the whole hull for "staircase", whose relaxation is then that of the joint problem, a bound of

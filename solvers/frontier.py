@@ -26,7 +26,7 @@ import numpy.typing as npt
 from autosac.errors import InfeasibleError
 from autosac.solvers.local import LocalProblem, LocalSolution, knapsack
 from autosac.solvers.min_cut import lower_hull, min_cut_hull
-from autosac.solvers.problem import Segment
+from autosac.solvers.problem import CurveSegment
 
 LIMIT = 30_000
 STATES = 600
@@ -104,14 +104,14 @@ def pareto(problem: LocalProblem, budget_bytes: int) -> LocalSolution:
 
 
 class UnitCurve(NamedTuple):
-    """The hull of a unit's curve as a `Unit` has it (see there): `segments` and `corners` are
+    """The hull of a unit's curve as a `GlobalUnit` has it (see there): `segments` and `corners` are
     fractions of bytes discarded and of `recompute_ms`.
     """
 
     stored_bytes: int
     discardable_bytes: int
     recompute_ms: float
-    segments: tuple[Segment, ...]
+    segments: tuple[CurveSegment, ...]
     corners: tuple[tuple[float, float], ...] = ()
 
 
@@ -122,12 +122,14 @@ def unit_curve(problem: LocalProblem) -> UnitCurve:
     plain_ms = problem.demand.measured(frozenset())[1]
     stored_bytes, discardable_bytes = hull[0][0], hull[-1][0] - hull[0][0]
     if not discardable_bytes or plain_ms <= 0:
-        return UnitCurve(stored_bytes, 0, plain_ms, (Segment(0.0, hull[0][1] / plain_ms if plain_ms > 0 else 0.0),))
+        return UnitCurve(
+            stored_bytes, 0, plain_ms, (CurveSegment(0.0, hull[0][1] / plain_ms if plain_ms > 0 else 0.0),)
+        )
     found = []
     for (less, slow_ms), (more, fast_ms) in itertools.pairwise(hull):
         slope = (slow_ms - fast_ms) / (more - less) * (discardable_bytes / plain_ms)
         start = (hull[-1][0] - more) / discardable_bytes
-        found.append(Segment(slope, fast_ms / plain_ms - slope * start))
+        found.append(CurveSegment(slope, fast_ms / plain_ms - slope * start))
     corners = tuple(((hull[-1][0] - kept) / discardable_bytes, ms / plain_ms) for kept, ms in reversed(hull))
     return UnitCurve(stored_bytes, discardable_bytes, plain_ms, tuple(sorted(found)), corners)
 

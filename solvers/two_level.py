@@ -1,7 +1,7 @@
 """The two-level method of AUTO-SAC (section 5.2.3): global budgets by the MILP, then a local policy for every unit.
 
 The MILP's budgets are fractions of a curve, operators are whole: in a unit whose budget lies between two points of its
-curve, a part of it is left over. `_fill` spends what is left. Unit u may keep as much more as all peaks allow it,
+curve, a part of it is left over. `_fill` spends what is left. GlobalUnit u may keep as much more as all peaks allow it,
 
     room_u = min over points p with n_pu > 0 of (budget - peak_p) / n_pu
 

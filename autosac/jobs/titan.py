@@ -154,7 +154,7 @@ def own_stage(job: TitanJob, server: CaptureServer, start: Callable[[TitanJob], 
 
 
 class TitanCaptures:
-    """The captures that planning needs, from one capture process; see `autosac.planning.closed_loop.Captures`.
+    """The captures that planning needs, from one capture process; see `autosac.planning.closed_loop.PlanningCaptures`.
 
     `started`: captures of the job under some of BASELINES that have begun, by name.
     """

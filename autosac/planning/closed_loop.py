@@ -35,10 +35,10 @@ from autosac.quantities import format_ms
 from autosac.simulation import Simulation
 
 __all__ = [
-    "Captures",
     "Goal",
     "Planned",
     "Planner",
+    "PlanningCaptures",
     "derivation_for",
     "find_verified",
     "full_plan",
@@ -57,7 +57,7 @@ class Planned:
     notes: tuple[str, ...] = ()
 
 
-class Captures(Protocol):
+class PlanningCaptures(Protocol):
     """The captures that planning needs."""
 
     def observed(self) -> Simulation:
@@ -76,7 +76,7 @@ class Captures(Protocol):
         """The step under a plan."""
 
 
-def make_plan(captures: Captures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
+def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
     """The verified plan for a goal. InfeasibleError if there is none; it says the smallest budget that would do."""
     (planned,) = make_plans(captures, goal, (goal.budget_bytes,), progress)
     if isinstance(planned, InfeasibleError):
@@ -85,7 +85,10 @@ def make_plan(captures: Captures, goal: Goal, progress: Callable[[str], None] = 
 
 
 def make_plans(
-    captures: Captures, goal: Goal, budgets_bytes: Sequence[int], progress: Callable[[str], None] = lambda _: None
+    captures: PlanningCaptures,
+    goal: Goal,
+    budgets_bytes: Sequence[int],
+    progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """Verified plans for several budgets of one kind, in the order given; an error in place of a plan that cannot be.
 
@@ -155,7 +158,7 @@ def planner_for(base: Simulation, none: Simulation, goal: Goal) -> Planner:
 
 
 def _mixes(
-    captures: Captures, planner: Planner, baselines: Mapping[str, Simulation], progress: Callable[[str], None]
+    captures: PlanningCaptures, planner: Planner, baselines: Mapping[str, Simulation], progress: Callable[[str], None]
 ) -> CompiledMixes | None:
     """Who mixes policies, where layers are compiled as a whole."""
     if not planner.base.trace.info.compiled:
@@ -205,7 +208,7 @@ def find_verified(
         search.forget(derivation.is_derived)
 
 
-def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]:
+def pareto_budgets(captures: PlanningCaptures, kind: str, count: int) -> tuple[int, ...]:
     """`count` budgets from the least that any plan needs to what no checkpointing needs, evenly spaced, ascending."""
     if count < 2:
         raise UsageError("a Pareto curve needs at least two budgets")

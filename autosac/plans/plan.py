@@ -46,7 +46,7 @@ from autosac.plans.schema import (
 # To copy less to the host costs more than it frees on the device.
 SMALLEST_OFFLOAD_BYTES = 2**16
 
-Fingerprint: TypeAlias = tuple[tuple[tuple[Size, ...], str], ...]
+OutputMetadata: TypeAlias = tuple[tuple[tuple[Size, ...], str], ...]
 Parameters: TypeAlias = tuple[tuple[str, tuple[Count, ...]], ...]
 
 
@@ -66,7 +66,7 @@ class Decision:
     op: Name
     occurrence: Count
     keep: bool
-    outputs: Fingerprint
+    outputs: OutputMetadata
     memory_bytes: Change = 0
     runtime_ms: Milliseconds = 0.0
     msps: Rate | None = None

@@ -15,10 +15,10 @@ from autosac.estimator.sac_stats import tradeoff
 from autosac.solvers import (
     GlobalProblem,
     GlobalSolution,
+    GlobalUnit,
     LocalItem,
     LocalProblem,
     PeakPoint,
-    Unit,
     joint_bound_ms,
     knapsack,
     recompute_ms,
@@ -36,10 +36,10 @@ FEW = settings(deadline=None, max_examples=20, suppress_health_check=[HealthChec
 Joint = tuple[GlobalProblem, tuple[LocalProblem, ...]]
 
 
-def unit(name: str, local: LocalProblem, implicit_bytes: int, parent: int = -1) -> Unit:
+def unit(name: str, local: LocalProblem, implicit_bytes: int, parent: int = -1) -> GlobalUnit:
     """A unit with the bytes, time and curve of its items."""
     curve = tradeoff(local)
-    return Unit(
+    return GlobalUnit(
         name=name,
         implicit_bytes=implicit_bytes,
         boundary_bytes=0,
@@ -60,7 +60,7 @@ def local_problem(*rows: tuple[int, float]) -> LocalProblem:
 def joints(draw: st.DrawFn) -> Joint:
     """Three units of up to three groups, a third of them copies of the one before; prefix-like points."""
     locals_: list[LocalProblem] = []
-    units: list[Unit] = []
+    units: list[GlobalUnit] = []
     for u in range(3):
         if u and draw(st.booleans()):
             locals_.append(locals_[-1])
