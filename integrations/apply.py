@@ -162,7 +162,9 @@ def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
     _compare(dict(running), dict(plan.made_for.parameters), "the model", partial=partial)
     found = []
     if any(unit.memory_budget is not None for unit in plan.units) and not _HAS_BUDGETS:
-        raise PlanError(f"the plan gives modules memory budgets of their own, which torch {torch.__version__} has not")
+        raise PlanError(
+            f"the plan gives modules memory budgets of their own, which torch {torch.__version__} does not support"
+        )
     for unit in plan.units:
         module = find_module(model, unit.fqn)
         if module is None:
@@ -197,10 +199,10 @@ def _compare(
     what = "the plan was made for another model"
     for name, shape in running.items():
         if name not in planned:
-            raise PlanError(f"{what}: {where} has a parameter {name}, the plan's has not")
+            raise PlanError(f"{what}: {where} has a parameter {name}, the plan's model does not")
         if shape != planned[name]:
             raise PlanError(f"{what}: {name} of {where} is {list(shape)}, the plan's is {list(planned[name])}")
     if not partial:
         for name in planned:
             if name not in running:
-                raise PlanError(f"{what}: the plan's has a parameter {name}, {where} has not")
+                raise PlanError(f"{what}: the plan's model has a parameter {name}, {where} does not")

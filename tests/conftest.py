@@ -60,6 +60,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for captures that commands of several tests share, those of other workers too."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "captures"
+
+
+@pytest.fixture(scope="session")
 def products() -> Callable[..., Any]:
     """``products(rows=, width=, blocks=)``: the `make_step` of blocks of two products with a ReLU between, and a head.
 

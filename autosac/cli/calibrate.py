@@ -61,7 +61,10 @@ def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
         help="learn from traces of PyTorch's profiler instead of measuring (JSON or gzip, record_shapes=True, one per rank)",
     )
     command.add_argument(
-        "--gpu", type=filled, metavar="NAME", help="GPU of the traces (default: as they say; needs --from-trace)"
+        "--gpu",
+        type=filled,
+        metavar="NAME",
+        help="GPU of the traces (default: the one that they name; needs --from-trace)",
     )
     command.add_argument(
         "--sweep", action="store_true", help="measure a standard set of operators (default without a job)"
@@ -130,7 +133,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.from_trace:
         _check_from_trace(arguments)
     elif arguments.gpu is not None:
-        raise UsageError("--gpu says which GPU traces are of: it needs --from-trace")
+        raise UsageError("--gpu names the GPU of traces: it needs --from-trace")
     if arguments.job is not None and arguments.sweep:
         raise UsageError("give a job or --sweep, not both")
     if arguments.overrides and arguments.job is None:
@@ -151,7 +154,7 @@ def _check_from_trace(arguments: argparse.Namespace) -> None:
     }
     given = next((name for name, value in measuring.items() if value), None)
     if given:
-        raise UsageError(f"--from-trace measures nothing, so it does not go with {given}")
+        raise UsageError(f"--from-trace measures nothing and cannot be combined with {given}")
     if len(arguments.from_trace) > _MOST_TRACES:
         raise UsageError(f"at most {_MOST_TRACES} traces at once, not {len(arguments.from_trace)}")
     check_outputs([("-o", arguments.output)], arguments.from_trace)
@@ -326,7 +329,7 @@ def _summary(result: Result) -> RenderableType:
 
     lines: list[Any] = [f"profile written to {result.profile}: {result.measured} operators measured"]
     if result.left:
-        lines.append(f"{result.left} operators were left when the time was up; --resume measures them")
+        lines.append(f"{result.left} operators were left when the time ran out; --resume measures them")
     if result.host_us:
         lines.append(
             "host: " + ", ".join(f"{name.removesuffix('_us')} {us:.2f} us" for name, us in result.host_us.items())

@@ -197,7 +197,7 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
     )
     texts = [] if arguments.budgets is None else arguments.budgets.split(",")
     if len(texts) > MOST_BUDGETS:
-        raise UsageError(f"{len(texts)} budgets: at most {MOST_BUDGETS} are planned for in one go")
+        raise UsageError(f"{len(texts)} budgets: at most {MOST_BUDGETS} are planned at once")
     budgets = [parse_budget(text, gpu_bytes) for text in texts]
     if len(set(budgets)) < len(budgets):
         raise UsageError("a budget is given twice")
@@ -209,7 +209,7 @@ def _confidence(arguments: argparse.Namespace, target: Target) -> Confidence | N
     if arguments.confidence is None:
         return None
     if arguments.pareto:
-        raise UsageError("--pareto has no budgets to keep a margin of: give --confidence with --budget or --budgets")
+        raise UsageError("--confidence needs a budget to keep a margin of: give --budget or --budgets, not --pareto")
     return confidence_of(arguments.confidence, arguments.budget_kind, target.allocator)
 
 
@@ -388,7 +388,9 @@ def explain(arguments: argparse.Namespace) -> None:
         units = tuple(unit for unit in units if unit.fqn == arguments.module)
         if not units:
             known = ", ".join(unit.fqn for unit in plan.units[:6]) or "none"
-            raise UsageError(f"the plan checkpoints no module {arguments.module!r}; it checkpoints: {known}, ...")
+            raise UsageError(
+                f"the plan does not checkpoint the module {arguments.module!r}; it checkpoints: {known}, ..."
+            )
     if arguments.json:
         print(json.dumps([asdict(unit) for unit in units], indent=1))
         return

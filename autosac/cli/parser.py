@@ -163,14 +163,14 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         choices=LEVERS,
         default="off",
         help="simulate what else would make the step faster under the budget: quick (the loss in chunks, a smaller local "
-        "batch), all (every setting that leaves the model as it is, and those that help together), off (default)",
+        "batch), all (every setting that does not change the model, and those that help combined), off (default)",
     )
     decision.add_argument(
         "--solver",
         choices=SOLVERS,
         default="pareto",
-        help="solver that chooses operators within a module (default pareto; greedy and knapsack decide as if everything "
-        "that is not kept ran again)",
+        help="solver that chooses operators within a module (default pareto; greedy and knapsack assume that everything "
+        "that is not kept runs again)",
     )
     decision.add_argument(
         "--curve",

@@ -13,7 +13,9 @@ _MOST_STEPS = 10**6
 
 def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac run``."""
-    command = commands.add_parser("run", help="run a training script as it is on a simulated GPU, with simulated time")
+    command = commands.add_parser(
+        "run", help="run an unmodified training script on a simulated GPU, with simulated time"
+    )
     command.epilog = (
         "Arguments after -- go to the script. Example: autosac run train.py --gpu h100-sxm-80gb -- --lr 1e-4"
     )
@@ -25,7 +27,7 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         type=whole(0, _MOST_STEPS),
         default=3,
         metavar="N",
-        help="stop the script after N steps (default 3; 0: let it end by itself)",
+        help="stop the script after N steps (default 3; 0: run to its end)",
     )
     what.add_argument(
         "--optimizer-steps",
@@ -39,7 +41,7 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         type=decimal,
         default=600.0,
         metavar="S",
-        help="give up if the script takes no step for so many seconds (default 600)",
+        help="give up if the script takes no step for this many seconds (default 600)",
     )
     machine = command.add_argument_group("the machine")
     machine.add_argument(
@@ -54,9 +56,7 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     machine.add_argument(
         "--nodes", type=whole(1, MOST_GPUS), default=1, metavar="N", help="number of nodes (default 1)"
     )
-    machine.add_argument(
-        "--rank", type=whole(0, MOST_GPUS - 1), default=0, metavar="R", help="the rank that runs (default 0)"
-    )
+    machine.add_argument("--rank", type=whole(0, MOST_GPUS - 1), default=0, metavar="R", help="rank to run (default 0)")
     machine.add_argument(
         "--cluster",
         type=filled,
@@ -69,11 +69,11 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         help="PYTORCH_CUDA_ALLOC_CONF (default: the environment's, as in a real run)",
     )
     machine.add_argument(
-        "--unlimited", action="store_true", help="let the simulated GPU never run out of memory, to see what is needed"
+        "--unlimited", action="store_true", help="never run out of memory, to see how much the script needs"
     )
     decision = command.add_argument_group("a plan")
     decision.add_argument(
-        "--plan", metavar="BUDGET", help="also plan checkpointing for so much memory of each GPU: 60GiB, 64GB or 85%%"
+        "--plan", metavar="BUDGET", help="also plan checkpointing within this memory of each GPU: 60GiB, 64GB or 85%%"
     )
     decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
     add_breakdowns(command.add_argument_group("what to show"))

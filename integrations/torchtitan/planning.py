@@ -118,7 +118,7 @@ def agree_on(make: Callable[[], Plan], rank: int, store: Store | None) -> Plan:
         raise PlanError(f"rank 0 could not plan: {content.decode()}")
     plan = Plan.from_bytes(content, name="rank 0's plan")
     if plan.hash() != head.decode():
-        raise PlanError(f"rank {rank} did not receive the plan as rank 0 made it")
+        raise PlanError(f"rank {rank} did not receive the plan that rank 0 made")
     return plan
 
 

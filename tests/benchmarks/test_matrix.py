@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.matrix import Result, Row, table, folders_of
+from benchmarks.matrix import Result, Row, folders_of, table
 
 OLD, NEW = Row("2.14.1", "0.2.2", "3.11"), Row("2.15.0", "0.3.0", "3.13")
 

@@ -139,7 +139,7 @@ def test_a_finished_search_resumes_without_captures(search: TitanSearch, study: 
 
 def test_a_study_is_of_one_job(search: TitanSearch, study: Path, job: Path) -> None:
     """Another budget, another job and a folder without a study are refused with a remedy."""
-    with pytest.raises(UsageError, match="is of another search: its budget is") as error:
+    with pytest.raises(UsageError, match="belongs to another search: its budget is") as error:
         with searching(inputs(job, study=study, resume=True, budget="10GiB")):
             pass
     assert "give another folder" in str(error.value)

@@ -97,8 +97,13 @@ def job_file(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def autosac(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs a command: its exit code, what it printed and what it complained of."""
+def autosac(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shared_cache: Path
+) -> Callable[..., Ran]:
+    """Runs a command: its exit code, what it printed and what it complained of. What was captured before is not captured
+    again, unless a test sets AUTOSAC_CACHE to "off".
+    """
+    monkeypatch.setenv("AUTOSAC_CACHE", str(shared_cache))
 
     def run(*arguments: object) -> Ran:
         capfd.readouterr()

@@ -35,7 +35,7 @@ def test_plan_simulate_explain(autosac: Run, job_file: str, tmp_path: Path) -> N
 
     explained = autosac("explain", path, "--module", plan.units[0].fqn)
     assert plan.units[0].fqn in explained.out and "recompute" in explained.out
-    assert "checkpoints no module 'head'" in autosac("explain", path, "--module", "head").err
+    assert "does not checkpoint the module 'head'" in autosac("explain", path, "--module", "head").err
 
     other = autosac("simulate", job_file, *GPU, "--plan", path, "--", "--training.seq_len", "1024")
     assert other.code == 2

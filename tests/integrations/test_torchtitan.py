@@ -168,7 +168,7 @@ def test_wrong_sections_stop_the_job_before_its_first_step(titan: ModuleType, la
     assert error("--autosac.plan", str(path)) == "the plan was made for 16 ranks; this job has 1"
     del reference.layers["1"]
     lab.plan_for(reference, {}).save(path)
-    assert "the model has a parameter layers.1.attention.wq.weight, the plan's has not" in error(
+    assert "the model has a parameter layers.1.attention.wq.weight, the plan's model does not" in error(
         "--autosac.plan", str(path)
     )
     path.write_text("{")

@@ -115,7 +115,7 @@ def learn(paths: Sequence[Path], gpu: str = "", report: Report = lambda done, to
     priced = price_rows(hardware, occupied(found))
     observed = [p.observed for p in priced] + _observed_transfers(hardware, moved, found)
     if not observed:
-        raise UsageError(f"no operator of {', '.join(map(str, paths))} could be told: see --json for why")
+        raise UsageError(f"no operator of {', '.join(map(str, paths))} could be identified: --json shows why")
     correction = Correction.fit(observed, _about(found))
     return Learned(
         hardware=hardware,
