@@ -180,7 +180,7 @@ class Simulation:
         """The executed step."""
         if self.pipeline is not None:
             return self.pipeline.timeline
-        return _execute((self,))
+        return execute_together((self,))
 
     @cached_property
     def breakdown(self) -> Breakdown:
@@ -258,7 +258,7 @@ class Pipeline:
     @cached_property
     def timeline(self) -> Timeline:
         """The executed step of all stages."""
-        return _execute(self.stages)
+        return execute_together(self.stages)
 
     def joined(self) -> tuple[Simulation, ...]:
         """The stages' simulations with the times of the whole pipeline."""
@@ -270,7 +270,7 @@ class Pipeline:
         )
 
 
-def _execute(simulations: Sequence[Simulation]) -> Timeline:
+def execute_together(simulations: Sequence[Simulation]) -> Timeline:
     target = simulations[0].target
     pricings, host = [s.pricing for s in simulations], target.host
     if target.hardware.device == "cpu":

@@ -99,8 +99,8 @@ class Rendezvous:
     def _communicator(self, rank: int, number: int, group: Group) -> _Communicator:
         if (rank, number) not in self._communicators:
             self._communicators[rank, number] = _Communicator(
-                (group.name, *_identity(group)),
-                tuple(i for other, i in self._position.items() if _contains(group, other)),
+                (group.name, *identity(group)),
+                tuple(i for other, i in self._position.items() if contains(group, other)),
                 _spans_nodes(group, self._gpus_per_node),
             )
         return self._communicators[rank, number]
@@ -132,7 +132,7 @@ class Rendezvous:
         )
 
 
-def _identity(group: Group) -> Key:
+def identity(group: Group) -> Key:
     """Equal for groups of the same ranks, without a list of them where the group has a structure."""
     structure = _structure(group)
     if structure is None:
@@ -142,7 +142,7 @@ def _identity(group: Group) -> Key:
     return structure
 
 
-def _contains(group: Group, rank: int) -> bool:
+def contains(group: Group, rank: int) -> bool:
     """Whether a rank is a member, from the structure wherever there is one."""
     structure = _structure(group)
     if structure is None:

@@ -99,6 +99,7 @@ def plan(arguments: argparse.Namespace) -> None:
         raise UsageError("--moe-load needs one budget, without --budgets, --pareto, --maximize and --confidence")
     if arguments.levers != "off" and (several or arguments.maximize or draws):
         raise UsageError("--levers needs one budget, without --budgets, --pareto, --maximize and --moe-load")
+    batch: BatchPlan | None = None
     pulled: Sequence[Pulled] = ()
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
@@ -108,10 +109,8 @@ def plan(arguments: argparse.Namespace) -> None:
             batch = plan_batches(job, goal, sizes, confidence)
             results: Sequence[Planned | InfeasibleError] = [batch.planned]
         elif draws:
-            batch = None
             results = [plan_over_draws(job, goal, draws)]
         else:
-            batch = None
             results = plan_titan_job(
                 job,
                 goal,
@@ -133,8 +132,18 @@ def plan(arguments: argparse.Namespace) -> None:
         if pulled:
             document = {"plan": documents[0], "levers": levers_document(pulled)}
         print(json.dumps(documents if several else document, indent=1))
-        return
+    else:
+        _print_plans(results, several, batch, pulled)
+        for path in written:
+            reports.console().print(f"plan written to {path}", soft_wrap=True)
+
+
+def _print_plans(
+    results: Sequence[Planned | InfeasibleError], several: bool, batch: BatchPlan | None, pulled: Sequence[Pulled]
+) -> None:
+    """The report of several plans, or of one with what else was tried."""
     out = reports.console()
+    found = [result for result in results if isinstance(result, Planned)]
     if several:
         out.print(reports.budgets_table(found))
         for result in results:
@@ -146,8 +155,6 @@ def plan(arguments: argparse.Namespace) -> None:
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
         if pulled:
             out.print(reports.lever_table(found[0], pulled))
-    for path in written:
-        out.print(f"plan written to {path}", soft_wrap=True)
 
 
 def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:

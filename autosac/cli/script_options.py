@@ -43,7 +43,18 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="S",
         help="give up if the script takes no step for this many seconds (default 600)",
     )
-    machine = command.add_argument_group("the machine")
+    _add_machine(command.add_argument_group("the machine"))
+    decision = command.add_argument_group("a plan")
+    decision.add_argument(
+        "--plan", metavar="BUDGET", help="also plan checkpointing within this memory of each GPU: 60GiB, 64GB or 85%%"
+    )
+    decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
+    add_breakdowns(command.add_argument_group("what to show"))
+    add_output(command, debug="show tracebacks")
+    command.set_defaults(run="script")
+
+
+def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument(
         "--gpu", type=filled, required=True, help="GPU name (such as h100-sxm-80gb; see autosac gpus) or profile file"
     )
@@ -71,14 +82,6 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     machine.add_argument(
         "--unlimited", action="store_true", help="never run out of memory, to see how much the script needs"
     )
-    decision = command.add_argument_group("a plan")
-    decision.add_argument(
-        "--plan", metavar="BUDGET", help="also plan checkpointing within this memory of each GPU: 60GiB, 64GB or 85%%"
-    )
-    decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
-    add_breakdowns(command.add_argument_group("what to show"))
-    add_output(command, debug="show tracebacks")
-    command.set_defaults(run="script")
 
 
 def add_breakdowns(group: argparse._ArgumentGroup) -> None:

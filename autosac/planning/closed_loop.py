@@ -132,13 +132,9 @@ def make_plans(
         if isinstance(answer, InfeasibleError):
             return answer
         best, notes = answer
-        own, compiled = predict(best.simulation), best.simulation.trace.info.compiled
-        faster = tuple(
-            f"the job's own {name} fits as well and is faster, by {format_ms(own.step_ms - other.step_ms)}"
-            + ("" if compiled else ": under a plan the host records every operator, which this step does not hide")
-            for name, other in predictions.items()
-            if baselines[name].peak_bytes(goal.budget_kind) <= budget_bytes and other.step_ms < 0.999 * own.step_ms
-        )
+        own = predict(best.simulation)
+        fitting = [n for n in baselines if baselines[n].peak_bytes(goal.budget_kind) <= budget_bytes]
+        faster = _faster(own, {name: predictions[name] for name in fitting}, best.simulation.trace.info.compiled)
         plan = replace(
             best.plan,
             made_for=replace(best.plan.made_for, budget_bytes=budget_bytes),
@@ -148,6 +144,16 @@ def make_plans(
         return Planned(plan=plan, simulation=best.simulation, notes=said)
 
     return tuple(map(planned, budgets_bytes))
+
+
+def _faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -> tuple[str, ...]:
+    """A note for each baseline within the budget whose step is shorter than the plan's."""
+    return tuple(
+        f"the job's own {name} fits as well and is faster, by {format_ms(own.step_ms - other.step_ms)}"
+        + ("" if compiled else ": under a plan the host records every operator, which this step does not hide")
+        for name, other in fitting.items()
+        if other.step_ms < 0.999 * own.step_ms
+    )
 
 
 def planner_for(base: Simulation, none: Simulation, goal: Goal) -> Planner:

@@ -3,7 +3,7 @@
 TorchTitan 0.2's parallelize functions apply tensor parallelism, then call ``apply_ac`` if
 ``activation_checkpoint.mode`` is not "none", then compile, then apply FSDP. `install` wraps
 ``get_train_spec`` so that each spec's parallelize function runs with ``apply_ac`` replaced by a *transform*
-of the model and with the mode set to "full" meanwhile (`_parallelize`). Pipeline parallelism calls the
+of the model and with the mode set to "full" meanwhile (`parallelize_transformed`). Pipeline parallelism calls the
 parallelize function once for each model part, and so the transform.
 
 The transform is the job's own, which the plugin gives (`install`), unless `transform` has set another one, as capture does.
@@ -88,7 +88,7 @@ def _wrap(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             function = _of_job(job_config, parallel_dims) if _of_job is not None else None
         if function is None:
             return original(model, parallel_dims, job_config)
-        return _parallelize(original, function, model, parallel_dims, job_config)
+        return parallelize_transformed(original, function, model, parallel_dims, job_config)
 
     parallelize._autosac = True  # type: ignore[attr-defined]
     return parallelize
@@ -106,7 +106,7 @@ def _in_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
     return build_loss_fn
 
 
-def _parallelize(
+def parallelize_transformed(
     original: Callable[..., nn.Module],
     function: Transform,
     model: nn.Module,

@@ -46,7 +46,7 @@ def _reports(folder: Path, *arguments: str) -> list[dict[str, Any]]:
         for rank in range(2)
     ]
     try:
-        output = [process.communicate(timeout=240)[0].decode() for process in ranks]
+        output = [process.communicate(timeout=1200)[0].decode() for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -177,13 +177,13 @@ def test_wrong_sections_stop_the_job_before_its_first_step(titan: ModuleType, la
 
 def test_a_model_without_checkpointing_is_refused(titan: ModuleType) -> None:
     """A parallelize function with no `apply_ac` cannot be given a plan, and says so."""
-    from autosac.integrations.torchtitan.hook import _parallelize
+    from autosac.integrations.torchtitan.hook import parallelize_transformed
 
     def parallelize_plain(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
         return model
 
     with pytest.raises(UsageError, match="parallelize_plain applies no activation checkpointing"):
-        _parallelize(parallelize_plain, lambda _: None, nn.Linear(1, 1), None, titan.configure())
+        parallelize_transformed(parallelize_plain, lambda _: None, nn.Linear(1, 1), None, titan.configure())
 
 
 def test_overrides_are_the_command_line_without_the_job_file() -> None:

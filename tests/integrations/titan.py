@@ -290,7 +290,7 @@ def main(rank: int, world_size: int, folder: Path, only_compiled: bool = False) 
     spec.loader.exec_module(module)
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600))
     run = compiled_under_fsdp if only_compiled else everything
     report = run(module, folder, rank, world_size)
     (folder / f"report-{rank}.json").write_text(json.dumps(report))
