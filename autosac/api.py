@@ -67,7 +67,9 @@ def simulate(
         The simulated step. Its times are in ms, its memory in bytes.
 
     Raises:
-        UsageError: an argument is wrong.
+        HardwareError: the GPU is unknown, or its profile is wrong.
+        PlanError: the plan was made for another model.
+        UsageError: another argument is wrong.
         CaptureError: the step cannot be captured.
     """
     machine = Target.of(gpu, 1, allocator=allocator)
@@ -111,7 +113,8 @@ def plan(
         A verified plan. Its predictions come from a simulation of the step under the plan.
 
     Raises:
-        UsageError: an argument is wrong.
+        HardwareError: the GPU is unknown, or its profile is wrong.
+        UsageError: another argument is wrong.
         CaptureError: the step cannot be captured.
         InfeasibleError: no plan meets the budget. The message says the smallest budget that would do.
     """
@@ -177,7 +180,8 @@ def search(
         settings, simulation and plan.
 
     Raises:
-        UsageError: an argument is wrong.
+        HardwareError: the GPU is unknown, or its profile is wrong.
+        UsageError: another argument is wrong, or no configuration of the space is legal.
         CaptureError: the job cannot be captured.
     """
     from autosac.configurations.eager import EagerSearch, combinations
