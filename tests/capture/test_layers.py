@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -17,11 +16,10 @@ from autosac.trace import Collective, Cut, Op, Phase, Trace
 SMALL = ("--training.local_batch_size", "2", "--training.seq_len", "128")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[CaptureServer]:
+@pytest.fixture
+def server(capture_server: CaptureServer) -> CaptureServer:
     """One capture process for all tests here."""
-    with CaptureServer() as running:
-        yield running
+    return capture_server
 
 
 def _request(model: str, world_size: int, *arguments: str, mode: str = "none") -> TitanRequest:
