@@ -192,13 +192,14 @@ def _wanted(arguments: argparse.Namespace, gpu: TargetGPU | None) -> tuple[tuple
     from autosac.estimator.calibration.sweep import Scale, sweep_step
     from autosac.target import TargetGPU
 
+    of_job = None if arguments.job is None else by_value(_job_trace(arguments, gpu), _REFERENCE_GPU)
     request = EagerRequest(gpu=gpu or TargetGPU(), target="cpu" if gpu is None else "gpu")
     probed = {name: Probe(make, capture_eager(make, request)) for name, make in probes().items()}
     if gpu is None:
         for name, (make, selective) in checkpoint_probes().items():
             probed[name] = Probe(make, capture_eager(make, request), selective)
-    if arguments.job is not None:
-        return by_value(_job_trace(arguments, gpu), _REFERENCE_GPU), False, probed
+    if of_job is not None:
+        return of_job, False, probed
     rounds = min(max(1, int(arguments.minutes * _ROUNDS_A_MINUTE)), _MOST_ROUNDS)
     scale = Scale.of(arguments.device, gpu.memory_bytes if gpu is not None else 0)
     until = time.monotonic() + arguments.minutes * 60 * _CAPTURE_SHARE
