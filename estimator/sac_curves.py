@@ -1,21 +1,17 @@
 """Few-segment convex models of a trade-off curve, for the global MILP: time fraction >= max over segments.
 
-The curve is a convex chain of points (x_k, y_k): after discarding the first k groups in MSPS order, the
-fraction x_k of the memory is gone at the fraction y_k of the time. Discarding x in (x_(k-1), x_k] takes k
-groups, so the true cost of the greedy policy is a staircase whose corners are (x_(k-1), y_k). Two models,
-both with at most `max_segments` lines:
+The curve is a convex chain of points (x_k, y_k): after discarding the first k groups in MSPS order, the fraction x_k of the
+memory is gone at the fraction y_k of the time. Discarding x in (x_(k-1), x_k] takes k groups, so the true cost of the greedy
+policy is a staircase whose corners are (x_(k-1), y_k). Two models, both with at most `max_segments` lines:
 
-- `tight_chords` ("staircase"): lines through the points themselves. Convex, exact at the chosen points and never below the
-chain; at
-  all other x it lies under the staircase by less than the one group that is cut. This is the relaxation of
-  the local problem, so it gives lower bounds for the whole, and the MILP's optima lie at its corners, where
-  it is exact.
-- `upper_bound` ("pwlf"): lines above all corners (5.3.3: "shifted by dropping the initial recomputation point and
-final memory
-  point"). Least squares by `pwlf` over the corners, at given breakpoints, is neither an upper bound nor
-  convex. So its slopes are made non-decreasing (isotonic regression) and non-negative, and each line is
-  lifted by the largest violation between its breakpoints. The maximum of lines is convex; being
-  non-decreasing and above every corner, it is above the staircase.
+- `tight_chords` ("staircase"): lines through the points themselves. They are convex, exact at the chosen points and never
+  below the chain. At all other x they lie under the staircase by less than the one group that is cut. This is the relaxation
+  of the local problem, so it gives lower bounds for the whole, and the MILP's optima lie at its corners, where it is exact.
+- `upper_bound` ("pwlf"): lines above all corners (5.3.3: "shifted by dropping the initial recomputation point and final
+  memory point"). Least squares by `pwlf` over the corners, at given breakpoints, is neither an upper bound nor convex. So its
+  slopes are made non-decreasing (isotonic regression) and non-negative, and each line is lifted by the largest violation
+  between its breakpoints. The maximum of lines is convex. It is non-decreasing and above every corner, so it is above the
+  staircase.
 
 The planner's MILP uses `tight_chords` through all points unless it is asked for "pwlf" (`Goal.curve`): the byte budget that
 it hands to the local policy is met whatever the curve says, so an optimistic curve can cost a little time but never memory,

@@ -2,12 +2,10 @@
 
 For every region of a trace that was captured without checkpointing, `SACEstimator.stats` gives each operator
 
-- its runtime: the device time of the events that it covers, plus host time if asked (eager checkpointing
-launches every
+- its runtime: the device time of the events that it covers, plus host time if asked (eager checkpointing launches every
   recomputed operator again: a launch-bound model pays for each);
-- its memory: the storages that it made and that outlived it, except those that are alive at the region's
-backward
-  whatever the policy does (its inputs, and outputs that others hold).
+- its memory: the storages that it made and that outlived it, except those that are alive at the region's backward whatever
+  the policy does (its inputs, and outputs that others hold).
 
 With `on_demand`, recomputation runs only what leads from what is kept to what the backward asks for, as plans do: operators
 that no tensor of the backward depends on cost nothing, and what else need not run follows from what is kept (`sac_closure`).

@@ -37,7 +37,7 @@ def test_plan_simulate_explain(autosac: Run, job_file: str, tmp_path: Path) -> N
     assert plan.units[0].fqn in explained.out and "recompute" in explained.out
     assert "does not checkpoint the module 'head'" in autosac("explain", path, "--module", "head").err
 
-    other = autosac("simulate", job_file, *GPU, "--plan", path, "--", "--training.seq_len", "1024")
+    other = autosac("simulate", job_file, *GPU, "--quiet", "--plan", path, "--", "--training.seq_len", "1024")
     assert other.code == 2
     assert other.err == "autosac: the plan was made for training.seq_len = 2048; this job has 1024\n"
 
