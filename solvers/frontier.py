@@ -154,18 +154,14 @@ class _Sweep:
         total_ms = sum(operator.recompute_ms for operator in closure.operators)
         self._scale = _TICKS / total_ms if total_ms > 0 else 0.0
         self._made_by: list[list[int]] = [[] for _ in closure.operators]
-        last_use = [0] * len(
-            problem.items
-        )  # the first operator that makes something of an item: nothing matters below it
+        first_maker: dict[int, int] = {}  # of an item: nothing about it matters below that operator
         for s, result in enumerate(closure.results):
             for c in result.makers:
                 self._made_by[c].append(s)
-        for item in range(len(problem.items)):
-            last_use[item] = min((r.makers[0] for r in closure.results if r.item == item), default=0)
+            first_maker[result.item] = min(first_maker.get(result.item, result.makers[0]), result.makers[0])
         self._ends: list[int] = [0] * len(closure.operators)
-        for item, c in enumerate(last_use):
-            if closure.operators:
-                self._ends[c] |= 1 << item
+        for item, c in first_maker.items():
+            self._ends[c] |= 1 << item
         self._cell_bytes = max(1, sum(result.memory_bytes for result in closure.results) // CELLS)
 
     def chosen(self, row: Array) -> tuple[int, ...]:
