@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 SCHEMA_VERSION = 1
-# In a fingerprint: a size that depends on data (the tokens that are routed to an expert) and may be any.
+# In the shape of an output: a size that depends on data (the tokens that are routed to an expert) and may be any.
 ANY_SIZE = -1
 
 _MOST = 2**62

@@ -261,3 +261,11 @@ def test_a_file_is_laid_out_by_depth() -> None:
         assert len(line) - len(line.lstrip()) == depth, line
         depth += line[-1] in "{["
     assert depth == 0 and sum('"op": "aten.mm.default"' in line for line in lines) == 2
+
+
+def test_the_largest_number_of_bytes() -> None:
+    """2^62; a file with more is refused."""
+    largest = plan(replace(unit("layers.0", True), kept_bytes=2**62))
+    assert Plan.from_bytes(largest.to_bytes()) == largest
+    with pytest.raises(PlanError, match=r"units\[0\]\.kept_bytes"):
+        Plan.from_bytes(largest.to_bytes().replace(str(2**62).encode(), str(2**62 + 1).encode()))
