@@ -24,8 +24,8 @@ from autosac.simulation import Simulation
 from autosac.solvers import frontier
 from autosac.trace import ModuleEnter, Op, Phase, Trace
 
-BUDGETS = (0.2, 0.4, 0.5, 0.6, 0.8)
-_OF_CURVE = 7
+BUDGETS = tuple(tenths / 10 for tenths in range(1, 10))
+_OF_CURVE = 15
 _PRODUCTS = ("mm", "bmm", "addmm", "linear", "_scaled_mm", "_grouped_mm")
 _GENERATED = "triton."
 _SMALL = 0.01
@@ -49,6 +49,13 @@ class CompiledPolicy:
         """Whether it is checkpointing, and no choice of the compiler's."""
         return self.template is not None and self.template.memory_budget is None
 
+    def expected_bytes(self, free_bytes: int) -> float:
+        """About what a unit saves that saves `free_bytes` by itself."""
+        if self.template is None:
+            return free_bytes
+        budget = self.template.memory_budget
+        return self.template.kept_bytes if budget is None else budget * free_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitGroup:
@@ -56,6 +63,10 @@ class UnitGroup:
 
     units: tuple[UnitPolicy, ...]
     policies: tuple[CompiledPolicy, ...]
+
+    def policy(self, name: str) -> CompiledPolicy | None:
+        """The policy of this name; None if it is not proposed, or proposed as another one."""
+        return next((policy for policy in self.policies if policy.name == name), None)
 
 
 def compiled_prices(observed: Simulation, compiled: Simulation) -> list[float]:
