@@ -145,6 +145,19 @@ def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
     return tuple(known.values())
 
 
+def nearest(group: UnitGroup, wanted_bytes: float, free_bytes: int) -> list[CompiledPolicy]:
+    """The policies that save about `wanted_bytes`, by what is expected of them (`CompiledPolicy.expected_bytes`), on either
+    side: two of those that decide, and a memory budget.
+    """
+    found: list[CompiledPolicy] = []
+    for count, decided in ((2, True), (1, False)):
+        expected = {p: p.expected_bytes(free_bytes) for p in group.policies[1:] if p.has_decisions is decided}
+        ordered = sorted(expected, key=expected.__getitem__)
+        found += [p for p in ordered if expected[p] <= wanted_bytes][-count:]
+        found += [p for p in ordered if expected[p] > wanted_bytes][:count]
+    return found
+
+
 def left_to_compiler(group: UnitGroup) -> UnitGroup:
     """The group without what cannot be done where checkpointed units cannot be compiled: memory budgets only. The smallest, 0,
     recomputes all, random numbers too: a unit that draws some does not get it.

@@ -1,10 +1,10 @@
 """Plans for jobs whose layers are compiled as a whole: mixes of measured policies.
 
 1. Policies are proposed for each group of equal units (`compiled_policies`).
-2. What a unit costs under the compiler's own policy, under full and under selective checkpointing comes from the job's baselines
-   (`compiled_costs`). They also tell how many bytes of the budget are left for what units save. Of the other policies those
-   that save about as much are measured (`_near`), by *trials*: plans in which the units of a group take turns, captured as
-   compiled.
+2. What a unit costs under the compiler's own policy, under full and under selective checkpointing comes from the job's
+   baselines (`compiled_costs`). They also tell how many bytes of the budget are left for what units save. Of the other
+   policies those that save about as much are measured (`nearest`), by *trials*: plans in which the units of a group take
+   turns, captured as compiled.
 3. The fastest mix within a limit of saved bytes is chosen (`autosac.solvers.mix`). Every policy of a mix is one more graph to
    compile, for which it has to save a little. The units that keep most run last: they are the first to let go of it.
 4. The step under that plan is simulated. By how much its peak is above its saved bytes moves the limit, until the peak uses
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from autosac.errors import CaptureError, InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates
 from autosac.planning.compiled_costs import unit_costs
-from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, left_to_compiler
+from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, left_to_compiler, nearest
 from autosac.planning.planner import Goal, plan_of
 from autosac.plans import Plan, Reasons, Unit
 from autosac.simulation import Simulation
@@ -33,8 +33,6 @@ _TRIALS = 2
 _NARROW_BYTES = 2**24
 # The policies that do what the job does under its own ways of checkpointing.
 _BASELINES = {"full": "full", "selective-op": "every second product"}
-# Policies that are measured on either side of what a unit may save: of those that decide, and of memory budgets.
-_DECIDED, _BUDGETS = 2, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +141,11 @@ class CompiledMixes:
         for name, simulation in self._baselines.items():
             if name != "none" and name not in _BASELINES:
                 continue
-            policies = [
-                group.policies[0] if name == "none" else group.policy(_BASELINES[name]) for group in self._groups
-            ]
-            found = self._costs_in(simulation, [(policy,) * len(g.units) for policy, g in zip(policies, self._groups)])
-            excess.append(simulation.peak_bytes(goal.budget_kind) - found)
+            turns = []
+            for group in self._groups:
+                policy = group.policies[0] if name == "none" else group.policy(_BASELINES[name])
+                turns.append((policy,) * len(group.units))
+            excess.append(simulation.peak_bytes(goal.budget_kind) - self._costs_in(simulation, turns))
         self._excess = max(excess)
 
     def _try_out(self, goal: Goal, candidates: Candidates) -> None:
@@ -170,11 +168,7 @@ class CompiledMixes:
         free = [known[g.policies[0]].nbytes for g, known in zip(self._groups, self._costs, strict=True)]
         most = sum(nbytes * len(g.units) for nbytes, g in zip(free, self._groups, strict=True))
         wanted = (goal.target_bytes - self._excess) / max(1, most) * free[number]
-        for count, decided in ((_DECIDED, True), (_BUDGETS, False)):
-            expected = {p: p.expected_bytes(free[number]) for p in group.policies[1:] if p.has_decisions is decided}
-            below = sorted((p for p in expected if expected[p] <= wanted), key=expected.__getitem__)
-            above = sorted((p for p in expected if expected[p] > wanted), key=expected.__getitem__)
-            yield from (p for p in (*below[-count:], *above[:count]) if p not in costs)
+        yield from (policy for policy in nearest(group, wanted, free[number]) if policy not in costs)
 
     def _trials(self, goal: Goal, near: Sequence[Sequence[CompiledPolicy]]) -> Iterator[_Trial]:
         """Each policy in one trial, in as many units as there are turns for it."""
