@@ -16,7 +16,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -126,9 +126,10 @@ class _Modules:
         """The text of the module that was loaded, if it was one and is all there is to it."""
         return self._loaded[0][0] if len(self._loaded) == 1 and self._loaded[0][1] else None
 
-    def run(self, text: str) -> Any:
+    def run(self, text: str) -> Callable[[list[Any]], Any]:
         """What a module of this text is called as."""
-        return self.load(self.write(text)[0], os.devnull).call
+        program: Callable[[list[Any]], Any] = self.load(self.write(text)[0], os.devnull).call
+        return program
 
     def write(self, source: str, *_: Any, **__: Any) -> tuple[str, str]:
         key = str(len(self._sources))
