@@ -173,7 +173,7 @@ def _mixes(
     groups = groups_of(planner.policies, baselines["none"].trace)
     if not groups:
         return None
-    mixes = CompiledMixes(groups, baselines["none"], planner.base, captures.begin, progress)
+    mixes = CompiledMixes(groups, baselines, planner.base, captures.begin, progress)
     if "full" not in baselines:
         mixes.leave_to_compiler("the job cannot be compiled under full checkpointing")
     return mixes
