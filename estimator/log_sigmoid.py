@@ -92,6 +92,11 @@ class LogSigmoid:
         self._memory_gbps = hardware.mem_bandwidth_gbps
         self._network = network
 
+    def bandwidth(self, kind: str, nbytes: float, p: Placement) -> float:
+        """What the links inside a node give a transfer of this size, in bytes per microsecond."""
+        curve = self._curves[_CURVES.get(kind, kind)]
+        return curve.bandwidth(nbytes, min(p.ranks_per_node, 8) if p.nodes > 1 else p.ranks, p.intra_gbps)
+
     def estimate(self, kind: str, nbytes: int, placement: Placement) -> Estimate:
         """The duration of one transfer. SimulationError for an unknown kind."""
         name = _CURVES.get(kind, kind)
@@ -108,7 +113,7 @@ class LogSigmoid:
         size = 4.0 if kind == "barrier" else float(nbytes)
         if kind in ("send", "recv"):
             return curve.latency_us + self._point_to_point(curve, size, p)
-        inside = curve.bandwidth(size, min(k, 8) if m > 1 else n, p.intra_gbps) if k > 1 else math.inf
+        inside = self.bandwidth(kind, size, p) if k > 1 else math.inf
         outside = self._network.bandwidth(size / n, 8, p.inter_gbps) if m > 1 else math.inf
         start = curve.latency_us + curve.hop_us * (min(n, k) - 1)
         if kind == "all_to_all":

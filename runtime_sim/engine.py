@@ -9,7 +9,7 @@ bit.
   (TorchSim Algorithm 5, `_arbitrate`).
 - A communication kernel occupies its stream as soon as it is eligible, but no link. Its transfers begin when
   all of their members have arrived (Maya's waitmap, `_arrive`), so ranks cannot block each other by holding
-  links. Transfers in the same direction over the same links share them equally.
+  links. Transfers in the same direction over the same links share them fairly (`sharing`).
 - Rates (`_rerate`): work `w` proceeds as dw/dt = 1 / (interference * share), constant between two events: a
   kernel's interference is the overlap model's factor while a transfer is under way on its GPU, a transfer's
   while one of its GPUs computes.
@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from autosac.runtime_sim.program import LANES, Engine, Program
+from autosac.runtime_sim.program import Engine, Program
+from autosac.runtime_sim.sharing import max_min_rates
 
 HOST = -1
 """As a cause: the item waited for its launch."""
@@ -75,7 +76,6 @@ class Execution:
         self._absent = [len(t.members) + len(t.missing) for t in program.transfers]
         self._legs_left = {item: len(legs) for item, legs in program.legs.items()}
         self._active: list[dict[int, None]] = [{} for _ in range(ranks)]
-        self._load = [0] * (LANES * ranks)
         # Running work: items, then transfers. The heap holds (time, work, version).
         self._left = [*program.ms, *(t.ms for t in program.transfers)]
         self._rate = [0.0] * (count + transfers)
@@ -228,8 +228,6 @@ class Execution:
         transfer = self.program.transfers[number]
         self.transfer_start[number] = now
         self._since[len(self.start) + number] = now
-        for lane in transfer.lanes:
-            self._load[lane] += 1
         for rank in transfer.ranks:
             self._active[rank][number] = None
             self._disturbed[rank] = None
@@ -237,8 +235,6 @@ class Execution:
     def _end_transfer(self, number: int, now: float) -> None:
         transfer = self.program.transfers[number]
         self.transfer_end[number] = now
-        for lane in transfer.lanes:
-            self._load[lane] -= 1
         for rank in transfer.ranks:
             del self._active[rank][number]
             self._disturbed[rank] = None
@@ -261,13 +257,26 @@ class Execution:
                 for number in active:
                     slowest = max(slowest, self.program.slowdowns[item][transfers[number].inter_node])
                 self._set_rate(item, 1.0 / slowest, now)
-        for number in touched:
+        together = self._connected(touched)
+        shared = max_min_rates([transfers[n].limit for n in together], [transfers[n].uses for n in together])
+        for number, fair in zip(together, shared, strict=True):
             transfer = transfers[number]
-            slowdown = float(max(self._load[lane] for lane in transfer.lanes))
+            slowdown = transfer.limit / fair
             if transfer.slowdown > 1 and any(running[3 * rank] >= 0 for rank in transfer.ranks):
                 slowdown *= transfer.slowdown
             self._set_rate(count + number, 1.0 / slowdown, now)
         self._disturbed.clear()
+
+    def _connected(self, numbers: dict[int, None]) -> list[int]:
+        """These transfers, and those that share links with them, directly or by way of others."""
+        found, open_ = dict(numbers), list(numbers)
+        while open_:
+            for rank in self.program.transfers[open_.pop()].ranks:
+                for other in self._active[rank]:
+                    if other not in found:
+                        found[other] = None
+                        open_.append(other)
+        return list(found)
 
     def _set_rate(self, work: int, rate: float, now: float) -> None:
         old = self._rate[work]

@@ -94,7 +94,7 @@ def add_breakdowns(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--collectives",
-        choices=("fitted", "alpha-beta", "chunks"),
+        choices=("fitted", "alpha-beta", "chunks", "flows"),
         default="fitted",
         help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autosac.estimator import AlphaBeta, ChunkModel
+from autosac.estimator import AlphaBeta, ChunkModel, FlowModel
 from autosac.files.writing import check_outputs
 from autosac.plans import Plan
 from autosac.runtime_sim import NoInterference
@@ -34,7 +34,7 @@ def with_models(target: Target, arguments: argparse.Namespace) -> Target:
     if arguments.interference == "off":
         target = replace(target, overlap=NoInterference())
     if arguments.collectives != "fitted":
-        model = {"alpha-beta": AlphaBeta, "chunks": ChunkModel}[arguments.collectives]
+        model = {"alpha-beta": AlphaBeta, "chunks": ChunkModel, "flows": FlowModel}[arguments.collectives]
         target = replace(target, collectives=model(target.hardware))
     return target
 

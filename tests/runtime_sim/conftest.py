@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosac.runtime_sim import INSTANT_HOST, NoInterference, Timeline, simulate
+from autosac.runtime_sim import INSTANT_HOST, LinkUse, NoInterference, Timeline, simulate
 from autosac.trace import (
     Collective,
     Event,
@@ -48,6 +49,7 @@ class Priced(NamedTuple):
     """The durations of a trace's events."""
 
     event_ms: NDArray[np.float64]
+    link_use: Mapping[int, LinkUse] = MappingProxyType({})
 
 
 class Job:
