@@ -24,10 +24,10 @@ from autosac.estimator.generated import GeneratedKernels
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.latencies import Latencies
 from autosac.estimator.learned import LearnedMatmul
-from autosac.estimator.log_sigmoid import LogSigmoid
 from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
 from autosac.estimator.network.chance import straggling
+from autosac.estimator.network.flows import FlowModel
 from autosac.estimator.power import capped_ms
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.roofline import Roofline
@@ -82,7 +82,7 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
         shipped += [TiledMatmul(hardware, tf32=tf32), Latencies(hardware), LearnedMemory(hardware)]
         shipped.append(Convolutions(hardware, tf32=conv_tf32))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
-    collectives: CollectiveModel = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
+    collectives: CollectiveModel = FlowModel(hardware) if learned else AlphaBeta(hardware)
     if hardware.corrected and learned:
         correction = load_correction(hardware.corrected)
         operators.append(CorrectedOperators(correction, shipped, tf32=tf32))
@@ -108,8 +108,8 @@ def price(
 
     float32 matrix products run at the plain float32 rate unless the job allows TF32
     (``trace.info.matmul_allows_tf32``); float32 convolutions use TF32, as cuDNN does in PyTorch, unless it forbids that
-    (``trace.info.cudnn_allows_tf32``). Products are slower under the profile's power cap. Operators of jobs on more GPUs than a
-    node has take as long as on the slowest of them (`network.chance.straggling`).
+    (``trace.info.cudnn_allows_tf32``). Products are slower under the profile's power cap. Operators of jobs on more GPUs than
+    a node has take as long as on the slowest of them (`network.chance.straggling`).
 
     On a calibrated CPU the operators also pay for the state of its memory.
     """

@@ -18,8 +18,8 @@ grows with the bytes of one rank, b, as 1 / (1 + exp(-k (log(b + 1) - b0))): `NE
 model of nccl-tests on 2 to 16 nodes of eight H100s (all_gather of 128 KiB to 4 GiB; median error 3.6 %; held out, 32 nodes:
 3.3 %).
 
-An estimate's `use` says which share of its links the transfer takes meanwhile: bytes / (capacity * t). The engine shares links between
-transfers that run at the same time, so that a small message, which is bound by latency, hardly disturbs a large one.
+An estimate's `use` says which share of its links the transfer takes meanwhile: bytes / (capacity * t). The engine shares links
+between transfers that run at the same time, so that a small message, which is bound by latency, hardly disturbs a large one.
 """
 
 from __future__ import annotations

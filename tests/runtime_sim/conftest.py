@@ -154,10 +154,16 @@ def job() -> type[Job]:
 
 @pytest.fixture(scope="session")
 def run() -> Callable[..., Timeline]:
-    """Simulate jobs once, by default with a host that costs nothing and without interference."""
+    """Simulate jobs once, by default with a host that costs nothing and without interference.
+
+    `link_use`: what their transfers take of the links, by event.
+    """
 
     def run(*jobs: Job, **settings: object) -> Timeline:
         defaults = {"host": INSTANT_HOST, "overlap": NoInterference(), "steps": 1}
-        return simulate([j.trace for j in jobs], [j.priced for j in jobs], **{**defaults, **settings})
+        use = settings.pop("link_use", {})
+        return simulate(
+            [j.trace for j in jobs], [j.priced._replace(link_use=use) for j in jobs], **{**defaults, **settings}
+        )
 
     return run
