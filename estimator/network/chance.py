@@ -21,6 +21,7 @@ published throughputs of one job on 8 to 128 GPUs: see docs/causes.md.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,9 +46,8 @@ class MostLoaded(NamedTuple):
     @property
     def std(self) -> float:
         """Standard deviation."""
-        return float(
-            np.sqrt(max(0.0, self.most.astype(float) ** 2 @ np.diff(self.cumulative, prepend=0.0) - self.mean**2))
-        )
+        square = float(self.most.astype(np.float64) ** 2 @ np.diff(self.cumulative, prepend=0.0))
+        return math.sqrt(max(0.0, square - self.mean**2))
 
     def quantile(self, probability: float) -> int:
         """The smallest number of flows that is not exceeded with this probability."""
