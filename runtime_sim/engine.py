@@ -73,6 +73,8 @@ class Execution:
         self._freed = [-1] * (3 * ranks)
         self._contended: dict[int, None] = {}
         self._disturbed: dict[int, None] = {}
+        self._reshared: dict[int, None] = {}  # ranks whose links are shared anew
+        self._crowding = [1.0] * transfers  # by how much a transfer is slower than alone, because of others
         self._absent = [len(t.members) + len(t.missing) for t in program.transfers]
         self._legs_left = {item: len(legs) for item, legs in program.legs.items()}
         self._active: list[dict[int, None]] = [{} for _ in range(ranks)]
@@ -230,14 +232,14 @@ class Execution:
         self._since[len(self.start) + number] = now
         for rank in transfer.ranks:
             self._active[rank][number] = None
-            self._disturbed[rank] = None
+            self._disturbed[rank] = self._reshared[rank] = None
 
     def _end_transfer(self, number: int, now: float) -> None:
         transfer = self.program.transfers[number]
         self.transfer_end[number] = now
         for rank in transfer.ranks:
             del self._active[rank][number]
-            self._disturbed[rank] = None
+            self._disturbed[rank] = self._reshared[rank] = None
         for item in transfer.members:
             self._legs_left[item] -= 1
             if not self._legs_left[item]:
@@ -257,26 +259,32 @@ class Execution:
                 for number in active:
                     slowest = max(slowest, self.program.slowdowns[item][transfers[number].inter_node])
                 self._set_rate(item, 1.0 / slowest, now)
-        together = self._connected(touched)
-        shared = max_min_rates([transfers[n].limit for n in together], [transfers[n].uses for n in together])
-        for number, fair in zip(together, shared, strict=True):
-            transfer = transfers[number]
-            slowdown = transfer.limit / fair
+        touched.update(self._share())
+        for number in touched:
+            transfer, slowdown = transfers[number], self._crowding[number]
             if transfer.slowdown > 1 and any(running[3 * rank] >= 0 for rank in transfer.ranks):
                 slowdown *= transfer.slowdown
             self._set_rate(count + number, 1.0 / slowdown, now)
         self._disturbed.clear()
 
-    def _connected(self, numbers: dict[int, None]) -> list[int]:
-        """These transfers, and those that share links with them, directly or by way of others."""
-        found, open_ = dict(numbers), list(numbers)
-        while open_:
-            for rank in self.program.transfers[open_.pop()].ranks:
+    def _share(self) -> dict[int, None]:
+        """Divide the links where transfers began or ended. The transfers that may be faster or slower now."""
+        if not self._reshared:
+            return {}
+        transfers = self.program.transfers
+        found = dict.fromkeys(number for rank in self._reshared for number in self._active[rank])
+        self._reshared.clear()
+        open_ = list(found)
+        while open_:  # and those that share links with them, directly or by way of others
+            for rank in transfers[open_.pop()].ranks:
                 for other in self._active[rank]:
                     if other not in found:
                         found[other] = None
                         open_.append(other)
-        return list(found)
+        rates = max_min_rates([transfers[n].limit for n in found], [transfers[n].uses for n in found])
+        for number, rate in zip(found, rates, strict=True):
+            self._crowding[number] = transfers[number].limit / rate
+        return found
 
     def _set_rate(self, work: int, rate: float, now: float) -> None:
         old = self._rate[work]
