@@ -97,9 +97,10 @@ def add_breakdowns(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--collectives",
-        choices=("fitted", "alpha-beta", "chunks"),
-        default="fitted",
-        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
+        choices=("flows", "fitted", "alpha-beta", "chunks"),
+        default="flows",
+        help="cost model of collectives: flows that share links (default), fitted curves alone, latency and bandwidth, or "
+        "chunks as in NCCL",
     )
     group.add_argument(
         "--memory", action="store_true", help="break down the memory peak: categories, modules, largest tensors"
