@@ -117,8 +117,7 @@ class Rendezvous:
         members = pending.members.values()
         lanes = []
         for rank, member in pending.members.items():
-            out = rank * LANES + (2 if pending.inter_node else 0)
-            lanes += [out] * (member.kind != "recv") + [out + 1] * (member.kind != "send")
+            lanes += lanes_of(rank, member.kind, pending.inter_node)
         slowdowns = [self._overlap.communication_slowdown(m.kind, pending.inter_node) for m in members]
         return Transfer(
             members=tuple(member.item for member in members),
@@ -130,6 +129,12 @@ class Rendezvous:
             label=pending.label,
             missing=tuple(rank for rank in pending.expected if rank not in pending.members),
         )
+
+
+def lanes_of(rank: int, kind: str, inter_node: bool) -> list[int]:
+    """The link directions that a member at this position loads: out unless it receives, in unless it sends."""
+    out = rank * LANES + (2 if inter_node else 0)
+    return [out] * (kind != "recv") + [out + 1] * (kind != "send")
 
 
 def _identity(group: Group) -> Key:
