@@ -11,8 +11,8 @@ One step is written, from an idle GPU on. Per rank, in the order in which its ho
     send, recv  ``comm_src``, ``comm_dst``, ``comm_size``, ``comm_tag``; those of a batch are nodes of their own
 
 ``data_deps`` are all that a node waits for: what is before it on its stream, the events and streams that its stream waits for
-(`runtime_sim.linking`), and its launch, which ``ctrl_deps`` name as well. Durations are whole microseconds; what rounding takes
-from one node of a rank is given to the next of its kind, so that sums are right. The exact duration, the stream and the
+(`runtime_sim.linking`), and its launch, which ``ctrl_deps`` name as well. Durations are whole microseconds; what rounding
+takes from one node of a rank is given to the next of its kind, so that sums are right. The exact duration, the stream and the
 slowdowns beside other kernels are attributes of our own, from which `replay` gets the same step time.
 
 Beside the traces ``comm_group.json`` lists the ranks of the groups. Ranks that were not simulated get the trace of their

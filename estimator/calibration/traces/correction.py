@@ -166,6 +166,14 @@ class _Process:
         return np.clip(mean, -_MOST_LOG, _MOST_LOG), std
 
 
+def covariance(points: Sequence[Point], levels: Mapping[str, float]) -> NDArray[np.float64]:
+    """The prior covariance of the logarithms of corrections at these points, without noise."""
+    families = {name: i for i, name in enumerate(sorted({p.family for p in points}))}
+    operators = {name: i for i, name in enumerate(sorted({p[:2] for p in points}))}
+    rows = [(families[p.family], operators[p[:2]], *p.features) for p in points]
+    return np.asarray(_kernel(levels).k1(np.array(rows, dtype=np.float64)))
+
+
 def _kernel(levels: Mapping[str, float]) -> Any:
     """The sum of the module's docstring; the variances are its only free parameters, in the order of `_START`."""
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel

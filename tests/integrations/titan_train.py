@@ -1,0 +1,104 @@
+"""Real training on the CPU by TorchTitan 0.2's own Trainer, one gloo rank of it.
+
+A program: ``python titan_train.py JOB.toml [TorchTitan's arguments]`` in the environment of a rank. Writes ``trained-RANK.json``
+into the job's dump folder: losses, a hash of the last gradients and of the parameters, and what was checkpointed in each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torchtitan.tools.utils as titan_utils
+
+# TorchTitan takes "cuda" where it finds no accelerator. Its other modules copy these two names.
+titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
+
+import torchtitan.components.metrics as titan_metrics  # noqa: E402
+import torchtitan.distributed.parallel_dims as parallel_dims_module  # noqa: E402
+import torchtitan.distributed.utils as distributed_utils  # noqa: E402
+import torchtitan.protocols.train_spec as registry  # noqa: E402
+
+parallel_dims_module.device_type = distributed_utils.device_type = "cpu"
+distributed_utils.device_module = torch.cpu
+
+from torchtitan.config import ConfigManager  # noqa: E402
+from torchtitan.train import Trainer  # noqa: E402
+
+from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer  # noqa: E402
+from autosac.integrations.apply import Checkpointed  # noqa: E402
+
+
+def _digest(tensors: Any) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        found.update(whole.detach().float().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def without_memory_statistics() -> None:
+    """The CPU has none that TorchTitan could ask for."""
+    stats = titan_metrics.DeviceMemStats(*[0] * 6)
+    monitor = SimpleNamespace(device_name="cpu", get_peak_stats=lambda: stats, reset_peak_stats=lambda: None)
+    titan_metrics.build_device_memory_monitor = lambda: monitor
+
+
+def synthetic(name: str) -> None:
+    """Random tokens in place of a data set and its tokenizer."""
+    spec = registry.get_train_spec(name)
+
+    def loader(*, job_config: Any, **_: Any) -> Any:
+        torch.manual_seed(7)
+        training = job_config.training
+        return SyntheticLoader(training.local_batch_size, training.seq_len, 2048)
+
+    registry._extra_train_specs[name] = dataclasses.replace(
+        spec, build_tokenizer_fn=lambda *_, **__: SyntheticTokenizer(2048), build_dataloader_fn=loader
+    )
+
+
+def main() -> None:
+    """Train, and report."""
+    without_memory_statistics()
+    synthetic("llama3")
+    config = ConfigManager().parse_args(["--job.config_file", *sys.argv[1:]])
+    sys.argv[1:1] = ["--job.config_file"]
+    trainer = Trainer(config)
+    losses: list[Any] = []
+    trainer.metrics_processor.log = lambda step, loss, largest, norm, **_: losses.append((loss, norm))
+    trainer.checkpointer.load = lambda *_, **__: False
+    (model,) = trainer.model_parts
+    for module in model.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    checkpointed: list[int] = []
+    batches = trainer.batch_generator(trainer.dataloader)
+    for step in range(1, config.training.steps + 1):
+        trainer.step = step
+        units = [m._autosac for m in model.modules() if isinstance(m, Checkpointed) and m._autosac is not None]
+        checkpointed.append(sum(unit.policy.size for unit in units))
+        trainer.train_step(batches)
+    parameters = list(model.parameters())
+    report = {
+        "losses": losses,
+        "gradients": _digest(p.grad for p in parameters),
+        "parameters": _digest(parameters),
+        "checkpointed": checkpointed,
+        "hooks": sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()),
+    }
+    path = Path(config.job.dump_folder) / f"trained-{os.environ['RANK']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report))
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main()
