@@ -1,7 +1,8 @@
 """Real training on the CPU by TorchTitan 0.2's own Trainer, one gloo rank of it.
 
-A program: ``python titan_train.py JOB.toml [TorchTitan's arguments]`` in the environment of a rank. Writes ``trained-RANK.json``
-into the job's dump folder: losses, a hash of the last gradients and of the parameters, and what was checkpointed in each step.
+A program: ``python titan_train.py JOB.toml [ARGUMENTS ...] [-- ARGUMENTS ...]`` in the environment of a rank. It trains once with
+each list of TorchTitan's arguments, and writes ``trained-RANK.json`` beside the job: losses, hashes of the last gradients and of
+the parameters, and how many operators were under a plan in each step.
 """
 
 from __future__ import annotations
@@ -65,39 +66,47 @@ def synthetic(name: str) -> None:
     )
 
 
-def main() -> None:
-    """Train, and report."""
-    without_memory_statistics()
-    synthetic("llama3")
-    config = ConfigManager().parse_args(["--job.config_file", *sys.argv[1:]])
-    sys.argv[1:1] = ["--job.config_file"]
+def train(job: str, arguments: list[str]) -> dict[str, Any]:
+    """Train once, and report."""
+    sys.argv = ["titan_train.py", "--job.config_file", job, *arguments]
+    config = ConfigManager().parse_args(sys.argv[1:])
     trainer = Trainer(config)
     losses: list[Any] = []
     trainer.metrics_processor.log = lambda step, loss, largest, norm, **_: losses.append((loss, norm))
-    trainer.checkpointer.load = lambda *_, **__: False
     (model,) = trainer.model_parts
     for module in model.modules():
         if hasattr(module, "set_force_sum_reduction_for_comms"):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-    checkpointed: list[int] = []
+    planned: list[int] = []
     batches = trainer.batch_generator(trainer.dataloader)
     for step in range(1, config.training.steps + 1):
         trainer.step = step
         units = [m._autosac for m in model.modules() if isinstance(m, Checkpointed) and m._autosac is not None]
-        checkpointed.append(sum(unit.policy.size for unit in units))
+        planned.append(sum(decision.keep for unit in units for decision in unit._made_of[0].decisions))
         trainer.train_step(batches)
     parameters = list(model.parameters())
     report = {
         "losses": losses,
         "gradients": _digest(p.grad for p in parameters),
         "parameters": _digest(parameters),
-        "checkpointed": checkpointed,
+        "kept": planned,
         "hooks": sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()),
     }
-    path = Path(config.job.dump_folder) / f"trained-{os.environ['RANK']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report))
     trainer.close()
+    torch.distributed.destroy_process_group()
+    return report
+
+
+def main() -> None:
+    """Train as often as there are arguments."""
+    without_memory_statistics()
+    synthetic("llama3")
+    job, *rest = sys.argv[1:]
+    lists: list[list[str]] = [[]]
+    for word in rest:
+        lists.append([]) if word == "--" else lists[-1].append(word)
+    reports = [train(job, arguments) for arguments in lists]
+    Path(job).with_name(f"trained-{os.environ['RANK']}.json").write_text(json.dumps(reports))
 
 
 if __name__ == "__main__":
