@@ -55,8 +55,7 @@ def _document(
         "profile": str(arguments.output),
         "step_ms": {"predicted": simulation.step_ms, "measured": record.step_ms},
         "parts": [part._asdict() for part in learned.parts],
-        "more_active_bytes": learned.active_bytes,
-        "more_reserved_bytes": learned.reserved_bytes,
+        "more_bytes": learned.more_bytes,
     }
 
 
@@ -79,7 +78,7 @@ def _report(
         f"profile written to {arguments.output}",
         f"step: {simulation.step_ms:,.1f} ms predicted, {record.step_ms:,.1f} ms measured",
     ]
-    if record.memory is not None:
-        mib = (f"{nbytes / 2**20:+,.1f} MiB" for nbytes in (learned.active_bytes, learned.reserved_bytes))
+    if learned.more_bytes is not None:
+        mib = (f"{nbytes / 2**20:+,.1f} MiB" for nbytes in learned.more_bytes)
         lines.append("peaks above the prediction: {} active, {} reserved".format(*mib))
     return Group(*lines, table)

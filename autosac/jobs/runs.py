@@ -78,9 +78,11 @@ def write_profile(learned: LearnedRun, hardware: Hardware, gpu: str, output: Pat
         f"base = {json.dumps(base)}",
         f"description = {json.dumps(f'{hardware.description}, corrected by a run'[:500])}",
         f"run_corrected = {json.dumps(corrections.name)}",
-        f"more_active_bytes = {learned.active_bytes}",
-        f"more_reserved_bytes = {learned.reserved_bytes}",
     ]
+    if learned.more_bytes is not None:
+        lines += [
+            f"more_{kind}_bytes = {more}" for kind, more in zip(("active", "reserved"), learned.more_bytes, strict=True)
+        ]
     write_text_atomically(output, "\n".join(lines) + "\n")
     load_correction.cache_clear()
     load_hardware.cache_clear()

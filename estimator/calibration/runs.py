@@ -70,12 +70,11 @@ class Compared(NamedTuple):
 
 
 class LearnedRun(NamedTuple):
-    """What a run says of a profile. The two sums are what was measured above the prediction, in bytes (0 if not known)."""
+    """What a run says of a profile. `more_bytes`: active and reserved peak above the prediction, None if not measured."""
 
     correction: Correction
     parts: tuple[Compared, ...]
-    active_bytes: int
-    reserved_bytes: int
+    more_bytes: tuple[int, int] | None
 
 
 def parts_of(
@@ -141,13 +140,10 @@ def learn_run(
         Compared(key[0], key[1], count, part.span_ms, ms, float(after))
         for (key, part, ms, count), after in zip(groups, corrected, strict=True)
     )
-    memory = record.memory
-    return LearnedRun(
-        Correction(rows, dict(_LEVELS), about),
-        compared,
-        memory.peak_active_bytes - peaks[0] if memory is not None else 0,
-        memory.peak_reserved_bytes - peaks[1] if memory is not None else 0,
-    )
+    more = None
+    if record.memory is not None:
+        more = (record.memory.peak_active_bytes - peaks[0], record.memory.peak_reserved_bytes - peaks[1])
+    return LearnedRun(Correction(rows, dict(_LEVELS), about), compared, more)
 
 
 def _points(trace: Trace, hardware: Hardware, signatures: Sequence[int]) -> dict[int, Point | None]:

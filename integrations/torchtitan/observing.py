@@ -1,8 +1,9 @@
 """The first steps of a TorchTitan job: measured, compared with the plan, written; and the plan made again with what they say.
 
 Every rank measures (`integrations.first_steps`). In the optimizer of the last measured step rank 0 gathers the longest steps
-and the highest peaks, writes the record and, if it is to, plans again in a process without a GPU, while the others wait at the
-job's store. All ranks then change to the new plan, or none: nothing of a plan lives longer than from a forward to its backward.
+and the highest peaks, writes the record and, if it is to, plans again in a process without a GPU, while the others wait at
+the job's store. All ranks then change to the new plan, or none: nothing of a plan lives longer than from a forward to its
+backward.
 """
 
 from __future__ import annotations
