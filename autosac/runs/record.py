@@ -71,8 +71,8 @@ class Predicted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The first steps of a job. `job`: as ``autosac simulate`` takes it, empty for an eager model; `plan_file`, `plan_hash`:
-    of the plan that it followed, empty for none; `warm_up`: how many steps came before those of `steps_ms`; `memory`: None on a
-    CPU.
+    of the plan that it followed, empty for none; `warm_up`: how many steps came before those of `steps_ms`; `memory`:
+    None on a CPU.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT

@@ -2,10 +2,10 @@
 
     python -m benchmarks.replan [--ranks 1,2]
 
-TorchTitan's debug model trains on the CPU, with gloo, under a plan that recomputes everything: its profile was wrong about memory,
-and took the GPU for smaller than it is. With `replan` the job measures its first steps, corrects the profile's times, plans
-again within the real budget, and changes. Printed are, for each number of ranks, what the plan kept in every step, and whether
-losses, gradients and parameters are those of training without AutoSAC, bit for bit. Takes a minute for each on an idle machine.
+TorchTitan's debug model trains on the CPU, with gloo, under a plan that recomputes much: it was made for less memory than there
+is. With `replan` the job measures its first steps, corrects the profile's times, plans again within the real budget, and
+changes. Printed are, for each number of ranks, what the plan kept in every step, and whether losses, gradients and parameters
+are those of training without AutoSAC, bit for bit.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _run(job: Path, ranks: int, arguments: list[str]) -> list[list[dict[str, Any
         subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=_ROOT)
         for rank in range(ranks)
     ]
-    if any([process.wait() for process in processes]):
+    codes = [process.wait() for process in processes]
+    if any(codes):
         raise SystemExit("a rank failed")
     return [json.loads((job.parent / f"trained-{rank}.json").read_text()) for rank in range(ranks)]
 
