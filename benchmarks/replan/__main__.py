@@ -2,8 +2,8 @@
 
     python -m benchmarks.replan [--ranks 1,2]
 
-TorchTitan's debug model trains on the CPU, with gloo, under a plan that recomputes much: it was made for less memory than there
-is. With `replan` the job measures its first steps, corrects the profile's times, plans again within the real budget, and
+TorchTitan's debug model trains on the CPU, with gloo, under a plan that recomputes much: it was made for less memory than
+there is. With `replan` the job measures its first steps, corrects the profile's times, plans again within the real budget, and
 changes. Printed are, for each number of ranks, what the plan kept in every step, and whether losses, gradients and parameters
 are those of training without AutoSAC, bit for bit.
 """

@@ -42,11 +42,15 @@ def step(rows: int = 8192) -> Trace:
     """Two layers of a product and three sines, forward and backward; an output of one product; an optimizer of sines."""
     signatures = [_product(rows, 4096), _wave(rows, 4096), _product(rows, 8192), _wave(rows, 8192)]
     layer, events = [0, 1, 1, 1], []
+
+    def op(signature: int, module: int, phase: Phase) -> Op:
+        return Op(signature, 0, module, phase, 0, (-1,) * len(signatures[signature].inputs), (-1,))
+
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         for module in (1, 2):
-            events += [Op(s, 0, module, phase, 0, (-1,), (-1,)) for s in layer * (1 + (phase is Phase.BACKWARD))]
-        events += [Op(2, 0, 3, phase, 0, (-1,), (-1,))]
-    events += [Op(3, 0, 0, Phase.OPTIMIZER, 0, (-1,), (-1,))]
+            events += [op(s, module, phase) for s in layer * (1 + (phase is Phase.BACKWARD))]
+        events += [op(2, 3, phase)]
+    events += [op(3, 0, Phase.OPTIMIZER)]
     return trace_of(events, signatures=signatures, modules=("", "layers.0", "layers.1", "out"), model="made")
 
 
@@ -164,7 +168,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for wrong, message in (
         ((*run, *out, "--sweep"), "--from-run measures nothing"),
         ((*run[:1], *run[2:], *out), "give its capture"),
-        ((*run, "-o", str(tmp_path / "run.json")), "ends in .toml"),
+        ((*run, "-o", str(tmp_path / "run.json")), "is what is read"),
         (("calibrate", *out, "--plan", "p.json"), "--plan says what a run followed"),
     ):
         assert main(wrong) == 2
