@@ -80,12 +80,13 @@ def train(ranks: int, folder: Path) -> dict[str, Any]:
     plan = _tightest(job, profile, ranks)
     dataclasses.replace(plan, made_for=dataclasses.replace(plan.made_for, budget_bytes=_REAL)).save(plan_file)
     chosen = ["--autosac.enable", "--autosac.replan", "--autosac.plan", str(plan_file), "--autosac.gpu", str(profile)]
-    reports = _run(job, ranks, [*chosen, "--"])
+    reports = list(zip(_run(job, ranks, chosen), _run(job, ranks, []), strict=True))
     result: dict[str, Any] = {"ranks": ranks}
     for rank, (replanned, plain) in enumerate(reports):
         names = ("losses", "gradients", "parameters")
         result[f"rank {rank}"] = {
             "operators kept in each step": replanned["kept"],
+            "another plan": (folder / "out" / "autosac_plan_again.json").exists(),
             "hooks left": replanned["hooks"],
             "same as without": all(replanned[name] == plain[name] for name in names),
         }
@@ -101,7 +102,7 @@ def _tightest(job: Path, profile: Path, ranks: int) -> Plan:
     return plan_job(config_file=str(job), overrides=(), gpu=str(profile), world_size=ranks, budget=budget)
 
 
-def _run(job: Path, ranks: int, arguments: list[str]) -> list[list[dict[str, Any]]]:
+def _run(job: Path, ranks: int, arguments: list[str]) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])

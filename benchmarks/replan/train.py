@@ -1,8 +1,8 @@
 """Real training on the CPU by TorchTitan 0.2's own Trainer, one gloo rank of it.
 
-A program: ``python -m benchmarks.replan.train JOB.toml [ARGUMENTS ...] [-- ARGUMENTS ...]`` in the environment of a rank. It
-trains once with each list of TorchTitan's arguments, and writes ``trained-RANK.json`` beside the job: losses, hashes of the
-last gradients and of the parameters, and how many operators the plan kept in each step.
+A program: ``python -m benchmarks.replan.train JOB.toml [ARGUMENTS ...]`` in the environment of a rank. It writes
+``trained-RANK.json`` beside the job: losses, hashes of the last gradients and of the parameters, and how many operators the plan
+kept in each step.
 """
 
 from __future__ import annotations
@@ -98,15 +98,12 @@ def train(job: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train as often as there are arguments."""
+    """Train, and report."""
     without_memory_statistics()
     synthetic("llama3")
-    job, *rest = sys.argv[1:]
-    lists: list[list[str]] = [[]]
-    for word in rest:
-        lists.append([]) if word == "--" else lists[-1].append(word)
-    reports = [train(job, arguments) for arguments in lists]
-    Path(job).with_name(f"trained-{os.environ['RANK']}.json").write_text(json.dumps(reports))
+    job, *arguments = sys.argv[1:]
+    report = train(job, arguments)
+    Path(job).with_name(f"trained-{os.environ['RANK']}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
