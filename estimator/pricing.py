@@ -66,7 +66,7 @@ class Pricing:
 
 def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True, learned: bool = True) -> Models:
     """The models that `price` uses when it is given none: measured operators, what was fitted on such a machine, the shipped
-    models corrected by traces of such a machine, the shipped models, the roofline.
+    models corrected by traces of such a machine, the shipped models, the roofline; all of them corrected by a run.
 
     `learned=False` leaves the fitted models out.
     """
@@ -88,6 +88,8 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
         operators.append(CorrectedOperators(correction, shipped, tf32=tf32))
         collectives = CorrectedTransfers(correction, collectives)
     operators += shipped
+    if hardware.run_corrected and learned:
+        operators.insert(0, CorrectedOperators(load_correction(hardware.run_corrected), operators, tf32=tf32))
     if calibrated is not None and calibrated.collectives:
         collectives = CalibratedCollectives(calibrated, collectives)
     return Models(operators=tuple(operators), collectives=collectives)

@@ -7,6 +7,7 @@ numbers in the same way: Maya's waitmaps. Ranks that are not simulated are never
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from autosac.errors import SimulationError
@@ -120,13 +121,7 @@ class Rendezvous:
 
     def _transfer(self, pending: _Pending) -> Transfer:
         members = pending.members.values()
-        limit = min(member.use.rate for member in members)
-        uses = {
-            lane: share / limit
-            for rank, member in pending.members.items()
-            for lane, share in _lanes(rank, member)
-            if share > 0
-        }
+        uses, limit = uses_of((rank, member.kind, member.use) for rank, member in pending.members.items())
         slowdowns = [self._overlap.communication_slowdown(m.kind, pending.inter_node) for m in members]
         return Transfer(
             members=tuple(member.item for member in members),
@@ -141,11 +136,18 @@ class Rendezvous:
         )
 
 
-def _lanes(rank: int, member: _Member) -> list[tuple[int, float]]:
-    """The directions of a rank's links that carry a transfer, and what it takes of them alone."""
-    directions = [0] * (member.kind != "recv") + [1] * (member.kind != "send")
-    shares = (member.use.port, member.use.adapter, member.use.uplink)
-    return [(rank * LANES + 2 * i + way, share) for i, share in enumerate(shares) for way in directions]
+def uses_of(members: Iterable[tuple[int, str, LinkUse]]) -> tuple[dict[int, float], float]:
+    """What a transfer takes of each lane at a rate of 1, and the rate that it has alone. `members`: each one's rank (by
+    position), what it does and its links. Who sends uses only the way out, who receives only the way in.
+    """
+    found = list(members)
+    limit = min(use.rate for _, _, use in found)
+    uses: dict[int, float] = {}
+    for rank, kind, use in found:
+        directions = [0] * (kind != "recv") + [1] * (kind != "send")
+        for i, share in enumerate((use.port, use.adapter, use.uplink)):
+            uses.update({rank * LANES + 2 * i + way: share / limit for way in directions if share > 0})
+    return uses, limit
 
 
 def identity(group: Group) -> Key:
