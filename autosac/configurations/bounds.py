@@ -5,7 +5,7 @@ least, and which memory a layer and all else keep for the backward. It comes fro
 (`shape_of_parameters`) or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
 
 **Time** (`time_bound_ms`). m microbatches, stage s with l_s layers, f, b: forward and backward of one layer and one
-microbatch, f', b' those of what is outside of the layers (last stage).
+microbatch, f', b' those of what stands behind the layers (last stage). What stands before them counts without a pipeline.
 
 1. A stream executes its operators one after the other. A rank's compute stream holds, for each microbatch, the forward and
    backward of its layers: m l_s (f + b), on the last stage m (f' + b') more. The step is no shorter.
@@ -24,7 +24,8 @@ microbatch, f', b' those of what is outside of the layers (last stage).
 shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
 step all of them. The first stage's rank holds min(m, stages from its own to the last) microbatches at once under 1F1B, all
 under GPipe; one at least in every schedule. Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of
-checkpointing is a layer or lies in one, and what it recomputes from is not freed.
+checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers runs,
+between their forward and their backward, all that the layers keep is there, and what the operator at work reads and writes.
 
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. To free a
 tensor that an operator made, that operator runs again, at least. So the least recomputation is no less than the fractional
@@ -37,6 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autosac.configurations.layout import SINGLE_STAGE, Layout
 from autosac.configurations.splits import balanced_split, torchtitan_split
@@ -47,14 +49,14 @@ _WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One layer, or all that is outside of layers, for one microbatch on one rank.
+    """One layer, or what stands before or behind all layers, for one microbatch on one rank.
 
     `kept`: (bytes, least milliseconds that recomputing them takes) of what the step keeps for the backward without
     checkpointing; infinite milliseconds for what cannot be freed. Times are lower bounds, bytes are those of a rank.
     """
 
-    forward_ms: float
-    backward_ms: float
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
     kept: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -65,11 +67,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What bounds know of a model. `layer_parameters`: of one layer on average; sizes are of the whole model, unsharded."""
+    """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
+
+    `layer_parameters`: of one layer on average; sizes are of the whole model, unsharded. The `last` part's kept tensors are
+    those that are there while the last of the model runs, beside what the layers keep.
+    """
 
     layers: int
     layer: Part
-    outside: Part
+    first: Part
+    last: Part
     layer_parameters: float
     outside_parameters: float
     state_bytes: int = 12
@@ -82,7 +89,7 @@ def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
     """Layers of each stage."""
     stages = layout.pipeline * layout.stages_per_rank
     if layout.split == "balanced":
-        return balanced_split([shape.layer.both_ms] * shape.layers, stages, 0.0, shape.outside.both_ms)
+        return balanced_split([shape.layer.both_ms] * shape.layers, stages, 0.0, shape.last.both_ms)
     found = torchtitan_split(shape.layers, stages)
     assert found is not None, "an illegal layout"
     return found
@@ -98,7 +105,9 @@ def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
         own = sum(counts[stage] for stage in range(stages) if _rank_of(layout, stage) == rank)
         work = m * own * both + (extra_ms[rank] if extra_ms else 0.0) + own * _copies_ms(layout, shape)
         if _rank_of(layout, stages - 1) == rank:
-            work += m * shape.outside.both_ms
+            work += m * shape.last.both_ms
+        if ranks == 1:
+            work += m * shape.first.both_ms
         fill = sum(counts[:rank]) * both if layout.schedule in _WHOLE_BACKWARDS else 0.0
         worst = max(worst, work + fill)
     return worst
@@ -162,28 +171,38 @@ def held(layout: Layout, rank: int) -> int:
     return min(layout.microbatches, layout.pipeline - rank) if layout.schedule == "1F1B" else 1
 
 
-def _kept(layout: Layout, shape: Shape, rank: int) -> list[tuple[float, float]]:
-    """(bytes, milliseconds to free them) of all that a pipeline rank holds when it holds most."""
+class _Moment(NamedTuple):
+    """When a rank holds much: (bytes, milliseconds to free them) of all that it keeps then, of so many microbatches."""
+
+    kept: list[tuple[float, float]]
+    microbatches: int
+
+
+def _moments(layout: Layout, shape: Shape, rank: int) -> list[_Moment]:
+    """When a pipeline rank holds most layers' tensors, and, where the last stage is, while what is behind the layers runs."""
     counts, times = split_of(layout, shape), held(layout, rank)
     layers = sum(count for stage, count in enumerate(counts) if _rank_of(layout, stage) == rank)
     if layout.pipeline > 1 and layout.stages_per_rank > 1:
         layers = counts[rank]  # the first of its stages, at the moment when only that one is held
-    found: list[tuple[float, float]] = [(times * layers * size, times * layers * ms) for size, ms in shape.layer.kept]
+
+    def of_layers(count: int) -> list[tuple[float, float]]:
+        return [(count * size, count * ms) for size, ms in shape.layer.kept]
+
+    behind = _Moment([*of_layers(counts[-1]), *shape.last.kept], 1)
     if layout.pipeline == 1:
-        found += shape.outside.kept
-    return found
+        return [behind]
+    most = _Moment(of_layers(times * layers), times)
+    return [most, behind] if _rank_of(layout, len(counts) - 1) == rank else [most]
 
 
 def memory_bound_bytes(layout: Layout, shape: Shape) -> float:
     """The least peak of the fullest rank, whatever is checkpointed. See the module."""
     worst = 0.0
     for rank in range(layout.pipeline):
-        fixed = sum(size for size, ms in _kept(layout, shape, rank) if math.isinf(ms) and not layout.activation_offload)
-        worst = max(
-            worst,
-            states_bytes(layout, shape, rank, gradients=True),
-            _before_backward_bytes(layout, shape, rank) + fixed,
-        )
+        worst = max(worst, states_bytes(layout, shape, rank, gradients=True))
+        for moment in _moments(layout, shape, rank):
+            fixed = sum(size for size, ms in moment.kept if math.isinf(ms) and not layout.activation_offload)
+            worst = max(worst, _before_backward_bytes(layout, shape, rank) + fixed)
     return worst
 
 
@@ -191,8 +210,17 @@ def recompute_bound_ms(layout: Layout, shape: Shape, rank: int, budget_bytes: fl
     """The least recomputation of a pipeline rank in a step within the budget; infinite if none is enough."""
     if layout.activation_offload:
         return 0.0
-    kept = _kept(layout, shape, rank)
-    excess = _before_backward_bytes(layout, shape, rank) + sum(size for size, _ in kept) - budget_bytes
+    before = _before_backward_bytes(layout, shape, rank)
+    # Microbatches of a step are alike: what one needs, each needs.
+    return max(
+        _least_ms(moment.kept, budget_bytes - before) * layout.microbatches / moment.microbatches
+        for moment in _moments(layout, shape, rank)
+    )
+
+
+def _least_ms(kept: Sequence[tuple[float, float]], room_bytes: float) -> float:
+    """The fractional knapsack: what it costs to free so much that the rest has room; infinite if that cannot be."""
+    excess = sum(size for size, _ in kept) - room_bytes
     spent = 0.0
     for size, ms in sorted(kept, key=lambda item: item[1] / item[0] if item[0] else math.inf):
         if excess <= 0:
@@ -209,12 +237,18 @@ def bound_ms(layout: Layout, shape: Shape, budget_bytes: float) -> float:
     """The least step time within the budget, infinite if no checkpointing is enough. See the module."""
     if memory_bound_bytes(layout, shape) > budget_bytes:
         return INFEASIBLE
-    # Microbatches of a step are alike: what one needs, each needs.
+    extra = [recompute_bound_ms(layout, shape, rank, budget_bytes) for rank in range(layout.pipeline)]
+    return INFEASIBLE if math.inf in extra else time_bound_ms(layout, shape, extra)
+
+
+def recomputing_bound_ms(layout: Layout, shape: Shape, layer_ms: float) -> float:
+    """The least step time, whatever the memory, if every layer recomputes for so long for each microbatch."""
+    counts = split_of(layout, shape)
     extra = [
-        recompute_bound_ms(layout, shape, rank, budget_bytes) * layout.microbatches / held(layout, rank)
+        layer_ms * layout.microbatches * sum(n for stage, n in enumerate(counts) if _rank_of(layout, stage) == rank)
         for rank in range(layout.pipeline)
     ]
-    return INFEASIBLE if math.inf in extra else time_bound_ms(layout, shape, extra)
+    return time_bound_ms(layout, shape, extra)
 
 
 def shape_of_parameters(
@@ -242,7 +276,8 @@ def shape_of_parameters(
             backward_ms=2 * inner * per_number_ms,
             kept=((int(2 * tokens * width / layout.tensor), math.inf),),
         ),
-        outside=Part(forward_ms=outer * per_number_ms, backward_ms=2 * outer * per_number_ms),
+        first=Part(),
+        last=Part(forward_ms=outer * per_number_ms, backward_ms=2 * outer * per_number_ms),
         layer_parameters=sum(math.prod(shape) for shape in of_layers.values()) / present,
         outside_parameters=sum(math.prod(shape) for shape in others.values()),
     )

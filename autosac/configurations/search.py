@@ -7,6 +7,9 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
 3. its step without checkpointing, simulated.
 
+A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
+capture.
+
 If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same, if both
 accumulate gradients or neither does (`family`): it keeps at least as much of every tensor (a pipeline holds
 min(microbatches, stages) of them, which never becomes fewer sequences), and has the same states.
@@ -22,9 +25,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autosac.configurations.bounds import Part, Shape, bound_ms, memory_bound_bytes, shape_of_parameters, split_of
+from autosac.configurations.bounds import (
+    Part,
+    Shape,
+    bound_ms,
+    memory_bound_bytes,
+    recomputing_bound_ms,
+    shape_of_parameters,
+    split_of,
+)
 from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
-from autosac.configurations.evaluations import LayoutTask, Measured, SheetTask
+from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.job_files import job_path, written_job
 from autosac.configurations.layout import Layout, ModelFacts, arguments_of, legal, settings_of
 from autosac.configurations.offers import Objective, Offer
@@ -241,11 +252,12 @@ class TitanSearch:
             return Shape(
                 layers=self._own.facts.layers,
                 layer=Part(forward_ms=1.0, backward_ms=2.0),
-                outside=Part(forward_ms=0.0, backward_ms=0.0),
+                first=Part(),
+                last=Part(),
                 layer_parameters=0.0,
                 outside_parameters=0.0,
             )
-        return self._completed(layout, sheet.shape())
+        return self._completed(layout, sheet.shape(pipeline=layout.pipeline > 1))
 
     def _completed(self, layout: Layout, shape: Shape) -> Shape:
         """With what the job and the GPU say."""
@@ -313,7 +325,31 @@ class TitanSearch:
         if "refused" in answer:
             self._refused[layout] = answer["refused"]
             return Value(math.inf)
-        return Value(self._noted(layout, key, answer))
+        value = self._noted(layout, key, answer)
+        planned = next((row for row in answer["rows"] if row["checkpointing"] == "autosac"), None)
+        if value >= best or planned is None or planned["step_ms"] * self._weight(layout) > value:
+            return Value(value)
+        return self._confirmed(layout, answer, value)
+
+    def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float) -> Value | Work:
+        """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it."""
+        key = self._key("plan", layout)
+        if key in self._lost:
+            self._failed[layout] = value
+            return Value(math.inf)
+        captured = self._answer(key)
+        if captured is None:
+            task = PlanTask(
+                job=self._job(layout),
+                goal=self._goal(layout),
+                plan=answer["plan"],
+                pipeline=layout.pipeline > 1,
+                confidence=self._wanted.confidence,
+            )
+            return Work(key, task)
+        rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
+        rows += [captured["row"]] if "row" in captured else []
+        return Value(self._noted(layout, self._key("layout", layout), {**answer, "rows": rows}))
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
@@ -323,7 +359,16 @@ class TitanSearch:
             checkpointing=self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.confidence,
+            least_ms=self.least_ms(layout),
         )
+
+    def least_ms(self, layout: Layout) -> dict[str, float]:
+        """Lower bounds of the step under full and selective checkpointing, as far as a sheet tells them."""
+        sheet = self._sheet(layout)
+        if not isinstance(sheet, Sheet) or layout.compile or layout.activation_offload:
+            return {}
+        each = {"full": sheet.full_ms, "selective-op": sheet.selective_ms}
+        return {name: recomputing_bound_ms(layout, self._shape(layout), ms) for name, ms in each.items()}
 
     def _noted(self, layout: Layout, key: str, answer: Mapping[str, Any]) -> float:
         """Take an answer into the rows; the best score of what fits."""
@@ -367,7 +412,8 @@ class TitanSearch:
             return
         self._asked += 1
         self._evaluated.add(key)
-        fitting = [row["step_ms"] for row in answer.get("rows", ()) if row["fits"]]
+        rows = [*answer.get("rows", ()), *([answer["row"]] if "row" in answer else [])]
+        fitting = [row["step_ms"] for row in rows if row["fits"]]
         self._study.record(key, answer, {}, min(fitting, default=None))
 
     # ---- what is known ----
@@ -400,12 +446,15 @@ class TitanSearch:
             gap=self._wanted.gap,
             proven=self.outcome.proven and not any(bound < limit for bound in self._failed.values()),
             refused=refused,
-            failed={layout: self._lost[self._key("layout", layout)] for layout in self._failed},
+            failed={layout: self._why_lost(layout) for layout in self._failed},
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._goal(self.layouts[0]).budget_bytes,
             seconds=time.monotonic() - self._begin,
         )
+
+    def _why_lost(self, layout: Layout) -> str:
+        return next(self._lost[key] for kind in ("layout", "plan") if (key := self._key(kind, layout)) in self._lost)
 
 
 def family(layout: Layout) -> tuple[Layout, bool]:
