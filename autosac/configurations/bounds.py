@@ -37,7 +37,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 from autosac.configurations.layout import SINGLE_STAGE, Layout
@@ -70,7 +71,8 @@ class Shape:
     """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
 
     `layer_parameters`: of one layer on average; sizes are of the whole model, unsharded. The `last` part's kept tensors are
-    those that are there while the last of the model runs, beside what the layers keep.
+    those that are there while the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are
+    balanced.
     """
 
     layers: int
@@ -83,15 +85,60 @@ class Shape:
     gradient_bytes: int = 4
     compute_bytes: int = 2
     memory_gbps: float = math.inf
+    budget_bytes: float = math.inf
 
 
 def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
     """Layers of each stage."""
     stages = layout.pipeline * layout.stages_per_rank
     if layout.split == "balanced":
-        return balanced_split([shape.layer.both_ms] * shape.layers, stages, 0.0, shape.last.both_ms)
-    found = torchtitan_split(shape.layers, stages)
-    assert found is not None, "an illegal layout"
+        return _balanced(layout, shape)
+    own = torchtitan_split(shape.layers, stages)
+    assert own is not None, "an illegal layout"
+    return own
+
+
+@lru_cache(maxsize=4096)
+def _balanced(layout: Layout, shape: Shape) -> tuple[int, ...]:
+    """Within the memory if that can be, else as if there were enough."""
+    stages = layout.pipeline * layout.stages_per_rank
+    stage_ms = cache(partial(_stage_ms, layout, shape))
+    found = balanced_split(shape.layers, stages, lambda stage, i, j: stage_ms(stage, j - i))
+    if math.isinf(shape.budget_bytes) or all(math.isfinite(stage_ms(s, count)) for s, count in enumerate(found)):
+        return found
+    return _balanced(layout, replace(shape, budget_bytes=math.inf))
+
+
+def _stage_ms(layout: Layout, shape: Shape, stage: int, count: int) -> float:
+    """What a stage with so many layers takes for a microbatch, with what it has to recompute within its memory; infinite if
+    nothing is enough. Of several stages on a rank, only the time is known.
+    """
+    last = stage == layout.pipeline * layout.stages_per_rank - 1
+    found = count * shape.layer.both_ms + (shape.last.both_ms if last else 0.0)
+    if layout.stages_per_rank > 1 or math.isinf(shape.budget_bytes):
+        return found
+    place = _Place(stage, count, count, count if last else None)
+    if _least_bytes(layout, shape, place) > shape.budget_bytes:
+        return INFEASIBLE
+    return found + _recompute_ms(layout, shape, place, shape.budget_bytes) / layout.microbatches
+
+
+class _Place(NamedTuple):
+    """How many layers a pipeline rank holds: in all its stages, in its first one, in the model's last one (None: not here)."""
+
+    rank: int
+    layers: int
+    first: int
+    last: int | None
+
+
+def _places(layout: Layout, shape: Shape) -> list[_Place]:
+    counts = split_of(layout, shape)
+    found = []
+    for rank in range(layout.pipeline):
+        own = [stage for stage in range(len(counts)) if _rank_of(layout, stage) == rank]
+        last = counts[-1] if own[-1] == len(counts) - 1 else None
+        found.append(_Place(rank, sum(counts[stage] for stage in own), counts[own[0]], last))
     return found
 
 
@@ -133,27 +180,25 @@ def _rank_of(layout: Layout, stage: int) -> int:
     return stage % layout.pipeline
 
 
-def states_bytes(layout: Layout, shape: Shape, rank: int, *, gradients: bool) -> float:
+def _states_bytes(layout: Layout, shape: Shape, place: _Place, *, gradients: bool) -> float:
     """What parameters, optimizer states and, if asked for, gradients of a pipeline rank take at least."""
     if layout.cpu_offload:
         return 0.0
-    counts = split_of(layout, shape)
-    layers = sum(count for stage, count in enumerate(counts) if _rank_of(layout, stage) == rank)
-    parameters = layers * shape.layer_parameters
+    parameters = place.layers * shape.layer_parameters
     if layout.pipeline == 1:
         parameters += shape.outside_parameters
     each = shape.state_bytes + (shape.gradient_bytes if gradients else 0)
     return each * parameters / (layout.tensor * layout.shard * layout.context)
 
 
-def _before_backward_bytes(layout: Layout, shape: Shape, rank: int) -> float:
+def _before_backward_bytes(layout: Layout, shape: Shape, place: _Place) -> float:
     """States when a rank holds most activations: with the gradients of earlier microbatches, which FSDP has reduced and added
     up (in a pipeline it may wait), and with the gathered parameters of all layers that are not freed after their forward.
     """
     earlier = layout.pipeline == 1 and layout.microbatches > 1
-    found = states_bytes(layout, shape, rank, gradients=earlier)
+    found = _states_bytes(layout, shape, place, gradients=earlier)
     if layout.keeps_parameters:
-        found += shape.compute_bytes * split_of(layout, shape)[rank] * shape.layer_parameters / _expert_shards(layout)
+        found += shape.compute_bytes * place.first * shape.layer_parameters / _expert_shards(layout)
     return found
 
 
@@ -178,43 +223,44 @@ class _Moment(NamedTuple):
     microbatches: int
 
 
-def _moments(layout: Layout, shape: Shape, rank: int) -> list[_Moment]:
+def _moments(layout: Layout, shape: Shape, place: _Place) -> list[_Moment]:
     """When a pipeline rank holds most layers' tensors, and, where the last stage is, while what is behind the layers runs."""
-    counts, times = split_of(layout, shape), held(layout, rank)
-    layers = sum(count for stage, count in enumerate(counts) if _rank_of(layout, stage) == rank)
-    if layout.pipeline > 1 and layout.stages_per_rank > 1:
-        layers = counts[rank]  # the first of its stages, at the moment when only that one is held
+    times = held(layout, place.rank)
 
     def of_layers(count: int) -> list[tuple[float, float]]:
         return [(count * size, count * ms) for size, ms in shape.layer.kept]
 
-    behind = _Moment([*of_layers(counts[-1]), *shape.last.kept], 1)
-    if layout.pipeline == 1:
-        return [behind]
-    most = _Moment(of_layers(times * layers), times)
-    return [most, behind] if _rank_of(layout, len(counts) - 1) == rank else [most]
+    behind = [] if place.last is None else [_Moment([*of_layers(place.last), *shape.last.kept], 1)]
+    # Of several stages, the first one is held alone at some moment.
+    return behind if layout.pipeline == 1 else [_Moment(of_layers(times * place.first), times), *behind]
 
 
 def memory_bound_bytes(layout: Layout, shape: Shape) -> float:
     """The least peak of the fullest rank, whatever is checkpointed. See the module."""
-    worst = 0.0
-    for rank in range(layout.pipeline):
-        worst = max(worst, states_bytes(layout, shape, rank, gradients=True))
-        for moment in _moments(layout, shape, rank):
-            fixed = sum(size for size, ms in moment.kept if math.isinf(ms) and not layout.activation_offload)
-            worst = max(worst, _before_backward_bytes(layout, shape, rank) + fixed)
+    return max(_least_bytes(layout, shape, place) for place in _places(layout, shape))
+
+
+def _least_bytes(layout: Layout, shape: Shape, place: _Place) -> float:
+    worst = _states_bytes(layout, shape, place, gradients=True)
+    for moment in _moments(layout, shape, place):
+        fixed = sum(size for size, ms in moment.kept if math.isinf(ms) and not layout.activation_offload)
+        worst = max(worst, _before_backward_bytes(layout, shape, place) + fixed)
     return worst
 
 
 def recompute_bound_ms(layout: Layout, shape: Shape, rank: int, budget_bytes: float) -> float:
     """The least recomputation of a pipeline rank in a step within the budget; infinite if none is enough."""
+    return _recompute_ms(layout, shape, _places(layout, shape)[rank], budget_bytes)
+
+
+def _recompute_ms(layout: Layout, shape: Shape, place: _Place, budget_bytes: float) -> float:
     if layout.activation_offload:
         return 0.0
-    before = _before_backward_bytes(layout, shape, rank)
+    before = _before_backward_bytes(layout, shape, place)
     # Microbatches of a step are alike: what one needs, each needs.
     return max(
         _least_ms(moment.kept, budget_bytes - before) * layout.microbatches / moment.microbatches
-        for moment in _moments(layout, shape, rank)
+        for moment in _moments(layout, shape, place)
     )
 
 
@@ -239,6 +285,11 @@ def bound_ms(layout: Layout, shape: Shape, budget_bytes: float) -> float:
         return INFEASIBLE
     extra = [recompute_bound_ms(layout, shape, rank, budget_bytes) for rank in range(layout.pipeline)]
     return INFEASIBLE if math.inf in extra else time_bound_ms(layout, shape, extra)
+
+
+def any_split_bound_ms(layout: Layout, shape: Shape) -> float:
+    """The least step time however layers are divided over stages: no less than the average of the ranks."""
+    return layout.microbatches * (shape.layers * shape.layer.both_ms + shape.last.both_ms) / layout.pipeline
 
 
 def recomputing_bound_ms(layout: Layout, shape: Shape, layer_ms: float) -> float:

@@ -1,10 +1,10 @@
-"""Spaces with too many layouts to list: Optuna's sampler proposes them, and the search works out those that can be the best.
+"""Spaces with too many layouts to list: Optuna's sampler proposes them, the search works out those that can be the best.
 
-Rounds of `_ROUND` proposals (ask). Of each, what is not legal breaks a constraint, and so does what no checkpointing makes fit:
-the sampler (multivariate TPE with constraints) learns to avoid both. The rest goes through the same bounds, best first, with
-the best of all rounds as the value to beat (`autosac.configurations.engine`). The sampler is told (tell) a layout's value, or
-its lower bound where that was reason enough. The search ends when `_PATIENCE` rounds have found nothing better, or when
-everything proposed is known. What is found is the best of what was proposed; nothing is proven of the rest.
+Rounds of `_ROUND` proposals (ask). Of each, what is not legal breaks a constraint, and so does what no checkpointing makes
+fit: the sampler (multivariate TPE with constraints) learns to avoid both. The rest goes through the same bounds, best first,
+with the best of all rounds as the value to beat (`autosac.configurations.engine`). The sampler is told (tell) a layout's
+value, or its lower bound where that was reason enough. The search ends when `_PATIENCE` rounds have found nothing better, or
+when everything proposed is known. What is found is the best of what was proposed; nothing is proven of the rest.
 
 Proposals are a function of the seed and of the answers: resumed, a search proposes the same.
 """
@@ -19,10 +19,10 @@ import optuna
 
 K = TypeVar("K")
 
-_ROUND = 64
+_ROUND = 32
+_TRIES = 4  # proposals for each that has to be new and legal
 _PATIENCE = 4
 _SEED = 0
-_BROKEN = "broken"  # the attribute with a proposal's constraint: above 0 if it is broken, and by how much
 
 
 class Sampler(Generic[K]):
@@ -38,9 +38,7 @@ class Sampler(Generic[K]):
             for name, values in self._values.items()
         }
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, constant_liar=True, n_startup_trials=_ROUND, constraints_func=_constraints
-        )
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_ROUND)
         self._study = optuna.create_study(sampler=sampler)
         self._asked: dict[K, list[optuna.Trial]] = {}
         self._scores: dict[K, tuple[float, float]] = {}
@@ -48,7 +46,7 @@ class Sampler(Generic[K]):
     def propose(self, count: int = _ROUND) -> list[K]:
         """Up to `count` legal candidates that have not been proposed before, fewer if the sampler repeats itself."""
         found: list[K] = []
-        for _ in range(8 * count):
+        for _ in range(_TRIES * count):
             if len(found) == count:
                 break
             trial = self._study.ask(self._distributions)
@@ -71,15 +69,13 @@ class Sampler(Generic[K]):
             self._tell(trial, *self._scores[candidate])
 
     def _tell(self, trial: optuna.Trial, value: float, broken: float) -> None:
-        trial.set_user_attr(_BROKEN, broken)
+        trial.set_constraint("possible", broken)
         self._study.tell(trial, value)
 
 
-def _constraints(trial: optuna.trial.FrozenTrial) -> Sequence[float]:
-    return (trial.user_attrs.get(_BROKEN, 0.0),)
-
-
-def sampled(sampler: Sampler[K], work_out: Callable[[Sequence[K]], Mapping[K, float]], patience: int = _PATIENCE) -> int:
+def sampled(
+    sampler: Sampler[K], work_out: Callable[[Sequence[K]], Mapping[K, float]], patience: int = _PATIENCE
+) -> int:
     """Propose and work out until nothing better is found; how many candidates were proposed.
 
     `work_out` gives each of a round's candidates its value, or its lower bound if that is not below the best of all rounds.

@@ -18,16 +18,18 @@ min(microbatches, stages) of them, which never becomes fewer sequences), and has
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from autosac.configurations.bounds import (
     Part,
     Shape,
+    any_split_bound_ms,
     bound_ms,
     memory_bound_bytes,
     recomputing_bound_ms,
@@ -37,12 +39,20 @@ from autosac.configurations.bounds import (
 from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
 from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.job_files import job_path, written_job
-from autosac.configurations.layout import Layout, ModelFacts, arguments_of, legal, settings_of
-from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.layout import (
+    Layout,
+    arguments_of,
+    is_legal,
+    knobs_of,
+    layout_of,
+    legal,
+    settings_of,
+)
 from autosac.configurations.results import Counts, Result, Row
+from autosac.configurations.sampling import Sampler, sampled
 from autosac.configurations.sheets import Sheet, sheet_layout
-from autosac.configurations.space import Space
 from autosac.configurations.study import Study
+from autosac.configurations.wanted import Own, Wanted
 from autosac.configurations.workers import WorkerLost, Workers
 from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.jobs.titan import TitanJob
@@ -52,34 +62,6 @@ from autosac.simulation import Target
 
 _TRIES = 3
 _MOST_LAYOUTS = 50_000
-_ADAM = 12  # bytes of a float32 parameter with Adam's two states
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is asked for. `job`: as it is, on the first offer's GPUs; `global_batch` None: the job's own."""
-
-    job: TitanJob
-    offers: tuple[Offer, ...]
-    space: Space
-    goal: Goal
-    budget: str = "85%"
-    objective: Objective = "tokens-per-second"
-    global_batch: int | None = None
-    confidence: float | None = None
-    gap: float = 0.005
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own:
-    """What the job's settings say of themselves."""
-
-    facts: ModelFacts
-    compiled: bool
-    global_batch: int
-    converters: tuple[str, ...] = ()
-    state_bytes: int = _ADAM
-    gradient_bytes: int = 4
 
 
 class TitanSearch:
@@ -106,6 +88,7 @@ class TitanSearch:
         self._reused = 0
         self._asked = 0
         self._begin = time.monotonic()
+        self.sampled = False  # whether there are too many layouts to list: `layouts` are those proposed so far
         self.layouts = self._legal()
         self.outcome: Outcome[Layout] = Outcome()
 
@@ -114,13 +97,13 @@ class TitanSearch:
         for offer in self._wanted.offers:
             per_node = self._target(offer.gpu, "").cluster.gpus_per_node
             own = self._own
-            found += legal(
+            some = legal(
                 self._wanted.space, offer.gpu, offer.world_size, per_node, own.global_batch, own.facts, own.compiled
             )
-        if len(found) > _MOST_LAYOUTS:
-            raise UsageError(
-                f"the space has {len(found):,} legal layouts, more than {_MOST_LAYOUTS:,}: name fewer values with --space"
-            )
+            found += itertools.islice(some, _MOST_LAYOUTS + 1)
+            if len(found) > _MOST_LAYOUTS:
+                self.sampled = True
+                return found[:1]
         if not found:
             sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.offers)
             raise UsageError(
@@ -134,22 +117,52 @@ class TitanSearch:
 
     def run(self, on_change: Callable[[Outcome[Layout]], None] = lambda _: None) -> Result:
         """Search to the end. Interrupted, `result` has what was found. `on_change` is told what has been found so far."""
-        bounds = self.first_bounds()
 
         def changed(outcome: Outcome[Layout], least: float) -> None:
             self._tell(outcome, least)
             on_change(outcome)
 
-        best_first(
-            [(layout, bounds[layout]) for layout in self.layouts],
-            self,
-            self.workers.submit,
-            at_once=self.workers.count,
-            gap=self._wanted.gap,
-            outcome=self.outcome,
-            on_change=changed,
-        )
+        def work_out(layouts: Sequence[Layout]) -> Mapping[Layout, float]:
+            bounds = self.first_bounds()
+            best_first(
+                [(layout, bounds[layout]) for layout in layouts],
+                self,
+                self.workers.submit,
+                at_once=self.workers.count,
+                gap=self._wanted.gap,
+                outcome=self.outcome,
+                on_change=changed,
+            )
+            found = {**self.outcome.pruned, **self.outcome.values}
+            return {layout: max(found[layout], self.outcome.best) for layout in layouts}
+
+        def propose(layouts: Sequence[Layout]) -> Mapping[Layout, float]:
+            self.layouts += [layout for layout in layouts if layout not in self.layouts]
+            found = work_out(layouts)
+            self.outcome.proven = False
+            return found
+
+        if self.sampled:
+            sampled(self._sampler(), propose)
+        else:
+            work_out(self.layouts)
         return self.result()
+
+    def _sampler(self) -> Sampler[Layout]:
+        own, space = self._own, self._wanted.space
+        knobs: dict[str, dict[Any, None]] = {"gpu": dict.fromkeys(self._offers)}
+        for gpu, offer in self._offers.items():
+            per_node = self._target(gpu, "").cluster.gpus_per_node
+            for name, values in knobs_of(space, offer.world_size, per_node, own.facts, own.compiled).items():
+                knobs.setdefault(name, {}).update(dict.fromkeys(values))
+
+        def make(choice: Mapping[str, Any]) -> Layout | None:
+            offer = self._offers[choice["gpu"]]
+            rest = {name: value for name, value in choice.items() if name != "gpu"}
+            layout = layout_of(rest, offer.gpu, offer.world_size, own.global_batch)
+            return layout if layout is not None and is_legal(layout, space, own.facts) else None
+
+        return Sampler({name: tuple(values) for name, values in knobs.items()}, make)
 
     # ---- jobs ----
 
@@ -229,6 +242,8 @@ class TitanSearch:
         peak = target.hardware.peak_flops("float8" if layout.float8 else "bfloat16")
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
         shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
+        if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
+            return self._weight(layout) * any_split_bound_ms(layout, shape) * (1 - 1e-9)
         return self._bound(layout, self._completed(layout, shape))
 
     def sheet_bound(self, layout: Layout, budget: str | None = None) -> float | None:
@@ -266,6 +281,7 @@ class TitanSearch:
             state_bytes=self._own.state_bytes,
             gradient_bytes=self._own.gradient_bytes,
             memory_gbps=self._target(layout.gpu, layout.allocator).hardware.mem_bandwidth_gbps,
+            budget_bytes=self._goal(layout).budget_bytes,
         )
 
     def _sheet(self, layout: Layout) -> Sheet | str | None:

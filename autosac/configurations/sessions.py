@@ -13,9 +13,10 @@ from typing import Any
 from autosac.configurations.jobs import own_of
 from autosac.configurations.layout import arguments_of
 from autosac.configurations.offers import Objective, Offer
-from autosac.configurations.search import TitanSearch, Wanted
+from autosac.configurations.search import TitanSearch
 from autosac.configurations.space import Space
 from autosac.configurations.study import Study
+from autosac.configurations.wanted import Wanted
 from autosac.configurations.workers import workers_of
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, read_bounded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -160,6 +161,39 @@ def test_the_last_stage_has_the_loss() -> None:
     layout = pipeline(2, 2, "1F1B")
     assert split_of(layout, model) == (2, 1)
     assert memory_bound_bytes(layout, model) == max(2 * 2 * 10, 1 * 10 + 30)
+
+
+@given(st.integers(2, 3), st.integers(3, 9), st.integers(1, 6), st.integers(10, 200), TIMES)
+def test_balanced_stages_are_as_short_as_memory_allows(
+    ranks: int, layers: int, m: int, budget: int, f_out: float
+) -> None:
+    """Of all divisions, with what each stage has to recompute within the budget, none has a shorter slowest stage."""
+    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((4, math.inf), (6, 1.0)))
+    model = Shape(
+        layers=layers,
+        layer=layer,
+        first=Part(),
+        last=Part(forward_ms=f_out),
+        layer_parameters=1,
+        outside_parameters=0,
+        budget_bytes=budget,
+    )
+
+    def slowest(split: tuple[int, ...]) -> float:
+        worst = 0.0
+        for rank, count in enumerate(split):
+            copies = min(m, ranks - rank)  # microbatches that 1F1B holds there
+            room = budget - max(12 * count, 0) - copies * count * 4
+            excess = copies * count * 6 - room
+            freed = 0.0 if excess <= 0 else excess / 6 / copies if excess <= copies * count * 6 else math.inf
+            freed = math.inf if 16 * count > budget else freed
+            worst = max(worst, 3 * count + freed + (f_out if rank == ranks - 1 else 0.0))
+        return worst
+
+    found = split_of(replace(pipeline(ranks, m, "1F1B"), split="balanced"), model)
+    cuts = itertools.combinations(range(1, layers), ranks - 1)
+    ways = [tuple(b - a for a, b in itertools.pairwise((0, *cut, layers))) for cut in cuts]
+    assert sum(found) == layers and slowest(found) == pytest.approx(min(map(slowest, ways)))
 
 
 def test_recomputing_everything_is_a_bound() -> None:
