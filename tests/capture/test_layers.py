@@ -137,18 +137,18 @@ def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
 
 
 def test_a_job_under_a_plan_for_every_layer_is_cut(server: CaptureServer, tmp_path: Path) -> None:
-    """Qwen3 0.6B, all 28 layers checkpointed, from 3, 4 and 5 of them: the same trace as from all."""
-    request = replace(_request("llama3", 8), overrides=("--model.name", "qwen3", "--model.flavor", "0.6B", *SMALL))
+    """Llama-3 8B on 8 GPUs, all 32 layers checkpointed, from 3, 4 and 5 of them: the same trace as from all."""
+    request = replace(_request("llama3", 8), overrides=("--model.name", "llama3", "--model.flavor", "8B", *SMALL))
     base = simulation_of(capturing(server, request).result(), Target.of("h100-sxm-80gb", 8))
     planner = Planner(base, Goal(budget_bytes=2**30))
     units = tuple(unit.recompute_all() for unit in planner.policies.units if unit.name.count(".") == 1)
-    assert len(units) == 28
+    assert len(units) == 32
     plan_of(base, planner.goal, units).save(tmp_path / "plan.json")
     under = replace(request, observe=False, checkpointing="plan", plan_file=str(tmp_path / "plan.json"))
     refused: list[str] = []
     under_way = capturing(server, under, refused.append)
     full = server.submit(under)
-    assert server.capture(replace(under, cut=0)).info.cut == Cut(3, 1, 28)
+    assert server.capture(replace(under, cut=0)).info.cut == Cut(3, 1, 32)
     assert difference(under_way.result(), full.result()) is None
     assert refused == []
 
