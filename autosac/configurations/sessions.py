@@ -29,6 +29,8 @@ from autosac.quantities import parse_budget
 from autosac.simulation import Target
 from autosac.titan.version import check_job, has_python_jobs, installed_version
 
+_ANSWERS = "answers 2"  # of what form the answers in a study are
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
@@ -105,5 +107,5 @@ def _identity(inputs: Inputs) -> dict[str, Any]:
         "budget": f"{inputs.budget} {inputs.budget_kind}",
         "confidence": inputs.confidence,
         "checkpointing": list(inputs.space.checkpointing),
-        "versions": [own, installed_version(), version("torch")],
+        "versions": [own, installed_version(), version("torch"), _ANSWERS],
     }
