@@ -55,7 +55,11 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         "--nodes", type=whole(1, MOST_GPUS), default=1, metavar="N", help="number of nodes (default 1)"
     )
     machine.add_argument(
-        "--rank", type=whole(0, MOST_GPUS - 1), default=0, metavar="R", help="the rank that runs (default 0)"
+        "--rank",
+        type=whole(0, MOST_GPUS - 1),
+        action="append",
+        metavar="R",
+        help="run this rank only; repeat for several (default: rank 0, and those that behave otherwise)",
     )
     machine.add_argument(
         "--cluster",

@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING
 from autosac.capture import lifeline
 from autosac.errors import AutosacError
 from autosac.scripts.clock import SimulatedClock
-from autosac.scripts.request import ScriptOutcome, ScriptRequest
+from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.target import script_target
 
 if TYPE_CHECKING:
     from autosac.scripts.run import ScriptRun
-
-_TRACE, _OUTCOME = "trace", "outcome.json"
 
 
 def main(request_file: str, folder: str, parent: str) -> None:
@@ -36,7 +34,7 @@ def main(request_file: str, folder: str, parent: str) -> None:
     if request.is_changed:
         _drop_output(2)
     outcome = _run(request, Path(folder))
-    outcome.save(Path(folder) / _OUTCOME)
+    outcome.save(Path(folder) / OUTCOME)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -59,7 +57,7 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
         from autosac.scripts.run import ScriptRun
 
         functions.finish(target.gpu)
-        run = ScriptRun(request, target, clock)
+        run = ScriptRun(request, target, clock, folder / TRACE)
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)
@@ -71,7 +69,7 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
         return ScriptOutcome(exit_code=e.exit_code, steps=run.steps, error=str(e))
     finally:
         watchdog.stop()
-    return run.finish(folder / _TRACE, code)
+    return run.finish(code)
 
 
 def _set_up(request: ScriptRequest) -> None:
@@ -161,7 +159,7 @@ class _Watchdog:
         while not self._stopped.is_set():
             if steps == (steps := self._run.steps):
                 outcome = ScriptOutcome(exit_code=1, steps=max(0, steps), error=self._complaint(steps))
-                outcome.save(self._folder / _OUTCOME)
+                outcome.save(self._folder / OUTCOME)
                 sys.stdout.flush()
                 os._exit(1)
             self._stopped.wait(self._patience_s)

@@ -10,6 +10,7 @@ from typing import Any
 from autosac.errors import UsageError
 
 _MOST_STEPS = 10**9
+TRACE, OUTCOME = "trace", "outcome.json"  # files in a rank's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,8 @@ class ScriptRequest:
     get the environment of torchrun; None: the script is started by itself. `steps`: how many the script runs (0: all that
     it wants). `period`: calls of `Optimizer.step` in a step. `patience_s`: how long to wait for a step. `plan_file` applies a
     plan to the model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never
-    runs out of memory. `quiet`: what the script prints on standard output is dropped.
+    runs out of memory. `quiet`: what the script prints on standard output is dropped. `shared`: the folder of the ranks' messages,
+    where other ranks may run; `shown` is the rank that does so always (`scripts.exchange`).
     """
 
     script: str
@@ -39,6 +41,8 @@ class ScriptRequest:
     observe: bool = False
     unlimited: bool = False
     quiet: bool = False
+    shared: str | None = None
+    shown: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.steps <= _MOST_STEPS:

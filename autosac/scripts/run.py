@@ -28,8 +28,10 @@ from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf3
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
 from autosac.scripts.clock import SimulatedClock
+from autosac.scripts.exchange import Exchange
 from autosac.scripts.memory import ScriptMemory
-from autosac.scripts.request import ScriptOutcome, ScriptRequest
+from autosac.scripts.ranks import ranks_of
+from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Op, Trace, TraceInfo
@@ -40,8 +42,10 @@ _FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
 class ScriptRun:
     """A `ScriptListener`. One per process, made before the script begins."""
 
-    def __init__(self, request: ScriptRequest, target: Target, clock: SimulatedClock) -> None:
+    def __init__(self, request: ScriptRequest, target: Target, clock: SimulatedClock, trace_file: Path) -> None:
         self._request = request
+        self._trace_file = trace_file
+        self._exchange: Exchange | None = None
         self._target = target
         self._session = CaptureSession(target.gpu, CUDA, before=self._follow_steps)
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
@@ -51,6 +55,9 @@ class ScriptRun:
         self.stopped = False
         functions.answer_from(self._memory)
         process_group.serve_scripts()
+        if request.shared is not None and request.world_size > 1:
+            self._exchange = Exchange(Path(request.shared), request.rank, request.shown)
+            values.exchange_with(self._exchange)
         meshes.install(request.rank)
         script_patches.install(self._session.mode, self._note)
         values.assume_floats(self._falling)
@@ -100,19 +107,17 @@ class ScriptRun:
             self._clock.start(self._times.elapsed_s)
             yield
 
-    def finish(self, trace_file: Path, exit_code: int) -> ScriptOutcome:
-        """Save the captured step and say how the script has ended."""
+    def finish(self, exit_code: int) -> ScriptOutcome:
+        """Say how the script has ended."""
         if not exit_code:
             self._steps.finish()
-        complete = self._steps.complete
-        kept = self._kept
-        if kept is not None:
-            kept[1].save(trace_file)
+        if self._kept is not None and not self._trace_file.exists():
+            self._kept[1].save(self._trace_file)
         return ScriptOutcome(
             exit_code=exit_code,
-            steps=complete,
-            kept=kept[0] if kept is not None else 0,
-            error="" if kept is not None or exit_code else self._why_nothing(),
+            steps=self._steps.complete,
+            kept=self._kept[0] if self._kept is not None else 0,
+            error="" if self._kept is not None or exit_code else self._why_nothing(),
             notes=tuple(self._notes),
         )
 
@@ -144,7 +149,15 @@ class ScriptRun:
             simulation = self._simulation()
             self._kept = number, simulation.trace
             if number == self._steps.kept:
-                self._times.keep(simulation)
+                simulation.trace.save(self._trace_file)
+                self._times.keep(self._together(simulation))
+
+    def _together(self, simulation: Simulation) -> Simulation:
+        """The step with those of other distinct ranks, where this rank is the one that is shown."""
+        if self._exchange is None or self._request.rank != self._request.shown:
+            return simulation
+        others = [Trace.load(folder / TRACE, trusted=True) for folder in self._exchange.together()]
+        return ranks_of((simulation.trace, *others), self._target)[0] if others else simulation
 
     def step_begun(self, number: int) -> None:
         """Time goes on from the end of the last one."""

@@ -19,6 +19,7 @@ from autosac.capture.cuda import shim
 from autosac.target import TargetGPU
 
 CUDA_VERSION = "12.8"
+_NCCL_VERSION = (2 << 32) + (27 << 16) + 3
 _COUNTERS = ("all", "large_pool", "small_pool")
 _STATISTICS = (
     "allocation",
@@ -146,6 +147,8 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_clearCublasWorkspaces": nothing,
+        "_nccl_version": lambda: _NCCL_VERSION,
+        "_nccl_version_suffix": lambda: b"",
     }
 
 
@@ -166,10 +169,11 @@ def _initialise(gpu: TargetGPU, device_count: int) -> None:
 
 
 def _choose(index: int, device_count: int) -> None:
-    if index >= device_count:
-        import torch
+    import torch
 
+    if index >= device_count:
         raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+    torch.cuda.init()  # until then fake tensors take "cuda" for its first device
     shim.set_device(index)
 
 
