@@ -23,9 +23,20 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     what.add_argument(
         "--steps",
         type=whole(0, _MOST_STEPS),
-        default=3,
+        default=None,
         metavar="N",
-        help="stop the script after N steps (default 3; 0: let it end by itself)",
+        help="stop the script after N steps (default 3, with --fast-forward 0; 0: let it end by itself)",
+    )
+    what.add_argument(
+        "--fast-forward",
+        action="store_true",
+        help="compute the first steps only; the others take as long, and the script logs them at once",
+    )
+    what.add_argument(
+        "--step-marker",
+        type=filled,
+        metavar="NAME",
+        help="a step ends with each call of this function or Class.method (default: steps of the first optimizer)",
     )
     what.add_argument(
         "--optimizer-steps",
@@ -40,6 +51,22 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         default=600.0,
         metavar="S",
         help="give up if the script takes no step for so many seconds (default 600)",
+    )
+    what.add_argument(
+        "--moe-load",
+        default="balanced",
+        metavar="LOAD",
+        help="how tokens spread over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
+    )
+    what.add_argument(
+        "--synthetic-data",
+        nargs="?",
+        const="text",
+        metavar="COLUMNS",
+        help="make up data sets and tokenizers that cannot be loaded; columns such as text,label:2 (default text)",
+    )
+    what.add_argument(
+        "--checkpoints", action="store_true", help="let the script write its checkpoints, of zeros (default: no file)"
     )
     machine = command.add_argument_group("the machine")
     machine.add_argument(

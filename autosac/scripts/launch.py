@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autosac.capture.failures import how_it_ended
-from autosac.errors import AutosacError, CaptureError
+from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.files.temporary import temporary_folder
 from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.trace import Trace
@@ -85,7 +85,7 @@ class RankProcess:
             raise CaptureError(f"the process of the script {how_it_ended(code)}")
         outcome = ScriptOutcome.load(outcome_file)
         if outcome.error:
-            raise CaptureError(outcome.error)
+            raise (UsageError if outcome.exit_code == UsageError.exit_code else CaptureError)(outcome.error)
         if outcome.exit_code == 130:
             raise KeyboardInterrupt
         if outcome.exit_code or not trace_file.exists():

@@ -19,10 +19,13 @@ class ScriptRequest:
 
     `script` is a path, or with `is_module` a module's name, as after ``python -m``. `nproc` ranks on each of `nodes` nodes
     get the environment of torchrun; None: the script is started by itself. `steps`: how many the script runs (0: all that
-    it wants). `period`: calls of `Optimizer.step` in a step. `patience_s`: how long to wait for a step. `plan_file` applies a
+    it wants). `period`: calls of `Optimizer.step` in a step; `marker`: the function whose calls end steps in their place.
+    `fast_forward`: steps after the one that is kept are not computed. `moe_load`: how tokens are spread over experts.
+    `synthetic`: columns of made-up data sets, where one cannot be loaded. `checkpoints`: the script writes its own.
+    `patience_s`: how long to wait for a step. `plan_file` applies a
     plan to the model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never
-    runs out of memory. `quiet`: what the script prints on standard output is dropped. `shared`: the folder of the ranks' messages,
-    where other ranks may run; `shown` is the rank that does so always (`scripts.exchange`).
+    runs out of memory. `quiet`: what the script prints on standard output is dropped. `shared`: the folder of the ranks'
+    messages, where other ranks may run; `shown` is the rank that does so always (`scripts.exchange`).
     """
 
     script: str
@@ -36,6 +39,11 @@ class ScriptRequest:
     rank: int = 0
     steps: int = 3
     period: int = 1
+    marker: str = ""
+    fast_forward: bool = False
+    moe_load: str = "balanced"
+    synthetic: str | None = None
+    checkpoints: bool = False
     patience_s: float = 600.0
     plan_file: str | None = None
     observe: bool = False

@@ -20,9 +20,11 @@ from autosac.capture.device import values
 from autosac.capture.device.device import CUDA
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_model import ModelFinder
+from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
-from autosac.capture.patches import meshes, process_group
+from autosac.capture.moe_load import MoELoad, Routing
+from autosac.capture.patches import meshes, process_group, synthetic
 from autosac.capture.patches import scripts as script_patches
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.integrations.operators import modules
@@ -59,11 +61,16 @@ class ScriptRun:
             self._exchange = Exchange(Path(request.shared), request.rank, request.shown)
             values.exchange_with(self._exchange)
         meshes.install(request.rank)
-        script_patches.install(self._session.mode, self._note)
+        script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints)
+        if request.synthetic is not None:
+            synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._falling)
         simulated.set_clock(self._times)
         self._clock = clock
         self._finder = self._model_finder()
+        self._routing = self._drawn_routing()
+        if request.fast_forward:
+            self._steps.forward.install()
 
     def _model_finder(self) -> ModelFinder | None:
         """Who finds the model that shall be observed, or follow a plan."""
@@ -77,6 +84,15 @@ class ScriptRun:
         finder.install()
         return finder
 
+    def _drawn_routing(self) -> Routing | None:
+        """Who draws the routing of tokens to experts; None if it is balanced."""
+        load = MoELoad.parse(self._request.moe_load)
+        if load.is_balanced:
+            return None
+        routing = routing_of(load, self._request.rank, self._session.recorder)
+        values.route_by(routing)
+        return routing
+
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
@@ -88,7 +104,7 @@ class ScriptRun:
         return float(_FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT)
 
     def _follow_steps(self, session: CaptureSession) -> None:
-        self._steps = ScriptSteps(session.recorder, self, self._request.period)
+        self._steps = ScriptSteps(session.recorder, self, self._request.period, self._request.marker)
         self._steps.install()
         session.mode.log = self._steps
 
@@ -142,6 +158,9 @@ class ScriptRun:
 
     def step_ended(self, number: int) -> None:
         """Keep it, if it is the one to keep, or none better has come yet, and it has done anything on the device."""
+        if self._steps.forward.active:
+            self._times.end(number)
+            return
         if not any(type(event) is Op for event in self._session.recorder.log.events):
             return
         self._times.end(number)
@@ -151,6 +170,15 @@ class ScriptRun:
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
                 self._times.keep(self._together(simulation))
+                if self._request.fast_forward:
+                    self._skip_from(number)
+
+    def _skip_from(self, number: int) -> None:
+        self._steps.forward.begin(len(self._session.recorder.log.events))
+        simulated.set_log(None)
+        self._note(
+            f"steps after step {number} are not computed: each takes as long as that one, also where the script evaluates"
+        )
 
     def _together(self, simulation: Simulation) -> Simulation:
         """The step with those of other distinct ranks, where this rank is the one that is shown."""
@@ -163,6 +191,8 @@ class ScriptRun:
         """Time goes on from the end of the last one."""
         self._memory.follow()
         self._times.begin(number)
+        if self._routing is not None:
+            self._routing.begin_step()
         if number <= self._steps.kept:
             gc.collect()  # a capture shall not depend on when Python collects
 
@@ -183,6 +213,8 @@ class ScriptRun:
     # ---- the simulation so far --------------------------------------------------------------------------------------
 
     def _present(self) -> tuple[int, int]:
+        if self._steps.forward.active:
+            return self._steps.number, self._steps.forward.events
         log = self._session.recorder.log
         return self._steps.number, len(log.events) if self._steps.number else 0
 

@@ -3,8 +3,9 @@
 Small integer tensors (and tiny floating ones) carry shadow values that are computed for real on the CPU beside the fake
 ones. Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin,
 that is perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts
-of tokens that ranks exchange when routing is drawn, and small integer tensors from ranks that run as well (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), an unknown
-integer or float is 1 (`assume_floats`), and finite.
+of tokens that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside
+this one (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), an unknown integer or float is 1
+(`assume_floats`), and finite.
 """
 
 from __future__ import annotations
