@@ -30,6 +30,7 @@ from autosac.estimator.models import CollectiveModel, Estimate, Models, Operator
 from autosac.estimator.power import capped_ms
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.roofline import Roofline
+from autosac.estimator.stand_ins import StandIns
 from autosac.estimator.tiled import TiledMatmul
 from autosac.trace import Collective, Op, Signature, Trace
 
@@ -72,7 +73,7 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     calibrated = load_calibrated(hardware.calibrated) if hardware.calibrated else None
     if calibrated is not None:
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
-    shipped: list[OperatorModel] = []
+    shipped: list[OperatorModel] = [StandIns(hardware)]
     if learned:
         shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware), GeneratedKernels(hardware)]
         shipped += [TiledMatmul(hardware, tf32=tf32), Latencies(hardware), LearnedMemory(hardware)]

@@ -164,6 +164,7 @@ def _request(arguments: argparse.Namespace) -> ScriptRequest:
         moe_load=arguments.moe_load,
         synthetic=arguments.synthetic_data,
         checkpoints=arguments.checkpoints,
+        stand_ins=tuple(arguments.stand_in),
         patience_s=arguments.patience,
         unlimited=arguments.unlimited,
         quiet=arguments.json,

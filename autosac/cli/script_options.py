@@ -66,6 +66,14 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         help="make up data sets and tokenizers that cannot be loaded; columns such as text,label:2 (default text)",
     )
     what.add_argument(
+        "--stand-in",
+        type=filled,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="stand-ins for kernels that cannot run here: flash_attn, apex, or a file of your own; repeat for several",
+    )
+    what.add_argument(
         "--checkpoints", action="store_true", help="let the script write its checkpoints, of zeros (default: no file)"
     )
     machine = command.add_argument_group("the machine")

@@ -103,7 +103,10 @@ def _execute(request: ScriptRequest, run: ScriptRun) -> int:
     """Run it; its exit code. What it raises is shown as Python would, without this project's frames, unless it was stopped."""
     from autosac.capture.failures import capture_error
     from autosac.capture.jobs.script import StopScript
+    from autosac.integrations import stand_ins
 
+    if request.stand_ins:
+        stand_ins.load(request.stand_ins)
     try:
         if request.is_module:
             runpy.run_module(request.script, run_name="__main__", alter_sys=True)
@@ -126,8 +129,23 @@ def _execute(request: ScriptRequest, run: ScriptRun) -> int:
         if request.is_changed:
             raise capture_error(e, "running the script once more, for a plan") from e
         sys.excepthook(type(e), e.with_traceback(_of_script(e.__traceback__)), e.__traceback__)
+        _say_what_is_missing(e)
         return 1
     return 0
+
+
+def _say_what_is_missing(error: BaseException) -> None:
+    """A package of kernels that has no build for this machine."""
+    from autosac.integrations.stand_ins import NAMED, WITHOUT
+
+    package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package in NAMED:
+        print(
+            f"autosac: {package} is not installed: --stand-in {package} puts PyTorch's own in its place",
+            file=sys.stderr,
+        )
+    elif package in WITHOUT:
+        print(f"autosac: {package} is not installed, and has no stand-in: {WITHOUT[package]}", file=sys.stderr)
 
 
 def _of_script(found: TracebackType | None) -> TracebackType | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autosac.capture.record.log import in_order
 from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.files.writing import write_bytes_atomically
@@ -229,4 +230,4 @@ def _behaviour(trace: Trace) -> tuple[Any, ...]:
         for group in trace.groups
     )
     events = tuple(event._replace(peer=0) if type(event) is Collective else event for event in trace.events)
-    return trace.signatures, trace.storages, groups, trace.prologue, events
+    return trace.signatures, trace.storages, groups, in_order(trace.prologue), in_order(events)

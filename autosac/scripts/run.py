@@ -18,9 +18,9 @@ from autosac.capture.cuda import functions
 from autosac.capture.device import device as simulated
 from autosac.capture.device import values
 from autosac.capture.device.device import CUDA
+from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_model import ModelFinder
-from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.moe_load import MoELoad, Routing

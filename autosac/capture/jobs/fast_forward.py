@@ -1,8 +1,8 @@
 """Steps of a script that are not computed any more: models, backward and optimizers answer as they did before.
 
 From `begin` on, a model that the script calls runs once more, and then returns what it returned when it was called alike (the
-same shapes, training or evaluation); backward does nothing, gradients stay, and optimizers only count. What the script does beside
-that runs as ever, so that it logs what it logs.
+same shapes, training or evaluation); backward does nothing, gradients stay, and optimizers only count. What the script does
+beside that runs as ever, so that it logs what it logs.
 
 `events` says how far the step would have come: as far as the step that was computed last had after as many of such calls.
 """

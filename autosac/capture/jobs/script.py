@@ -161,11 +161,11 @@ class ScriptSteps:
         found = tensors if tensors is not None else pytree.arg_tree_leaves(*args, **kwargs)
         return any(isinstance(t, torch.Tensor) and t.device.type == self.recorder.target for t in found)
 
-    def triton_kernel(self, name: str, arguments: Iterable[Any]) -> None:
+    def triton_kernel(self, name: str, arguments: Iterable[Any], **details: Any) -> None:
         """A generated kernel was launched."""
         if self.forward.active:
             return
-        self.recorder.triton_kernel(name, arguments)
+        self.recorder.triton_kernel(name, arguments, **details)
         self._listener.operator_ran()
 
     def host_reads(self) -> None:

@@ -24,7 +24,7 @@ _SPLITS = ("train", "validation", "test")
 
 
 def columns_of(text: str) -> dict[str, str]:
-    """Kinds of columns by name: ``text,label:2,image:224x224``; a number is of classes. UsageError for what is none of these."""
+    """Kinds of columns by name: ``text,label:2,image:224x224``; a number is of classes. UsageError for all else."""
     found = {}
     for part in text.split(","):
         name, _, kind = part.strip().partition(":")
