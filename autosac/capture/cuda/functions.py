@@ -20,6 +20,7 @@ from autosac.target import TargetGPU
 
 CUDA_VERSION = "12.8"
 _NCCL_VERSION = (2 << 32) + (27 << 16) + 3
+_NVTX = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 _COUNTERS = ("all", "large_pool", "small_pool")
 _STATISTICS = (
     "allocation",
@@ -230,6 +231,7 @@ def finish(gpu: TargetGPU) -> None:
     from autosac.capture.device import device as simulated
 
     torch.version.cuda = CUDA_VERSION
+    vars(torch.cuda.nvtx)["_nvtx"] = SimpleNamespace(**dict.fromkeys(_NVTX, lambda *_: 0))
     cuda: Any = torch.cuda
     streams: Any = importlib.import_module("torch.cuda.streams")
     cuda._cudart = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
