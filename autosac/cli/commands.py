@@ -21,7 +21,7 @@ from autosac.cli.script import script
 from autosac.cli.search import search
 from autosac.cli.simulated import check_pictures, simulation_document, with_models, write_pictures
 from autosac.display.picture_needs import check_drawable
-from autosac.errors import InfeasibleError, SimulationError, TraceError, UsageError
+from autosac.errors import CaptureError, InfeasibleError, SimulationError, TraceError, UsageError
 from autosac.files.writing import check_outputs, is_special
 from autosac.jobs.batches import BatchPlan, plan_batches
 from autosac.jobs.expert_load import plan_over_draws, representative, statistics
@@ -287,7 +287,10 @@ def simulate(arguments: argparse.Namespace) -> None:
         drawn = _drawn(arguments, progress)
         simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
         target = with_models(simulation.target, arguments)
-        drawn, others = [one.on(target) for one in drawn], {mode: one.on(target) for mode, one in others.items()}
+        drawn, others = (
+            [one.on(target) for one in drawn],
+            {mode: one if isinstance(one, CaptureError) else one.on(target) for mode, one in others.items()},
+        )
         simulation = simulation.on(target)
         write_pictures(arguments, simulation, Plan.load(arguments.plan) if arguments.plan else None)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
@@ -299,7 +302,10 @@ def simulate(arguments: argparse.Namespace) -> None:
         if arguments.time:
             document["time"] = time_document(simulation)
         if others:
-            document["beside"] = {mode: asdict(other.prediction()) for mode, other in others.items()}
+            document["beside"] = {
+                mode: {"error": str(other)} if isinstance(other, CaptureError) else asdict(other.prediction())
+                for mode, other in others.items()
+            }
         if drawn:
             document["draws"] = [asdict(statistic) for statistic in statistics(drawn)]
         print(json.dumps(document, indent=1))
@@ -348,7 +354,7 @@ def _drawn(arguments: argparse.Namespace, progress: Any) -> list[Simulation]:
     )
 
 
-def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation, dict[str, Simulation]]:
+def _simulated(arguments: argparse.Namespace, progress: Any) -> tuple[Simulation, dict[str, Simulation | CaptureError]]:
     """The simulation that is asked for: of a job, or of a step that was captured before."""
     if is_capture(arguments.job):
         if arguments.plan or arguments.ac or arguments.overrides or arguments.rank is not None:

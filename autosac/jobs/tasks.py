@@ -6,11 +6,12 @@ microbatches than late ones; the stages are then executed together, and the plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from autosac.capture.process.server import CaptureServer
-from autosac.errors import InfeasibleError, UsageError
+from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing, early_info
 from autosac.jobs.dynamic_shapes import has_router
@@ -23,6 +24,7 @@ from autosac.plans import Plan
 from autosac.progress import Parts
 from autosac.quantities import parse_budget
 from autosac.simulation import Pipeline, Simulation, simulation_of
+from autosac.trace import Trace
 
 __all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_draws", "simulate_job", "simulation_of"]
 
@@ -34,11 +36,12 @@ def simulate_job(
     plan_file: str | None = None,
     beside: Sequence[str] = (),
     all_stages: bool = True,
-) -> tuple[Simulation, dict[str, Simulation]]:
+) -> tuple[Simulation, dict[str, Simulation | CaptureError]]:
     """Capture the job and simulate it: as it is, with another way of checkpointing, or under a plan.
 
-    With it, by name, the same job under the ways of checkpointing in `beside`. With pipeline parallelism and `all_stages`,
-    all stages are captured and executed together, and the simulation is that of the stage with the highest peak.
+    With it, by name, the same job under the ways of checkpointing in `beside`, or why it cannot run so. With pipeline
+    parallelism and `all_stages`, all stages are captured and executed together, and the simulation is that of the stage with
+    the highest peak. CaptureError if the job itself cannot be captured.
     """
     plan = None
     if plan_file is not None:
@@ -52,23 +55,37 @@ def simulate_job(
     def started(one: TitanJob, mode: str, file: str | None) -> Capture:
         return capturing(server, one.request(mode, plan_file=file), job.progress, whole=one.whole)
 
+    failed: dict[str, CaptureError] = {}
+
+    @contextlib.contextmanager
+    def noting_failure(key: str) -> Iterator[None]:
+        try:
+            yield
+        except CaptureError as e:
+            if key == "":
+                raise
+            failed[key] = e
+
     captures = Parts(job.progress, "capture")
+    traces: dict[str, list[Trace]] = {key: [] for key in modes}
     with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=captures) as server:
         own, capture = own_stage(job, server, lambda one: started(one, checkpointing, plan_file))
         first = {key: capture if key == "" else started(own, mode, file) for key, (mode, file) in modes.items()}
         under_way = {key: [future] for key, future in first.items()}
         if all_stages and job.rank == 0:
             for key, (mode, file) in modes.items():
-                under_way[key] += [started(stage, mode, file) for stage in job.stages(early_info(first[key]))[1:]]
+                with noting_failure(key):
+                    under_way[key] += [started(stage, mode, file) for stage in job.stages(early_info(first[key]))[1:]]
         captures.total = sum(map(len, under_way.values()))
-        found = captures.each(future for futures in under_way.values() for future in futures)
-        traces = {key: [next(found).result() for _ in futures] for key, futures in under_way.items()}
+        for key, future in captures.each((key, future) for key, futures in under_way.items() for future in futures):
+            with noting_failure(key):
+                traces[key].append(future.result())
     job.progress("simulating")
-    simulations = {
-        key: _fullest([simulation_of(trace, job.target, plan if key == "" else None) for trace in stages])
-        for key, stages in traces.items()
+    own_traces = traces.pop("")
+    others = {
+        key: _fullest([simulation_of(trace, job.target) for trace in traces[key]]) for key in traces.keys() - failed
     }
-    return simulations.pop(""), simulations
+    return _fullest([simulation_of(trace, job.target, plan) for trace in own_traces]), {**others, **failed}
 
 
 def simulate_draws(

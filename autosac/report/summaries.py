@@ -12,6 +12,7 @@ from rich.text import Text
 from autosac.display.module_names import alike, family, natural, span
 from autosac.display.tables import Table, fact_grid, output_width
 from autosac.display.terminal import PlainConsole
+from autosac.errors import CaptureError
 from autosac.jobs.batches import BatchPlan
 from autosac.jobs.expert_load import Statistic
 from autosac.jobs.levers import Pulled
@@ -390,13 +391,17 @@ def memory_tables(simulation: Simulation) -> RenderableType:
     return Group(categories, modules, tensors)
 
 
-def mode_table(simulation: Simulation, others: Mapping[str, Simulation]) -> Table:
-    """What each way of checkpointing would change: peaks, activations at the peak, step time."""
+def mode_table(simulation: Simulation, others: Mapping[str, Simulation | CaptureError]) -> Table:
+    """What each way of checkpointing would change: peaks, activations at the peak, step time; or why it cannot be."""
     table = Table(title="What checkpointing would change")
     table.add_column("checkpointing")
     for heading in ("peak active", "change", "activations at the peak", "peak reserved", "step time", "change"):
         table.add_column(heading, justify="right")
     for name, other in (("this job", simulation), *others.items()):
+        if isinstance(other, CaptureError):
+            table.add_row(POLICY_NAMES.get(name, name), "fails")
+            table.caption = f"the job itself fails under {name}: {other}"
+            continue
         activations = other.memory.breakdown_at(other.memory.peak_event).get(Category.ACTIVATION, 0)
         table.add_row(
             POLICY_NAMES.get(name, name),

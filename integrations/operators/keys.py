@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -165,23 +166,32 @@ def is_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def quiet_hooks(module: nn.Module) -> None:
-    """Do not count what FSDP's hooks on `module` and its submodules run. Call after FSDP has been applied."""
+    """Do not count what FSDP's hooks on `module` and its submodules run. Call after FSDP has been applied.
+
+    Others' hooks count: expert parallelism sends the tokens to their experts in hooks of a module that FSDP shards, too.
+    """
     if "torch.distributed.fsdp" not in sys.modules:
         return
     from torch.distributed.fsdp import FSDPModule
 
     for submodule in module.modules():
-        if isinstance(submodule, FSDPModule) and not getattr(submodule, "_autosac_quiet", False):
-            vars(submodule)["_autosac_quiet"] = True
-            submodule.register_forward_pre_hook(_begin_quiet, prepend=True)
-            submodule.register_forward_pre_hook(_end_quiet)
-            submodule.register_forward_hook(_begin_quiet, prepend=True)
-            submodule.register_forward_hook(_end_quiet)
+        if isinstance(submodule, FSDPModule):
+            for hooks in (submodule._forward_pre_hooks, submodule._forward_hooks):
+                for key, hook in hooks.items():
+                    if str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp"):
+                        hooks[key] = _Quietly(hook)
 
 
-def _begin_quiet(*_: Any) -> None:
-    quiet.depth += 1
+class _Quietly:
+    """A hook whose operators do not count."""
 
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
 
-def _end_quiet(*_: Any) -> None:
-    quiet.depth -= 1
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the hook returns."""
+        quiet.depth += 1
+        try:
+            return self._hook(*args, **kwargs)
+        finally:
+            quiet.depth -= 1

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from autosac.errors import PlanError
@@ -318,14 +316,6 @@ def test_a_tensor_of_any_dense_strides_comes_back_alike() -> None:
     parcel = Offloader().send(value)
     parcel.leave()
     assert torch.equal(parcel.tensor(), value) and parcel.tensor().stride() == value.stride()
-
-
-@pytest.fixture
-def mesh() -> Iterator[Any]:
-    """A mesh of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def test_the_tensor_inside_of_a_dtensor_is_offloaded(mesh: Any) -> None:

@@ -6,11 +6,13 @@ import abc
 import copy
 import io
 import pickle
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from autosac.errors import PlanError
 from autosac.integrations.apply import Checkpointed, apply
@@ -233,3 +235,34 @@ def test_objects_in_circles_are_searched_once() -> None:
     Node.looked = 0
     assert len(_all_tensors(others[0])) == 1000
     assert Node.looked == 1000
+
+
+def test_hooks_on_a_module_that_fsdp_shards_count_and_fsdps_do_not(lab: Any, mesh: Any) -> None:
+    """As expert parallelism does, the inner module computes in hooks of its own. What they save is made again, like what the
+    module computes; a plan that was made before FSDP came fits; the gradients are those without a plan.
+    """
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        outer = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        inner = outer[0][0]
+        inner.register_forward_pre_hook(lambda _, args: (args[0].sin().exp(),))
+        inner.register_forward_hook(lambda _, args, out: out.cos().tanh())
+        return outer
+
+    def sharded(module: nn.Module) -> nn.Module:
+        for part in (module[0][0], module[0], module):
+            fully_shard(part, mesh=mesh)
+        return module
+
+    x = torch.randn(3, 4, requires_grad=True)
+    plan, again = lab.plan_keeping(model(), lambda m: m(x), {"0": set()})
+    with lab.counting(planned := sharded(apply(model(), plan)), ["0"]) as ran, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = gradients(planned, x)
+    made = ["aten.sin.default", "aten.exp.default", "aten.addmm.default", "aten.cos.default", "aten.tanh.default"]
+    assert again == {"0": made}
+    assert [op for op in ran.again["0"] if op != "aten.copy_.default"] == made  # FSDP copies what it gathers again
+    plain = gradients(sharded(model()), x)
+    for a, b in zip(out, plain, strict=True):
+        assert torch.equal(getattr(a, "_local_tensor", a), getattr(b, "_local_tensor", b))

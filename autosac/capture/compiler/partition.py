@@ -41,7 +41,8 @@ def install(target: str) -> None:
 
 
 def _note(error: Exception) -> None:
-    not_generated[" ".join(str(error).split()) or type(error).__name__] = None
+    said = str(error).partition("While executing")[0].partition("Original traceback")[0]
+    not_generated[" ".join(said.split()) or type(error).__name__] = None
 
 
 def _compile_without_modes() -> None:
