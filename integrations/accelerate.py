@@ -11,6 +11,7 @@ model. Leave the activation checkpointing of accelerate's own plugins off: the p
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from os import PathLike
 from typing import Any
@@ -83,7 +84,9 @@ class AutoSAC:
             stepping = None
             if optimizer is not None:
                 made: Any = type(optimizer)
-                stepping = made(placed.parameters(), **optimizer.defaults)
+                takes = inspect.signature(made).parameters  # AdamW's defaults are those of Adam
+                settings = {name: value for name, value in optimizer.defaults.items() if name in takes}
+                stepping = made(placed.parameters(), **settings)
 
             def step() -> None:
                 for _ in range(accumulation):

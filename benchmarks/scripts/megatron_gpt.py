@@ -22,6 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--tensor", type=int, default=2)
 parser.add_argument("--pipeline", type=int, default=1)
 parser.add_argument("--experts", type=int)
+parser.add_argument("--expert-parallel", type=int, default=1)
 parser.add_argument("--recompute", action="store_true")
 parser.add_argument("--layers", type=int, default=24)
 parser.add_argument("--width", type=int, default=2048)
@@ -39,7 +40,7 @@ torch.distributed.init_process_group("nccl")
 parallel_state.initialize_model_parallel(
     tensor_model_parallel_size=options.tensor,
     pipeline_model_parallel_size=options.pipeline,
-    expert_model_parallel_size=options.tensor if options.experts else 1,
+    expert_model_parallel_size=options.expert_parallel,
 )
 model_parallel_cuda_manual_seed(123)
 config = TransformerConfig(
@@ -49,9 +50,8 @@ config = TransformerConfig(
     num_query_groups=options.groups,
     ffn_hidden_size=options.inner,
     pipeline_model_parallel_size=options.pipeline,
-    sequence_parallel=options.experts is not None,
     num_moe_experts=options.experts,
-    expert_model_parallel_size=options.tensor if options.experts else 1,
+    expert_model_parallel_size=options.expert_parallel,
     moe_token_dispatcher_type="alltoall" if options.experts else "allgather",
     add_bias_linear=options.experts is None,
     recompute_granularity="full" if options.recompute else None,

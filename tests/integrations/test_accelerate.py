@@ -12,7 +12,7 @@ import autosac
 from autosac.errors import UsageError
 
 accelerate = pytest.importorskip("accelerate")
-BATCH, WIDTH = 256, 64
+BATCH, WIDTH = 16384, 64
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ import autosac
 from autosac.errors import UsageError
 
 lightning = pytest.importorskip("lightning")
-BATCH, WIDTH = 256, 64
+BATCH, WIDTH = 16384, 64
 
 
 class Block(nn.Module):

@@ -82,11 +82,11 @@ class ScriptSteps:
             if not torch.compiler.is_compiling():
                 self._enter(module)
 
-        def leave(module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        def leave(module: torch.nn.Module, args: Any, *rest: Any) -> None:
             if not torch.compiler.is_compiling():
                 self._depth -= 1
-                if not self._depth and self.number and out is not None:
-                    self.forward.called(module, args, kwargs, out)
+                if not self._depth and self.number and len(rest) == 2:  # one that is left by an exception has no kwargs
+                    self.forward.called(module, args, *rest)
 
         register_module_forward_pre_hook(enter)
         register_module_forward_hook(leave, with_kwargs=True, always_call=True)
