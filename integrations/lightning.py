@@ -4,7 +4,7 @@
     Trainer(..., callbacks=[AutoSAC(budget="60GiB", batch=example)])
 
 The plan is applied when `fit` begins, before the strategy wraps the LightningModule. With a budget it is made then, for one
-GPU: the module's own `training_step` on the batch, with the Trainer's precision, accumulation and clipping and the module's own
+GPU: the module's own `training_step` on the batch, with the Trainer's precision, accumulation and clipping and the module's
 first optimizer.
 """
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from autosac.capture import lifeline
 from autosac.errors import AutosacError
@@ -33,12 +33,16 @@ def main(request_file: str, folder: str, parent: str) -> None:
         _drop_output(1)
     if request.is_changed:
         _drop_output(2)
-    outcome = _run(request, Path(folder))
-    outcome.save(Path(folder) / OUTCOME)
+    _leave(_run(request, Path(folder)), Path(folder))
+
+
+def _leave(outcome: ScriptOutcome, folder: Path) -> NoReturn:
+    """End the process. Not even threads of the script keep it."""
+    outcome.save(folder / OUTCOME)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(outcome.exit_code)  # not even threads of the script keep it
+    os._exit(outcome.exit_code)
 
 
 def _drop_output(descriptor: int) -> None:
@@ -61,6 +65,7 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)
+    run.leave = lambda: _leave(run.finish(0), folder)
     watchdog = _Watchdog(request, run, folder)
     try:
         with run.active():

@@ -7,7 +7,7 @@ import gc
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Op, Trace, TraceInfo
 
 _FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
+_MOST_STOPS = 3
 
 
 class ScriptRun:
@@ -55,6 +56,8 @@ class ScriptRun:
         self._kept: tuple[int, Trace] | None = None
         self._notes: dict[str, None] = {}
         self.stopped = False
+        self.leave: Callable[[], None] = lambda: None  # ends the process
+        self._stops = 0
         functions.answer_from(self._memory)
         process_group.serve_scripts()
         if request.shared is not None and request.world_size > 1:
@@ -137,6 +140,15 @@ class ScriptRun:
             notes=tuple(self._notes),
         )
 
+    def _note_step(self, trace: Trace) -> None:
+        """What was assumed in the step that is kept."""
+        if any(signature.name.startswith("aten.topk") for signature in trace.signatures):
+            self._note(f"where a router chooses experts for tokens the load is {self._request.moe_load} (--moe-load)")
+        if self._request.stand_ins:
+            self._note(f"stand-ins are in the place of kernels: {', '.join(self._request.stand_ins)}")
+        if trace.info.compiled:
+            self._note("the time of compiling is not simulated")
+
     def _why_nothing(self) -> str:
         recorder = self._session.recorder
         if not recorder.storages.storages or self._steps.complete:
@@ -169,6 +181,7 @@ class ScriptRun:
             self._kept = number, simulation.trace
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
+                self._note_step(simulation.trace)
                 self._times.keep(self._together(simulation))
                 if self._request.fast_forward:
                     self._skip_from(number)
@@ -201,6 +214,9 @@ class ScriptRun:
         wanted = self._request.steps
         if wanted and number > max(wanted, self._steps.kept):
             self.stopped = True
+            self._stops += 1
+            if self._stops > _MOST_STOPS:  # the script catches everything
+                self.leave()
             raise StopScript
 
     def operator_ran(self) -> None:

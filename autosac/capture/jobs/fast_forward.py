@@ -20,11 +20,12 @@ _Key = tuple[Any, ...]
 
 
 class FastForward:
-    """`recorded` tells how many events of the step have been recorded so far."""
+    """`recorded` tells how many events of the step have been recorded so far; `entered` is told of calls that no hook sees."""
 
-    def __init__(self, recorded: Callable[[], int]) -> None:
+    def __init__(self, recorded: Callable[[], int], entered: Callable[[torch.nn.Module], None]) -> None:
         self.active = False
         self._recorded = recorded
+        self._entered = entered
         self._places: list[int] = []
         self._passed = 0
         self._returned: dict[_Key, Any] = {}
@@ -78,6 +79,7 @@ class FastForward:
         def call(*args: Any, **kwargs: Any) -> Any:
             key = _key(module, args, kwargs)
             if self.active and key in self._returned:
+                self._entered(module)
                 self._pass()
                 return self._returned[key]
             return (compiled or module._call_impl)(*args, **kwargs)

@@ -62,7 +62,7 @@ class ScriptSteps:
 
     def __init__(self, recorder: Recorder, listener: ScriptListener, period: int = 1, marker: str = "") -> None:
         self.recorder = recorder
-        self.forward = FastForward(lambda: len(recorder.log.events))
+        self.forward = FastForward(lambda: len(recorder.log.events), self._replayed)
         self._marker = Marker(marker, self._marked) if marker else None
         self.number = self.complete = 0
         self._listener = listener
@@ -115,6 +115,10 @@ class ScriptSteps:
             self._begin()
         if self.number:
             self._listener.forward_begun(self.number)
+
+    def _replayed(self, module: torch.nn.Module) -> None:
+        self._enter(module)
+        self._depth -= 1
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         if self._marker is not None:

@@ -28,6 +28,7 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _data_of_tensors()
     _tensors_of_tensors()
     _checkpoints(note, checkpoints)
+    _loading(note)
 
 
 def _weightless_parameters(mode: SimulatedDeviceMode) -> None:
@@ -159,6 +160,19 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
     after_import("safetensors.torch", replace("save_file", "save_model"))
     after_import("torch.distributed.checkpoint.state_dict_saver", replace("save", "async_save"))
+
+
+def _loading(note: Callable[[str], None]) -> None:
+    """Data are loaded for real, in no time."""
+    loader: Any = torch.utils.data.DataLoader
+    iterate = loader.__iter__
+
+    @functools.wraps(iterate)
+    def begin(self: Any) -> Any:
+        note("the time of loading data is not simulated")
+        return iterate(self)
+
+    loader.__iter__ = begin
 
 
 def _zeros(value: Any) -> Any:
