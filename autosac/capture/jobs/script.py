@@ -114,7 +114,11 @@ class ScriptSteps:
                 self._marker.install()
             self._begin()
         if self.number:
-            self._listener.forward_begun(self.number)
+            try:
+                self._listener.forward_begun(self.number)
+            except StopScript:
+                self._depth -= 1  # hooks that leave a module see no BaseException
+                raise
 
     def _replayed(self, module: torch.nn.Module) -> None:
         self._enter(module)
