@@ -30,9 +30,10 @@ from autosac.files.writing import write_bytes_atomically
 from autosac.scripts.launch import RankProcess, ScriptError, ScriptResult
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
-from autosac.trace import Collective, Trace
+from autosac.trace import Collective, Event, Op, Signature, Trace
 
 _POLL_S = 0.02
+_PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +222,26 @@ def _among_all(trace: Trace, world_size: int) -> bool:
 
 def alike(one: Trace, other: Trace) -> bool:
     """Whether two ranks do the same, but for who they are."""
-    return _behaviour(one) == _behaviour(other)
+    kinds: dict[Signature, int] = {}
+    return _behaviour(one, kinds) == _behaviour(other, kinds)
 
 
-def _behaviour(trace: Trace) -> tuple[Any, ...]:
+def _behaviour(trace: Trace, kinds: dict[Signature, int]) -> tuple[Any, ...]:
+    """What is compared. `kinds` numbers the operators of both traces, without what says where in a buffer a rank's part is."""
     groups = tuple(
         tuple(rank - group.explicit[0] for rank in group.explicit) if group.explicit else group.dims
         for group in trace.groups
     )
-    events = tuple(event._replace(peer=0) if type(event) is Collective else event for event in trace.events)
-    return trace.signatures, trace.storages, groups, in_order(trace.prologue), in_order(events)
+    kind = [kinds.setdefault(_placeless(signature), len(kinds)) for signature in trace.signatures]
+
+    def comparable(event: Event) -> Event:
+        if type(event) is Collective:
+            return event._replace(peer=0, signature=kind[event.signature])
+        return event._replace(signature=kind[event.signature]) if type(event) is Op else event
+
+    return trace.storages, groups, in_order(trace.prologue), in_order(map(comparable, trace.events))
+
+
+def _placeless(signature: Signature) -> Signature:
+    kept = tuple(argument for argument in signature.arguments if argument[0] not in _PLACES)
+    return signature if len(kept) == len(signature.arguments) else signature._replace(arguments=kept)

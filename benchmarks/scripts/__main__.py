@@ -105,13 +105,6 @@ CASES = (
         ),
         packages=("megatron",),
     ),
-    Case(
-        name="Megatron-Core MoE, 8 experts, EP8",
-        script="megatron_gpt.py",
-        nproc=8,
-        arguments=("--tensor", "1", "--experts", "8", "--expert-parallel", "8"),
-        packages=("megatron",),
-    ),
 )
 
 
