@@ -31,6 +31,7 @@ from autosac.estimator.network.flows import FlowModel
 from autosac.estimator.power import capped_ms
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.roofline import Roofline
+from autosac.estimator.stand_ins import StandIns
 from autosac.estimator.tiled import TiledMatmul
 from autosac.runtime_sim import LinkUse
 from autosac.trace import Collective, Op, Signature, Trace
@@ -76,7 +77,7 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     calibrated = load_calibrated(hardware.calibrated) if hardware.calibrated else None
     if calibrated is not None:
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
-    shipped: list[OperatorModel] = []
+    shipped: list[OperatorModel] = [StandIns(hardware)]
     if learned:
         shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware), GeneratedKernels(hardware)]
         shipped += [TiledMatmul(hardware, tf32=tf32), Latencies(hardware), LearnedMemory(hardware)]
