@@ -26,7 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.errors import UsageError
-from autosac.estimator.calibration.traces.correction import Correction, Observed, Point, covariance, operator_point
+from autosac.estimator.calibration.traces.correction import (
+    Correction,
+    Observed,
+    SignaturePoint,
+    covariance,
+    operator_point,
+)
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import first_estimates
 from autosac.estimator.pricing import Pricing, default_models
@@ -146,7 +152,7 @@ def learn_run(
     return LearnedRun(Correction(rows, dict(_LEVELS), about), compared, more)
 
 
-def _points(trace: Trace, hardware: Hardware, signatures: Sequence[int]) -> dict[int, Point | None]:
+def _points(trace: Trace, hardware: Hardware, signatures: Sequence[int]) -> dict[int, SignaturePoint | None]:
     """Where the correction sees these operators: beside the price that it will correct."""
     tf32 = trace.info.matmul_allows_tf32
     models = default_models(hardware, tf32=tf32, conv_tf32=trace.info.cudnn_allows_tf32)
@@ -187,7 +193,7 @@ def _grouped(parts: Mapping[Key, Part], measured: Mapping[Key, float]) -> list[t
 
 
 def _solve(
-    groups: Sequence[tuple[Key, Part, float, int]], told: Sequence[int], points: Sequence[Point]
+    groups: Sequence[tuple[Key, Part, float, int]], told: Sequence[int], points: Sequence[SignaturePoint]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The logarithms of the corrections, and what the parts take with them (ms)."""
     spent = np.array([[part.operators_ms[s] for s in told] for _, part, _, _ in groups])
