@@ -1,8 +1,8 @@
 """Real training on the CPU by TorchTitan 0.2's own Trainer, one gloo rank of it.
 
 A program: ``python -m benchmarks.replan.train JOB.toml [ARGUMENTS ...]`` in the environment of a rank. It writes
-``trained-RANK.json`` beside the job: losses, hashes of the last gradients and of the parameters, and how many operators the plan
-kept in each step.
+``trained-RANK.json`` beside the job: losses, hashes of the last gradients and of the parameters, and how many operators the
+plan kept in each step.
 """
 
 from __future__ import annotations
