@@ -92,7 +92,7 @@ def _groups(path: Path) -> dict[str, tuple[int, ...]]:
     for name, ranks in rows:
         if not isinstance(ranks, list) or not ranks or any(type(rank) is not int or rank < 0 for rank in ranks):
             raise TraceError(f"{path} is damaged: group {name!r} is not a list of ranks")
-    return {name: tuple(ranks) for name, ranks in rows}
+    return {name: tuple(ranks or ()) for name, ranks in rows}
 
 
 def _graph(rank: int, path: Path) -> Graph:

@@ -71,9 +71,9 @@ def _report(
     table.add_column("part")
     for heading in ("alike", "predicted ms", "measured ms", "corrected ms"):
         table.add_column(heading, justify="right")
-    for part in sorted(learned.parts, key=lambda p: -p.measured_ms * p.count):
+    for part in sorted(learned.parts, key=lambda p: -p.measured_ms * p.alike):
         times = (part.predicted_ms, part.measured_ms, part.corrected_ms)
-        table.add_row(part.name or "-", part.part, str(part.count), *(f"{ms:,.2f}" for ms in times))
+        table.add_row(part.name or "-", part.part, str(part.alike), *(f"{ms:,.2f}" for ms in times))
     lines: list[Any] = [
         f"profile written to {arguments.output}",
         f"step: {simulation.step_ms:,.1f} ms predicted, {record.step_ms:,.1f} ms measured",

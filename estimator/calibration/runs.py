@@ -65,11 +65,11 @@ class Part:
 
 
 class Compared(NamedTuple):
-    """One part of the step, or the mean of `count` equal ones: times in ms, as predicted, as measured, as corrected."""
+    """One part of the step, or the mean of `alike` equal ones: times in ms, as predicted, as measured, as corrected."""
 
     name: str
     part: str
-    count: int
+    alike: int
     predicted_ms: float
     measured_ms: float
     corrected_ms: float
@@ -162,17 +162,18 @@ def _points(trace: Trace, hardware: Hardware, signatures: Sequence[int]) -> dict
     return dict(zip(signatures, points, strict=True))
 
 
-def _measured(record: RunRecord, parts: Mapping[Key, Part]) -> dict[Key, float]:
-    """What was measured of the parts. A module whose backward is not known leaves it to the rest."""
+def _measured(record: RunRecord, parts: dict[Key, Part]) -> dict[Key, float]:
+    """What was measured of the parts. What is not known of a module, such as its backward, is joined to the rest."""
+    rest_of_step = parts.setdefault(("", REST), Part())
     found: dict[Key, float] = {}
     for unit in record.units:
         for part, ms in ((FORWARD, unit.forward_ms), (BACKWARD, unit.backward_ms)):
             if ms and (unit.fqn, part) in parts:
                 found[unit.fqn, part] = ms
-    for key, part in parts.items():
-        if key not in found and key != ("", REST):
-            parts["", REST].span_ms += part.span_ms
-            parts["", REST].operators_ms.update(part.operators_ms)
+    for key, left in parts.items():
+        if key not in found and left is not rest_of_step:
+            rest_of_step.span_ms += left.span_ms
+            rest_of_step.operators_ms.update(left.operators_ms)
     rest = record.step_ms - sum(found.values())
     if rest > 0:
         found["", REST] = rest

@@ -115,6 +115,25 @@ def test_corrected_parts_are_as_measured(tmp_path: Path, product: float, wave: f
         assert other.on(corrected).step_ms == pytest.approx(truth, rel=allowed)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_any_record_gives_finite_prices(tmp_path: Path, seed: int) -> None:
+    """Modules that the job has not, or twice, times of nothing and of years, no modules at all: every price is a duration."""
+    source, simulation = random.Random(seed), simulated(step(512))
+    times = [0.0, 1e-12, 0.1, 1e15, None]
+    units = tuple(
+        UnitTimes(
+            fqn=source.choice(["layers.0", "layers.1", "layers", "out", "none"]),
+            forward_ms=source.choice(times[:-1]) or 0.0,
+            backward_ms=source.choice(times),
+        )
+        for _ in range(source.randrange(6))
+    )
+    record = RunRecord(device="cuda", gpu=GPU, steps_ms=(source.choice([1e-9, 3.0, 1e15]),), units=units)
+    write_profile(learn(record, simulation), simulation.target.hardware, GPU, tmp_path / "x.toml")
+    prices = price(simulation.trace, load_hardware(str(tmp_path / "x.toml"))).event_ms
+    assert np.isfinite(prices).all() and (prices > 0).all()
+
+
 def test_a_run_that_agrees_corrects_nothing(tmp_path: Path) -> None:
     """Every price stays within 1 %, and operators of families that the run has not are the shipped models'."""
     simulation = simulated(step())
@@ -162,7 +181,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = ["-o", str(tmp_path / "new.toml")]
     assert main([*run, *out, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert {(part["name"], part["part"]): part["count"] for part in document["parts"]}["layers.0", "forward"] == 2
+    assert {(part["name"], part["part"]): part["alike"] for part in document["parts"]}["layers.0", "forward"] == 2
     assert main([*run, *out]) == 0
     assert "The step by its parts" in capsys.readouterr().out
     for wrong, message in (
