@@ -18,13 +18,15 @@ grows with the bytes of one rank, b, as 1 / (1 + exp(-k (log(b + 1) - b0))): `NE
 model of nccl-tests on 2 to 16 nodes of eight H100s (all_gather of 128 KiB to 4 GiB; median error 5.7 %; held out, 32 nodes:
 6.2 %; `benchmarks/fit_network.py`).
 
-An estimate's `use` says which share of its links the transfer takes meanwhile: bytes / (capacity * t). The engine shares links
-between transfers that run at the same time, so that a small message, which is bound by latency, hardly disturbs a large one.
+An estimate's `use` says which share of its links the transfer takes meanwhile: bytes / (capacity * t), with the capacity that
+messages of 1 GiB reach. The engine shares links between transfers that run at the same time, so that a small message, which
+is bound by latency, hardly disturbs a large one.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from autosac.errors import SimulationError
 from autosac.estimator.cluster import Placement
@@ -37,6 +39,7 @@ from autosac.runtime_sim import LinkUse
 NETWORK = Curve(latency_us=0.0, hop_us=0.0, share=1.0, steepness=0.316, midpoint=13.19, rel_std=0.1)
 _PAYLOAD = {"LL": 0.05, "LL128": 0.92, "Simple": 1.0}
 _TREE_SHARE = 0.92
+_LARGE_BYTES = 2**30  # what links give such a message is all that they can carry for several
 _USUAL_STEP_US = 4.0  # the latency of a step between nodes that NCCL's tables assume; a cluster's own may be longer
 _PEER_US = 0.5
 _RINGS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier")
@@ -68,8 +71,10 @@ class FlowModel:
         """The shares of the links of each GPU that the transfer takes, alone."""
         moved = ms * 1e6  # bytes at 1 GB/s
         port, adapter = self._bytes(kind, nbytes, p)
-        port_gbps = p.fabric.port_gbps if p.fabric else p.intra_gbps
-        adapter_gbps = (p.fabric.adapters_gbps if p.fabric else p.inter_gbps) / p.ranks_per_node
+        whole = replace(p, intra_gbps=p.fabric.port_gbps) if p.fabric else p
+        port_gbps = self._inside.bandwidth(kind, _LARGE_BYTES, whole) * 1e-3
+        adapters_gbps = p.fabric.adapters_gbps if p.fabric else p.inter_gbps
+        adapter_gbps = self._network.bandwidth(_LARGE_BYTES, 8, adapters_gbps) * 1e-3 / p.ranks_per_node
         above = 0.0
         if p.fabric is not None:
             above = p.fabric.pair_uplinks if kind in ("all_to_all", "send", "recv") else p.fabric.ring_uplinks
