@@ -39,7 +39,7 @@ def _coverage(traces: tuple[TraceEvidence, ...]) -> Table:
     """One row for each file."""
     table = Table(title="Device time in the traces", title_justify="left")
     table.add_column("trace")
-    for heading in ("rank", "device time", "priced operators", "collectives", "not told", "waited for the host"):
+    for heading in ("rank", "device time", "priced operators", "collectives", "not identified", "waited for the host"):
         table.add_column(heading, justify="right")
     for trace in traces:
         priced, collectives = trace.covered_us / trace.total_us, trace.collectives_us / trace.total_us
@@ -132,7 +132,7 @@ def _left(learned: Learned) -> Table | None:
         found[f"{count} collectives that nothing describes"] = us
     if not found:
         return None
-    table = Table(title="Not told", title_justify="left")
+    table = Table(title="Not identified", title_justify="left")
     table.add_column("what")
     table.add_column("device time", justify="right")
     for name, value in sorted(found.items(), key=lambda item: -item[1])[:_MOST_ROWS]:
