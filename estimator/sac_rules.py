@@ -3,8 +3,8 @@
 A kept operator is not run again: its recomputation returns the tensors that the forward made, as they are by
 then. From this follow the rules (`operator_groups`); operators are positions in `Region.calls`:
 
-1. Views launch nothing: always recomputed. 2. Calls that must be saved (collectives, copies to the host,
-routers), and random ones unless the generator's state is
+1. Views launch nothing: always recomputed.
+2. Calls that must be saved (copies to the host, routers), and random ones unless the generator's state is
    restored, are always kept. Random calls that may be recomputed are all kept or all recomputed: the first
    one that is not run again shifts what the next one draws.
 3. A call that writes to a storage made by an earlier call of the module forms a group with that call and with

@@ -121,7 +121,8 @@ class Steps:
     def earlier(self) -> dict[int, tuple[int, ...]]:
         """For the recorded step's storages: the same storages of the steps before it, if they have the same ones.
 
-        Storages of one description are the same in their order; a step that has more or fewer of them has them not.
+        Storages of one description are the same in their order; a step that has fewer of them has them not. One that has more
+        may have made the others before all these: pipelining runs one more forward, to learn shapes, before the first step.
         """
         steps: list[dict[tuple[object, ...], list[int]]] = []
         for i, row in enumerate(self.rows):
@@ -131,12 +132,26 @@ class Steps:
                 steps[-1].setdefault(self.description(row.storage), []).append(row.storage)
         if not steps:
             return {}
+        last = steps[-1]
+        before = [self._without_surplus(step, last) for step in steps[:-1]]
         found: dict[int, tuple[int, ...]] = {}
-        for description, storages in steps[-1].items():
-            before = [step.get(description, []) for step in steps[:-1]]
-            if all(len(others) == len(storages) for others in before):
-                found.update(zip(storages, zip(*before, strict=True), strict=True) if before else ())
+        for description, storages in last.items():
+            others = [step.get(description, []) for step in before]
+            if others and all(len(same) == len(storages) for same in others):
+                found.update(zip(storages, zip(*others, strict=True), strict=True))
         return found
+
+    def _without_surplus(
+        self, step: dict[tuple[object, ...], list[int]], last: dict[tuple[object, ...], list[int]]
+    ) -> dict[tuple[object, ...], list[int]]:
+        """A step without what it makes more often than the last one, if it makes all that before what it makes as often."""
+        counts = {description: len(storages) for description, storages in last.items()}
+        surplus = {d: len(storages) - counts[d] for d, storages in step.items() if len(storages) > counts.get(d, NEVER)}
+        early = [self.begins[s] for d, count in surplus.items() for s in step[d][:count]]
+        late = [self.begins[s] for d, count in surplus.items() for s in step[d][count:]]
+        if not surplus or max(early) > min(late):
+            return step
+        return {d: storages[surplus.get(d, 0) :] for d, storages in step.items()}
 
     def forward_rows(self) -> list[int]:
         """Operators, collectives, waits and allocations of the recorded step's forward, as positions in `rows`."""

@@ -26,8 +26,6 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
     units = {unit.name: unit for unit in policies.units}
     if not blocks.keys() <= units.keys():
         return ()
-    if baseline.info.checkpointing != "full" and any(units[name].plain for name in blocks):
-        return ()
     return tuple(
         unit.keeping(_kept(policies.base.trace, unit, steps, blocks[unit.name]))
         for unit in policies.units

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -182,6 +183,7 @@ def find_verified(
     progress: Callable[[str], None],
 ) -> Candidate:
     """The fastest plan that fits, as captured. InfeasibleError, of which the smallest budget is of a captured step too."""
+    limit_bytes = goal.budget_bytes if goal.budget_kind == "reserved" else math.inf
     while True:
         failure: InfeasibleError | None = None
         try:
@@ -196,7 +198,7 @@ def find_verified(
             failure = e
             best = min(search.verified, key=lambda c: c.simulation.peak_bytes(goal.budget_kind))
         progress("capturing the step under the plan")
-        agrees = derivation.confirm(best.plan, best.simulation)
+        agrees = derivation.confirm(best.plan, best.simulation, limit_bytes)
         best = search.settle(best, derivation.under(best.plan))
         if agrees and failure is not None:
             raise failure

@@ -107,7 +107,11 @@ def groups_of(policies: UnitPolicies, compiled: Trace) -> tuple[UnitGroup, ...]:
         found.setdefault(_kind(unit), []).append(unit)
     large = max((_total_bytes(units) for units in found.values()), default=0)
     worthwhile = [units for units in found.values() if _total_bytes(units) > _SMALL * large]
-    if any(u.plain or u.name not in entered or u.name in around for units in worthwhile for u in units):
+    # A unit that FSDP gathers in parts is compiled in parts.
+    parts = policies.base.trace.info.fsdp_units
+    if any(part.startswith(f"{u.name}.") for units in worthwhile for u in units for part in parts):
+        return ()
+    if any(u.name not in entered or u.name in around for units in worthwhile for u in units):
         return ()
     return tuple(UnitGroup(units=tuple(units), policies=proposed(units[0])) for units in worthwhile)
 

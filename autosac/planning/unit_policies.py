@@ -20,7 +20,7 @@ from autosac.trace import Region
 class UnitPolicy:
     """One module that may be checkpointed, with the statistics of (the first of) its executions.
 
-    `offloaded`: the items whose results wait in host memory. `plain`: it is recomputed as a whole, or not at all.
+    `offloaded`: the items whose results wait in host memory.
     """
 
     name: str
@@ -28,13 +28,6 @@ class UnitPolicy:
     sac: SACModule
     parameters: Parameters
     offloaded: frozenset[int] = frozenset()
-    plain: bool = False
-
-    def whole(self) -> UnitPolicy:
-        """The unit of which nothing can be kept."""
-        items = tuple(item._replace(forced=False) for item in self.sac.problem.items)
-        problem = LocalProblem(items=items, closure=self.sac.problem.closure)
-        return replace(self, sac=replace(self.sac, problem=problem, tradeoff=tradeoff(problem)), plain=True)
 
     def offloading(self, items: Collection[int]) -> UnitPolicy:
         """The unit whose results of these items wait in host memory: kept, without taking memory on the device."""
@@ -82,9 +75,8 @@ class UnitPolicy:
         return self.keeping(())
 
     def keeping(self, kept: Sequence[int]) -> Unit:
-        """The unit that keeps these items; nothing, if it is `plain`."""
-        keep = set() if self.plain else {i for i in kept if i < len(self.sac.problem.items)}
-        return self.unit(self.sac.problem.keeping(keep))
+        """The unit that keeps these items."""
+        return self.unit(self.sac.problem.keeping({i for i in kept if i < len(self.sac.problem.items)}))
 
     def unit(self, solution: LocalSolution) -> Unit:
         """The unit of a plan that follows a local solution."""
@@ -132,7 +124,6 @@ class UnitPolicies:
             trace, base.pricing.event_ms.tolist() if event_ms is None else event_ms, on_demand=True
         )
         self.modules = estimator.modules()
-        fsdp = set(trace.info.fsdp_units)
         self.units: list[UnitPolicy] = []
         self._by_module: dict[int, UnitPolicy] = {}
         units: list[UnitPolicy] = []
@@ -155,10 +146,7 @@ class UnitPolicies:
                 for parameter, shape in trace.info.parameter_shapes.items()
                 if parameter.startswith(f"{name}.")
             )
-            unit = UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters)
-            # FSDP gathers an inner unit's parameters again where all is recomputed; what it runs for that is no policy's.
-            above = any(inner.startswith(f"{name}.") for inner in fsdp)
-            units.append(unit.whole() if above else unit)
+            units.append(UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters))
         self._choose([unit for unit in units if unit.name not in refused])
         self.refusals = tuple(f"{name} is not checkpointed: {reason}" for name, reason in refused.items())
 

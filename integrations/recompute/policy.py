@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from autosac.integrations.operators.facts import Facts
@@ -35,15 +36,22 @@ class UnitDecisions:
         return rows
 
     def decision(self, facts: Facts, occurrence: int, out: Any) -> Decision | None:
-        """The decision about this call; None, with a warning, if the plan knows of none or its result is another one."""
+        """The decision about this call; None, with a warning, if the plan knows of none.
+
+        Results of another shape or type are kept as planned, with a warning, but do not leave the device: ranks whose batches
+        differ must still recompute the same collectives.
+        """
         rows = self.decisions(facts)
         if occurrence >= len(rows):
             self.warn(f"runs more calls of {facts.name} than the plan's {len(rows)}")
             return None
         planned, found = rows[occurrence].outputs, fingerprint(out)
         if found != planned and not _alike(found, planned):
-            self.warn(f"{facts.name} (call {occurrence}) returns {_words(found)}; the plan has {_words(planned)}")
-            return None
+            self.warn(
+                f"{facts.name} (call {occurrence}) returns {_words(found)}; the plan has {_words(planned)}",
+                "it takes other memory than the plan says",
+            )
+            return replace(rows[occurrence], offload=False)
         return rows[occurrence]
 
     def warn(self, reason: str, consequence: str = "recomputing what the plan does not know") -> None:

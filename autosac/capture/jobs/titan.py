@@ -213,7 +213,7 @@ def _degrees(trainer: Any) -> Parallelism:
 
 
 def fsdp_units(model_parts: list[torch.nn.Module]) -> list[str]:
-    """Clean names of the modules that FSDP manages as units; modules above them are checkpointed as a whole."""
+    """Clean names of the modules that FSDP manages as units."""
     from torch.distributed.fsdp import FSDPModule
 
     return sorted(

@@ -13,11 +13,11 @@ from autosac.capture.record.signatures import is_random, is_view, mutated_argume
 from autosac.integrations.observe import RegionRecorder
 from autosac.integrations.operators.modules import unwrapped
 from autosac.integrations.recompute.entries import Observer
-from autosac.trace import Alloc, Call, Collective, Free, Region
+from autosac.trace import Alloc, Call, Free, Region
 
 # Recomputing these is wrong or wasteful: a router's choice must not differ between forward and recomputation, a scaling
-# factor is tiny, and a shape that depends on data makes the host wait again. Collectives are kept too, except gathers: what
-# they make is larger than what they read, and whether to repeat one is a question of what it costs on the wire.
+# factor is tiny, and a shape that depends on data makes the host wait again. Whether to repeat a collective is a question of
+# what it costs on the wire.
 _MUST_SAVE = {"aten.topk.default", "aten.max.default", "aten.histc.default"}
 
 
@@ -122,14 +122,11 @@ class _OpenRegion:
         recorder = self._recorder
         first, last = self._op_first, len(recorder.log.events)
         created: dict[int, None] = {}
-        communicates = False
         for event in recorder.log.events[first:last]:
             if type(event) is Alloc:
                 created[event.storage] = None
             elif type(event) is Free:
                 created.pop(event.storage, None)
-            elif type(event) is Collective and event.kind != "all_gather":
-                communicates = True
         to_host = op == "aten._to_copy.default" and str(kwargs.get("device", "")) == "cpu"
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and op != "aten.index.Tensor"
         self._calls.append(
@@ -143,7 +140,7 @@ class _OpenRegion:
                 last=last,
                 is_view=is_view(func) and not created,
                 is_random=is_random(func, scalar_arguments(func, args, kwargs)),
-                must_save=communicates or to_host or dynamic or op in _MUST_SAVE,
+                must_save=to_host or dynamic or op in _MUST_SAVE,
                 created=tuple(created),
                 reads=recorder.storages.of_all((args, kwargs)),
                 writes=self._writes(func, args, kwargs),
