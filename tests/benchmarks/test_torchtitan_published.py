@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -254,10 +253,9 @@ def test_unknown_case_is_a_usage_error(
 # ---- the eras' jobs, on the debug model ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[CaptureServer]:
-    with CaptureServer() as running:
-        yield running
+@pytest.fixture
+def server(capture_server: CaptureServer) -> CaptureServer:
+    return capture_server
 
 
 def capture(server: CaptureServer, era: Era, *more: str) -> Trace:

@@ -214,3 +214,6 @@ def main(answers: int, parent: int, folder: str) -> None:
     with contextlib.suppress(ImportError):  # the first capture says so
         import torch  # noqa: F401 # before the first request comes
     Worker(answers, folder).serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # nothing is left to do, and to take PyTorch down module by module takes seconds
