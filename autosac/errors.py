@@ -20,11 +20,11 @@ class UsageError(AutosacError, ValueError):
 
 
 class TraceError(UsageError):
-    """A trace file is not one, is damaged, or has another version."""
+    """A file is not a trace, is damaged, or has another version."""
 
 
 class PlanError(UsageError):
-    """A plan file is not one, is damaged, has another version, or was made for another model."""
+    """A plan is not one, is damaged, has another version, or was made for another model or job."""
 
 
 class HardwareError(UsageError):
@@ -32,7 +32,7 @@ class HardwareError(UsageError):
 
 
 class CaptureError(AutosacError):
-    """The job could not be captured: names the operator or call, and what to do."""
+    """The job could not be captured. The message names the operator or call, and what to do."""
 
 
 class FirstStageError(CaptureError):
@@ -44,7 +44,7 @@ class SimulationError(AutosacError):
 
 
 class InfeasibleError(AutosacError):
-    """No plan meets the budget. Says by how much it fails, what would do, and what holds the peak."""
+    """No plan meets the budget. The message says the smallest budget that would do, and where the peak is."""
 
 
 class TimeLimitError(InfeasibleError):

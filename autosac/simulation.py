@@ -142,7 +142,7 @@ class Simulation:
             config=self.target.allocator,
             capacity_bytes=self.target.hardware.usable_bytes,
             workspaces=self.target.workspaces,
-            context_bytes=self.target.hardware.context_bytes,
+            context_bytes=max(0, self.target.hardware.context_bytes + self.target.hardware.more_reserved_bytes),
             nccl_bytes=self.nccl_bytes,
         )
 
@@ -165,13 +165,13 @@ class Simulation:
 
     @property
     def nccl_bytes(self) -> int:
-        """NCCL's buffers: one set per communicator that the step uses."""
+        """NCCL's buffers (bytes): one set per communicator that the step uses."""
         used = {event.group for event in self.trace.events if type(event) is Collective}
         return self.target.cluster.nccl_buffer_bytes * sum(self.trace.groups[group].size > 1 for group in used)
 
     @cached_property
     def pricing(self) -> Pricing:
-        """Device time of every event."""
+        """The price of every event of the trace: device time alone on the GPU (ms)."""
         target = self.target
         return self.other_prices or price(self.trace, target.hardware, target.cluster, collectives=target.collectives)
 
@@ -180,7 +180,7 @@ class Simulation:
         """The executed step."""
         if self.pipeline is not None:
             return self.pipeline.timeline
-        return _execute((self,))
+        return execute_together((self,))
 
     @cached_property
     def breakdown(self) -> Breakdown:
@@ -189,17 +189,21 @@ class Simulation:
 
     @property
     def throughput(self) -> Throughput:
-        """Tokens per second and MFU per GPU. SimulationError if the trace does not say its tokens."""
+        """Tokens per second and model FLOPs utilization (MFU) of each GPU.
+
+        Raises:
+            SimulationError: the trace does not say how many tokens a step has.
+        """
         return self.timeline.throughput(self.target.hardware.peak_flops("bfloat16"), self.stage)
 
     @property
     def step_ms(self) -> float:
-        """Step time."""
+        """Step time (ms)."""
         return self.timeline.makespan_ms
 
     @cached_property
     def recompute_ms(self) -> float:
-        """Device time of recomputation."""
+        """Device time of recomputation (ms)."""
         events = self.trace.events
         return float(
             sum(
@@ -211,17 +215,17 @@ class Simulation:
 
     @property
     def peak_active_bytes(self) -> int:
-        """PyTorch's ``active_bytes.all.peak``: the sizes of the allocator's live blocks."""
-        return self.unlimited_allocation.active_peak_bytes
+        """PyTorch's ``active_bytes.all.peak``: the sizes of the allocator's live blocks (bytes)."""
+        return max(0, self.unlimited_allocation.active_peak_bytes + self.target.hardware.more_active_bytes)
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that the caching allocator would hold if the device never ran out."""
-        return self.unlimited_allocation.reserved_peak_bytes
+        """The most that the caching allocator would hold if the device never ran out (bytes)."""
+        return max(0, self.unlimited_allocation.reserved_peak_bytes + self.target.hardware.more_reserved_bytes)
 
     @property
     def event_ms(self) -> NDArray[np.float64]:
-        """When the step has come to each event of the trace (`RankTimeline.reached_ms`): the axis of pictures."""
+        """When the step reaches each event of the trace (ms), one number for each: the axis of pictures."""
         return self.timeline.ranks[self.stage].reached_ms(self.step_ms)
 
     def on(self, target: Target) -> Simulation:
@@ -234,11 +238,11 @@ class Simulation:
         return Pipeline(stages=stages).joined()[self.stage]
 
     def peak_bytes(self, kind: str) -> int:
-        """The peak that a budget of this kind ("active" or "reserved") bounds."""
+        """The peak (bytes) that a budget of this kind ("active" or "reserved") bounds."""
         return self.peak_reserved_bytes if kind == "reserved" else self.peak_active_bytes
 
     def prediction(self) -> Prediction:
-        """The figures that a plan states."""
+        """The figures that a plan states: step time, recomputation, peaks, and whether the step fits the GPU."""
         verdict = self.allocation.verdict
         return Prediction(
             step_ms=self.step_ms,
@@ -258,7 +262,7 @@ class Pipeline:
     @cached_property
     def timeline(self) -> Timeline:
         """The executed step of all stages."""
-        return _execute(self.stages)
+        return execute_together(self.stages)
 
     def joined(self) -> tuple[Simulation, ...]:
         """The stages' simulations with the times of the whole pipeline."""
@@ -270,7 +274,7 @@ class Pipeline:
         )
 
 
-def _execute(simulations: Sequence[Simulation]) -> Timeline:
+def execute_together(simulations: Sequence[Simulation]) -> Timeline:
     target = simulations[0].target
     pricings, host = [s.pricing for s in simulations], target.host
     if target.hardware.device == "cpu":

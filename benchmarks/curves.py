@@ -32,7 +32,7 @@ from autosac.files.writing import write_text_atomically
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.planner import Goal, Planner
 from autosac.quantities import format_bytes
-from autosac.solvers import GlobalProblem, LocalProblem, Segment, joint_bound_ms, solve_two_level
+from autosac.solvers import CurveSegment, GlobalProblem, LocalProblem, joint_bound_ms, solve_two_level
 
 JOB = Path(__file__).parents[1] / "examples" / "llama3_8b.toml"
 _FRACTIONS = np.linspace(0, 1, 401).tolist()
@@ -45,7 +45,7 @@ class Model(NamedTuple):
 
     name: str
     lines: int
-    fit: Callable[[Points, int], tuple[Segment, ...]]
+    fit: Callable[[Points, int], tuple[CurveSegment, ...]]
 
     @property
     def title(self) -> str:
@@ -65,7 +65,7 @@ def staircase(points: Points, fraction: float) -> float:
     return next((y for x, y in points if x >= fraction - 1e-12), points[-1][1])
 
 
-def distances(points: Points, segments: Sequence[Segment]) -> np.ndarray:
+def distances(points: Points, segments: Sequence[CurveSegment]) -> np.ndarray:
     """The model minus the staircase at many fractions."""
     return np.array([evaluate(segments, x) - staircase(points, x) for x in _FRACTIONS])
 

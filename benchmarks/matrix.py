@@ -5,8 +5,8 @@
 Each row of `ROWS` gets an environment of its own under `build/matrix`, which is removed after its run, but for --keep: builds
 of PyTorch with CUDA take 6 GB. A Python that the machine lacks leaves its rows as they are. --only takes rows whose name has
 all these words, such as ``"2.15 0.3"``; --environment runs the tests in an environment that is there already, and files the
-result under the versions that it holds. Results are kept in `benchmarks/matrix.json`, one for each row, with its date; the
-table is written from them. Ends with 1 if a test of this run failed.
+results under the versions that it holds. Results are kept in `benchmarks/matrix.json`, for each row one per folder of tests,
+with its date, as soon as that folder has been run; the table is written from them. Ends with 1 if a test of this run failed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 _ROOT = Path(__file__).parents[1]
 _RESULTS = _ROOT / "benchmarks/matrix.json"
@@ -63,13 +64,16 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Result:
-    """One run of the tests: where, when, how many had which outcome, and which failed."""
+    """One run of a folder of tests (or of a file): when, how many had which outcome, and which failed."""
 
     date: str
-    tests: tuple[str, ...]
     passed: int
     skipped: int
     failed: tuple[str, ...]
+
+
+Results: TypeAlias = dict[Row, dict[str, Result]]
+"""By row, then by folder."""
 
 
 def main() -> int:
@@ -78,8 +82,7 @@ def main() -> int:
     if arguments.environment is not None:
         python = arguments.environment / "bin/python"
         release, torch, titan = json.loads(_output(python, "-c", _ASK))
-        row = Row(torch.partition("+")[0], titan, release.rpartition(".")[0])
-        return _file(row, _run(python, row, arguments.tests))
+        return _run(python, Row(torch.partition("+")[0], titan, release.rpartition(".")[0]), arguments.tests)
     chosen = [row for row in ROWS if all(word in row.name for word in arguments.only.split())]
     if arguments.list:
         print("\n".join(row.name for row in chosen))
@@ -92,7 +95,7 @@ def main() -> int:
         folder = _ENVIRONMENTS / row.name.replace(" ", "-")
         try:
             python = _environment(folder, row)
-            worst = max(worst, _file(row, _run(python, row, arguments.tests)))
+            worst = max(worst, _run(python, row, arguments.tests))
         finally:
             if not arguments.keep:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -125,17 +128,31 @@ def _environment(folder: Path, row: Row) -> Path:
     return python
 
 
-def _run(python: Path, row: Row, tests: Sequence[str]) -> Result:
-    """Run the tests, and count their outcomes."""
-    chosen = tuple(tests) or _TESTS[".".join(row.torchtitan.split(".")[:2])]
-    print(f"{row.name}: {' '.join(chosen)}", flush=True)
+def folders_of(row: Row) -> tuple[str, ...]:
+    """The folders of tests that a row runs."""
+    return _TESTS[".".join(row.torchtitan.split(".")[:2])]
+
+
+def _run(python: Path, row: Row, tests: Sequence[str]) -> int:
+    """Run the tests, folder by folder, and file each folder's result. 1 if a test failed."""
+    failed = False
+    for name in tests or folders_of(row):
+        print(f"{row.name}: {name}", flush=True)
+        result = _run_folder(python, name)
+        _file(row, name, result)
+        print(f"{result.passed} passed, {result.skipped} skipped, {len(result.failed)} failed", flush=True)
+        failed |= bool(result.failed)
+    return int(failed)
+
+
+def _run_folder(python: Path, name: str) -> Result:
+    """Run the tests of a folder, and count their outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        paths = [f"{_ROOT}/tests/{name}" for name in chosen]
         options = ("-q", "-p", "no:cacheprovider", f"--junitxml={report}")
-        ended = subprocess.run([python, "-m", "pytest", *options, *paths], cwd=_ROOT)
+        ended = subprocess.run([python, "-m", "pytest", *options, f"{_ROOT}/tests/{name}"], cwd=_ROOT)
         if ended.returncode not in (0, 1) or not report.exists():  # interrupted, or nothing was collected
-            raise SystemExit(f"{row.name}: pytest ended with {ended.returncode}; nothing is kept")
+            raise SystemExit(f"{name}: pytest ended with {ended.returncode}; nothing is kept")
         cases = list(ET.parse(report).iter("testcase"))
     failed = [
         f"{c.get('classname')}::{c.get('name')}"
@@ -144,44 +161,54 @@ def _run(python: Path, row: Row, tests: Sequence[str]) -> Result:
     ]
     skipped = sum(c.find("skipped") is not None for c in cases)
     today = datetime.date.today().isoformat()
-    return Result(today, chosen, len(cases) - len(failed) - skipped, skipped, tuple(failed))
+    return Result(today, len(cases) - len(failed) - skipped, skipped, tuple(failed))
 
 
-def _file(row: Row, result: Result) -> int:
-    """Keep the result and write the table anew. 1 if a test failed."""
+def _file(row: Row, name: str, result: Result) -> None:
+    """Keep the result and write the table anew."""
     results = load(_RESULTS)
-    results[row] = result
-    rows = [{**asdict(known), **asdict(results[known])} for known in sorted(results)]
+    results.setdefault(row, {})[name] = result
+    rows = [
+        {**asdict(known), "tests": {name: asdict(of) for name, of in sorted(results[known].items())}}
+        for known in sorted(results)
+    ]
     _RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     text = _PAGE.read_text()
     before, rest = text.split(_BEGIN)
     _PAGE.write_text(f"{before}{_BEGIN}\n\n{table(results)}\n\n{_END}{rest.split(_END)[1]}")
-    print(f"{row.name}: {result.passed} passed, {result.skipped} skipped, {len(result.failed)} failed")
-    return 1 if result.failed else 0
 
 
-def load(file: Path) -> dict[Row, Result]:
+def load(file: Path) -> Results:
     """The results that are kept in a file; none if there is no file."""
     rows = json.loads(file.read_text()) if file.exists() else []
     return {
-        Row(r["torch"], r["torchtitan"], r["python"]): Result(
-            r["date"], tuple(r["tests"]), r["passed"], r["skipped"], tuple(r["failed"])
-        )
+        Row(r["torch"], r["torchtitan"], r["python"]): {
+            name: Result(of["date"], of["passed"], of["skipped"], tuple(of["failed"]))
+            for name, of in r["tests"].items()
+        }
         for r in rows
     }
 
 
-def table(results: Mapping[Row, Result]) -> str:
+def table(results: Results) -> str:
     """The results in Markdown, the newest versions first, then what failed."""
     lines = [
         "| PyTorch | TorchTitan | Python | tests | passed | skipped | failed | date |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(results, reverse=True):
-        r = results[row]
-        cells = (row.torch, row.torchtitan, row.python, " ".join(r.tests), r.passed, r.skipped, len(r.failed), r.date)
+        run = results[row]
+        names = "all" if set(folders_of(row)) <= set(run) else " ".join(sorted(run))
+        counts = (sum(r.passed for r in run.values()), sum(r.skipped for r in run.values()))
+        failed = sum(len(r.failed) for r in run.values())
+        cells = (row.torch, row.torchtitan, row.python, names, *counts, failed, min(r.date for r in run.values()))
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    failures = [f"- {row.name}: `{name}`" for row in sorted(results, reverse=True) for name in results[row].failed]
+    failures = [
+        f"- {row.name}: `{test}`"
+        for row in sorted(results, reverse=True)
+        for name in sorted(results[row])
+        for test in results[row][name].failed
+    ]
     return "\n".join([*lines, "", "Failed:", "", *failures] if failures else lines)
 
 

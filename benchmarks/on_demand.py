@@ -27,7 +27,7 @@ from autosac.planning.planner import Goal
 from autosac.quantities import format_bytes, format_ms, parse_budget
 
 JOB = Path(__file__).parents[1] / "examples" / "llama3_8b.toml"
-SOLVERS = ("knapsack", "pareto")
+COMPARED = ("knapsack", "pareto")
 
 
 class Case(NamedTuple):
@@ -61,7 +61,7 @@ def add_rows(table: Table, name: str, case: Case) -> None:
         captures.observed()
         captures.baselines()
         for budget in budgets:
-            for solver in SOLVERS:
+            for solver in COMPARED:
                 began = time.perf_counter()
                 (planned,) = make_plans(captures, Goal(budget_bytes=budget, solver=solver), (budget,), job.progress)
                 seconds = time.perf_counter() - began

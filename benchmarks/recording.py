@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import autosac
 from autosac.integrations.observe import observe
-from autosac.integrations.operators.keys import fingerprint
+from autosac.integrations.operators.keys import output_metadata
 from autosac.integrations.operators.modules import parameters_of
 from autosac.integrations.recompute import witness
 from autosac.plans import Decision, MadeFor, Plan, Unit
@@ -68,7 +68,7 @@ class _Log:
                     op=op,
                     occurrence=occurrence,
                     keep=keep,
-                    outputs=fingerprint(out),
+                    outputs=output_metadata(out),
                 )
             )
 

@@ -29,8 +29,8 @@ from autosac.estimator.sac_rules import OperatorGroup
 from autosac.estimator.sac_stats import SACModStats, SACOperator, tradeoff
 from autosac.solvers import (
     GlobalProblem,
+    GlobalUnit,
     PeakPoint,
-    Unit,
     joint_bound_ms,
     local_solver,
     recompute_ms,
@@ -148,7 +148,7 @@ def problem_of(model: Model) -> GlobalProblem:
     for u, (stats, implicit) in enumerate(zip(model.stats, model.implicit_bytes, strict=True)):
         curve = tradeoff(stats.local_problem())
         units.append(
-            Unit(
+            GlobalUnit(
                 name=stats.module,
                 parent=-1 if u % 3 == 0 else u - u % 3,
                 implicit_bytes=implicit,

@@ -50,7 +50,7 @@ def _vit(patch: int, dim: int, depth: int, heads: int) -> nn.Module:
     return VisionTransformer(image_size=224, patch_size=patch, dim=dim, depth=depth, num_heads=heads, num_classes=1000)
 
 
-def _convnext(*dims: int) -> nn.Module:
+def convnext(*dims: int) -> nn.Module:
     return ConvNeXt(depths=(3, 3, 27, 3), dims=dims, num_classes=1000, block=ConvNeXtV1Block)
 
 
@@ -58,8 +58,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "vit_base_patch16_224": functools.partial(_vit, 16, 768, 12, 12),
     "vit_large_patch16_224": functools.partial(_vit, 16, 1024, 24, 16),
     "vit_huge_patch14_224": functools.partial(_vit, 14, 1280, 32, 16),
-    "convnext_base": functools.partial(_convnext, 128, 256, 512, 1024),
-    "convnext_large": functools.partial(_convnext, 192, 384, 768, 1536),
+    "convnext_base": functools.partial(convnext, 128, 256, 512, 1024),
+    "convnext_large": functools.partial(convnext, 192, 384, 768, 1536),
     "convnextv2_huge": convnextv2_huge,
     "resnet18": functools.partial(timm_convnets.resnet, (2, 2, 2, 2), bottleneck=False),
     "resnet50": functools.partial(timm_convnets.resnet, (3, 4, 6, 3), bottleneck=True),

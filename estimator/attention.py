@@ -5,10 +5,9 @@ causal) and an L40S (also 64 to 80, and without a mask), FlashAttention-3 on Hop
 on Blackwell. What PyTorch runs is derived from them:
 
     cudnn      this GPU's own trees, which are of kernels as fast as cuDNN's; the measured offset of cuDNN from them
-    flash      FlashAttention-2. Before Hopper this GPU's own trees. From Hopper on its instructions reach only a share
-    of
-               the peak (`_LEGACY_SHARE`): the A100's trees with that share. What the A100's trees do not know (other
-               head sizes, no mask) is taken as a ratio from the L40S's.
+    flash      FlashAttention-2. Before Hopper this GPU's own trees. From Hopper on its instructions reach only a share of
+               the peak (`_LEGACY_SHARE`): the A100's trees with that share. What the A100's trees do not know (other head
+               sizes, no mask) is taken as a ratio from the L40S's.
     efficient, flex   ratios to FlashAttention-2 (`_BACKEND`, estimates)
 
     forward  = trees * exp(offset of the training library from the serving one)

@@ -1,16 +1,14 @@
 """Features and baselines of the learned operator models; the same code serves fitting and prediction.
 
-A learned model predicts ``log(time / baseline)``, where the baseline is the roofline of the peak rates plus
-two microseconds. What the trees see are the things that make a kernel miss its roofline:
+A learned model predicts ``log(time / baseline)``, where the baseline is the roofline of the peak rates plus two microseconds.
+What the trees see are the things that make a kernel miss its roofline:
 
-    matrix products   dimensions, working set against the L2, arithmetic against memory time; for every tile
-    shape that
-                      libraries use, the share of the last wave that is filled and of the tiles that is inside
-                      the matrix
+    matrix products   dimensions, working set against the L2, arithmetic against memory time; for every tile shape that
+                      libraries use, the share of the last wave that is filled and of the tiles that is inside the matrix
     attention         lengths, head size, grouped heads, causality; waves of 128-row query tiles
 
-Dimensions beyond what was measured are clipped in the features, not in the baseline: efficiency stays that of
-the largest measured size and time grows with the work.
+Dimensions beyond what was measured are clipped in the features, not in the baseline: efficiency stays that of the largest
+measured size, and time grows with the work.
 """
 
 from __future__ import annotations
@@ -93,9 +91,9 @@ def _filled(m: Array, n: Array, tile: tuple[int, int], sm_count: int) -> Array:
 
 
 def attention_baseline_ms(shape: Array, rates: Rates) -> Array:
-    """Roofline of attention's forward;
+    """Roofline of attention's forward, in milliseconds.
 
-    `shape` has columns batch, heads, kv heads, query and key length, size, causal.
+    `shape` [calls, 7] has columns batch, heads, kv heads, query length, key length, head size, causal.
     """
     batch, heads, kv_heads, query, key, size, causal = shape.T
     flops = 4 * batch * heads * query * key * size * np.where(causal > 0, 0.5, 1.0)

@@ -1,21 +1,17 @@
 """Few-segment convex models of a trade-off curve, for the global MILP: time fraction >= max over segments.
 
-The curve is a convex chain of points (x_k, y_k): after discarding the first k groups in MSPS order, the
-fraction x_k of the memory is gone at the fraction y_k of the time. Discarding x in (x_(k-1), x_k] takes k
-groups, so the true cost of the greedy policy is a staircase whose corners are (x_(k-1), y_k). Two models,
-both with at most `max_segments` lines:
+The curve is a convex chain of points (x_k, y_k): after discarding the first k groups in MSPS order, the fraction x_k of the
+memory is gone at the fraction y_k of the time. Discarding x in (x_(k-1), x_k] takes k groups, so the true cost of the greedy
+policy is a staircase whose corners are (x_(k-1), y_k). Two models, both with at most `max_segments` lines:
 
-- `tight_chords` ("staircase"): lines through the points themselves. Convex, exact at the chosen points and never below the
-chain; at
-  all other x it lies under the staircase by less than the one group that is cut. This is the relaxation of
-  the local problem, so it gives lower bounds for the whole, and the MILP's optima lie at its corners, where
-  it is exact.
-- `upper_bound` ("pwlf"): lines above all corners (5.3.3: "shifted by dropping the initial recomputation point and
-final memory
-  point"). Least squares by `pwlf` over the corners, at given breakpoints, is neither an upper bound nor
-  convex. So its slopes are made non-decreasing (isotonic regression) and non-negative, and each line is
-  lifted by the largest violation between its breakpoints. The maximum of lines is convex; being
-  non-decreasing and above every corner, it is above the staircase.
+- `tight_chords` ("staircase"): lines through the points themselves. They are convex, exact at the chosen points and never
+  below the chain. At all other x they lie under the staircase by less than the one group that is cut. This is the relaxation
+  of the local problem, so it gives lower bounds for the whole, and the MILP's optima lie at its corners, where it is exact.
+- `upper_bound` ("pwlf"): lines above all corners (5.3.3: "shifted by dropping the initial recomputation point and final
+  memory point"). Least squares by `pwlf` over the corners, at given breakpoints, is neither an upper bound nor convex. So its
+  slopes are made non-decreasing (isotonic regression) and non-negative, and each line is lifted by the largest violation
+  between its breakpoints. The maximum of lines is convex. It is non-decreasing and above every corner, so it is above the
+  staircase.
 
 The planner's MILP uses `tight_chords` through all points unless it is asked for "pwlf" (`Goal.curve`): the byte budget that
 it hands to the local policy is met whatever the curve says, so an optimistic curve can cost a little time but never memory,
@@ -32,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autosac.errors import UsageError
-from autosac.solvers import Segment
+from autosac.solvers import CurveSegment
 
 Points = tuple[tuple[float, float], ...]
 FloatArray = npt.NDArray[np.float64]
@@ -41,23 +37,23 @@ MAX_SEGMENTS = 5
 
 
 @functools.lru_cache(maxsize=4096)
-def tight_chords(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segment, ...]:
+def tight_chords(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[CurveSegment, ...]:
     """Chords of a convex chain through at most `max_segments` + 1 of its points. UsageError if not convex."""
     x, y = _columns(points, max_segments)
     if len(x) == 1:
-        return (Segment(0.0, float(y[0])),)
+        return (CurveSegment(0.0, float(y[0])),)
     chosen = _simplified(x, y, max_segments)
     return _lines(x[chosen], y[chosen])
 
 
 @functools.lru_cache(maxsize=4096)
-def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segment, ...]:
+def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[CurveSegment, ...]:
     """A convex upper bound of the staircase. UsageError if the chain is not convex."""
     x, y = _columns(points, max_segments)
     if len(x) == 1:
-        return (Segment(0.0, float(y[0])),)
+        return (CurveSegment(0.0, float(y[0])),)
     if len(x) == 2:
-        return (Segment(0.0, float(y[1])),)
+        return (CurveSegment(0.0, float(y[1])),)
     corner_x, corner_y = x[:-1], y[1:]
     breaks = np.unique(np.minimum(x[_simplified(x, y, max_segments)], corner_x[-1]))
     slopes, start = _least_squares(corner_x, corner_y, breaks)
@@ -69,7 +65,7 @@ def upper_bound(points: Points, max_segments: int = MAX_SEGMENTS) -> tuple[Segme
     return _lines(breaks, values, lift)
 
 
-def evaluate(segments: Sequence[Segment], x: float) -> float:
+def evaluate(segments: Sequence[CurveSegment], x: float) -> float:
     """The model's time fraction at a discarded fraction."""
     return max(slope * x + intercept for slope, intercept in segments)
 
@@ -123,10 +119,10 @@ def _non_decreasing(slopes: FloatArray, lengths: FloatArray) -> FloatArray:
     return np.asarray(isotonic_regression(slopes, sample_weight=lengths), dtype=float)
 
 
-def _lines(x: FloatArray, y: FloatArray, lift: float | FloatArray = 0.0) -> tuple[Segment, ...]:
+def _lines(x: FloatArray, y: FloatArray, lift: float | FloatArray = 0.0) -> tuple[CurveSegment, ...]:
     """The lines through consecutive points, lifted."""
     slopes = np.diff(y) / np.diff(x)
     return tuple(
-        Segment(float(slope), float(value - slope * start))
+        CurveSegment(float(slope), float(value - slope * start))
         for slope, start, value in zip(slopes, x[:-1], y[:-1] + lift, strict=True)
     )

@@ -2,12 +2,10 @@
 
 For every region of a trace that was captured without checkpointing, `SACEstimator.stats` gives each operator
 
-- its runtime: the device time of the events that it covers, plus host time if asked (eager checkpointing
-launches every
+- its runtime: the device time of the events that it covers, plus host time if asked (eager checkpointing launches every
   recomputed operator again: a launch-bound model pays for each);
-- its memory: the storages that it made and that outlived it, except those that are alive at the region's
-backward
-  whatever the policy does (its inputs, and outputs that others hold).
+- its memory: the storages that it made and that outlived it, except those that are alive at the region's backward whatever
+  the policy does (its inputs, and outputs that others hold).
 
 With `on_demand`, recomputation runs only what leads from what is kept to what the backward asks for, as plans do: operators
 that no tensor of the backward depends on cost nothing, and what else need not run follows from what is kept (`sac_closure`).
@@ -31,7 +29,7 @@ from autosac.estimator.sac_stats import (
     tradeoff,
 )
 from autosac.memory_sim.spans import Span, StorageEvents, region_spans
-from autosac.solvers import Closure, LocalProblem, Segment
+from autosac.solvers import Closure, CurveSegment, LocalProblem
 from autosac.trace import Call, Collective, Label, Op, Phase, Region, Trace
 
 _HELD_ELSEWHERE = (Label.PARAMETER, Label.UNSHARDED_PARAMETER, Label.COMMUNICATION)
@@ -50,7 +48,7 @@ class SACModule:
         """The groups by MSPS."""
         return self.tradeoff.order
 
-    def segments(self, curve: str = "staircase", max_segments: int | None = None) -> tuple[Segment, ...]:
+    def segments(self, curve: str = "staircase", max_segments: int | None = None) -> tuple[CurveSegment, ...]:
         """The trade-off curve as lines: "staircase" or "pwlf" (see `sac_curves`).
 
         Without `max_segments` the whole hull for "staircase", whose relaxation is then that of the joint problem, a bound of

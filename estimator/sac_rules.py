@@ -1,23 +1,19 @@
 """Which operators of a checkpointed module must be decided together, and which leave no choice.
 
-A kept operator is not run again: its recomputation returns the tensors that the forward made, as they are by
-then. From this follow the rules (`operator_groups`); operators are positions in `Region.calls`:
+A kept operator is not run again: its recomputation returns the tensors that the forward made, as they are by then. The rules
+(`operator_groups`) follow from this; operators are positions in `Region.calls`:
 
-1. Views launch nothing: always recomputed.
+1. Views launch nothing. They are always recomputed.
 2. Calls that must be saved (copies to the host, routers), and random ones unless the generator's state is
-   restored, are always kept. Random calls that may be recomputed are all kept or all recomputed: the first
-   one that is not run again shifts what the next one draws.
-3. A call that writes to a storage made by an earlier call of the module forms a group with that call and with
-every other
-   writer. What a kept group returns is the final value; so if a call outside of the group reads the storage
-   before the last write, or something writes to it after the module's forward, the group is always
-   recomputed.
-4. A call that writes to a storage from outside (running statistics of a batch norm) must happen once: always
-kept. Calls
-   that read the storage before that write would read another value when run again: always kept, too.
-5. Where the rules contradict each other, or an input is overwritten after the forward so that recomputation
-would start
-   from another value, the module is refused, with the reason.
+   restored, are always kept. Random calls that may be recomputed are all kept or all recomputed: the first one that is not run
+   again shifts what the next one draws.
+3. A call that writes to a storage made by an earlier call of the module forms a group with that call and with every other
+   writer. A kept group returns the final value. So if a call outside of the group reads the storage before the last write, or
+   something writes to it after the module's forward, the group is always recomputed.
+4. A call that writes to a storage from outside (running statistics of a batch norm) must happen once: it is always kept. Calls
+   that read the storage before that write would read another value when run again: they are always kept, too.
+5. A module is refused, with the reason, where the rules contradict each other, or where an input is overwritten after the
+   forward, so that recomputation would start from another value.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ Everything that a cost model may ask about an operator's shape is worked out her
     matmul        `matmul_shape`: batch, m, n, k, and which operands are stored transposed
     attention     `attention_shape`: batch, heads, lengths, head sizes, causal share
     convolution   `convolution_flops`
-    bytes         `moved_bytes`: reads + writes. Dimensions of stride 0 (broadcast) are read once; operators
-    that
-                  gather read what they output; operators that fill read nothing; in-place outputs are
-                  written, and read unless the operator overwrites them
+    bytes         `moved_bytes`: reads + writes. Dimensions of stride 0 (broadcast) are read once; operators that gather read
+                  what they output; operators that fill read nothing; in-place outputs are written, and read unless the
+                  operator overwrites them
 
 A multiplication with addition counts as two operations. A causal mask halves attention. Attention's backward
 needs 2.5 times the operations of its forward (five matrix products instead of two).

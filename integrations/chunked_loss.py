@@ -144,7 +144,7 @@ def _as_sum(loss_fn: Loss) -> tuple[Loss, Callable[[Tensor], Tensor] | None]:
         return loss_fn, None
     reduction = settings.pop("reduction", "mean")
     if reduction not in ("mean", "sum"):
-        raise UsageError(f"a loss with reduction={reduction!r} is no number that could be summed over rows")
+        raise UsageError(f"a loss with reduction={reduction!r} is not a number that can be summed over rows")
     settings = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0, **settings}
 
     def summed(pred: Tensor, labels: Tensor) -> Tensor:

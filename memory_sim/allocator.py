@@ -50,13 +50,11 @@ class OutOfMemoryError(Exception):
 class CachingAllocator:
     """The allocator of one device.
 
-    `device_bytes` is the memory of the device and `outside_bytes` what others hold of it (CUDA context,
-    NCCL); without
-    `device_bytes` memory never ends. Statistics, as PyTorch counts them: `allocated_bytes`, `active_bytes`
-    (with what waits for events), `reserved_bytes`, `device_allocs` (cudaMalloc or mapping), `device_frees`,
-    `retries` (after releasing all that was cached). `log`, if set to a list, receives what PyTorch's
-    memory history would hold, with the `context` (any number of the caller's) in which each block was
-    allocated.
+    `device_bytes` is the memory of the device and `outside_bytes` what others hold of it (CUDA context, NCCL); without
+    `device_bytes` memory never ends. Statistics, as PyTorch counts them: `allocated_bytes`, `active_bytes` (with what waits
+    for events), `reserved_bytes`, `device_allocs` (cudaMalloc or mapping), `device_frees`, `retries` (after releasing all that
+    was cached). `log`, if set to a list, receives what PyTorch's memory history would hold, with the `context` (any number of
+    the caller's) in which each block was allocated.
     """
 
     def __init__(

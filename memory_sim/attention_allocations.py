@@ -1,23 +1,21 @@
 """What attention kernels allocate beside their outputs, from the sources that allocate it.
 
-B, S, H, D: batch, sequence, heads, head size; q queries, k keys. The operators ``_scaled_dot_product_*`` have
-(B, H, S, D) tensors and transpose them; ``_flash_attention_*`` and ``_efficient_attention_*`` have (B, S, H,
-D), or (tokens, H, D) with sequences of different lengths.
+B, S, H, D: batch, sequence, heads, head size; q queries, k keys. The operators ``_scaled_dot_product_*`` have (B, H, S, D)
+tensors and transpose them; ``_flash_attention_*`` and ``_efficient_attention_*`` have (B, S, H, D), or (tokens, H, D) with
+sequences of different lengths.
 
-- **Flash backward** (``transformers/cuda/flash_attn/flash_api.cpp``, `mha_bwd`, `mha_varlen_bwd`): dq in fp32
-  for atomic adds,
-  ``[B, round_up(Sq, 128), H, round_up(D, 32)]`` (64 above 128), the row sums of dO * O in fp32, ``[B, H,
-  round_up(Sq, 128)]``; with fewer key heads than query heads, dk and dv for all query heads. dO and O are
-  made contiguous first (``attention_backward.cu``).
-- **Memory-efficient backward** (``attention_backward.cu``, ``mem_eff_attention/kernel_backward.h``): tiles of
-  I queries and J keys, chosen by the head size (``kernels/cutlassB.h``). `workspace_size`: for each (batch,
-  head) the dq tiles with their locks,
-  ``ceil(Sq/I) ceil(D/J) (I J + 4)`` floats, and, in half precision if D > I, dk and dv of the splits of the
-  keys. In fp32 the row sums come from a product of the size of dO.
+- **Flash backward** (``transformers/cuda/flash_attn/flash_api.cpp``, `mha_bwd`, `mha_varlen_bwd`): dq in fp32 for atomic adds,
+  ``[B, round_up(Sq, 128), H, round_up(D, 32)]`` (64 above 128), and the row sums of dO * O in fp32,
+  ``[B, H, round_up(Sq, 128)]``. With fewer key heads than query heads, dk and dv for all query heads. dO and O are made
+  contiguous first (``attention_backward.cu``).
+- **Memory-efficient backward** (``attention_backward.cu``, ``mem_eff_attention/kernel_backward.h``): tiles of I queries and J
+  keys, chosen by the head size (``kernels/cutlassB.h``). `workspace_size`: for each (batch, head) the dq tiles with their
+  locks, ``ceil(Sq/I) ceil(D/J) (I J + 4)`` floats, and, in half precision if D > I, dk and dv of the splits of the keys. In
+  fp32 the row sums come from a product of the size of dO.
 - **Memory-efficient forward** (``attention.cu``): an fp32 output in half precision if D > 128.
 - **cuDNN backward** (``cudnn/MHA.cpp``; cudnn-frontend, ``scaled_dot_product_flash_attention.h``,
-  `get_fe_workspace_size_node`): dq and row sums in fp32. What cuDNN's own engines take on top is not
-  published and not counted.
+  `get_fe_workspace_size_node`): dq and row sums in fp32. What cuDNN's own engines take on top is not published and not
+  counted.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ class ModuleShare(NamedTuple):
 class PeakReport:
     """Memory at one event.
 
-    `op`, `module`, `phase`, `source`: what was running. `by_category` and the root's share in `by_module` sum
-    to `nbytes`;
+    `op`, `module`, `phase`, `source`: what was running. `by_category` and the root's share in `by_module` sum to `nbytes`.
     `by_module` and `largest` are sorted, most bytes first.
     """
 

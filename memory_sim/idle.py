@@ -154,13 +154,13 @@ def _remnants(trace: Trace, free: Sequence[Block], log: Sequence[LogEntry]) -> d
         i = bisect_right(starts, address) - 1
         if action != "free_completed" or i < 0 or not open_ranges[i]:
             continue
-        taken, open_ranges[i] = _cut_out(open_ranges[i], address, address + nbytes)
+        taken, open_ranges[i] = cut_out(open_ranges[i], address, address + nbytes)
         if taken:
             found[starts[i]].append(_named(trace, context, taken))
     return found
 
 
-def _cut_out(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, list[tuple[int, int]]]:
+def cut_out(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, list[tuple[int, int]]]:
     """How many bytes of [begin, end) lie in some ranges, and what is left of these."""
     taken, left = 0, []
     for first, last in ranges:

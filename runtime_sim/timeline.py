@@ -105,7 +105,7 @@ class Timeline:
         return self.breakdowns[rank]
 
     def critical_path(self) -> tuple[PathSegment, ...]:
-        """What the step's time consists of, from its beginning to its end without a gap. See `Segment`."""
+        """What the step's time consists of, from its beginning to its end without a gap. See `PathSegment`."""
         from autosac.runtime_sim.critical_path import critical_path
 
         return critical_path(self)

@@ -21,16 +21,18 @@ from autosac.solvers.local import (
 from autosac.solvers.local_ilp import ilp
 from autosac.solvers.local_solvers import LOCAL_SOLVERS, local_solver
 from autosac.solvers.min_cut import min_cut_hull
-from autosac.solvers.problem import GlobalProblem, PeakPoint, Segment, Unit, candidate_points
+from autosac.solvers.problem import CurveSegment, GlobalProblem, GlobalUnit, PeakPoint, candidate_points
 from autosac.solvers.two_level import TwoLevelSolution, solve_two_level
 
 __all__ = [
     "BACKENDS",
     "LOCAL_SOLVERS",
     "Closure",
+    "CurveSegment",
     "Frontier",
     "GlobalProblem",
     "GlobalSolution",
+    "GlobalUnit",
     "JointSolution",
     "LocalItem",
     "LocalProblem",
@@ -39,9 +41,7 @@ __all__ = [
     "Operator",
     "PeakPoint",
     "Result",
-    "Segment",
     "TwoLevelSolution",
-    "Unit",
     "UnitCurve",
     "candidate_points",
     "check_backend",

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from autosac.errors import InfeasibleError
 from autosac.solvers.local import LocalProblem, LocalSolution, knapsack
 from autosac.solvers.min_cut import lower_hull, min_cut_hull
-from autosac.solvers.problem import Segment
+from autosac.solvers.problem import CurveSegment
 
 LIMIT = 30_000
 STATES = 600
@@ -104,14 +104,14 @@ def pareto(problem: LocalProblem, budget_bytes: int) -> LocalSolution:
 
 
 class UnitCurve(NamedTuple):
-    """The hull of a unit's curve as a `Unit` has it (see there): `segments` and `corners` are
+    """The hull of a unit's curve as a `GlobalUnit` has it (see there): `segments` and `corners` are
     fractions of bytes discarded and of `recompute_ms`.
     """
 
     stored_bytes: int
     discardable_bytes: int
     recompute_ms: float
-    segments: tuple[Segment, ...]
+    segments: tuple[CurveSegment, ...]
     corners: tuple[tuple[float, float], ...] = ()
 
 
@@ -122,12 +122,14 @@ def unit_curve(problem: LocalProblem) -> UnitCurve:
     plain_ms = problem.demand.measured(frozenset())[1]
     stored_bytes, discardable_bytes = hull[0][0], hull[-1][0] - hull[0][0]
     if not discardable_bytes or plain_ms <= 0:
-        return UnitCurve(stored_bytes, 0, plain_ms, (Segment(0.0, hull[0][1] / plain_ms if plain_ms > 0 else 0.0),))
+        return UnitCurve(
+            stored_bytes, 0, plain_ms, (CurveSegment(0.0, hull[0][1] / plain_ms if plain_ms > 0 else 0.0),)
+        )
     found = []
     for (less, slow_ms), (more, fast_ms) in itertools.pairwise(hull):
         slope = (slow_ms - fast_ms) / (more - less) * (discardable_bytes / plain_ms)
         start = (hull[-1][0] - more) / discardable_bytes
-        found.append(Segment(slope, fast_ms / plain_ms - slope * start))
+        found.append(CurveSegment(slope, fast_ms / plain_ms - slope * start))
     corners = tuple(((hull[-1][0] - kept) / discardable_bytes, ms / plain_ms) for kept, ms in reversed(hull))
     return UnitCurve(stored_bytes, discardable_bytes, plain_ms, tuple(sorted(found)), corners)
 
@@ -152,18 +154,14 @@ class _Sweep:
         total_ms = sum(operator.recompute_ms for operator in closure.operators)
         self._scale = _TICKS / total_ms if total_ms > 0 else 0.0
         self._made_by: list[list[int]] = [[] for _ in closure.operators]
-        last_use = [0] * len(
-            problem.items
-        )  # the first operator that makes something of an item: nothing matters below it
+        first_maker: dict[int, int] = {}  # of an item: nothing about it matters below that operator
         for s, result in enumerate(closure.results):
             for c in result.makers:
                 self._made_by[c].append(s)
-        for item in range(len(problem.items)):
-            last_use[item] = min((r.makers[0] for r in closure.results if r.item == item), default=0)
+            first_maker[result.item] = min(first_maker.get(result.item, result.makers[0]), result.makers[0])
         self._ends: list[int] = [0] * len(closure.operators)
-        for item, c in enumerate(last_use):
-            if closure.operators:
-                self._ends[c] |= 1 << item
+        for item, c in first_maker.items():
+            self._ends[c] |= 1 << item
         self._cell_bytes = max(1, sum(result.memory_bytes for result in closure.results) // CELLS)
 
     def chosen(self, row: Array) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from autosac.errors import InfeasibleError, SimulationError, TimeLimitError
 from autosac.solvers.backend import make_backend
 from autosac.solvers.model import ABSOLUTE_GAP, MARGIN, TOTAL, PeakModel, exceeded_points, some_points
-from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
+from autosac.solvers.problem import GlobalProblem, GlobalUnit, candidate_points
 from autosac.solvers.symmetry import choose, spread
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class CurveModel(PeakModel):
         self.r: list[Any] = []
         return super()._add_units()
 
-    def _decide(self, c: int, unit: Unit, copies: int) -> Any:
+    def _decide(self, c: int, unit: GlobalUnit, copies: int) -> Any:
         import pulp
 
         y, r, time = self.y[c], pulp.LpVariable(f"r{c}", 0, copies), pulp.LpVariable(f"t{c}", 0)

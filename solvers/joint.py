@@ -7,7 +7,8 @@ has, instead of a curve, the items of its `LocalProblem`, with x_ui = 1 if item 
     subject to  x_ui <= y_u
                 c_u = lowest_u y_u + sum_i a_i x_ui <= 0
 
-The cost is the time itself, times the executions, or what the step pays of it (`Unit.cost_ms`: a variable above two lines).
+The cost is the time itself, times the executions, or what the step pays of it (`GlobalUnit.cost_ms`: a variable above two
+lines).
 Where recomputation follows a closure (`closure.py`), unit u chooses one policy f of its undominated ones (`frontier.py`: b_f
 bytes, t_f ms; Dantzig-Wolfe's form of the same problem, whose relaxation is the convex hull), with z_uf = 1 if it does:
 
@@ -37,7 +38,7 @@ from autosac.solvers.frontier import frontier, unit_curve
 from autosac.solvers.global_milp import CurveModel, infeasible, lowest_peak, out_of_time
 from autosac.solvers.local import LocalProblem, LocalSolution
 from autosac.solvers.model import TOTAL, PeakModel, exceeded_points, some_points
-from autosac.solvers.problem import GlobalProblem, Unit, candidate_points
+from autosac.solvers.problem import GlobalProblem, GlobalUnit, candidate_points
 from autosac.solvers.symmetry import choose
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class _Choices(ABC):
 class _Items(_Choices):
     """Item by item."""
 
-    def __init__(self, model: PeakModel, c: int, unit: Unit, local: LocalProblem, copies: int) -> None:
+    def __init__(self, model: PeakModel, c: int, unit: GlobalUnit, local: LocalProblem, copies: int) -> None:
         import pulp
 
         self._local, self._evenly = local, unit.hidden_weight > 0
@@ -110,7 +111,7 @@ class _Items(_Choices):
 class _Columns(_Choices):
     """Policy by policy of the unit's curve."""
 
-    def __init__(self, model: PeakModel, c: int, unit: Unit, local: LocalProblem, copies: int) -> None:
+    def __init__(self, model: PeakModel, c: int, unit: GlobalUnit, local: LocalProblem, copies: int) -> None:
         import pulp
 
         self._policies = frontier(local).policies
@@ -140,7 +141,7 @@ class JointModel(PeakModel):
         self.choices: list[_Choices] = []
         super().__init__(problem, points, budget_bytes, items)
 
-    def _decide(self, c: int, unit: Unit, copies: int) -> Any:
+    def _decide(self, c: int, unit: GlobalUnit, copies: int) -> Any:
         local = self.items[self.classes[c].representative]
         kind = _Items if local.closure is None else _Columns
         choices = kind(self, c, unit, local, copies)

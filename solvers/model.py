@@ -15,7 +15,7 @@ import numpy as np
 
 from autosac.errors import SimulationError
 from autosac.solvers.backend import leaving_nothing
-from autosac.solvers.problem import GlobalProblem, Unit
+from autosac.solvers.problem import GlobalProblem, GlobalUnit
 from autosac.solvers.symmetry import classes
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class PeakModel(ABC):
         self._add_points()
 
     @abstractmethod
-    def _decide(self, c: int, unit: Unit, copies: int) -> Any:
+    def _decide(self, c: int, unit: GlobalUnit, copies: int) -> Any:
         """Add what class c discards, with `self.y[c]` and `self.change[c]`; returns its recomputation in ms."""
 
     @abstractmethod

@@ -23,11 +23,11 @@ point p is dominated by point q if, whatever is decided,
     peak_q - peak_p >= base_q - base_p + sum_u lo_u max(0, n_qu - n_pu) - sum_u max(0, e_pu - e_qu) >= 0.
 
 What a unit's recomputation of t milliseconds costs the step need not be t: `hidden_ms` of it may run while the step waits
-for something else anyway, and `floor_ms` is what checkpointing the unit costs whatever it recomputes (`Unit.cost_ms`):
+for something else anyway, and `floor_ms` is what checkpointing the unit costs whatever it recomputes (`GlobalUnit.cost_ms`):
 
     cost = executions (max(floor, t - hidden) + HIDDEN_WEIGHT t)        the last term only where either is not zero
 
-It is convex in t, so the trade-off curve stays one: `Unit.paying` replaces its lines by those of the cost.
+It is convex in t, so the trade-off curve stays one: `GlobalUnit.paying` replaces its lines by those of the cost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HIDDEN_WEIGHT = 0.01
 """What hidden recomputation counts for, so that the least of it is chosen among plans that take equally long."""
 
 
-class Segment(NamedTuple):
+class CurveSegment(NamedTuple):
     """A line of a trade-off curve: fraction of time >= slope * discarded fraction of bytes + intercept."""
 
     slope: float
@@ -53,7 +53,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class GlobalUnit:
     """A module that could be checkpointed. Bytes are those of one execution of its forward in the step.
 
     `parent` is the position of the closest enclosing unit, -1 if none; `allowed` is False where checkpointing
@@ -67,7 +67,7 @@ class Unit:
     stored_bytes: int
     discardable_bytes: int
     recompute_ms: float
-    segments: tuple[Segment, ...]
+    segments: tuple[CurveSegment, ...]
     parent: int = -1
     executions: int = 1
     allowed: bool = True
@@ -110,20 +110,20 @@ class Unit:
         paid_ms = max(self.floor_ms, recompute_ms - self.hidden_ms) + self.hidden_weight * recompute_ms
         return self.executions * paid_ms
 
-    def paying(self, hidden_ms: float, floor_ms: float) -> Unit:
+    def paying(self, hidden_ms: float, floor_ms: float) -> GlobalUnit:
         """The unit with the cost of its recomputation, which its `segments` still describe."""
         unit = replace(self, hidden_ms=max(0.0, hidden_ms), floor_ms=max(0.0, floor_ms))
         if not unit.hidden_weight or self.recompute_ms <= 0:
             return replace(unit, hidden_ms=0.0, floor_ms=0.0)
         hidden, floor, weight = unit.hidden_ms / self.recompute_ms, unit.floor_ms / self.recompute_ms, HIDDEN_WEIGHT
-        lines = [Segment((1 + weight) * s.slope, (1 + weight) * s.intercept - hidden) for s in self.segments]
-        lines += [Segment(weight * s.slope, weight * s.intercept + floor) for s in self.segments]
+        lines = [CurveSegment((1 + weight) * s.slope, (1 + weight) * s.intercept - hidden) for s in self.segments]
+        lines += [CurveSegment(weight * s.slope, weight * s.intercept + floor) for s in self.segments]
         return replace(unit, segments=upper_envelope(lines))
 
 
-def upper_envelope(lines: Sequence[Segment]) -> tuple[Segment, ...]:
+def upper_envelope(lines: Sequence[CurveSegment]) -> tuple[CurveSegment, ...]:
     """Those of the lines that are the highest somewhere in (0, 1), by ascending slope."""
-    found: list[tuple[float, Segment]] = []  # with where each of them becomes the highest
+    found: list[tuple[float, CurveSegment]] = []  # with where each of them becomes the highest
     for line in sorted(lines):
         start = 0.0
         while found:
@@ -159,7 +159,7 @@ class PeakPoint(NamedTuple):
 class GlobalProblem:
     """Units (parents before children) and peak points in time order."""
 
-    units: tuple[Unit, ...]
+    units: tuple[GlobalUnit, ...]
     points: tuple[PeakPoint, ...]
     _counts: np.ndarray = field(init=False, repr=False, compare=False)
 

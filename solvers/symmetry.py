@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from autosac.solvers.problem import GlobalProblem, Segment, Unit
+from autosac.solvers.problem import CurveSegment, GlobalProblem, GlobalUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def classes(problem: GlobalProblem, points: tuple[int, ...], details: Sequence[H
     return tuple(UnitClass(tuple(members), parent) for (parent, _), members in found.items())
 
 
-def _numbers(unit: Unit) -> tuple[object, ...]:
+def _numbers(unit: GlobalUnit) -> tuple[object, ...]:
     return (
         unit.implicit_bytes,
         unit.boundary_bytes,
@@ -106,7 +106,7 @@ def _columns(problem: GlobalProblem, points: tuple[int, ...]) -> list[tuple[tupl
     return [tuple((p, s[p], e[p]) for p in sorted({*s, *e}) if s[p] or e[p]) for s, e in zip(step, extra, strict=True)]
 
 
-def spread(total: float, copies: int, segments: tuple[Segment, ...]) -> list[float]:
+def spread(total: float, copies: int, segments: tuple[CurveSegment, ...]) -> list[float]:
     """Fractions of `copies` units with this sum that cost what equal ones cost, most of them at breakpoints.
 
     Whole operators can be discarded exactly at breakpoints of a tight curve, so this leaves one unit in

@@ -1,7 +1,7 @@
 """The two-level method of AUTO-SAC (section 5.2.3): global budgets by the MILP, then a local policy for every unit.
 
 The MILP's budgets are fractions of a curve, operators are whole: in a unit whose budget lies between two points of its
-curve, a part of it is left over. `_fill` spends what is left. Unit u may keep as much more as all peaks allow it,
+curve, a part of it is left over. `fill_budget` spends what is left. Unit u may keep as much more as all peaks allow it,
 
     room_u = min over points p with n_pu > 0 of (budget - peak_p) / n_pu
 
@@ -15,8 +15,8 @@ A plan that is still more than POLISH_GAP above the MILP's bound is compared wit
 within `polish_s` seconds, and the better one is taken.
 
 Where the MILP finds nothing within its time limit, it is asked once more for a plan within RELAXED_GAP of the best, and then
-`_greedy` decides without it: all units of one level of nesting are checkpointed, only what must be is kept in them, and
-`_fill` spends what that leaves; of all levels whose peaks are within the budget, the one that costs least. `method` says
+`greedy_policies` decides without it: all units of one level are checkpointed, only what must be is kept in them, and
+`fill_budget` spends what that leaves; of all levels whose peaks are within the budget, the one that costs least. `method` says
 what made a plan.
 """
 
@@ -99,14 +99,14 @@ def solve_two_level(
             budgets = solve_global(problem, budget_bytes, solver=solver, time_limit_s=time_limit_s, gap=wide)
             method = "milp with a relaxed gap"
         except TimeLimitError:
-            found = _greedy(problem, items, budget_bytes, solve)
+            found = greedy_policies(problem, items, budget_bytes, solve)
             if found is None:
                 raise e from None
             return found
-    policies = _policies(problem, items, budget_bytes, solve, budgets)
+    policies = local_policies(problem, items, budget_bytes, solve, budgets)
     if level:
         policies = levelled(problem, items, budget_bytes, solve, policies)
-    _fill(problem, items, budget_bytes, solve, policies)
+    fill_budget(problem, items, budget_bytes, solve, policies)
     ordered = in_order(problem, items, budget_bytes, policies)
     found = replace(_solution(problem, items, ordered, budgets), method=method, level=level)
     if level or polish_s <= 0 or relative_gap(found.recompute_ms, budgets.bound_ms) <= POLISH_GAP:
@@ -115,7 +115,7 @@ def solve_two_level(
     return joint if joint is not None and joint.recompute_ms < found.recompute_ms else found
 
 
-def _policies(
+def local_policies(
     problem: GlobalProblem,
     items: Sequence[LocalProblem],
     budget_bytes: int,
@@ -170,7 +170,7 @@ def _polished(
     return replace(_solution(problem, items, ordered, budgets), polished=True)
 
 
-def _greedy(
+def greedy_policies(
     problem: GlobalProblem, items: Sequence[LocalProblem], budget_bytes: int, solve: LocalSolver
 ) -> TwoLevelSolution | None:
     """The best plan of those that checkpoint one level of the units; None if no level is within the budget."""
@@ -181,7 +181,7 @@ def _greedy(
         kept = kept_bytes(problem, policies)
         if int(problem.peaks_bytes(kept).max()) > budget_bytes:
             continue
-        _fill(problem, items, budget_bytes, solve, policies)
+        fill_budget(problem, items, budget_bytes, solve, policies)
         kept = kept_bytes(problem, policies)
         budgets = GlobalSolution(
             discard_fraction=tuple(
@@ -199,7 +199,7 @@ def _greedy(
     return min(found, key=lambda solution: solution.recompute_ms, default=None)
 
 
-def _fill(
+def fill_budget(
     problem: GlobalProblem,
     items: Sequence[LocalProblem],
     budget_bytes: int,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from autosac.capture.process.server import CaptureServer
 
 os.environ["AUTOSAC_CACHE"] = "off"
 with contextlib.suppress(ImportError):  # the environment of TorchTitan 0.3 has no hypothesis, and needs none
@@ -57,6 +60,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("capture")
         if places & set(SLOW):
             item.add_marker("slow")
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for captures that commands of several tests share, those of other workers too."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "captures"
+
+
+@pytest.fixture(scope="session")
+def capture_server() -> Iterator[CaptureServer]:
+    """A capture process for requests that name no GPU, which all tests of a worker share: it takes seconds to start."""
+    from autosac.capture.process.server import CaptureServer
+
+    with CaptureServer(use_cache=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def h100_server() -> Iterator[CaptureServer]:
+    """The same for jobs on ``gpu="h100-sxm-80gb"``: a process stands for one kind of GPU."""
+    from autosac.capture.process.server import CaptureServer
+
+    with CaptureServer(use_cache=False) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

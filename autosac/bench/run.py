@@ -136,7 +136,7 @@ class _Run:
             figures["recompute_ms"] = max(0.0, simulation.step_ms - reference.step_ms)
         return (
             replace(row, **figures, reference_ms=reference.step_ms, verify_s=time.perf_counter() - began),
-            self.subject.plan_of(policy),
+            self.subject.plan_under(policy),
         )
 
     def _planned(self, row: Row, policy: Policy) -> tuple[Row, Plan, Found]:

@@ -1,6 +1,6 @@
 """A model in one configuration, as the harness looks at it: its step under any policy, and the captures that planning needs.
 
-Both subjects are `autosac.planning.closed_loop.Captures` whose baselines are "none" and "full". A step under a
+Both subjects are `autosac.planning.closed_loop.PlanningCaptures` whose baselines are "none" and "full". A step under a
 plan is captured once, whichever solver comes to that plan.
 """
 
@@ -40,7 +40,7 @@ class Subject(Protocol):
         """The step without checkpointing, and with full checkpointing of its blocks."""
 
     def begin(self, plan: Plan) -> None:
-        """See `autosac.planning.closed_loop.Captures`."""
+        """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
@@ -51,7 +51,7 @@ class Subject(Protocol):
     def reference(self, policy: Policy) -> Simulation:
         """The step without checkpointing that a policy's overhead is counted against."""
 
-    def plan_of(self, policy: Policy) -> Plan | None:
+    def plan_under(self, policy: Policy) -> Plan | None:
         """The plan that stands for a policy without budget; None where nothing is checkpointed, or by TorchTitan itself."""
 
 
@@ -83,14 +83,14 @@ class EagerSubject(EagerCaptures):
 
     def simulate(self, policy: Policy) -> Simulation:
         """See `Subject`."""
-        plan = self.plan_of(policy)
+        plan = self.plan_under(policy)
         return self.observed() if plan is None else self.under(plan)
 
     def reference(self, policy: Policy) -> Simulation:
         """See `Subject`."""
         return self.observed()
 
-    def plan_of(self, policy: Policy) -> Plan | None:
+    def plan_under(self, policy: Policy) -> Plan | None:
         """See `Subject`."""
         if policy.name == "none":
             return None
@@ -147,7 +147,7 @@ class TitanSubject:
             return self.observed()
         return self._capture(self._compiled("--activation_checkpoint.mode", "none"))
 
-    def plan_of(self, policy: Policy) -> Plan | None:
+    def plan_under(self, policy: Policy) -> Plan | None:
         """See `Subject`."""
         return None
 

@@ -254,7 +254,9 @@ def _model(table: dict[str, Any]) -> Model:
             if not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
                 raise UsageError(f"configuration {row['name']} of {table['name']}: {key} is not a plain value")
             if not table.get("job") and not key.isidentifier():
-                raise UsageError(f"configuration {row['name']} of {table['name']}: {key!r} is no name of an argument")
+                raise UsageError(
+                    f"configuration {row['name']} of {table['name']}: {key!r} is not the name of an argument"
+                )
     configurations = tuple(
         Configuration(name=row["name"], arguments=tuple((k, v) for k, v in row.items() if k != "name")) for row in rows
     )
@@ -320,7 +322,7 @@ def make_step_of(folder: Path, make_step: str, arguments: Mapping[str, Value]) -
     except (Exception, SystemExit) as e:  # it is the user's own code, which may raise anything
         raise UsageError(f"{make_step} cannot be imported: {type(e).__name__}: {' '.join(str(e).split())}") from e
     if not callable(function):
-        raise UsageError(f"{make_step} is no function that makes a step")
+        raise UsageError(f"{make_step} is not a function that makes a step")
     return partial(function, **arguments)
 
 

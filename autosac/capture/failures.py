@@ -42,7 +42,7 @@ _REMEDIES = {
         "compiler"
     ),
     "DataDependentOutputException": (
-        "the step asks whether tensors have certain values, which simulated ones have not: leave the check out"
+        "the step checks the values of tensors, and simulated tensors have none: leave the check out"
     ),
 }
 

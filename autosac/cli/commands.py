@@ -15,6 +15,7 @@ from autosac.cli.bench import bench
 from autosac.cli.cache import cache
 from autosac.cli.calibrate import calibrate
 from autosac.cli.catalogue import clusters, gpus
+from autosac.cli.chakra import chakra, check_chakra, export_chakra
 from autosac.cli.completion import completion
 from autosac.cli.progress import progress_line
 from autosac.cli.script import script
@@ -45,7 +46,7 @@ _DRAWS = 8
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)
-    known = (plan, simulate, script, explain, diff, search, bench, calibrate, gpus, clusters, cache, completion)
+    known = (plan, simulate, script, explain, diff, search, bench, calibrate, chakra, gpus, clusters, cache, completion)
     {function.__name__: function for function in known}[arguments.run](arguments)
 
 
@@ -99,6 +100,7 @@ def plan(arguments: argparse.Namespace) -> None:
         raise UsageError("--moe-load needs one budget, without --budgets, --pareto, --maximize and --confidence")
     if arguments.levers != "off" and (several or arguments.maximize or draws):
         raise UsageError("--levers needs one budget, without --budgets, --pareto, --maximize and --moe-load")
+    batch: BatchPlan | None = None
     pulled: Sequence[Pulled] = ()
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         job = _job(arguments, progress)
@@ -108,10 +110,8 @@ def plan(arguments: argparse.Namespace) -> None:
             batch = plan_batches(job, goal, sizes, confidence)
             results: Sequence[Planned | InfeasibleError] = [batch.planned]
         elif draws:
-            batch = None
             results = [plan_over_draws(job, goal, draws)]
         else:
-            batch = None
             results = plan_titan_job(
                 job,
                 goal,
@@ -133,8 +133,18 @@ def plan(arguments: argparse.Namespace) -> None:
         if pulled:
             document = {"plan": documents[0], "levers": levers_document(pulled)}
         print(json.dumps(documents if several else document, indent=1))
-        return
+    else:
+        _print_plans(results, several, batch, pulled)
+        for path in written:
+            reports.console().print(f"plan written to {path}", soft_wrap=True)
+
+
+def _print_plans(
+    results: Sequence[Planned | InfeasibleError], several: bool, batch: BatchPlan | None, pulled: Sequence[Pulled]
+) -> None:
+    """The report of several plans, or of one with what else was tried."""
     out = reports.console()
+    found = [result for result in results if isinstance(result, Planned)]
     if several:
         out.print(reports.budgets_table(found))
         for result in results:
@@ -146,8 +156,6 @@ def plan(arguments: argparse.Namespace) -> None:
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
         if pulled:
             out.print(reports.lever_table(found[0], pulled))
-    for path in written:
-        out.print(f"plan written to {path}", soft_wrap=True)
 
 
 def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:
@@ -197,7 +205,7 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
     )
     texts = [] if arguments.budgets is None else arguments.budgets.split(",")
     if len(texts) > MOST_BUDGETS:
-        raise UsageError(f"{len(texts)} budgets: at most {MOST_BUDGETS} are planned for in one go")
+        raise UsageError(f"{len(texts)} budgets: at most {MOST_BUDGETS} are planned at once")
     budgets = [parse_budget(text, gpu_bytes) for text in texts]
     if len(set(budgets)) < len(budgets):
         raise UsageError("a budget is given twice")
@@ -209,7 +217,7 @@ def _confidence(arguments: argparse.Namespace, target: Target) -> Confidence | N
     if arguments.confidence is None:
         return None
     if arguments.pareto:
-        raise UsageError("--pareto has no budgets to keep a margin of: give --confidence with --budget or --budgets")
+        raise UsageError("--confidence needs a budget to keep a margin of: give --budget or --budgets, not --pareto")
     return confidence_of(arguments.confidence, arguments.budget_kind, target.allocator)
 
 
@@ -283,6 +291,7 @@ def diff(arguments: argparse.Namespace) -> None:
 def simulate(arguments: argparse.Namespace) -> None:
     """``autosac simulate``."""
     check_pictures(arguments, (Path(arguments.job), *([arguments.plan] if arguments.plan is not None else [])))
+    check_chakra(arguments)
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress, _naming_capture(arguments.job):
         drawn = _drawn(arguments, progress)
         simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
@@ -293,6 +302,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         )
         simulation = simulation.on(target)
         write_pictures(arguments, simulation, Plan.load(arguments.plan) if arguments.plan else None)
+        exported = export_chakra(arguments, simulation)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
             name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load"
@@ -308,10 +318,14 @@ def simulate(arguments: argparse.Namespace) -> None:
             }
         if drawn:
             document["draws"] = [asdict(statistic) for statistic in statistics(drawn)]
+        if exported:
+            document["chakra"] = exported
         print(json.dumps(document, indent=1))
         return
     out = reports.console()
     out.print(summary)
+    if exported:
+        out.print("{ranks} Chakra traces of {nodes} nodes written to {folder}".format(**exported), soft_wrap=True)
     if drawn:
         out.print(reports.draws_table(statistics(drawn), arguments.moe_load, drawn))
     if arguments.time:
@@ -394,7 +408,9 @@ def explain(arguments: argparse.Namespace) -> None:
         units = tuple(unit for unit in units if unit.fqn == arguments.module)
         if not units:
             known = ", ".join(unit.fqn for unit in plan.units[:6]) or "none"
-            raise UsageError(f"the plan checkpoints no module {arguments.module!r}; it checkpoints: {known}, ...")
+            raise UsageError(
+                f"the plan does not checkpoint the module {arguments.module!r}; it checkpoints: {known}, ..."
+            )
     if arguments.json:
         print(json.dumps([asdict(unit) for unit in units], indent=1))
         return

@@ -24,7 +24,7 @@ from autosac.cli.calibrate import add_calibrate
 from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
 from autosac.cli.script_options import add_breakdowns, add_script
 from autosac.cli.search import add_search
-from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
+from autosac.cli.tool_options import add_cache, add_chakra, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
 from autosac.limits import MOST_BUDGETS, MOST_DRAWS, MOST_GPUS
@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_search(commands)
     add_bench(commands)
     add_calibrate(commands)
+    add_chakra(commands)
     add_gpus(commands)
     add_clusters(commands)
     add_cache(commands)
@@ -91,7 +92,12 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         help="simulate only this rank (default: one rank of every pipeline stage)",
     )
     job.add_argument("--no-cache", action="store_true", help="ignore the capture cache")
-    machine = command.add_argument_group("the machine")
+    _add_machine(command.add_argument_group("the machine"))
+    _add_load(command.add_argument_group("expert load imbalance (mixture of experts)"))
+    _add_output(command)
+
+
+def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument(
         "--gpu", type=filled, required=True, help="GPU name (such as h100-sxm-80gb; see autosac gpus) or profile file"
     )
@@ -113,7 +119,9 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         default=None,
         help="PYTORCH_CUDA_ALLOC_CONF of the job (default: expandable_segments:True, as in TorchTitan's launcher)",
     )
-    load = command.add_argument_group("expert load imbalance (mixture of experts)")
+
+
+def _add_load(load: argparse._ArgumentGroup) -> None:
     load.add_argument(
         "--moe-load",
         default="balanced",
@@ -128,7 +136,6 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of random loads to simulate (default 8)",
     )
-    _add_output(command)
 
 
 def _add_output(command: argparse.ArgumentParser) -> None:
@@ -142,6 +149,20 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_job(command)
     _add_budget(command.add_argument_group("the memory budget"))
     decision = command.add_argument_group("the decision")
+    _add_levers(decision)
+    _add_solvers(decision)
+    decision.add_argument(
+        "-o",
+        "--output",
+        type=filled_path,
+        default=None,
+        metavar="PLAN.json",
+        help="file for the plan; several plans become PLAN-40GiB.json, ...",
+    )
+    decision.set_defaults(run="plan")
+
+
+def _add_levers(decision: argparse._ArgumentGroup) -> None:
     decision.add_argument(
         "--maximize", choices=("tokens-per-second",), help="also choose the local batch size that trains fastest"
     )
@@ -163,14 +184,17 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         choices=LEVERS,
         default="off",
         help="simulate what else would make the step faster under the budget: quick (the loss in chunks, a smaller local "
-        "batch), all (every setting that leaves the model as it is, and those that help together), off (default)",
+        "batch), all (every setting that does not change the model, and those that help combined), off (default)",
     )
+
+
+def _add_solvers(decision: argparse._ArgumentGroup) -> None:
     decision.add_argument(
         "--solver",
         choices=SOLVERS,
         default="pareto",
-        help="solver that chooses operators within a module (default pareto; greedy and knapsack decide as if everything "
-        "that is not kept ran again)",
+        help="solver that chooses operators within a module (default pareto; greedy and knapsack assume that everything "
+        "that is not kept runs again)",
     )
     decision.add_argument(
         "--curve",
@@ -193,15 +217,6 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         default=5e-3,
         help="relative optimality gap at which the MILP solver stops (default 0.005)",
     )
-    decision.add_argument(
-        "-o",
-        "--output",
-        type=filled_path,
-        default=None,
-        metavar="PLAN.json",
-        help="file for the plan; several plans become PLAN-40GiB.json, ...",
-    )
-    decision.set_defaults(run="plan")
 
 
 def _add_budget(budget: argparse._ArgumentGroup) -> None:
@@ -253,6 +268,12 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="replace the job's checkpointing by none, full, selective-op or selective-N",
     )
     add_breakdowns(what)
+    what.add_argument(
+        "--chakra",
+        type=filled_path,
+        metavar="DIR",
+        help="write Chakra execution traces of the step for ASTRA-sim and others, one per rank (needs protobuf)",
+    )
     command.set_defaults(run="simulate")
 
 

@@ -13,7 +13,9 @@ _MOST_STEPS = 10**6
 
 def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac run``."""
-    command = commands.add_parser("run", help="run a training script as it is on a simulated GPU, with simulated time")
+    command = commands.add_parser(
+        "run", help="run an unmodified training script on a simulated GPU, with simulated time"
+    )
     command.epilog = (
         "Arguments after -- go to the script. Example: autosac run train.py --gpu h100-sxm-80gb -- --lr 1e-4"
     )
@@ -50,7 +52,7 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         type=decimal,
         default=600.0,
         metavar="S",
-        help="give up if the script takes no step for so many seconds (default 600)",
+        help="give up if the script takes no step for this many seconds (default 600)",
     )
     what.add_argument(
         "--moe-load",
@@ -76,7 +78,18 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     what.add_argument(
         "--checkpoints", action="store_true", help="let the script write its checkpoints, of zeros (default: no file)"
     )
-    machine = command.add_argument_group("the machine")
+    _add_machine(command.add_argument_group("the machine"))
+    decision = command.add_argument_group("a plan")
+    decision.add_argument(
+        "--plan", metavar="BUDGET", help="also plan checkpointing within this memory of each GPU: 60GiB, 64GB or 85%%"
+    )
+    decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
+    add_breakdowns(command.add_argument_group("what to show"))
+    add_output(command, debug="show tracebacks")
+    command.set_defaults(run="script")
+
+
+def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument(
         "--gpu", type=filled, required=True, help="GPU name (such as h100-sxm-80gb; see autosac gpus) or profile file"
     )
@@ -108,16 +121,8 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         help="PYTORCH_CUDA_ALLOC_CONF (default: the environment's, as in a real run)",
     )
     machine.add_argument(
-        "--unlimited", action="store_true", help="let the simulated GPU never run out of memory, to see what is needed"
+        "--unlimited", action="store_true", help="never run out of memory, to see how much the script needs"
     )
-    decision = command.add_argument_group("a plan")
-    decision.add_argument(
-        "--plan", metavar="BUDGET", help="also plan checkpointing for so much memory of each GPU: 60GiB, 64GB or 85%%"
-    )
-    decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
-    add_breakdowns(command.add_argument_group("what to show"))
-    add_output(command, debug="show tracebacks")
-    command.set_defaults(run="script")
 
 
 def add_breakdowns(group: argparse._ArgumentGroup) -> None:
@@ -133,9 +138,10 @@ def add_breakdowns(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--collectives",
-        choices=("fitted", "alpha-beta", "chunks"),
-        default="fitted",
-        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
+        choices=("flows", "fitted", "alpha-beta", "chunks"),
+        default="flows",
+        help="cost model of collectives: flows that share links (default), fitted curves alone, latency and bandwidth, or "
+        "chunks as in NCCL",
     )
     group.add_argument(
         "--memory", action="store_true", help="break down the memory peak: categories, modules, largest tensors"

@@ -63,7 +63,7 @@ def add_search(commands: argparse._SubParsersAction[Any]) -> None:
 def _add_space(command: argparse.ArgumentParser) -> None:
     space = command.add_argument_group("what to search for")
     space.add_argument("--space", type=filled_path, metavar="SPACE.toml", help="knobs and their values")
-    space.add_argument("--show-space", action="store_true", help="print the space and end")
+    space.add_argument("--show-space", action="store_true", help="print the space and exit")
     space.add_argument(
         "--global-batch",
         type=whole(1, MOST_BATCH * MOST_GPUS),
@@ -96,14 +96,17 @@ def _add_space(command: argparse.ArgumentParser) -> None:
 def _add_study(command: argparse.ArgumentParser) -> None:
     study = command.add_argument_group("evaluations")
     study.add_argument(
-        "--study", type=filled_path, metavar="DIR", help="folder to keep the search in (default: JOB.search)"
+        "--study",
+        type=filled_path,
+        metavar="DIR",
+        help="folder for the study, which can be resumed (default: JOB.search)",
     )
-    study.add_argument("--resume", type=filled_path, metavar="DIR", help="go on with the search that is kept there")
+    study.add_argument("--resume", type=filled_path, metavar="DIR", help="resume the search in this folder")
     study.add_argument(
         "--workers", type=whole(1, _MOST_WORKERS), metavar="N", help="processes (default: one for each processor)"
     )
     study.add_argument(
-        "--ray", type=filled, metavar="ADDRESS", help="evaluate on a Ray cluster (auto: the one at hand)"
+        "--ray", type=filled, metavar="ADDRESS", help="evaluate on a Ray cluster (auto: the running one)"
     )
     study.add_argument("--no-cache", action="store_true", help="ignore the capture cache")
 

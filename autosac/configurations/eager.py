@@ -16,7 +16,7 @@ from typing import Any
 
 from autosac.configurations.engine import Bound, Value, Work, best_first
 from autosac.errors import AutosacError, InfeasibleError, UsageError
-from autosac.planning.closed_loop import Captures, Goal, make_plan
+from autosac.planning.closed_loop import Goal, PlanningCaptures, make_plan
 from autosac.plans import Plan
 from autosac.simulation import Simulation
 
@@ -70,14 +70,14 @@ class EagerSearch:
     def __init__(
         self,
         settings: Sequence[Settings],
-        captures: Callable[[Settings], Captures],
+        captures: Callable[[Settings], PlanningCaptures],
         work: Callable[[Settings], float],
         goal: Goal,
         progress: Callable[[str], None],
     ) -> None:
         self._settings, self._captures, self._work, self._goal = settings, captures, work, goal
         self._progress = progress
-        self._plain: dict[int, tuple[Captures, Simulation]] = {}
+        self._plain: dict[int, tuple[PlanningCaptures, Simulation]] = {}
         self._rows: dict[int, EagerRow] = {}
 
     def run(self) -> EagerResult:

@@ -35,7 +35,7 @@ class Study:
         if resume and not journal.is_file():
             raise UsageError(f"--resume {folder}: there is no study (no {_FILE}); give --study {folder} to begin one")
         if not resume and journal.is_file():
-            raise UsageError(f"{folder} holds a study: --resume {folder} goes on with it, or give another folder")
+            raise UsageError(f"{folder} holds a study: --resume {folder} continues it, or give another folder")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Study:
         for name, value in plain.items():
             if known.get(name) != value:
                 raise UsageError(
-                    f"study {self.folder} is of another search: its {name} is {_short(known.get(name))}, here it is "
+                    f"study {self.folder} belongs to another search: its {name} is {_short(known.get(name))}, here it is "
                     f"{_short(value)}; give another folder"
                 )
 

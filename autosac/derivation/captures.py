@@ -14,7 +14,7 @@ from autosac.simulation import Simulation, simulation_of
 
 
 class CaptureSource(Protocol):
-    """Who captures; see `autosac.planning.closed_loop.Captures`."""
+    """Who captures; see `autosac.planning.closed_loop.PlanningCaptures`."""
 
     def observed(self) -> Simulation: ...
     def baselines(self) -> Mapping[str, Simulation]: ...

@@ -28,7 +28,7 @@ PREFIX = "autosac-run-"
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """A new folder, removed in the end with all that is in it. The first one of a process removes what dead ones have left."""
-    _clean_once(tempfile.gettempdir())
+    clean_once(tempfile.gettempdir())
     made: list[tuple[Path, int | None]] = []
     try:
         with signals_later():
@@ -89,7 +89,7 @@ def is_still(path: Path, descriptor: int) -> bool:
 
 
 @functools.cache
-def _clean_once(folder: str) -> None:
+def clean_once(folder: str) -> None:
     remove_abandoned(Path(folder), f"{PREFIX}*")
 
 

@@ -119,7 +119,7 @@ def _fits(overload: Any, types: Sequence[str]) -> bool:
     )
 
 
-class _Recorder(TorchDispatchMode):
+class _FirstCall(TorchDispatchMode):
     """Keeps the first operator that is called, as a capture records it."""
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class _Call:
             return table.finished()[0]
         if _is_composite(overload):
             return _described(overload, args, kwargs)
-        recorder = _Recorder()
+        recorder = _FirstCall()
         with torch.no_grad(), recorder:
             overload(*args, **kwargs)
         found = recorder.table.finished()

@@ -29,18 +29,18 @@ import numpy as np
 
 from autosac.memory_sim import MemoryTimeline
 from autosac.memory_sim.spans import Span, StorageEvents, region_spans
-from autosac.solvers import GlobalProblem, PeakPoint, Segment, Unit
+from autosac.solvers import CurveSegment, GlobalProblem, GlobalUnit, PeakPoint
 from autosac.trace import Region, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStatistics:
-    """What the solver needs of a unit's operators (from the SACEstimator): see `autosac.solvers.Unit`."""
+    """What the solver needs of a unit's operators (from the SACEstimator): see `autosac.solvers.GlobalUnit`."""
 
     stored_bytes: int
     discardable_bytes: int
     recompute_ms: float
-    segments: tuple[Segment, ...]
+    segments: tuple[CurveSegment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +106,10 @@ def _unit(
     statistics: Mapping[int, UnitStatistics],
     parent: int,
     allowed: bool,
-) -> Unit:
+) -> GlobalUnit:
     first = statistics[spans[0].region]
     # Savings are promised by the execution that saves least.
-    return Unit(
+    return GlobalUnit(
         name=trace.modules[trace.regions[spans[0].region].module],
         implicit_bytes=min(lifetimes.bytes_of(s.implicit) for s in spans),
         boundary_bytes=max(lifetimes.bytes_of(s.boundary) for s in spans),
@@ -137,7 +137,7 @@ def _points(
     lifetimes: StorageEvents,
     executions: Mapping[int, Sequence[Span]],
     position: Mapping[int, int],
-    units: Sequence[Unit],
+    units: Sequence[GlobalUnit],
 ) -> tuple[PeakPoint, ...]:
     """The points in time order: at every boundary the recomputations that begin there, then the stretch after it."""
     changes: dict[int, list[tuple[int, int]]] = {0: []}
@@ -181,7 +181,7 @@ _LATE = 1.1
 
 
 def _recomputation(
-    region: Region, memory: MemoryTimeline, lifetimes: StorageEvents, unit: int, statistics: Unit
+    region: Region, memory: MemoryTimeline, lifetimes: StorageEvents, unit: int, statistics: GlobalUnit
 ) -> _Recomputation:
     """See the module's docstring."""
     before = int(memory.live_bytes[max(region.first - 1, 0)])

@@ -36,10 +36,10 @@ from autosac.quantities import format_ms
 from autosac.simulation import Simulation
 
 __all__ = [
-    "Captures",
     "Goal",
     "Planned",
     "Planner",
+    "PlanningCaptures",
     "derivation_for",
     "find_verified",
     "full_plan",
@@ -58,7 +58,7 @@ class Planned:
     notes: tuple[str, ...] = ()
 
 
-class Captures(Protocol):
+class PlanningCaptures(Protocol):
     """The captures that planning needs."""
 
     def observed(self) -> Simulation:
@@ -77,7 +77,7 @@ class Captures(Protocol):
         """The step under a plan."""
 
 
-def make_plan(captures: Captures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
+def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
     """The verified plan for a goal. InfeasibleError if there is none; it says the smallest budget that would do."""
     (planned,) = make_plans(captures, goal, (goal.budget_bytes,), progress)
     if isinstance(planned, InfeasibleError):
@@ -86,7 +86,10 @@ def make_plan(captures: Captures, goal: Goal, progress: Callable[[str], None] = 
 
 
 def make_plans(
-    captures: Captures, goal: Goal, budgets_bytes: Sequence[int], progress: Callable[[str], None] = lambda _: None
+    captures: PlanningCaptures,
+    goal: Goal,
+    budgets_bytes: Sequence[int],
+    progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """Verified plans for several budgets of one kind, in the order given; an error in place of a plan that cannot be.
 
@@ -130,13 +133,9 @@ def make_plans(
         if isinstance(answer, InfeasibleError):
             return answer
         best, notes = answer
-        own, compiled = predict(best.simulation), best.simulation.trace.info.compiled
-        faster = tuple(
-            f"the job's own {name} fits as well and is faster, by {format_ms(own.step_ms - other.step_ms)}"
-            + ("" if compiled else ": under a plan the host records every operator, which this step does not hide")
-            for name, other in predictions.items()
-            if baselines[name].peak_bytes(goal.budget_kind) <= budget_bytes and other.step_ms < 0.999 * own.step_ms
-        )
+        own = predict(best.simulation)
+        fitting = [n for n in baselines if baselines[n].peak_bytes(goal.budget_kind) <= budget_bytes]
+        faster = _faster(own, {name: predictions[name] for name in fitting}, best.simulation.trace.info.compiled)
         plan = replace(
             best.plan,
             made_for=replace(best.plan.made_for, budget_bytes=budget_bytes),
@@ -148,6 +147,16 @@ def make_plans(
     return tuple(map(planned, budgets_bytes))
 
 
+def _faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -> tuple[str, ...]:
+    """A note for each baseline within the budget whose step is shorter than the plan's."""
+    return tuple(
+        f"the job's own {name} fits as well and is faster, by {format_ms(own.step_ms - other.step_ms)}"
+        + ("" if compiled else ": under a plan the host records every operator, which this step does not hide")
+        for name, other in fitting.items()
+        if other.step_ms < 0.999 * own.step_ms
+    )
+
+
 def planner_for(base: Simulation, none: Simulation, goal: Goal) -> Planner:
     """The planner of an observed step, whose prices are those of the job's own step without checkpointing, compiled or not."""
     if not base.trace.info.compiled:
@@ -156,7 +165,7 @@ def planner_for(base: Simulation, none: Simulation, goal: Goal) -> Planner:
 
 
 def _mixes(
-    captures: Captures, planner: Planner, baselines: Mapping[str, Simulation], progress: Callable[[str], None]
+    captures: PlanningCaptures, planner: Planner, baselines: Mapping[str, Simulation], progress: Callable[[str], None]
 ) -> CompiledMixes | None:
     """Who mixes policies, where layers are compiled as a whole."""
     if not planner.base.trace.info.compiled:
@@ -164,7 +173,7 @@ def _mixes(
     groups = groups_of(planner.policies, baselines["none"].trace)
     if not groups:
         return None
-    mixes = CompiledMixes(groups, baselines["none"], planner.base, captures.begin, progress)
+    mixes = CompiledMixes(groups, baselines, planner.base, captures.begin, progress)
     if "full" not in baselines:
         mixes.leave_to_compiler("the job cannot be compiled under full checkpointing")
     return mixes
@@ -182,19 +191,25 @@ def find_verified(
     baselines: Mapping[str, Simulation],
     progress: Callable[[str], None],
 ) -> Candidate:
-    """The fastest plan that fits, as captured. InfeasibleError, of which the smallest budget is of a captured step too."""
+    """The fastest plan that fits, as captured if the goal asks for that. InfeasibleError, of which the smallest budget is of a
+    captured step too.
+    """
     limit_bytes = goal.budget_bytes if goal.budget_kind == "reserved" else math.inf
     while True:
         failure: InfeasibleError | None = None
         try:
             found = search.run(goal)
-            if found is not None:
+            if found is not None and goal.confirm:
                 derivation.expect(found.plan)
             search.compete(goal, baselines)  # waits for the baselines, which hardly ever change the answer
             for baseline in baselines.values():
                 baseline.prediction()  # worked out while that capture goes on
             best = search.best(goal, baselines)
+            if not goal.confirm:
+                return best
         except InfeasibleError as e:
+            if not goal.confirm:
+                raise
             failure = e
             best = min(search.verified, key=lambda c: c.simulation.peak_bytes(goal.budget_kind))
         progress("capturing the step under the plan")
@@ -207,7 +222,7 @@ def find_verified(
         search.forget(derivation.is_derived)
 
 
-def pareto_budgets(captures: Captures, kind: str, count: int) -> tuple[int, ...]:
+def pareto_budgets(captures: PlanningCaptures, kind: str, count: int) -> tuple[int, ...]:
     """`count` budgets from the least that any plan needs to what no checkpointing needs, evenly spaced, ascending."""
     if count < 2:
         raise UsageError("a Pareto curve needs at least two budgets")

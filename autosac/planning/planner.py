@@ -17,10 +17,10 @@ from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
 from autosac.simulation import Simulation
 from autosac.solvers import (
+    CurveSegment,
     GlobalProblem,
     LocalItem,
     LocalProblem,
-    Segment,
     TwoLevelSolution,
     check_backend,
     joint_bound_ms,
@@ -44,7 +44,8 @@ class Goal:
 
     `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: results may wait in
     host memory where that makes the step shorter (`autosac.planning.offloading`), `chunk_loss`: the loss may be computed in
-    chunks where that does (`autosac.planning.loss_chunks`; for whoever captures the job).
+    chunks where that does (`autosac.planning.loss_chunks`; for whoever captures the job). Without `confirm` the step under
+    the plan is derived and not captured: whoever asks does that.
     """
 
     budget_bytes: int
@@ -59,6 +60,7 @@ class Goal:
     objective: str = "step"
     offload: bool = False
     chunk_loss: bool = False
+    confirm: bool = True
 
     @property
     def target_bytes(self) -> int:
@@ -225,7 +227,7 @@ class Planner:
                     stored_bytes=items[u].stored_bytes,
                     discardable_bytes=0,
                     recompute_ms=cost.plain_ms,
-                    segments=(Segment(0.0, 1.0),),
+                    segments=(CurveSegment(0.0, 1.0),),
                 )
         return replace(problem, units=tuple(units)), items
 
@@ -246,12 +248,12 @@ class Planner:
     def refined(self, costs: Costs, plan: Plan) -> Costs:
         """The costs as the step under a plan shows them."""
         position = {unit.name: u for u, unit in enumerate(self.problem.problem.units)}
-        lumps = {}
+        added = {}
         for unit in plan.units:
             u = position[unit.fqn]
             again = len(self.policies.of_module(self.problem.modules[u]).operators_again(unit.decisions))
-            lumps[u] = self._step_costs.lump(u, again, unit.recompute_ms)
-        return self._step_costs.refined(costs, lumps)
+            added[u] = self._step_costs.added_work(u, again, unit.recompute_ms)
+        return self._step_costs.refined(costs, added)
 
     def smallest(self) -> Plan:
         """The plan with the least memory of those that recompute everything in all units of one level of the module tree.

@@ -267,7 +267,7 @@ class Search:
                 f"with {format_bytes(own_bytes)}, which no plan can express"
             )
         return InfeasibleError(
-            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {told}; with all recomputed the peak is at "
+            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {told}; with everything recomputed the peak is at "
             f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}"
         )
 
@@ -295,7 +295,7 @@ class Search:
         if solution is not None and solution.method != "milp":
             found.append(f"the MILP found nothing within its time limit; decided by: {solution.method}")
         if solution is not None and solution.level:
-            found.append("equal modules keep nearly the same, for which the allocator reserves less")
+            found.append("equal modules keep nearly the same operators, so that the allocator reserves less")
         if goal.budget_kind == "reserved":
             found += idle_notes(best.simulation.idle)
         if best.plan.units:

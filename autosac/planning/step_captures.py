@@ -13,7 +13,7 @@ from autosac.simulation import Simulation
 
 
 class StepCaptures(ABC):
-    """See `autosac.planning.closed_loop.Captures`."""
+    """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
     def __init__(self) -> None:
         self._observed: Simulation | None = None

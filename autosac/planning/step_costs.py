@@ -3,17 +3,17 @@
 A millisecond of recomputation costs the step a millisecond only where nothing else is waited for. Behind exposed
 communication it is free until that is filled; where the host is behind, every operator costs what issuing it takes.
 
-`StepCosts.step` executes the step that was captured without checkpointing with *lumps* put into it: at the beginning of
+`StepCosts.step` executes the step that was captured without checkpointing with work added to it: at the beginning of
 each execution's backward the device time of its recomputation (on the backward's first kernel) and the host's time to issue
 it (after that kernel), and in its forward what a selective policy costs the host. Nothing is captured for it.
 
-The lumps divide the step into windows, from one lump's place to the next one's. If window k is by d_k longer than without
-lumps, then of its lump r_k the part
+Added work divides the step into windows, from the place of one addition to that of the next. If window k is by d_k longer
+than without them, then of the addition r_k at its beginning the part
 
     a_k = r_k - d_k
 
-was absorbed: it ran while the compute stream would have waited. What exceeds r_k was the delay of a lump before, the last
-one first (`_absorbed`). Summed over a unit's executions this is its `hidden_ms`: recomputation up to that is free. It is
+was absorbed: it ran while the compute stream would have waited. What exceeds r_k was the delay of an earlier addition, the
+last one first (`_absorbed`). Summed over a unit's executions this is its `hidden_ms`: recomputation up to that is free. It is
 first measured with everything recomputed, level by level of the module tree, and then at the plan that was found with it:
 where a part of a unit's recomputation was not hidden, what was hidden is all that can be.
 
@@ -47,7 +47,7 @@ _GRAIN = 1 / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCost:
-    """What checkpointing one execution of a unit costs (ms): see the module's docstring and `solvers.Unit.cost_ms`.
+    """What checkpointing one execution of a unit costs (ms): see above, and `solvers.GlobalUnit.cost_ms`.
 
     `plain_ms`: None, or what it costs if the unit is only worth checkpointing as a whole.
     """
@@ -57,7 +57,7 @@ class UnitCost:
     plain_ms: float | None = None
 
 
-class Lump(NamedTuple):
+class AddedWork(NamedTuple):
     """What a unit adds to each of its executions (ms): on the device in the backward, on the host in both."""
 
     device_ms: float = 0.0
@@ -66,7 +66,7 @@ class Lump(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where an execution's lumps go: the first kernels of its forward and of its backward (events), -1 for none."""
+    """Where an execution's added work goes: the first kernels of forward and backward (events), -1 for none."""
 
     unit: int
     forward: int
@@ -107,31 +107,31 @@ class StepCosts:
         host_ms = self._base.timeline.problem.host_ms[self._base.stage][region.first : region.last]
         return len(views) - sum(views), sum(views), float(host_ms.sum())
 
-    def plain(self, unit: int) -> Lump:
+    def plain(self, unit: int) -> AddedWork:
         """Everything is recomputed, by plain checkpointing."""
-        return self.lump(unit, self._again[unit], self._recompute_ms[unit])
+        return self.added_work(unit, self._again[unit], self._recompute_ms[unit])
 
-    def lump(self, unit: int, again: int, recompute_ms: float) -> Lump:
+    def added_work(self, unit: int, again: int, recompute_ms: float) -> AddedWork:
         """A policy that runs so many operators again, in `recompute_ms`."""
         host = self._base.target.host
         kernels, views, again_ms = self._operators[unit]
         share = min(1.0, again / kernels) if kernels else 1.0
         backward_us = host.checkpoint_us + share * (kernels * host.recompute_op_us)
         forward_us = PLANNED_MODES * (kernels + views) * host.selective_op_us
-        return Lump(recompute_ms, share * again_ms + backward_us / 1e3, forward_us / 1e3)
+        return AddedWork(recompute_ms, share * again_ms + backward_us / 1e3, forward_us / 1e3)
 
-    def step(self, lumps: Mapping[int, Lump]) -> Timeline:
-        """The step with the lumps of these units, by unit."""
+    def step(self, added: Mapping[int, AddedWork]) -> Timeline:
+        """The step with this work added, by unit."""
         base = self._base
         problem = base.timeline.problem
         event_ms, host_ms = problem.event_ms[base.stage].copy(), problem.host_ms[base.stage].copy()
         last = len(host_ms) - 1
         for unit, forward, backward in self._places:
-            lump = lumps.get(unit)
-            if lump is not None and backward >= 0:
-                event_ms[backward] += lump.device_ms
-                host_ms[min(backward + 1, last)] += lump.host_backward_ms
-                host_ms[min(forward + 1, last)] += lump.host_forward_ms
+            work = added.get(unit)
+            if work is not None and backward >= 0:
+                event_ms[backward] += work.device_ms
+                host_ms[min(backward + 1, last)] += work.host_backward_ms
+                host_ms[min(forward + 1, last)] += work.host_forward_ms
         return execute(
             replace(
                 problem,
@@ -145,7 +145,7 @@ class StepCosts:
         costs = [UnitCost()] * len(self._recompute_ms)
         for level in self._planning.problem.levels():
             plain = {u: self.plain(u) for u in level}
-            keeping = {u: self.lump(u, 0, 0.0) for u in level}
+            keeping = {u: self.added_work(u, 0, 0.0) for u in level}
             floors = self._floors(keeping)
             if self._nothing_to_hide() and not any(floors.values()):
                 continue
@@ -159,12 +159,12 @@ class StepCosts:
                     costs[u] = UnitCost(hidden_ms=self._grained(u, hidden[u]), floor_ms=floor)
         return tuple(costs) if any(cost != UnitCost() for cost in costs) else None
 
-    def refined(self, costs: Sequence[UnitCost], lumps: Mapping[int, Lump]) -> tuple[UnitCost, ...]:
-        """The costs as the step with these lumps shows them: what was not hidden of a unit's recomputation cannot be."""
-        hidden = self._absorbed(lumps, self.step(lumps))
+    def refined(self, costs: Sequence[UnitCost], added: Mapping[int, AddedWork]) -> tuple[UnitCost, ...]:
+        """The costs as the step with this work added shows them. What was not hidden there cannot be hidden."""
+        hidden = self._absorbed(added, self.step(added))
         found = list(costs)
-        for u, lump in lumps.items():
-            if costs[u].plain_ms is None and hidden[u] < lump.device_ms * (1 - _GRAIN):
+        for u, work in added.items():
+            if costs[u].plain_ms is None and hidden[u] < work.device_ms * (1 - _GRAIN):
                 found[u] = replace(costs[u], hidden_ms=self._grained(u, hidden[u]))
             elif costs[u].plain_ms is None:
                 found[u] = replace(costs[u], hidden_ms=max(costs[u].hidden_ms, self._grained(u, hidden[u])))
@@ -179,38 +179,38 @@ class StepCosts:
         breakdown = self._base.breakdown
         return breakdown.step_ms - breakdown.compute_ms < _NOTICEABLE * breakdown.step_ms
 
-    def _floors(self, keeping: Mapping[int, Lump]) -> dict[int, float]:
-        """What these lumps, all of the host, cost the step for each execution of their units."""
-        work = {u: lump.host_forward_ms + lump.host_backward_ms for u, lump in keeping.items()}
+    def _floors(self, keeping: Mapping[int, AddedWork]) -> dict[int, float]:
+        """What this work, all of the host, cost the step for each execution of their units."""
+        host_work_ms = {u: work.host_forward_ms + work.host_backward_ms for u, work in keeping.items()}
         step_ms = self._base.step_ms
         executions = self._planning.executions
-        total_ms = sum(ms * len(executions[u]) for u, ms in work.items())
+        total_ms = sum(ms * len(executions[u]) for u, ms in host_work_ms.items())
         host_ms = float(self._base.timeline.problem.host_ms[self._base.stage].sum())
         if host_ms + total_ms < (1 - _NOTICEABLE) * step_ms:
             return dict.fromkeys(keeping, 0.0)
         grown_ms = self.step(keeping).makespan_ms - step_ms
         if grown_ms < _NOTICEABLE * step_ms:
             return dict.fromkeys(keeping, 0.0)
-        return {u: grown_ms * ms / total_ms for u, ms in work.items()}
+        return {u: grown_ms * ms / total_ms for u, ms in host_work_ms.items()}
 
-    def _absorbed(self, lumps: Mapping[int, Lump], grown: Timeline) -> dict[int, float]:
-        """Per unit, how much of one execution's lump the step did not feel (negative: it felt more than that)."""
+    def _absorbed(self, added: Mapping[int, AddedWork], grown: Timeline) -> dict[int, float]:
+        """Per unit, how much of one execution's added work the step did not feel (negative: it felt more than that)."""
         before, after = self._base.timeline.ranks[self._base.stage], grown.ranks[self._base.stage]
-        places = [p for p in self._places if p.unit in lumps and p.backward >= 0]
+        places = [p for p in self._places if p.unit in added and p.backward >= 0]
         places.sort(key=lambda place: float(before.start_ms[place.backward]))
         old = [float(before.start_ms[p.backward]) for p in places] + [self._base.step_ms]
         new = [float(after.start_ms[p.backward]) for p in places] + [grown.makespan_ms]
         absorbed = [
-            lumps[p.unit].device_ms - ((new[k + 1] - new[k]) - (old[k + 1] - old[k])) for k, p in enumerate(places)
+            added[p.unit].device_ms - ((new[k + 1] - new[k]) - (old[k + 1] - old[k])) for k, p in enumerate(places)
         ]
-        for k in range(len(places) - 1, 0, -1):  # what exceeds a lump was the delay of those before it
-            excess = absorbed[k] - lumps[places[k].unit].device_ms
+        for k in range(len(places) - 1, 0, -1):  # what exceeds an addition was the delay of those before it
+            excess = absorbed[k] - added[places[k].unit].device_ms
             if excess > 0:
                 absorbed[k] -= excess
                 absorbed[k - 1] += excess
-        found = dict.fromkeys(lumps, 0.0)
+        found = dict.fromkeys(added, 0.0)
         for place, ms in zip(places, absorbed, strict=True):
-            found[place.unit] += min(ms, lumps[place.unit].device_ms) / len(self._planning.executions[place.unit])
+            found[place.unit] += min(ms, added[place.unit].device_ms) / len(self._planning.executions[place.unit])
         return found
 
 

@@ -46,7 +46,7 @@ from autosac.plans.schema import (
 # To copy less to the host costs more than it frees on the device.
 SMALLEST_OFFLOAD_BYTES = 2**16
 
-Fingerprint: TypeAlias = tuple[tuple[tuple[Size, ...], str], ...]
+OutputMetadata: TypeAlias = tuple[tuple[tuple[Size, ...], str], ...]
 Parameters: TypeAlias = tuple[tuple[str, tuple[Count, ...]], ...]
 
 
@@ -66,7 +66,7 @@ class Decision:
     op: Name
     occurrence: Count
     keep: bool
-    outputs: Fingerprint
+    outputs: OutputMetadata
     memory_bytes: Change = 0
     runtime_ms: Milliseconds = 0.0
     msps: Rate | None = None
@@ -226,14 +226,19 @@ class Plan:
         return (_layout(_encode(self)) + "\n").encode()
 
     def save(self, path: str | Path) -> None:
-        """Write the plan; the file appears whole or not at all. OSError if it cannot."""
+        """Write the plan; the file appears whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         write_text_atomically(Path(path), self.to_bytes().decode())
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan file.
 
-        PlanError if it is none, or is truncated, damaged, or of another schema version.
+        Raises:
+            PlanError: the file cannot be read, is not a plan, is truncated or damaged, or has another schema version.
         """
         try:
             content = read_bounded(path, DATA_BYTES)
@@ -243,7 +248,15 @@ class Plan:
 
     @staticmethod
     def from_bytes(content: bytes, name: str = "the plan") -> Plan:
-        """The plan whose JSON text is `content`; errors call it `name`. PlanError as `load`."""
+        """The plan whose JSON text is `content`.
+
+        Args:
+            content: what `save` has written.
+            name: what errors call it.
+
+        Raises:
+            PlanError: as `load`.
+        """
         document = parsed(content, name)
         file = checked(content, _File, name)
         _check_complete(document, name)
@@ -251,17 +264,17 @@ class Plan:
 
     @property
     def graphs(self) -> int:
-        """How many policies its units have: what a compiled job compiles one graph for, of each kind of module."""
+        """The number of distinct policies: a compiled job has so many graphs for each kind of module."""
         return len({unit.policy for unit in self.units})
 
     @property
     def needs_compiler(self) -> bool:
-        """Whether it leaves anything to the compiler's partitioner."""
+        """Whether the plan leaves decisions to the compiler's partitioner."""
         return self.settings.memory_budget != 1 or any(unit.memory_budget is not None for unit in self.units)
 
     @property
     def offloads(self) -> bool:
-        """Whether anything waits in host memory."""
+        """Whether the plan offloads a result to host memory."""
         return any(decision.offload for unit in self.units for decision in unit.decisions)
 
     def hash(self) -> str:

@@ -418,7 +418,7 @@ def mode_table(simulation: Simulation, others: Mapping[str, Simulation | Capture
 def draws_table(statistics: Sequence[Statistic], load: str, draws: Sequence[Simulation]) -> Table:
     """Figures over the draws of the expert load imbalance."""
     failed = sum(draw.allocation.verdict.outcome.value == "out of memory" for draw in draws)
-    title = f"Load of experts {load}: {len(draws)} draws, {failed or 'none'} out of memory"
+    title = f"Expert load imbalance {load}: {len(draws)} draws, {failed or 'none'} out of memory"
     table = Table(title=title)
     table.add_column("figure")
     for heading in ("median", "95th percentile", "least", "most"):

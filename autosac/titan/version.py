@@ -37,7 +37,7 @@ def split_python_job(job: str) -> tuple[str, str]:
     if match is None:
         raise UsageError(
             f"torchtitan {installed_version()} takes a job as MODULE:CONFIG (its --module and --config), "
-            f"for example llama3:llama3_8b; {job} is none"
+            f"for example llama3:llama3_8b; {job} is not one"
         )
     return match["module"], match["config"]
 

@@ -52,7 +52,7 @@ def _timm_adam(model: nn.Module) -> torch.optim.Optimizer:
 # ---- language models --------------------------------------------------------------------------------------------------
 
 
-def _token_batch(config: StudyConfig, device: torch.device, *, vocab_size: int) -> Batch:
+def token_batch(config: StudyConfig, device: torch.device, *, vocab_size: int) -> Batch:
     shape = (config.batch_size, config.seq_len)
     return torch.randint(0, vocab_size, shape, device=device), torch.randint(0, vocab_size, shape, device=device)
 
@@ -65,7 +65,7 @@ def _language_loss(model: nn.Module, batch: Batch) -> Tensor:
 def _language(make: Callable[[], nn.Module], vocab_size: int, *checkpointed: str) -> Family:
     return Family(
         build=make,
-        batch=functools.partial(_token_batch, vocab_size=vocab_size),
+        batch=functools.partial(token_batch, vocab_size=vocab_size),
         loss=_language_loss,
         checkpointed=frozenset(checkpointed),
         optimizer=_adam,

@@ -100,7 +100,7 @@ def calibrate(campaign: Campaign, report: Report = lambda done, total, text: Non
     signatures = _limited(campaign.signatures) if campaign.sampled else tuple(dict.fromkeys(campaign.signatures))
     if device.type == "cpu":  # what the host costs is what their steps take beyond them
         signatures = tuple(dict.fromkeys((*_of_probes(campaign.probes), *signatures)))
-    with Journal(journal_path, campaign.machine.fingerprint, resume=campaign.resume) as journal:
+    with Journal(journal_path, campaign.machine.identity, resume=campaign.resume) as journal:
         with _without_denormals():
             left = _measure(signatures, journal, campaign, report)
             if not left:

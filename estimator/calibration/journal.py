@@ -35,7 +35,7 @@ class Journal:
         lines = _read(path) if path.exists() else []
         if lines and not resume:
             raise UsageError(
-                f"{path} is what an unfinished calibration left: give --resume to go on with it, or delete it"
+                f"{path} is left from an unfinished calibration: give --resume to continue it, or delete it"
             )
         if lines:
             self._take(lines, machine)

@@ -77,7 +77,7 @@ class Machine:
         return max(sizes, default=_DEFAULT_CACHE_BYTES) or _DEFAULT_CACHE_BYTES
 
     @property
-    def fingerprint(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What a journal must agree with."""
         return {"device": self.device, "name": self.name, "threads": self.threads, "torch": torch.__version__}
 
@@ -85,7 +85,7 @@ class Machine:
     def about(self) -> dict[str, Any]:
         """What a profile says of where it comes from."""
         cuda = {"cuda": torch.version.cuda} if self.device == "cuda" else {}
-        return self.fingerprint | {"python": platform.python_version(), "system": platform.system()} | cuda
+        return self.identity | {"python": platform.python_version(), "system": platform.system()} | cuda
 
 
 def _cpu_fact(key: str) -> str:

@@ -2,7 +2,7 @@
 
 Capture, plan and the running job must agree on these, so there is one piece of code for each: which operators
 count (`is_counted`), their name (`op_name`), their number (`Keyer`), the look of their outputs
-(`fingerprint`), which of them draw random numbers (`is_random`), and that FSDP's hooks inside a checkpointed
+(`output_metadata`), which of them draw random numbers (`is_random`), and that FSDP's hooks inside a checkpointed
 module do not count (`quiet_hooks`): what they run depends on prefetching and differs between a forward and
 its recomputation.
 """
@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from autosac.plans import ANY_SIZE, Fingerprint
+from autosac.plans import ANY_SIZE, OutputMetadata
 
 _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 _counted: dict[Any, bool] = {}
@@ -114,7 +114,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [tensor for item in tree for tensor in tensors_in(item)]
 
 
-def fingerprint(out: Any) -> Fingerprint:
+def output_metadata(out: Any) -> OutputMetadata:
     """Shape and dtype of each tensor in an operator's result, in order."""
     if type(out) is torch.Tensor:
         return ((tuple(out.shape), dtype_name(out.dtype)),)

@@ -96,6 +96,16 @@ class Parcel:
         self._arrived: Any = None
         self._stream: Any = None
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the result is no longer where it was on the device."""
+        return self._source is None
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether a copy back to the device has begun."""
+        return self._back is not None
+
     def is_changed(self) -> bool:
         """Whether the result has been changed in place while it was copied."""
         return self._source is not None and _versions(self._source) != self._versions

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from autosac.integrations.operators.facts import Facts
-from autosac.integrations.operators.keys import fingerprint
-from autosac.plans import ANY_SIZE, Decision, Fingerprint, Unit
+from autosac.integrations.operators.keys import output_metadata
+from autosac.plans import ANY_SIZE, Decision, OutputMetadata, Unit
 
 
 class PlanMismatchWarning(UserWarning):
@@ -45,7 +45,7 @@ class UnitDecisions:
         if occurrence >= len(rows):
             self.warn(f"runs more calls of {facts.name} than the plan's {len(rows)}")
             return None
-        planned, found = rows[occurrence].outputs, fingerprint(out)
+        planned, found = rows[occurrence].outputs, output_metadata(out)
         if found != planned and not _alike(found, planned):
             self.warn(
                 f"{facts.name} (call {occurrence}) returns {_words(found)}; the plan has {_words(planned)}",
@@ -65,7 +65,7 @@ class UnitDecisions:
             )
 
 
-def _alike(found: Fingerprint, planned: Fingerprint) -> bool:
+def _alike(found: OutputMetadata, planned: OutputMetadata) -> bool:
     """Whether they agree wherever the plan has no dynamic size."""
     return len(found) == len(planned) and all(
         dtype == planned_dtype
@@ -75,5 +75,5 @@ def _alike(found: Fingerprint, planned: Fingerprint) -> bool:
     )
 
 
-def _words(outputs: Fingerprint) -> str:
+def _words(outputs: OutputMetadata) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in outputs) or "no tensor"

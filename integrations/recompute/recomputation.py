@@ -283,7 +283,7 @@ class _Recomputation:
         if is_empty(memory.external) and not self._tape.gather(memory.external):
             raise RecomputationError(
                 f"the module {self._tape.fqn} cannot be recomputed: a parameter ({memory.external.dtype} "
-                f"{list(memory.external.shape)}) has been let go by what shards it; leave the module out of the plan"
+                f"{list(memory.external.shape)}) has been freed by its sharding; leave the module out of the plan"
             )
         return memory.external
 

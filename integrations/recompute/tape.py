@@ -288,7 +288,7 @@ class Tape:
 
     def complete(self, out: Any) -> None:
         """The forward has ended and returns `out`."""
-        for tensor in _all_tensors(out):
+        for tensor in all_tensors(out):
             for plain in plain_tensors(tensor):
                 if has_storage(plain) and (number := self._numbers.get(plain.untyped_storage()._cdata)) is not None:
                     memory = self.memories[number]
@@ -431,7 +431,7 @@ class RecordingMode(CountingMode):
         return out
 
 
-def _all_tensors(tree: Any) -> list[torch.Tensor]:
+def all_tensors(tree: Any) -> list[torch.Tensor]:
     """The tensors in what a module returns: containers, and attributes of objects (dataclasses, model outputs).
 
     Of objects that refer to very many others, the nearest are looked at. What is not found is not held, but made again.

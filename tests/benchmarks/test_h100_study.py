@@ -164,7 +164,7 @@ def transformers_family(name: str) -> models.Family:
     chosen = replace(FAMILIES[name], build=build)
     if name == "hf_clip":
         return chosen
-    return replace(chosen, batch=functools.partial(models._token_batch, vocab_size=1000))
+    return replace(chosen, batch=functools.partial(models.token_batch, vocab_size=1000))
 
 
 def tiny_clip(transformers: object) -> nn.Module:

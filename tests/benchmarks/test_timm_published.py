@@ -41,7 +41,7 @@ def test_a_folder_without_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_step_of_the_first_convnext(monkeypatch: pytest.MonkeyPatch, trains: bool) -> None:
     """A small ConvNeXt V1 trains, or only runs forward, on real tensors: its parameters change, or have no gradients."""
-    monkeypatch.setitem(timm_published.MODELS, "convnext_base", lambda: timm_published._convnext(8, 8, 16, 16))
+    monkeypatch.setitem(timm_published.MODELS, "convnext_base", lambda: timm_published.convnext(8, 8, 16, 16))
     model, step = make_step(Published("rtx-3090", "convnext_base", trains, True, 2, 1.0), torch.device("cpu"))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     assert torch.isfinite(step())

@@ -118,10 +118,10 @@ def test_killed_at_many_moments(tmp_path: Path, job: str, monkeypatch: pytest.Mo
     moments = random.Random(0)
 
     def kill(server: CaptureServer) -> None:
-        server._start_is_over.wait()
+        pid = server.process_id()
         time.sleep(moments.uniform(0, 0.1))
-        assert server._process is not None
-        os.kill(server._process.pid, signal.SIGKILL)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
 
     errors = {within_limit(lambda: capture_twice(job, kill)) for _ in range(40)}
     assert {error.partition(":")[0] for error in errors} == {"the capture process was ended by signal 9 (SIGKILL)"}
@@ -132,13 +132,13 @@ def test_killed_while_it_captures(job: str) -> None:
     captures: list[int] = []
 
     def kill(server: CaptureServer) -> None:
-        server._start_is_over.wait()
-        assert server._process is not None
+        pid = server.process_id()
+        assert pid is not None
         limit = time.monotonic() + PATIENCE_S
         while not captures and time.monotonic() < limit:
-            captures.extend(children(server._process.pid))
+            captures.extend(children(pid))
             time.sleep(0.01)
-        os.kill(server._process.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
 
     assert within_limit(lambda: capture_twice(job, kill)).startswith("the capture process was ended by signal 9")
     assert captures
@@ -152,9 +152,10 @@ def test_a_capture_that_is_killed(job: str) -> None:
     """The process says so, and the next capture runs."""
     with CaptureServer() as server:
         future = server.submit(TitanRequest(config_file=job))
-        assert server._start_is_over.wait(PATIENCE_S) and server._process is not None
+        pid = server.process_id()
+        assert pid is not None
         limit = time.monotonic() + PATIENCE_S
-        while not (found := children(server._process.pid)) and time.monotonic() < limit:
+        while not (found := children(pid)) and time.monotonic() < limit:
             time.sleep(0.01)
         os.kill(found[0], signal.SIGKILL)
         with pytest.raises(

@@ -17,14 +17,15 @@ LAYERS, WIDTH, HIDDEN, TOKENS = 6, 256, 768, 2 * 64  # llama3's debug model, and
 
 
 @pytest.fixture(scope="module")
-def trace() -> Trace:
+def trace(capture_server: CaptureServer) -> Trace:
     arguments = (
         *("--model.name", "llama3", "--model.flavor", "debugmodel"),
         *("--training.local_batch_size", "2", "--training.seq_len", "64"),
         *("--compile.enable", "--compile.components", "model"),
     )
-    with CaptureServer() as server:
-        return server.capture(TitanRequest(config_file=None, overrides=arguments, world_size=2, checkpointing="none"))
+    return capture_server.capture(
+        TitanRequest(config_file=None, overrides=arguments, world_size=2, checkpointing="none")
+    )
 
 
 def kernels(trace: Trace, phase: Phase) -> Counter[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -17,22 +17,21 @@ JOB += ("--parallelism.data_parallel_shard_degree", "2")
 
 
 @pytest.fixture(scope="module")
-def capture() -> Iterator[Callable[[int, int], Trace]]:
+def capture(capture_server: CaptureServer) -> Callable[[int, int], Trace]:
     """Captures of a rank of two stages, two tensor-parallel ranks, two shards, and so many replicas."""
     known: dict[tuple[int, int], Trace] = {}
-    with CaptureServer() as server:
 
-        def run(replicas: int, rank: int) -> Trace:
-            if (replicas, rank) not in known:
-                overrides = (*JOB, "--parallelism.data_parallel_replicate_degree", str(replicas))
-                known[replicas, rank] = server.capture(
-                    TitanRequest(
-                        config_file=None, overrides=overrides, world_size=8 * replicas, rank=rank, checkpointing="none"
-                    )
+    def run(replicas: int, rank: int) -> Trace:
+        if (replicas, rank) not in known:
+            overrides = (*JOB, "--parallelism.data_parallel_replicate_degree", str(replicas))
+            known[replicas, rank] = capture_server.capture(
+                TitanRequest(
+                    config_file=None, overrides=overrides, world_size=8 * replicas, rank=rank, checkpointing="none"
                 )
-            return known[replicas, rank]
+            )
+        return known[replicas, rank]
 
-        yield run
+    return run
 
 
 def members(trace: Trace) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,10 +14,9 @@ LAYERS, MICROBATCHES, STAGES = 6, 4, 2  # of llama3's debug model
 MATMULS = 7  # linear layers of a block: q, k, v, output, gate, up, down
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[CaptureServer]:
-    with CaptureServer() as running:
-        yield running
+@pytest.fixture
+def server(capture_server: CaptureServer) -> CaptureServer:
+    return capture_server
 
 
 def captured(server: CaptureServer, schedule: str, checkpointing: str = "none", sharding: int = 1) -> list[Trace]:

@@ -51,7 +51,7 @@ def test_dispatch_rules_are_found_as_before(monkeypatch: pytest.MonkeyPatch) -> 
     handle = entry.torch_dispatch_rules.register(Mode, rule)
     code = simple_registry.find_torch_dispatch_rule.__code__
     try:
-        for install in (lambda: None, speedups._dispatch_rules):
+        for install in (lambda: None, speedups.install_dispatch_rules):
             install()
             find = simple_registry.find_torch_dispatch_rule
             assert find(aten.mm.default, Mode) is rule
@@ -76,9 +76,9 @@ def schema(operator: Any, *args: Any) -> Any:
 def test_elements_of_a_foreach_operator() -> None:
     """Two elements are the same if all their specs and their output's are; scalars are not asked."""
     lists = schema(aten._foreach_add.List, strategy("a", "b", "a"), strategy("x", "y", "x"))
-    first, second, third = speedups._elements(lists, TupleStrategy, ["m", "m", "m"])  # type: ignore[misc]
+    first, second, third = speedups.elements_of_lists(lists, TupleStrategy, ["m", "m", "m"])  # type: ignore[misc]
     assert first == third != second
-    first, _, third = speedups._elements(lists, TupleStrategy, ["m", "m", "other"])  # type: ignore[misc]
+    first, _, third = speedups.elements_of_lists(lists, TupleStrategy, ["m", "m", "other"])  # type: ignore[misc]
     assert first != third
 
 
@@ -94,7 +94,7 @@ def test_elements_of_a_foreach_operator() -> None:
 )
 def test_unusual_operators_are_left_alone(operator: Any, args: Any, metas: Any) -> None:
     """Other operators, lists of different lengths, and specs that cannot be compared go PyTorch's own way."""
-    assert speedups._elements(schema(operator, *args), TupleStrategy, metas) is None
+    assert speedups.elements_of_lists(schema(operator, *args), TupleStrategy, metas) is None
 
 
 def test_per_operator_asks_once_for_each() -> None:

@@ -204,8 +204,9 @@ def test_a_kept_capture_needs_no_process(tmp_path: Path, monkeypatch: pytest.Mon
     CaptureStore(tmp_path / "autosac" / "captures").put(name, saved)
     with CaptureServer() as server:
         assert server.capture(request) == trace(7)
-        assert server._process is None
-    assert CaptureServer(debug=True)._store is None
+        assert server.process_id() is None
+    with CaptureServer(debug=True) as server:
+        assert not server.submit(request).done()
 
 
 def test_a_capture_is_kept_unless_its_sources_have_changed(
@@ -217,18 +218,12 @@ def test_a_capture_is_kept_unless_its_sources_have_changed(
     request = TitanRequest(config_file=None)
     name = request_fingerprint(request, surroundings())
     assert name is not None
-    (tmp_path / "arrived").write_bytes(saved)
-    from concurrent.futures import Future
-
-    from autosac.capture.process.server import _Waiting
-
-    server = CaptureServer()
-    entry = _Waiting(Future(), tmp_path / "arrived", request, name)
-    monkeypatch.setattr(store, "_SOURCES", ("json",))
-    server._keep(entry)
+    kept = default_store()
+    assert kept is not None
+    monkeypatch.setattr(store, "SOURCES", ("json",))
+    kept.put_unless_changed(name, request, saved)
     folder = tmp_path / "autosac" / "captures"
-    assert not folder.exists()
+    assert kept.folder == folder and not folder.exists()
     monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    server._keep(entry)
+    kept.put_unless_changed(name, request, saved)
     assert [path.stem for path in folder.iterdir()] == [name]

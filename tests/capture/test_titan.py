@@ -7,7 +7,6 @@ import os
 import signal
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import prod
@@ -305,9 +304,9 @@ def processes_of(session: int) -> set[int]:
 
 def pid_of(server: CaptureServer) -> int:
     """The capture process, which a thread starts."""
-    while server._process is None:
-        time.sleep(0.001)
-    return server._process.pid
+    pid = server.process_id()
+    assert pid is not None
+    return pid
 
 
 def test_dying_processes_and_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +367,7 @@ def test_requests_check_themselves(wrong: dict[str, int]) -> None:
 def test_a_model_may_have_its_own_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
     """The Trainer in the module ``train`` beside the model is taken, else TorchTitan's."""
     general = pytest.importorskip("torchtitan.train")
-    from autosac.capture.jobs.titan_v02 import _trainer_class
+    from autosac.capture.jobs.titan_v02 import trainer_class
 
     package = tmp_path / f"models_{own}"
     package.mkdir()
@@ -378,7 +377,7 @@ def test_a_model_may_have_its_own_trainer(tmp_path: Path, monkeypatch: pytest.Mo
         (package / "train.py").write_text("from torchtitan.train import Trainer\nclass Own(Trainer): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = SimpleNamespace(model_cls=importlib.import_module(f"models_{own}.model").Model)
-    found = _trainer_class(spec)
+    found = trainer_class(spec)
     assert found.__name__ == ("Own" if own else "Trainer") and issubclass(found, general.Trainer)
 
 

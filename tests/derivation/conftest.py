@@ -219,13 +219,13 @@ JOBS = {
 
 
 @pytest.fixture(scope="session", params=JOBS)
-def titan(request: pytest.FixtureRequest) -> Iterator[Subject]:
+def titan(request: pytest.FixtureRequest, h100_server: CaptureServer) -> Iterator[Subject]:
     """One of the TorchTitan jobs."""
     model, world_size, parallelism = JOBS[request.param]
-    with tempfile.TemporaryDirectory() as folder, CaptureServer() as server:
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "job.toml")
         file.write_text(
             f'[model]\nname = "{model}"\nflavor = "debugmodel"\n[training]\nlocal_batch_size = 2\nseq_len = 256\n{parallelism}'
         )
         job = TitanJob.of(str(file), gpu="h100-sxm-80gb", world_size=world_size)
-        yield Subject(TitanCaptures(job, server, Path(folder)))
+        yield Subject(TitanCaptures(job, h100_server, Path(folder)))

@@ -74,13 +74,6 @@ def small(job: Path) -> str:
     return text
 
 
-@pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder for captures that all tests of this folder share, those of other workers too."""
-    base = tmp_path_factory.getbasetemp()
-    return (base if worker_id == "master" else base.parent) / "captures-of-the-docs"
-
-
 @pytest.fixture
 def run_in_folder(tmp_path: Path, shared_cache: Path) -> Callable[[list[str]], str]:
     """Run a command in the folder of small jobs, and return what it printed; captures are shared by all tests."""

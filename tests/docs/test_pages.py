@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
@@ -57,7 +56,7 @@ def test_every_room_is_described() -> None:
     assert set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE)) == rooms - {None}
 
 
-def test_options_that_pages_name_exist() -> None:
+def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """Every ``--option`` in code on a page is one of autosac, or is listed here with the tool that it belongs to."""
     others = {
         "--module", "--config", "--job", "--nproc-per-node",  # TorchTitan, torchrun
@@ -67,9 +66,10 @@ def test_options_that_pages_name_exist() -> None:
         "--help", "--version", "--its", "--own", "--arguments",  # any program
     }  # fmt: skip
     known = set(others)
-    for action in build_parser()._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            known |= {option for command in action.choices.values() for option in command._option_string_actions}
+    for command in re.findall(r"^    ([a-z]+)(?: |$)", build_parser().format_help(), re.MULTILINE):
+        with pytest.raises(SystemExit):
+            build_parser().parse_args([command, "--help"])
+        known |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
     named = {
         option
         for page in PAGES

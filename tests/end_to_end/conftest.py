@@ -6,7 +6,7 @@ The command line runs in this process (captures run in a process of their own).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,20 +32,19 @@ def arguments(model: str, options: dict[str, Any]) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def capture() -> Iterator[Callable[..., Trace]]:
+def capture(capture_server: CaptureServer) -> Callable[..., Trace]:
     """Captures 2 sequences of 128 tokens a rank without checkpointing; the same job is captured once."""
     known: dict[TitanRequest, Trace] = {}
-    with CaptureServer() as server:
 
-        def run(model: str, world_size: int, **options: Any) -> Trace:
-            request = TitanRequest(
-                config_file=None, overrides=arguments(model, options), world_size=world_size, checkpointing="none"
-            )
-            if request not in known:
-                known[request] = server.capture(request)
-            return known[request]
+    def run(model: str, world_size: int, **options: Any) -> Trace:
+        request = TitanRequest(
+            config_file=None, overrides=arguments(model, options), world_size=world_size, checkpointing="none"
+        )
+        if request not in known:
+            known[request] = capture_server.capture(request)
+        return known[request]
 
-        yield run
+    return run
 
 
 @pytest.fixture
@@ -94,6 +93,12 @@ def job_file(tmp_path: Path) -> str:
     path = tmp_path / "job.toml"
     path.write_text(JOB)
     return str(path)
+
+
+@pytest.fixture(autouse=True)
+def captures_are_shared(monkeypatch: pytest.MonkeyPatch, shared_cache: Path) -> None:
+    """What one test has captured is not captured again in another, but for `capture` and with --no-cache."""
+    monkeypatch.setenv("AUTOSAC_CACHE", str(shared_cache))
 
 
 @pytest.fixture

@@ -36,6 +36,6 @@ def test_the_plan_of_the_best_batch(autosac: Callable[..., Any], job_file: str, 
     plain = autosac("simulate", job_file, *GPU, "--ac", "none", "--json", "--", *GLOBAL).document
     assert rate > 128 // 2 * 2048 / plain["step"]["step_ms"] * 1e3
 
-    refused = autosac("simulate", job_file, *GPU, "--plan", path, "--", *GLOBAL)
+    refused = autosac("simulate", job_file, *GPU, "--quiet", "--plan", path, "--", *GLOBAL)
     assert refused.code == 2
     assert refused.err == "autosac: the plan was made for training.local_batch_size = 64; this job has 8\n"

@@ -13,7 +13,7 @@ Run = Callable[..., Any]
 
 
 def test_plan_simulate_explain(autosac: Run, job_file: str, tmp_path: Path) -> None:
-    """The plan fits its budget and uses it; simulating the job under the written plan gives the figures it states."""
+    """The plan fits its budget and uses it; the job, captured anew under the written plan, gives the figures it states."""
     path = tmp_path / "plan.json"
     ran = autosac("plan", job_file, *GPU, "--budget", "1.1GiB", "-o", path)
     assert ran.code == 0, ran.err
@@ -28,16 +28,16 @@ def test_plan_simulate_explain(autosac: Run, job_file: str, tmp_path: Path) -> N
     assert plan.made_for.job_settings["training.seq_len"] == "2048"
     assert set(plan.predictions) == {"autosac", "none", "full", "selective-op"}
 
-    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json").document
+    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", "--no-cache").document
     assert simulated["peak_active_bytes"] == stated.peak_active_bytes
     assert simulated["peak_reserved_bytes"] == stated.peak_reserved_bytes
     assert abs(simulated["step"]["step_ms"] - stated.step_ms) < 1e-6
 
     explained = autosac("explain", path, "--module", plan.units[0].fqn)
     assert plan.units[0].fqn in explained.out and "recompute" in explained.out
-    assert "checkpoints no module 'head'" in autosac("explain", path, "--module", "head").err
+    assert "does not checkpoint the module 'head'" in autosac("explain", path, "--module", "head").err
 
-    other = autosac("simulate", job_file, *GPU, "--plan", path, "--", "--training.seq_len", "1024")
+    other = autosac("simulate", job_file, *GPU, "--quiet", "--plan", path, "--", "--training.seq_len", "1024")
     assert other.code == 2
     assert other.err == "autosac: the plan was made for training.seq_len = 2048; this job has 1024\n"
 

@@ -61,15 +61,14 @@ def test_simulation_of_context_parallelism(job: Job) -> None:
     assert full.step_ms > none.step_ms > 0
 
 
-def test_tokens_that_are_sent_to_experts_are_recomputed(job: Job, tmp_path: Path) -> None:
+def test_tokens_that_are_sent_to_experts_are_recomputed(job: Job, tmp_path: Path, h100_server: CaptureServer) -> None:
     """Expert parallelism sends them in hooks of a module that FSDP shards. A plan that keeps nothing holds as little as the
     job's own full checkpointing, to the byte.
     """
-    with CaptureServer() as server:
-        wanted = job("deepseek_v3", 4, parallelism__expert_parallel_degree=4, **LONG)
-        (captures,) = captures_of(wanted, server, tmp_path, ("none", "full"))
-        none, full = captures.observed(), captures.baseline("full")
-        planned = captures.under(full_plan(none))
+    wanted = job("deepseek_v3", 4, parallelism__expert_parallel_degree=4, **LONG)
+    (captures,) = captures_of(wanted, h100_server, tmp_path, ("none", "full"))
+    none, full = captures.observed(), captures.baseline("full")
+    planned = captures.under(full_plan(none))
     assert planned.peak_active_bytes == full.peak_active_bytes < none.peak_active_bytes
 
 
@@ -106,14 +105,13 @@ def test_peaks_of_pipeline_stages(job: Job) -> None:
     assert together[0] - early == pytest.approx(early - late, rel=0.05)
 
 
-def test_a_rank_of_a_later_pipeline_stage(job: Job, tmp_path: Path) -> None:
+def test_a_rank_of_a_later_pipeline_stage(job: Job, tmp_path: Path, h100_server: CaptureServer) -> None:
     """Looked at by itself it has the memory that it has among all stages, also as the captures of a plan begin."""
     whole = job("llama3", 4, parallelism__pipeline_parallel_degree=2)
     together, _ = simulate_job(whole, checkpointing="none")
     assert together.pipeline is not None
-    with CaptureServer() as server:
-        (last,) = captures_of(replace(whole, rank=3), server, tmp_path, ("none",))
-        assert last.observed().trace.info.rank == 3
+    (last,) = captures_of(replace(whole, rank=3), h100_server, tmp_path, ("none",))
+    assert last.observed().trace.info.rank == 3
     assert last.observed().peak_active_bytes == together.pipeline.stages[1].peak_active_bytes
 
 

@@ -36,7 +36,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder for temporary files, in which nothing has been removed yet."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    temporary._clean_once.cache_clear()
+    temporary.clean_once.cache_clear()
 
 
 def started(program: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
@@ -65,7 +65,7 @@ def test_what_a_killed_owner_has_left(tmp_path: Path) -> None:
     process, name = started(OWNER)
     with temporary_folder():
         assert (Path(name) / "content").exists()
-    temporary._clean_once.cache_clear()
+    temporary.clean_once.cache_clear()
     kill(process)
     assert (Path(name) / "content").exists()
     with temporary_folder() as folder:

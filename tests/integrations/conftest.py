@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from autosac.integrations.observe import observe
 from autosac.integrations.operators.effects import written_arguments
-from autosac.integrations.operators.keys import fingerprint, is_counted, is_random, op_name
+from autosac.integrations.operators.keys import is_counted, is_random, op_name, output_metadata
 from autosac.integrations.operators.modules import find_module, parameters_of
 from autosac.integrations.recompute.tape import Observer, observer
-from autosac.plans import Decision, Fingerprint, MadeFor, Plan, Settings, Unit
+from autosac.plans import Decision, MadeFor, OutputMetadata, Plan, Settings, Unit
 from benchmarks.fuzz.blocks import GptBlock, LlamaBlock
 from benchmarks.fuzz.groups import groups_of
 
@@ -86,7 +86,7 @@ class Seen:
 
     op: str
     occurrence: int
-    outputs: Fingerprint
+    outputs: OutputMetadata
     random: bool
     reads: set[int]
     writes: set[int]
@@ -169,7 +169,9 @@ class Region:
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in written_arguments(func)]
         see = self.log.addresses
         random = is_random(func, args, kwargs)
-        self.calls.append(Seen(op, occurrence, fingerprint(out), random, see((args, kwargs)), see(written), see(out)))
+        self.calls.append(
+            Seen(op, occurrence, output_metadata(out), random, see((args, kwargs)), see(written), see(out))
+        )
 
     def end(self, out: Any) -> None:
         """The forward ends."""

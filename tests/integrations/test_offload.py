@@ -191,9 +191,9 @@ def test_results_leave_when_the_next_unit_has_run(lab: Any, sent: list[Parcel], 
     """
     model, _, x = chain(lab, 3, {0, 2}, plain)
     out = model(x)
-    assert [parcel._source is None for parcel in sent] == [True] * 2 + [False] * 2
+    assert [parcel.has_left for parcel in sent] == [True] * 2 + [False] * 2
     out.sum().backward()
-    assert [parcel._back is None for parcel in sent] == [False] * 2 + [True] * 2
+    assert [parcel.is_fetched for parcel in sent] == [True] * 2 + [False] * 2
 
 
 def test_copies_back_begin_one_unit_ahead(lab: Any, sent: list[Parcel]) -> None:
@@ -202,7 +202,7 @@ def test_copies_back_begin_one_unit_ahead(lab: Any, sent: list[Parcel]) -> None:
     seen = []
 
     def look(_: torch.Tensor) -> None:
-        seen.append([parcel._back is not None for parcel in sent])
+        seen.append([parcel.is_fetched for parcel in sent])
 
     model.layers[1].register_forward_hook(lambda _, __, out: out.register_hook(look) and None)
     model(x).sum().backward()

@@ -46,7 +46,7 @@ def _reports(folder: Path, *arguments: str) -> list[dict[str, Any]]:
         for rank in range(2)
     ]
     try:
-        output = [process.communicate(timeout=240)[0].decode() for process in ranks]
+        output = [process.communicate(timeout=1200)[0].decode() for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -77,6 +77,12 @@ def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> Non
         assert offloaded == [set(), set(), {"Tensor"}, {"Tensor"}], "of DTensors what is inside of them"
         assert report["fsdp"]["classes"][0] == "FSDPTransformerBlock", "FSDP is applied to the planned module"
         assert report["nested"] == {"same": True, "fsdp_operators": [], "fallbacks": []}
+        assert report["switched"]["same"] and report["switched"]["again"] == [
+            [True, False],
+            [False, True],
+            [False, True],
+        ]
+    assert [report["switched"]["gathered"] for report in reports] == [["0", "1"], []]
     first, second = (report["exchange"] for report in reports)
     assert first["hash"] == second["hash"]
     assert (first["failure"], second["failure"]) == (
@@ -168,7 +174,7 @@ def test_wrong_sections_stop_the_job_before_its_first_step(titan: ModuleType, la
     assert error("--autosac.plan", str(path)) == "the plan was made for 16 ranks; this job has 1"
     del reference.layers["1"]
     lab.plan_for(reference, {}).save(path)
-    assert "the model has a parameter layers.1.attention.wq.weight, the plan's has not" in error(
+    assert "the model has a parameter layers.1.attention.wq.weight, the plan's model does not" in error(
         "--autosac.plan", str(path)
     )
     path.write_text("{")
@@ -177,13 +183,13 @@ def test_wrong_sections_stop_the_job_before_its_first_step(titan: ModuleType, la
 
 def test_a_model_without_checkpointing_is_refused(titan: ModuleType) -> None:
     """A parallelize function with no `apply_ac` cannot be given a plan, and says so."""
-    from autosac.integrations.torchtitan.hook import _parallelize
+    from autosac.integrations.torchtitan.hook import parallelize_transformed
 
     def parallelize_plain(model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
         return model
 
     with pytest.raises(UsageError, match="parallelize_plain applies no activation checkpointing"):
-        _parallelize(parallelize_plain, lambda _: None, nn.Linear(1, 1), None, titan.configure())
+        parallelize_transformed(parallelize_plain, lambda _: None, nn.Linear(1, 1), None, titan.configure())
 
 
 def test_overrides_are_the_command_line_without_the_job_file() -> None:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from autosac.errors import PlanError
 from autosac.integrations.apply import Checkpointed, apply
-from autosac.integrations.recompute.tape import _all_tensors
+from autosac.integrations.recompute.tape import all_tensors
 
 
 class Body(nn.Module):
@@ -233,7 +233,7 @@ def test_objects_in_circles_are_searched_once() -> None:
     others: list[Node] = []
     others += [Node(others) for _ in range(1000)]
     Node.looked = 0
-    assert len(_all_tensors(others[0])) == 1000
+    assert len(all_tensors(others[0])) == 1000
     assert Node.looked == 1000
 
 

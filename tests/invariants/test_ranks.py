@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, _execute, simulation_of
+from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, execute_together, simulation_of
 from autosac.trace import Trace
 
 Ranks = Callable[..., list[Trace]]
@@ -42,7 +42,7 @@ def test_one_rank_a_stage_stands_for_all(ranks: Ranks) -> None:
     distinct = [simulation_of(trace, target) for trace in ranks(8, **EIGHT)]
     assert [s.trace.info.rank for s in every] == list(range(8))
     assert [s.trace.info.rank for s in distinct] == [0, 4]
-    together, alone = _execute(every), _execute(distinct)
+    together, alone = execute_together(every), execute_together(distinct)
     assert together.makespan_ms == pytest.approx(alone.makespan_ms, rel=STEP_MS)
     for rank, simulation in enumerate(every):
         first = distinct[rank // 4]

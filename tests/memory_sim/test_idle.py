@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autosac.memory_sim import Cause, idle_memory, replay_allocator
-from autosac.memory_sim.idle import IdleMemory, _cut_out
+from autosac.memory_sim.idle import IdleMemory, cut_out
 from autosac.planning.idle_notes import idle_notes
 from autosac.report.idle_tables import remedy
 from autosac.trace import Collective, Phase, Trace
@@ -106,6 +106,6 @@ def test_nothing_idle_is_not_worth_a_line(builder: Any) -> None:
 
 def test_cutting_ranges() -> None:
     """What a freed tensor takes of ranges that nobody has claimed yet, and what is left."""
-    assert _cut_out([(0, 10), (20, 30)], 5, 25) == (10, [(0, 5), (25, 30)])
-    assert _cut_out([(0, 10)], 2, 4) == (2, [(0, 2), (4, 10)])
-    assert _cut_out([(0, 10)], 10, 20) == (0, [(0, 10)])
+    assert cut_out([(0, 10), (20, 30)], 5, 25) == (10, [(0, 5), (25, 30)])
+    assert cut_out([(0, 10)], 2, 4) == (2, [(0, 2), (4, 10)])
+    assert cut_out([(0, 10)], 10, 20) == (0, [(0, 10)])

@@ -90,6 +90,14 @@ def test_efficient_backward_with_large_heads_in_half() -> None:
     assert blocks(name, (qkv,) * 4) == (256 * 4, floats * 4)
 
 
+def test_efficient_backward_with_values_larger_than_keys() -> None:
+    """The larger of D = 64 and 256 chooses the tiles (128x64) and asks for splits: dk has 128 columns there, dv 256."""
+    qk, v = heads_first(1, 256, 1, 64, "float16"), heads_first(1, 256, 1, 256, "float16")
+    name = "aten._scaled_dot_product_efficient_attention_backward.default"
+    floats = 2 * 1 * 8196 + 4 * 64 * (128 + 256)
+    assert blocks(name, (v, qk, qk, v)) == (256 * 4, floats * 4)
+
+
 def test_efficient_backward_tiles_depend_on_the_gpu() -> None:
     """D=80 in half precision: 128x128 tiles on Hopper, 128x64 on compute capability 8.6."""
     qkv = heads_first(1, 128, 1, 80, "float16")
@@ -144,6 +152,31 @@ def test_norm_backward() -> None:
     assert blocks(name, (small, small), outputs) == ()
     wide = dense(70016, 4096)
     assert blocks(name, (wide, wide), (wide, dense(4096), dense(4096))) == ()
+
+
+@pytest.mark.parametrize(
+    ("operator", "positions"),
+    [
+        ("_log_softmax", {0}),
+        ("_log_softmax_backward_data", {0, 1}),
+        ("_softmax", {0}),
+        ("_softmax_backward_data", {0, 1}),
+        ("embedding_dense_backward", {0, 1}),
+        ("native_layer_norm", {0, 1, 2}),
+        ("native_layer_norm_backward", {0, 1}),
+        ("mm", set()),
+    ],
+)
+def test_which_inputs_are_copied(operator: str, positions: set[int]) -> None:
+    """With the n-th of four inputs transposed, an operator copies it where its kernel needs it contiguous."""
+    inputs = [dense(2, 3, dtype="int64") for _ in range(4)]
+    for position in range(4):
+        changed = (*inputs[:position], transposed(dense(2, 3 + position), 0, 1), *inputs[position + 1 :])
+        expected = (2 * (3 + position) * 2,) if position in positions else ()
+        if (operator, position) == ("embedding_dense_backward", 1):
+            changed = (inputs[0], transposed(dense(2, 4, dtype="int64"), 0, 1), *inputs[2:])
+            expected = (2 * 4 * 8,)
+        assert blocks(f"aten.{operator}.default", changed, (dense(1000, 16),)) == expected, position
 
 
 def test_copies_of_inputs_that_are_not_contiguous() -> None:

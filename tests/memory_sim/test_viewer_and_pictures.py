@@ -210,6 +210,7 @@ def test_the_picture_has_the_same(trace: Any) -> None:
     peak = (series.peak_x, timeline.peak_bytes / 2**30)
     assert any((line.get_xdata()[0], line.get_ydata()[0]) == peak for line in axes.lines if line.get_marker() == "o")
     assert [note.xy[1] for note in axes.texts] == [500 / 1024, 300 / 1024, peak[1]]
+    assert axes.get_xlim() == (series.x[0], series.x[-1]) == (0, (len(trace.events) - 1) / 10)
 
 
 def test_a_limit_far_above_does_not_flatten_the_memory(trace: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from autosac.memory_sim import simulate_memory
 from autosac.planning.build_problem import PlanningProblem, UnitStatistics, build_problem
-from autosac.solvers import Segment, Unit
+from autosac.solvers import CurveSegment, GlobalUnit
 from autosac.trace import Phase, Trace
 from traces import TraceBuilder
 
-CURVE = (Segment(1.0, 0.0),)
+CURVE = (CurveSegment(1.0, 0.0),)
 
 
 def statistics(stored_bytes: int, recompute_ms: float = 3.0) -> UnitStatistics:
@@ -67,7 +67,7 @@ def one_layer() -> Trace:
 def test_bytes_of_a_unit() -> None:
     """Autograd holds a and c, 4096 bytes; checkpointing would have to hold x, 1024; what it keeps is the estimator's."""
     assert problem_of(one_layer(), 0).problem.units == (
-        Unit(
+        GlobalUnit(
             name="layers.0",
             implicit_bytes=4096,
             boundary_bytes=1024,

@@ -11,6 +11,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator import Pricing
 from autosac.planning.compiled_costs import unit_costs
+from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, nearest
 from autosac.plans import Decision, Plan, Unit
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Label, Phase
@@ -53,22 +54,44 @@ def test_what_a_unit_takes() -> None:
     assert unit_costs(simulation, ("layers.0", "layers.1")) == {"layers.0": (120, 19.0), "layers.1": (3, 12.0)}
 
 
-def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path) -> None:
+def _policy(name: str, kept_bytes: int = 0, budget: float | None = None) -> CompiledPolicy:
+    unit = Unit(
+        fqn="layers.0",
+        discard_fraction=0.0,
+        kept_bytes=kept_bytes,
+        recompute_ms=0.0,
+        decisions=(),
+        memory_budget=budget,
+    )
+    return CompiledPolicy(name=name, template=unit)
+
+
+def test_policies_that_save_about_what_is_left_are_tried() -> None:
+    """Two policies and one memory budget on either side, a budget's bytes being its share of what the compiler saves."""
+    kept = [_policy(f"keeps {nbytes}", nbytes) for nbytes in (0, 10, 20, 30, 40, 50)]
+    budgets = [_policy(f"budget {k}", budget=k / 10) for k in (1, 2, 3, 4)]
+    own = CompiledPolicy(name="own", template=None)
+    group = UnitGroup(units=(), policies=(own, *kept, *budgets))
+    chosen = [policy.name for policy in nearest(group, 25.0, 100)]
+    assert chosen == ["keeps 10", "keeps 20", "keeps 30", "keeps 40", "budget 2", "budget 3"]
+    assert [policy.name for policy in nearest(group, 5.0, 100)] == ["keeps 0", "keeps 10", "keeps 20", "budget 1"]
+
+
+def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, capture_server: CaptureServer) -> None:
     """TorchTitan's debug model, six layers under FSDP with three policies: equal policies cost the same, others do not."""
-    with CaptureServer() as server:
-        observed = server.capture(replace(REQUEST, observe=True))
-        operators = [(c.op, c.occurrence) for c in observed.regions[0].calls if c.occurrence >= 0]
-        assert observed.modules[observed.regions[0].module] == "layers.0"
+    observed = capture_server.capture(replace(REQUEST, observe=True))
+    operators = [(c.op, c.occurrence) for c in observed.regions[0].calls if c.occurrence >= 0]
+    assert observed.modules[observed.regions[0].module] == "layers.0"
 
-        def unit(layer: int, kept: tuple[str, ...]) -> Unit:
-            rows = tuple(Decision(op=op, occurrence=i, keep=op in kept, outputs=()) for op, i in operators)
-            return Unit(fqn=f"layers.{layer}", discard_fraction=0.0, kept_bytes=0, recompute_ms=0.0, decisions=rows)
+    def unit(layer: int, kept: tuple[str, ...]) -> Unit:
+        rows = tuple(Decision(op=op, occurrence=i, keep=op in kept, outputs=()) for op, i in operators)
+        return Unit(fqn=f"layers.{layer}", discard_fraction=0.0, kept_bytes=0, recompute_ms=0.0, decisions=rows)
 
-        products = ("aten.mm.default",)
-        units = (unit(1, products), unit(2, ()), unit(3, products), unit(4, ()))
-        plan = Plan(made_for=MADE_FOR, units=units)
-        plan.save(tmp_path / "plan.json")
-        trace = server.capture(replace(REQUEST, checkpointing="plan", plan_file=str(tmp_path / "plan.json")))
+    products = ("aten.mm.default",)
+    units = (unit(1, products), unit(2, ()), unit(3, products), unit(4, ()))
+    plan = Plan(made_for=MADE_FOR, units=units)
+    plan.save(tmp_path / "plan.json")
+    trace = capture_server.capture(replace(REQUEST, checkpointing="plan", plan_file=str(tmp_path / "plan.json")))
     costs = unit_costs(simulation_of(trace, Target.of("h100-sxm-80gb", 8), plan), [f"layers.{i}" for i in range(6)])
     own, some, nothing = (costs[f"layers.{i}"] for i in (5, 1, 2))
     assert costs["layers.3"] == some and costs["layers.4"] == nothing

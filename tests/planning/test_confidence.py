@@ -155,4 +155,4 @@ def test_a_curve_has_no_budget_to_keep_a_margin_of(tmp_path: Path, capsys: pytes
     job = tmp_path / "job.toml"
     job.write_text('[model]\nname = "llama3"\n')
     assert main(["plan", str(job), "--gpu", "h100-sxm-80gb", "--confidence", "0.9", "--pareto", "3"]) == 2
-    assert "--pareto has no budgets to keep a margin of" in capsys.readouterr().err
+    assert "--confidence needs a budget to keep a margin of" in capsys.readouterr().err

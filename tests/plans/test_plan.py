@@ -239,3 +239,33 @@ def test_files_of_earlier_versions_lack_what_is_newer() -> None:
         del document["reasons"], document["certainty"], document["made_for"]["overrides"]
 
     assert Plan.from_bytes(edited(older)) == plan()
+
+
+def test_what_is_left_to_the_compiler() -> None:
+    """A memory budget, of the whole job or of one unit, which a file keeps; graphs count the units' distinct policies."""
+    budgeted = replace(unit("layers.2"), memory_budget=0.5)
+    several = plan(unit("layers.0", True), unit("layers.1", False), budgeted, unit("layers.3", True))
+    assert not plan().needs_compiler and plan().graphs == 1
+    assert several.needs_compiler and several.graphs == 3
+    assert replace(plan(), settings=Settings(memory_budget=0.5)).needs_compiler
+    assert Plan.from_bytes(several.to_bytes()) == several
+    assert several.to_bytes().count(b'"memory_budget"') == 1 and b'"memory_budget"' not in plan().to_bytes()
+
+
+def test_a_file_is_laid_out_by_depth() -> None:
+    """A line is indented by as many spaces as brackets are open before it; decisions and parameters take one line each."""
+    lines = plan().to_bytes().decode().splitlines()
+    depth = 0
+    for line in lines:
+        depth -= line.lstrip()[0] in "}]"
+        assert len(line) - len(line.lstrip()) == depth, line
+        depth += line[-1] in "{["
+    assert depth == 0 and sum('"op": "aten.mm.default"' in line for line in lines) == 2
+
+
+def test_the_largest_number_of_bytes() -> None:
+    """2^62; a file with more is refused."""
+    largest = plan(replace(unit("layers.0", True), kept_bytes=2**62))
+    assert Plan.from_bytes(largest.to_bytes()) == largest
+    with pytest.raises(PlanError, match=r"units\[0\]\.kept_bytes"):
+        Plan.from_bytes(largest.to_bytes().replace(str(2**62).encode(), str(2**62 + 1).encode()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autosac.runtime_sim.rendezvous import _contains, _identity
+from autosac.runtime_sim.rendezvous import contains, identity
 from autosac.trace import Group
 
 DIMS = st.lists(st.tuples(st.integers(1, 4), st.integers(-9, 9).filter(bool)), max_size=3)
@@ -19,7 +19,7 @@ def test_members(dims: list[tuple[int, int]], offset: int) -> None:
     """A group contains exactly the ranks that it lists."""
     group = Group("g", offset, tuple(dims))
     ranks = set(group.ranks())
-    assert {rank for rank in range(-60, 70) if _contains(group, rank)} == ranks & set(range(-60, 70))
+    assert {rank for rank in range(-60, 70) if contains(group, rank)} == ranks & set(range(-60, 70))
 
 
 @given(DIMS, DIMS)
@@ -31,11 +31,11 @@ def test_identity(dims: list[tuple[int, int]], other: list[tuple[int, int]]) -> 
     groups = [Group("g", 40, tuple(dims)), Group("g", 40, tuple(other)), Group("g", 40, tuple(reversed(dims)))]
     groups.append(Group("g", 0, (), tuple(groups[0].ranks())))
     for group in groups[1:]:
-        assert (_identity(groups[0]) == _identity(group)) == (set(groups[0].ranks()) == set(group.ranks()))
+        assert (identity(groups[0]) == identity(group)) == (set(groups[0].ranks()) == set(group.ranks()))
 
 
 def test_large_groups_are_not_listed() -> None:
     """A group of 2**40 ranks is met without being listed."""
     group = Group("g", 3, ((2**20, 2**30), (2**20, 8)))
-    assert _contains(group, 3 + 5 * 2**30 + 7 * 8) and not _contains(group, 4)
-    assert _identity(group) == (3, ((2**20, 8), (2**20, 2**30)))
+    assert contains(group, 3 + 5 * 2**30 + 7 * 8) and not contains(group, 4)
+    assert identity(group) == (3, ((2**20, 8), (2**20, 2**30)))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosac.solvers import GlobalProblem, LocalItem, LocalProblem, LocalSolution, PeakPoint, Segment, Unit, knapsack
+from autosac.solvers import (
+    CurveSegment,
+    GlobalProblem,
+    GlobalUnit,
+    LocalItem,
+    LocalProblem,
+    LocalSolution,
+    PeakPoint,
+    knapsack,
+)
 from autosac.solvers.arrange import in_order, levelled
 
 LOCAL = LocalProblem(items=(LocalItem(60, 6.0, None), LocalItem(30, 2.0, None), LocalItem(10, 0.5, None)))
@@ -20,10 +29,10 @@ def problem(*points: PeakPoint, local: LocalProblem = LOCAL) -> GlobalProblem:
         "stored_bytes": 0,
         "discardable_bytes": sum(item.memory_bytes for item in local.items),
         "recompute_ms": 8.5,
-        "segments": (Segment(8.5, 0.0),),
+        "segments": (CurveSegment(8.5, 0.0),),
         "parent": -1,
     }
-    return GlobalProblem(units=tuple(Unit(name=name, **unit) for name in NAMES), points=points)  # type: ignore[arg-type]
+    return GlobalProblem(units=tuple(GlobalUnit(name=name, **unit) for name in NAMES), points=points)  # type: ignore[arg-type]
 
 
 def held(base_bytes: int, units: str, but: str = "") -> PeakPoint:

@@ -86,6 +86,13 @@ def undominated(points: Points) -> Points:
     return found
 
 
+def test_items_without_memory_change_nothing() -> None:
+    """One operator of 1 ms and 8 bytes, and an item that makes nothing: the curve is keeping it or running it again."""
+    closure = Closure((Operator(1.0),), (Result(8, 0, (0,)),), (0,))
+    problem = LocalProblem(items=(LocalItem(8, 1.0), LocalItem(0, 0.0)), closure=closure)
+    assert [(p.kept_bytes, p.recompute_ms) for p in frontier(problem).policies] == [(0, 1.0), (8, 0.0)]
+
+
 def chain() -> LocalProblem:
     """Three operators in a row, a -> b -> c (1, 2 and 4 ms; 10, 20 and 5 bytes), of which the backward asks for c."""
     operators = (Operator(1.0), Operator(2.0, (0,)), Operator(4.0, (1,)))

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from autosac.solvers import (
     Closure,
     GlobalProblem,
+    GlobalUnit,
     LocalItem,
     LocalProblem,
     Operator,
     PeakPoint,
     Result,
-    Unit,
     frontier,
     joint_bound_ms,
     solve_joint,
@@ -45,7 +45,7 @@ def test_plans_over_closures(first: LocalProblem, other: LocalProblem, alike: bo
     for u, local in enumerate(items):
         curve = unit_curve(local)
         units.append(
-            Unit(
+            GlobalUnit(
                 name=f"u{u}",
                 implicit_bytes=260,
                 boundary_bytes=0,

@@ -12,21 +12,29 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from autosac.errors import InfeasibleError, UsageError
-from autosac.solvers import GlobalProblem, GlobalSolution, PeakPoint, Segment, Unit, candidate_points, solve_global
+from autosac.solvers import (
+    CurveSegment,
+    GlobalProblem,
+    GlobalSolution,
+    GlobalUnit,
+    PeakPoint,
+    candidate_points,
+    solve_global,
+)
 from autosac.solvers.symmetry import classes, spread
 
 Reference = Callable[[GlobalProblem, int], float]
 FEW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CURVES = (
-    (Segment(1.0, 0.0),),
-    (Segment(0.5, 0.0), Segment(1.5, -0.5)),
-    (Segment(0.25, 0.25), Segment(0.75, 0.0)),
-    (Segment(0.0, 0.5),),
+    (CurveSegment(1.0, 0.0),),
+    (CurveSegment(0.5, 0.0), CurveSegment(1.5, -0.5)),
+    (CurveSegment(0.25, 0.25), CurveSegment(0.75, 0.0)),
+    (CurveSegment(0.0, 0.5),),
 )
 LINE = CURVES[0]
 
 
-def unit(name: str = "u", **values: object) -> Unit:
+def unit(name: str = "u", **values: object) -> GlobalUnit:
     """A unit of 100 implicit and 100 discardable bytes, 10 ms, and the diagonal as its curve."""
     defaults: dict[str, object] = {
         "implicit_bytes": 100,
@@ -36,10 +44,10 @@ def unit(name: str = "u", **values: object) -> Unit:
         "recompute_ms": 10.0,
         "segments": LINE,
     }
-    return Unit(name=name, **(defaults | values))  # type: ignore[arg-type]
+    return GlobalUnit(name=name, **(defaults | values))  # type: ignore[arg-type]
 
 
-def problem(units: list[Unit], points: list[PeakPoint]) -> GlobalProblem:
+def problem(units: list[GlobalUnit], points: list[PeakPoint]) -> GlobalProblem:
     """A problem from lists."""
     return GlobalProblem(units=tuple(units), points=tuple(points))
 
@@ -58,7 +66,7 @@ def problems(draw: st.DrawFn) -> GlobalProblem:
     for u in range(count):
         discardable = draw(st.integers(0, 12)) * 10
         units.append(
-            Unit(
+            GlobalUnit(
                 name=f"u{u}",
                 parent=draw(st.integers(-1, u - 1)),
                 implicit_bytes=draw(st.integers(0, 12)) * 10,
@@ -239,7 +247,7 @@ def test_dominated_points_are_dropped() -> None:
 
 def test_identical_blocks_become_one_class() -> None:
     """Four blocks held at the only point, each with two different children: three classes of four, with their parent."""
-    units: list[Unit] = []
+    units: list[GlobalUnit] = []
     for b in range(4):
         units.append(unit(f"{b}", implicit_bytes=150, discardable_bytes=150))
         units.append(unit(f"{b}.a", parent=3 * b, recompute_ms=4.0))
@@ -251,7 +259,7 @@ def test_identical_blocks_become_one_class() -> None:
 
 def test_counts_of_nested_classes_become_disjoint_units(reference: Reference) -> None:
     """Two kinds of nested units, three copies each, solved as classes: as good as unit by unit, and nothing nested."""
-    units: list[Unit] = []
+    units: list[GlobalUnit] = []
     for b in range(3):
         units.append(unit(f"{b}", implicit_bytes=150, discardable_bytes=150, recompute_ms=11.0, segments=CURVES[2]))
         units.append(unit(f"{b}.a", parent=2 * b, recompute_ms=9.0, segments=CURVES[2]))
@@ -274,12 +282,12 @@ def test_spread_prefers_the_corners_of_the_curve(total: float, expected: list[fl
 
 def test_a_corner_at_the_end_of_the_curve_is_no_breakpoint() -> None:
     """Two lines that meet where everything is discarded: two units that discard all discard all."""
-    assert spread(2.0, 2, (Segment(0.5, 0.0), Segment(1.5, -1.0))) == [1.0, 1.0]
+    assert spread(2.0, 2, (CurveSegment(0.5, 0.0), CurveSegment(1.5, -1.0))) == [1.0, 1.0]
 
 
 @settings(FEW, max_examples=100)
 @given(st.floats(0, 1), st.integers(1, 9), st.sampled_from(CURVES))
-def test_spread_keeps_sum_and_cost(mean: float, copies: int, segments: tuple[Segment, ...]) -> None:
+def test_spread_keeps_sum_and_cost(mean: float, copies: int, segments: tuple[CurveSegment, ...]) -> None:
     """The sum is exact, and by convexity the cost is that of equal fractions, the least there is."""
     fractions = spread(mean * copies, copies, segments)
     curve = replace(unit(), segments=segments)

@@ -15,10 +15,10 @@ from autosac.estimator.sac_stats import tradeoff
 from autosac.solvers import (
     GlobalProblem,
     GlobalSolution,
+    GlobalUnit,
     LocalItem,
     LocalProblem,
     PeakPoint,
-    Unit,
     joint_bound_ms,
     knapsack,
     recompute_ms,
@@ -27,7 +27,7 @@ from autosac.solvers import (
     solve_joint,
     solve_two_level,
 )
-from autosac.solvers.two_level import RELAXED_GAP, _fill, _greedy, _policies
+from autosac.solvers.two_level import RELAXED_GAP, fill_budget, greedy_policies, local_policies
 
 Plans = Callable[
     [GlobalProblem, tuple[LocalProblem, ...]], Iterator[tuple[tuple[tuple[int, ...] | None, ...], list[int | None]]]
@@ -36,10 +36,10 @@ FEW = settings(deadline=None, max_examples=20, suppress_health_check=[HealthChec
 Joint = tuple[GlobalProblem, tuple[LocalProblem, ...]]
 
 
-def unit(name: str, local: LocalProblem, implicit_bytes: int, parent: int = -1) -> Unit:
+def unit(name: str, local: LocalProblem, implicit_bytes: int, parent: int = -1) -> GlobalUnit:
     """A unit with the bytes, time and curve of its items."""
     curve = tradeoff(local)
-    return Unit(
+    return GlobalUnit(
         name=name,
         implicit_bytes=implicit_bytes,
         boundary_bytes=0,
@@ -60,7 +60,7 @@ def local_problem(*rows: tuple[int, float]) -> LocalProblem:
 def joints(draw: st.DrawFn) -> Joint:
     """Three units of up to three groups, a third of them copies of the one before; prefix-like points."""
     locals_: list[LocalProblem] = []
-    units: list[Unit] = []
+    units: list[GlobalUnit] = []
     for u in range(3):
         if u and draw(st.booleans()):
             locals_.append(locals_[-1])
@@ -287,7 +287,7 @@ def test_greedy_has_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_greedy_plans_fit(joint: Joint, budget: int) -> None:
     """What greedy decides is within the budget and not better than the joint bound (of a byte more, for its margin)."""
     problem, items = joint
-    found = _greedy(problem, items, budget * 10, knapsack)
+    found = greedy_policies(problem, items, budget * 10, knapsack)
     if found is not None:
         assert found.peak_bytes == problem.peaks_bytes(found.kept_bytes).max() <= budget * 10
         assert found.recompute_ms >= joint_bound_ms(problem, items, budget * 10 + 1) - 1e-3
@@ -329,7 +329,7 @@ def test_what_is_left_goes_to_the_unit_that_saves_most() -> None:
     units = (unit("a", a, 70), unit("b", b, 60))
     problem = GlobalProblem(units=units, points=(PeakPoint("p", 130, ((0, 1), (1, 1))),))
     policies = {0: a.solution((0,)), 1: b.solution((0,))}
-    _fill(problem, (a, b), 100, knapsack, policies)
+    fill_budget(problem, (a, b), 100, knapsack, policies)
     assert (policies[0].kept, policies[1].kept) == ((0,), (0, 1))
 
 
@@ -353,11 +353,11 @@ def test_rounding_of_the_answer_loses_no_operator() -> None:
     units = (unit("a", local, 2 * gib), unit("b", local, 2 * gib))
     problem = GlobalProblem(units=units, points=(PeakPoint("p", 4 * gib, ((0, 1), (1, 1))),))
     short = _budgets(gib - 100, gib - 100)
-    kept = {room: _policies(problem, (local,) * 2, 2 * gib + room, knapsack, short) for room in (0, -1)}
+    kept = {room: local_policies(problem, (local,) * 2, 2 * gib + room, knapsack, short) for room in (0, -1)}
     assert [policy.kept_bytes for policy in kept[0].values()] == [gib, gib]
     assert [policy.kept_bytes for policy in kept[-1].values()] == [0, 0]
     far = _budgets(gib - 10_000, gib - 10_000)
-    assert [p.kept_bytes for p in _policies(problem, (local,) * 2, 3 * gib, knapsack, far).values()] == [0, 0]
+    assert [p.kept_bytes for p in local_policies(problem, (local,) * 2, 3 * gib, knapsack, far).values()] == [0, 0]
 
 
 def test_a_plan_that_the_joint_problem_makes_is_polished() -> None:

@@ -41,7 +41,7 @@ def test_training_is_bitwise_the_same_under_a_plan(report: Any) -> None:
         ("world", "PlanError: the plan was made for 16 ranks; this job has 1"),
         ("setting", "PlanError: the plan was made for training.seq_len = 64; this job has 128"),
         ("model", "PlanError: the plan was made for model_spec.model = Llama3Model.Config "),
-        ("parameters", "PlanError: the plan was made for another model: the plan's has a parameter layers.1."),
+        ("parameters", "PlanError: the plan was made for another model: the plan's model has a parameter layers.1."),
     ],
 )
 def test_misfits_stop_the_job_before_its_first_step(report: Any, case: str, message: str) -> None:

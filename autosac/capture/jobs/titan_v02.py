@@ -50,7 +50,7 @@ class TitanV02:
         spec = _train_spec(config)
         encoders = titan_flux.without_weights() if titan_flux.is_flux(spec) else contextlib.nullcontext()
         with hook.transform(transform, self._loss_chunks), encoders:
-            return _trainer_class(spec)(config)
+            return trainer_class(spec)(config)
 
     def layers(self, config: Any) -> list[Attributes]:
         """By the modules of the model as it is built on the meta device."""
@@ -145,7 +145,7 @@ def _train_spec(config: Any) -> Any:
     return spec
 
 
-def _trainer_class(spec: Any) -> Any:
+def trainer_class(spec: Any) -> Any:
     """The Trainer in the ``train`` module of the innermost package around the model; TorchTitan's own, if no other."""
     import torchtitan.train as general
 

@@ -18,14 +18,14 @@ from autosac.capture.record.recorder import Recorder
 
 def install(recorder: Recorder) -> None:
     """All of them."""
-    _dispatch_rules()
+    install_dispatch_rules()
     if dist.is_available():
         _strided_shard_flags()
         _foreach_strategies()
         _random_regions(recorder)
 
 
-def _dispatch_rules() -> None:
+def install_dispatch_rules() -> None:
     """C++ asks this function at every call of a dispatch mode; it holds the function, so its code is replaced. 5 %."""
     import torch._library.simple_registry as registry
 
@@ -74,7 +74,7 @@ def _foreach_strategies() -> None:
         return
 
     def expand(mesh: Any, op_schema: Any, strategy_info: Any, output_tensor_meta: Any) -> Callable[..., Any]:
-        elements = _elements(op_schema, TupleStrategy, output_tensor_meta)
+        elements = elements_of_lists(op_schema, TupleStrategy, output_tensor_meta)
         if elements is None:
             return original(mesh, op_schema, strategy_info, output_tensor_meta)
         first: dict[Hashable, int] = {}
@@ -101,7 +101,7 @@ def _foreach_strategies() -> None:
     sharding_prop._expand_single_dim_strategy_to_mesh = expand
 
 
-def _elements(op_schema: Any, tuple_strategy: Any, output_tensor_meta: Any) -> list[Hashable] | None:
+def elements_of_lists(op_schema: Any, tuple_strategy: Any, output_tensor_meta: Any) -> list[Hashable] | None:
     """What decides about each element of a foreach operator; None for operators that are none, or are unusual."""
     if not op_schema.op.name().startswith(("aten::_foreach_", "aten::_fused_")):
         return None

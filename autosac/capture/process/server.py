@@ -203,6 +203,12 @@ class CaptureServer:
             future.set_exception(errors.CaptureError(end))
         return future
 
+    def process_id(self) -> int | None:
+        """The capture process's id, as soon as it has one; None if no request has needed a process."""
+        if self._thread is not None:
+            self._start_is_over.wait()
+        return None if self._process is None else self._process.pid
+
     def capture(self, request: TitanRequest) -> Trace:
         """`submit`, and wait."""
         return self.submit(request).result()
@@ -257,11 +263,10 @@ class CaptureServer:
         entry.path.unlink(missing_ok=True)
 
     def _keep(self, entry: _Waiting) -> None:
-        """Keep a capture, unless a file that it depends on has changed meanwhile."""
-        if self._store is None or entry.key is None or request_fingerprint(entry.request, surroundings()) != entry.key:
+        if self._store is None or entry.key is None:
             return
         try:
-            self._store.put(entry.key, entry.path.read_bytes())
+            self._store.put_unless_changed(entry.key, entry.request, entry.path.read_bytes())
         except (OSError, errors.UsageError) as e:
             self._say(f"captures cannot be kept: {getattr(e, 'strerror', None) or e}")
 

@@ -38,7 +38,7 @@ from autosac.trace import Trace
 LIMIT_BYTES = 2**30
 # TorchTitan's models that are built from the job's settings alone.
 _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")
-_SOURCES = ("autosac", "torch", "torchtitan", "torchao")
+SOURCES = ("autosac", "torch", "torchtitan", "torchao")
 _NO_SOURCES = ("include", "lib", "share", "bin", "test", "__pycache__")
 _ENVIRONMENT = ("AUTOSAC", "CUDA", "LOCAL_", "NCCL", "PYTHON", "PYTORCH", "TORCH")
 _IRRELEVANT = ("AUTOSAC_CACHE", "AUTOSAC_DEBUG", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME")
@@ -72,6 +72,11 @@ class CaptureStore:
         self._make_private()
         write_bytes_atomically(self._path(key), capture, private=True)
         self._shrink()
+
+    def put_unless_changed(self, key: str, request: TitanRequest, capture: bytes) -> None:
+        """`put`, unless a file that the capture depends on has changed since its key was made."""
+        if request_fingerprint(request, surroundings()) == key:
+            self.put(key, capture)
 
     @property
     def folder(self) -> Path:
@@ -135,7 +140,7 @@ def default_store() -> CaptureStore | None:
 def surroundings() -> dict[str, Any] | None:
     """What all captures on this machine depend on; None if it cannot be read."""
     try:
-        sources = [_sources(name) for name in _SOURCES]
+        sources = [_sources(name) for name in SOURCES]
     except OSError:
         return None
     return {

@@ -44,16 +44,17 @@ _FORMAT, _SCHEMA = "autosac-corrections", 1
 _FEATURES = 12
 _WIDE, _NEAR = 6.0, 1.5  # octaves
 _FREE, _APART = 1e6, 0.1  # length scales that ignore a column, and that keep two codes apart
-_START = {"machine": 0.005, "family": 0.02, "family_shape": 0.1, "operator_shape": 0.1, "near": 0.05, "noise": 0.01}
-# The largest variance of each term. One trace shows few shapes of a family, all off alike, and would put all of that down
-# to the family or the machine; other traces of the GPU then get worse (`benchmarks/traces.py`).
+# The largest variance of each term. One trace shows few shapes of a family, all off alike, and would put all of that down to
+# the family or the machine; other traces of the GPU then get worse. So what reaches far from the evidence is held small: by
+# leaving out one trace of a GPU at a time (`benchmarks/traces.py`), which chose among seven sets of bounds.
 _LEAST = 1e-4
-_MOST = {"machine": 0.01, "family": 0.05, "family_shape": 0.2, "operator_shape": 0.5, "near": 0.5, "noise": 0.1}
+_MOST = {"machine": 2e-4, "family": 2e-3, "family_shape": 2e-3, "operator_shape": 0.01, "near": 0.5, "noise": 0.1}
+_START = {"machine": 1.5e-4, "family": 1e-3, "family_shape": 1e-3, "operator_shape": 5e-3, "near": 0.05, "noise": 0.01}
 _MOST_ROWS, _MOST_ROWS_TO_TUNE = 2000, 400
 _MOST_LOG = math.log(100.0)
 
 
-class Point(NamedTuple):
+class SignaturePoint(NamedTuple):
     """An operator or a collective as the correction sees it."""
 
     family: str
@@ -64,12 +65,12 @@ class Point(NamedTuple):
 class Observed(NamedTuple):
     """The logarithm of measured over shipped at a point, and the variance with which it is known."""
 
-    point: Point
+    point: SignaturePoint
     log_ratio: float
     variance: float
 
 
-def operator_point(signature: Signature, shipped_ms: float, *, tf32: bool = False) -> Point | None:
+def operator_point(signature: Signature, shipped_ms: float, *, tf32: bool = False) -> SignaturePoint | None:
     """The point of an operator whose shipped price is this; None if nothing of it runs on the device."""
     shape = shape_of(signature)
     if shape is None or not shipped_ms > 0:
@@ -81,13 +82,13 @@ def operator_point(signature: Signature, shipped_ms: float, *, tf32: bool = Fals
     if tf32 and dtype == "float32" and kind in ("matmul", "batched_matmul"):
         dtype = "tf32"
     features = (math.log2(shipped_ms * 1e3), *shape.features)[:_FEATURES]
-    return Point(kind, f"{base_name(signature.name)}:{dtype}", features + (0.0,) * (_FEATURES - len(features)))
+    return SignaturePoint(kind, f"{base_name(signature.name)}:{dtype}", features + (0.0,) * (_FEATURES - len(features)))
 
 
-def collective_point(kind: str, nbytes: int, ranks: int, shipped_ms: float) -> Point:
+def collective_point(kind: str, nbytes: int, ranks: int, shipped_ms: float) -> SignaturePoint:
     """The point of a transfer."""
     features = (math.log2(shipped_ms * 1e3), math.log2(max(nbytes, 1)))
-    return Point(f"collective {kind}", str(ranks), features + (0.0,) * (_FEATURES - 2))
+    return SignaturePoint(f"collective {kind}", str(ranks), features + (0.0,) * (_FEATURES - 2))
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Correction:
     def _process(self) -> _Process:
         return _Process(self.observed, self.levels)
 
-    def predict(self, points: Sequence[Point]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def predict(self, points: Sequence[SignaturePoint]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The logarithm of the correction at each point, and its standard deviation."""
         if not points:
             return np.zeros(0), np.zeros(0)
@@ -157,13 +158,21 @@ class _Process:
         logs = process._regressor.kernel_.theta
         return {name: float(np.exp(value)) for name, value in zip(_START, logs, strict=True)}
 
-    def _rows(self, points: Sequence[Point]) -> NDArray[np.float64]:
+    def _rows(self, points: Sequence[SignaturePoint]) -> NDArray[np.float64]:
         codes = [(self._families.get(p.family, -1), self._operators.get(p[:2], -1), *p.features) for p in points]
         return np.array(codes, dtype=np.float64)
 
-    def predict(self, points: Sequence[Point]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def predict(self, points: Sequence[SignaturePoint]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         mean, std = self._regressor.predict(self._rows(points), return_std=True)
         return np.clip(mean, -_MOST_LOG, _MOST_LOG), std
+
+
+def covariance(points: Sequence[SignaturePoint], levels: Mapping[str, float]) -> NDArray[np.float64]:
+    """The prior covariance of the logarithms of corrections at these points, without noise."""
+    families = {name: i for i, name in enumerate(sorted({p.family for p in points}))}
+    operators = {name: i for i, name in enumerate(sorted({p[:2] for p in points}))}
+    rows = [(families[p.family], operators[p[:2]], *p.features) for p in points]
+    return np.asarray(_kernel(levels).k1(np.array(rows, dtype=np.float64)))
 
 
 def _kernel(levels: Mapping[str, float]) -> Any:
@@ -203,7 +212,7 @@ def _observed(row: Any) -> Observed:
     kind, operator, features, log_ratio, variance = row
     if not isinstance(kind, str) or not isinstance(operator, str) or len(features) != _FEATURES:
         raise ValueError("a row is not [family, operator, features, log ratio, variance]")
-    point = Point(kind, operator, tuple(_number(f, -200.0, 200.0) for f in features))
+    point = SignaturePoint(kind, operator, tuple(_number(f, -200.0, 200.0) for f in features))
     return Observed(point, _number(log_ratio, -30.0, 30.0), _number(variance, 1e-12, 1e6))
 
 
@@ -227,7 +236,7 @@ class CorrectedOperators:
         """One answer for each signature; None where there is no evidence of its family."""
         answers: list[Estimate | None] = [None] * len(signatures)
         prices = first_estimates(self._shipped, signatures) if signatures else []
-        chosen: list[tuple[int, Point]] = []
+        chosen: list[tuple[int, SignaturePoint]] = []
         for i, (signature, price) in enumerate(zip(signatures, prices, strict=True)):
             point = operator_point(signature, price.ms, tf32=self._tf32)
             if point is not None and point.family in self._correction.families:

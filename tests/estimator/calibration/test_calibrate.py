@@ -140,7 +140,7 @@ def test_a_second_start_measures_the_rest(tmp_path: Path, op: Callable[..., Any]
     journal_path = tmp_path / "p.journal.jsonl"
     from autosac.estimator.profiled import signature_key
 
-    with Journal(journal_path, machine.fingerprint, resume=False) as journal:
+    with Journal(journal_path, machine.identity, resume=False) as journal:
         journal.finish(signature_key(signatures[0]), 123.0, 0.0)
     with pytest.raises(UsageError, match="--resume"):
         calibrate(_campaign(tmp_path, signatures, 60))
