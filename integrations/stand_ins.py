@@ -184,7 +184,8 @@ def _flash_attention(
 
 def _flash_attn() -> None:
     def packed(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return _flash_attention(*qkv.unbind(2), *args, **kwargs)
+        q, k, v = qkv.unbind(2)
+        return _flash_attention(q, k, v, *args, **kwargs)
 
     for module in ("flash_attn", "flash_attn.flash_attn_interface"):
         replace(f"{module}:flash_attn_func", _flash_attention)

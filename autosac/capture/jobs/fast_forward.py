@@ -106,7 +106,7 @@ class FastForward:
             self._pass()
             return found
 
-        graph._engine_run_backward = run
+        vars(graph)["_engine_run_backward"] = run
         vars(autograd)["_engine_run_backward"] = run
 
     def _wrap_optimizers(self) -> None:
@@ -130,7 +130,8 @@ class FastForward:
             return hooked(count)
 
         optimizer.profile_hook_step = staticmethod(profile_hook_step)
-        for owner in (optimizer, torch.nn.Module):
+        module: Any = torch.nn.Module
+        for owner in (optimizer, module):
             owner.zero_grad = self._unless_active(owner.zero_grad)
 
     def _unless_active(self, function: Callable[..., Any]) -> Callable[..., Any]:
