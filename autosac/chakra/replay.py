@@ -181,8 +181,12 @@ def _links(node: GraphNode, between: bool) -> LinkUse:
     """What the transfer takes of the rank's links."""
     if "link_rate" not in node.attributes:
         return WHOLE_ADAPTER if between else WHOLE_PORT
-    shares = (min(1.0, _number(node.attributes, f"link_{name}", 0.0)) for name in ("port", "adapter", "uplink"))
-    return LinkUse(*shares, rate=max(1e-9, _number(node.attributes, "link_rate", 1.0)))
+    port, adapter, uplink = (
+        min(1.0, _number(node.attributes, f"link_{name}", 0.0)) for name in ("port", "adapter", "uplink")
+    )
+    return LinkUse(
+        port=port, adapter=adapter, uplink=uplink, rate=max(1e-9, _number(node.attributes, "link_rate", 1.0))
+    )
 
 
 def _join(program: Program, meeting: _Meeting) -> None:
