@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.api import apply, compile_options, plan, search, simulate
+    from autosac.api import apply, compile_options, observe, plan, search, simulate
     from autosac.errors import (
         AutosacError,
         CaptureError,
@@ -37,6 +37,7 @@ __all__ = [
     "apply",
     "chunked_loss",
     "compile_options",
+    "observe",
     "plan",
     "search",
     "simulate",
@@ -46,6 +47,7 @@ _HOME = {
     "apply": "api",
     "chunked_loss": "integrations.chunked_loss",
     "compile_options": "api",
+    "observe": "api",
     "plan": "api",
     "search": "api",
     "simulate": "api",

@@ -231,6 +231,37 @@ def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
     return apply_to(model, plan if isinstance(plan, Plan) else Plan.load(Path(plan)))
 
 
+def observe(
+    model: nn.Module, output: str | PathLike[str], *, plan: Plan | None = None, steps: int = 3, warm_up: int = 2
+) -> None:
+    """Measure the first steps of training, and write what they took beside what the plan promised.
+
+    Call it before the first step. A step ends when an optimizer of the model has stepped. ``autosac calibrate CAPTURE
+    --from-run FILE`` makes a corrected profile of the file, with the step as ``simulation.trace.save`` or ``autosac run
+    --save-capture`` have written it.
+
+    Args:
+        model: the model that is trained; nothing of it is changed.
+        output: file for the record (JSON).
+        plan: the plan that the model follows, if any.
+        steps: number of steps to measure.
+        warm_up: number of steps before them, at least 1.
+
+    Raises:
+        UsageError: a number is out of its range, or the file cannot be written.
+    """
+    from autosac.files.writing import check_output
+    from autosac.integrations.first_steps import FirstSteps
+    from autosac.runs import RunRecord
+
+    if steps < 1 or warm_up < 1:
+        raise UsageError(f"steps ({steps}) and warm_up ({warm_up}) must be at least 1")
+    path = Path(output)
+    check_output(path)
+    observed = FirstSteps(lambda found: RunRecord.of_steps(found, plan=plan).save(path), warm_up=warm_up, steps=steps)
+    observed.add(model)
+
+
 def compile_options(budget: str) -> dict[str, Any]:
     """Options for ``torch.compile`` that limit what each compiled graph saves between its forward and its backward.
 

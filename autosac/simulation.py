@@ -142,7 +142,7 @@ class Simulation:
             config=self.target.allocator,
             capacity_bytes=self.target.hardware.usable_bytes,
             workspaces=self.target.workspaces,
-            context_bytes=self.target.hardware.context_bytes,
+            context_bytes=max(0, self.target.hardware.context_bytes + self.target.hardware.more_reserved_bytes),
             nccl_bytes=self.nccl_bytes,
         )
 
@@ -216,12 +216,12 @@ class Simulation:
     @property
     def peak_active_bytes(self) -> int:
         """PyTorch's ``active_bytes.all.peak``: the sizes of the allocator's live blocks (bytes)."""
-        return self.unlimited_allocation.active_peak_bytes
+        return max(0, self.unlimited_allocation.active_peak_bytes + self.target.hardware.more_active_bytes)
 
     @property
     def peak_reserved_bytes(self) -> int:
         """The most that the caching allocator would hold if the device never ran out (bytes)."""
-        return self.unlimited_allocation.reserved_peak_bytes
+        return max(0, self.unlimited_allocation.reserved_peak_bytes + self.target.hardware.more_reserved_bytes)
 
     @property
     def event_ms(self) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from autosac.estimator.log_sigmoid import Curve, LogSigmoid
 from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel
 from autosac.estimator.nccl import ChunkModel, ChunkProfile
+from autosac.estimator.network.flows import FlowModel
 from autosac.estimator.pricing import Pricing, default_models, price
 from autosac.estimator.profiled import ProfiledModel, save_measured
 from autosac.estimator.roofline import Roofline
@@ -45,6 +46,7 @@ __all__ = [
     "Corrected",
     "Curve",
     "Estimate",
+    "FlowModel",
     "Hardware",
     "LearnedAttention",
     "LearnedMatmul",

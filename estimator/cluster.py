@@ -12,6 +12,9 @@ and `default_cluster` makes one for a GPU type and a world size. Ranks fill node
     inter_gbps       what one node's share of the network offers this group: each of a node's GPUs brings
                      1/gpus_per_node of the node's bandwidth (sibling groups use the rest), divided by the
                      oversubscription where racks are crossed
+    intra_gbps       what one of the group's GPUs has to the others of the group in its node: behind a switch its whole port,
+                     in a full mesh its links to these others only
+    fabric           how the group's flows load ports, network adapters and uplinks (`network.fabric`)
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ import numpy as np
 from autosac.errors import HardwareError
 from autosac.estimator import profiles
 from autosac.estimator.hardware import Hardware
+from autosac.estimator.network.chance import SPREAD
+from autosac.estimator.network.fabric import Fabric, Uplinks
 
 _NIC_GBPS = 25.0  # a GPU type without a preset: one 200-Gb/s network adapter for every two GPUs
 _NCCL_BUFFER_BYTES = 256 * 2**20
@@ -42,6 +47,7 @@ class Placement:
     intra_latency_us: float
     inter_gbps: float
     inter_latency_us: float
+    fabric: Fabric | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,10 @@ class Cluster:
 
     `intra_gbps` is that of one GPU to the others of its node, `inter_gbps` that of one whole node to the
     network. `nodes_per_rack` (0: all nodes in one) and `oversubscription` (1: none) describe the third tier.
+    `intra_links`: the GPUs of a node are joined by a "switch", or each with each other one by a "mesh" of links.
+    `rail_optimized`: the GPUs with the same number in their nodes share a leaf of a rack, else all GPUs of a rack do.
+    `uplinks_per_leaf` (0: traffic is spread evenly over them) are chosen by hashing each flow.
+    `gpu_spread`: the relative standard deviation of the GPUs' speeds (`network.chance`).
     `nccl_buffer_bytes` is what one communicator takes on the GPU outside of PyTorch.
     """
 
@@ -64,6 +74,10 @@ class Cluster:
     inter_latency_us: float
     nodes_per_rack: int = 0
     oversubscription: float = 1.0
+    intra_links: str = "switch"
+    rail_optimized: bool = False
+    uplinks_per_leaf: int = 0
+    gpu_spread: float = SPREAD
     nccl_buffer_bytes: int = _NCCL_BUFFER_BYTES
 
     @property
@@ -80,18 +94,30 @@ class Cluster:
     def place(self, ranks: Sequence[int]) -> Placement:
         """What the group of these global ranks sees of the cluster."""
         nodes, per_node = np.unique(np.asarray(ranks) // self.gpus_per_node, return_counts=True)
-        racks = len(np.unique(nodes // self.nodes_per_rack)) if self.nodes_per_rack else 1
+        racks = nodes // self.nodes_per_rack if self.nodes_per_rack else np.zeros_like(nodes)
+        crossed = len(np.unique(racks))
         most = int(per_node.max())
         share = self.inter_gbps * most / self.gpus_per_node
+        linked = (most - 1) / (self.gpus_per_node - 1) if self.intra_links == "mesh" and most > 1 else 1.0
         return Placement(
             ranks=len(ranks),
             nodes=len(nodes),
             ranks_per_node=most,
-            racks=racks,
-            intra_gbps=self.intra_gbps,
+            racks=crossed,
+            intra_gbps=self.intra_gbps * linked,
             intra_latency_us=self.intra_latency_us,
-            inter_gbps=share / self.oversubscription if racks > 1 else share,
+            inter_gbps=share / self.oversubscription if crossed > 1 else share,
             inter_latency_us=self.inter_latency_us,
+            fabric=Fabric.of(racks, per_node, port_gbps=self.intra_gbps, adapters_gbps=share, uplinks=self._uplinks),
+        )
+
+    @property
+    def _uplinks(self) -> Uplinks:
+        """What joins the racks."""
+        return Uplinks(
+            adapters=self.nodes_per_rack * (1 if self.rail_optimized else self.gpus_per_node),
+            paths=self.uplinks_per_leaf,
+            oversubscription=self.oversubscription,
         )
 
 
@@ -116,12 +142,20 @@ def load_cluster(name_or_path: str) -> Cluster:
         inter_latency_us=reader.number("inter_latency_us", zero=True),
         nodes_per_rack=reader.integer("nodes_per_rack", 0, most=2**17, zero=True),
         oversubscription=reader.number("oversubscription", 1.0),
+        intra_links=reader.text("intra_links", "switch"),
+        rail_optimized=reader.boolean("rail_optimized", False),
+        uplinks_per_leaf=reader.integer("uplinks_per_leaf", 0, most=2**12, zero=True),
+        gpu_spread=reader.number("gpu_spread", SPREAD, most=0.5, zero=True),
         nccl_buffer_bytes=reader.integer("nccl_buffer_bytes", _NCCL_BUFFER_BYTES, zero=True),
         source=reader.text("source", ""),
     )
     reader.done()
     if cluster.oversubscription < 1:
         reader.fail("oversubscription", f"must be at least 1, not {cluster.oversubscription}")
+    if cluster.intra_links not in ("switch", "mesh"):
+        reader.fail("intra_links", f"must be switch or mesh, not {cluster.intra_links!r}")
+    if cluster.uplinks_per_leaf and not cluster.nodes_per_rack:
+        reader.fail("uplinks_per_leaf", "needs nodes_per_rack: without racks there are no uplinks")
     return cluster
 
 

@@ -54,7 +54,9 @@ class Hardware:
     `link_gbps` is GPU to GPU within a node, `pcie_gbps` GPU to host. `cluster` names the preset that such GPUs usually
     come in, `models_of` the profile whose fitted models serve this one (scaled); `measured` is a file of measured
     operators that come before any model, `calibrated` a file of models fitted on such a machine, which come next,
-    `corrected` a file of corrections of the shipped models. Empty where there is none. `device` is what PyTorch calls
+    `corrected` a file of corrections of the shipped models, `run_corrected` one of all prices, by the first steps of a run.
+    Empty where there is none. `more_active_bytes`, `more_reserved_bytes`: how much higher the peaks of that run were than
+    simulated (below 0: lower). `device` is what PyTorch calls
     it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel`
     that were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for none.
     """
@@ -86,6 +88,9 @@ class Hardware:
     measured: str = ""
     calibrated: str = ""
     corrected: str = ""
+    run_corrected: str = ""
+    more_active_bytes: int = 0
+    more_reserved_bytes: int = 0
     device: str = "cuda"
     host: tuple[tuple[str, float], ...] = ()
     power_limit_w: float = 0.0
@@ -120,7 +125,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     reader = profiles.Reader(table, path)
     capability = reader.integers("compute_capability", 2, 99)
     measured, calibrated = reader.text("measured", ""), reader.text("calibrated", "")
-    corrected = reader.text("corrected", "")
+    corrected, run_corrected = reader.text("corrected", ""), reader.text("run_corrected", "")
     cluster, models_of = reader.text("cluster", ""), reader.text("models_of", "")
     if "/" in models_of:
         reader.fail("models_of", f"must be the name of a profile, not {models_of!r}")
@@ -154,6 +159,9 @@ def load_hardware(name_or_path: str) -> Hardware:
         measured=str(profiles.beside(path, "measured", measured)) if measured else "",
         calibrated=str(profiles.beside(path, "calibrated", calibrated)) if calibrated else "",
         corrected=str(profiles.beside(path, "corrected", corrected)) if corrected else "",
+        run_corrected=str(profiles.beside(path, "run_corrected", run_corrected)) if run_corrected else "",
+        more_active_bytes=reader.change("more_active_bytes"),
+        more_reserved_bytes=reader.change("more_reserved_bytes"),
         device=reader.text("device", "cuda"),
         host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
         power_limit_w=reader.number("power_limit_w", 0.0, zero=True),

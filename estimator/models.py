@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from autosac.estimator.cluster import Placement
+from autosac.runtime_sim import LinkUse
 from autosac.trace import Signature
 from autosac.trace.checks import IMPOSSIBLE_CALL, impossible_call
 
 
 class Estimate(NamedTuple):
-    """Device time of one operator or transfer, the model that said so, and its relative standard error (1
-    sigma).
+    """Device time of one operator or transfer, the model that said so, and its relative standard error (1 sigma).
+
+    `use`: what a transfer takes of its GPUs' links, if the model says so.
     """
 
     ms: float
     source: str
     rel_std: float
+    use: LinkUse | None = None
 
 
 class OperatorModel(Protocol):

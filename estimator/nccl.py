@@ -63,6 +63,11 @@ class Choice(NamedTuple):
     microseconds: float
 
 
+def latencies_us(algorithm: str, protocol: str) -> tuple[float, float, float]:
+    """NCCL's own figures: to start, for a step inside a node, for a step between nodes. `algorithm`: "ring" or "tree"."""
+    return _START_US[algorithm][protocol], _INTRA_US[algorithm][protocol], _INTER_US[algorithm][protocol]
+
+
 def choose(kind: str, nbytes: int, placement: Placement, *, efficiency: float = 0.8) -> Choice:
     """NCCL's choice for a collective. SimulationError if it is not one that has a choice."""
     if kind not in _RINGS:

@@ -24,13 +24,16 @@ from autosac.estimator.generated import GeneratedKernels
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.latencies import Latencies
 from autosac.estimator.learned import LearnedMatmul
-from autosac.estimator.log_sigmoid import LogSigmoid
 from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
+from autosac.estimator.network.chance import straggling
+from autosac.estimator.network.flows import FlowModel
 from autosac.estimator.power import capped_ms
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.roofline import Roofline
+from autosac.estimator.stand_ins import StandIns
 from autosac.estimator.tiled import TiledMatmul
+from autosac.runtime_sim import LinkUse
 from autosac.trace import Collective, Op, Signature, Trace
 
 _UNKNOWN = "bytes"
@@ -45,6 +48,7 @@ class Pricing:
     `event_source` is an index into `source`, the names of the models that served, -1 where nothing was
     priced. `event_rel_std` is the relative standard error (1 sigma) that the model states. `unknown`:
     operators that no model knows, and how many milliseconds of the step they were charged by their bytes.
+    `link_use`: what the collective of an event takes of the links, by event, where the model says so.
     """
 
     event_ms: NDArray[np.float64]
@@ -52,6 +56,7 @@ class Pricing:
     event_source: NDArray[np.int16]
     event_rel_std: NDArray[np.float32]
     unknown: dict[str, float] = field(default_factory=dict)
+    link_use: dict[int, LinkUse] = field(default_factory=dict)
 
     def shares(self) -> dict[str, float]:
         """Milliseconds that each model accounts for, largest first."""
@@ -62,7 +67,7 @@ class Pricing:
 
 def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True, learned: bool = True) -> Models:
     """The models that `price` uses when it is given none: measured operators, what was fitted on such a machine, the shipped
-    models corrected by traces of such a machine, the shipped models, the roofline.
+    models corrected by traces of such a machine, the shipped models, the roofline; all of them corrected by a run.
 
     `learned=False` leaves the fitted models out.
     """
@@ -72,18 +77,20 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     calibrated = load_calibrated(hardware.calibrated) if hardware.calibrated else None
     if calibrated is not None:
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
-    shipped: list[OperatorModel] = []
+    shipped: list[OperatorModel] = [StandIns(hardware)]
     if learned:
         shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware), GeneratedKernels(hardware)]
         shipped += [TiledMatmul(hardware, tf32=tf32), Latencies(hardware), LearnedMemory(hardware)]
         shipped.append(Convolutions(hardware, tf32=conv_tf32))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
-    collectives: CollectiveModel = LogSigmoid(hardware) if learned else AlphaBeta(hardware)
+    collectives: CollectiveModel = FlowModel(hardware) if learned else AlphaBeta(hardware)
     if hardware.corrected and learned:
         correction = load_correction(hardware.corrected)
         operators.append(CorrectedOperators(correction, shipped, tf32=tf32))
         collectives = CorrectedTransfers(correction, collectives)
     operators += shipped
+    if hardware.run_corrected and learned:
+        operators.insert(0, CorrectedOperators(load_correction(hardware.run_corrected), operators, tf32=tf32))
     if calibrated is not None and calibrated.collectives:
         collectives = CalibratedCollectives(calibrated, collectives)
     return Models(operators=tuple(operators), collectives=collectives)
@@ -104,7 +111,8 @@ def price(
 
     float32 matrix products run at the plain float32 rate unless the job allows TF32
     (``trace.info.matmul_allows_tf32``); float32 convolutions use TF32, as cuDNN does in PyTorch, unless it forbids that
-    (``trace.info.cudnn_allows_tf32``). Products are slower under the profile's power cap.
+    (``trace.info.cudnn_allows_tf32``). Products are slower under the profile's power cap. Operators of jobs on more GPUs than
+    a node has take as long as on the slowest of them (`network.chance.straggling`).
 
     On a calibrated CPU the operators also pay for the state of its memory.
     """
@@ -117,6 +125,9 @@ def price(
     estimates: dict[int, Estimate] = dict(
         zip(priced, first_estimates(models.operators, [trace.signatures[i] for i in priced]), strict=True)
     )
+    slowdown = straggling(trace.info.world_size, cluster.gpu_spread)
+    if slowdown > 1:
+        estimates = {i: answer._replace(ms=answer.ms * slowdown) for i, answer in estimates.items()}
     pricing = _assemble(trace, estimates, transfers)
     if hardware.power_limit_w:
         pricing = replace(pricing, event_ms=capped_ms(trace, pricing.event_ms, hardware))
@@ -173,4 +184,5 @@ def _assemble(trace: Trace, operators: dict[int, Estimate], transfers: dict[_Tra
         event_source=np.array([position[a.source] if a else -1 for a in answers], dtype=np.int16),
         event_rel_std=np.array([a.rel_std if a else 0.0 for a in answers], dtype=np.float32),
         unknown=dict(sorted(unknown.items(), key=lambda item: -item[1])),
+        link_use={i: answer.use for i, answer in enumerate(answers) if answer is not None and answer.use is not None},
     )

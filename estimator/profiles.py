@@ -168,6 +168,20 @@ class Reader:
             self.fail(key, f"must be a whole number, not {_shown(value)}")
         return int(self._number(key, value, 1, most, zero=zero))
 
+    def boolean(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._take(key, default)
+        if type(value) is not bool:
+            self.fail(key, f"must be true or false, not {_shown(value)}")
+        return value
+
+    def change(self, key: str, *, most: int = MOST_BYTES) -> int:
+        """A whole number of either sign, 0 if it is not given."""
+        value = self._take(key, 0)
+        if type(value) is not int or abs(value) > most:
+            self.fail(key, f"must be a whole number from {-most} to {most}, not {_shown(value)}")
+        return int(value)
+
     def integers(self, key: str, count: int, most: int) -> tuple[int, ...]:
         """A list of `count` whole numbers from 0 to `most`."""
         value = self._take(key, None)

@@ -59,7 +59,7 @@ class Corrected:
         minimum = float(self._weights(kind) @ self._features(kind, nbytes, placement))
         ms = (minimum if minimum > 0 else plain.ms) * self._straggler(kind, nbytes, placement)
         changed = kind in self._coefficients or kind in self._straggling
-        return Estimate(ms, plain.source + "+corrected" if changed else plain.source, plain.rel_std)
+        return Estimate(ms, plain.source + "+corrected" if changed else plain.source, plain.rel_std, plain.use)
 
     def fit(self, observations: Sequence[Observation]) -> None:
         """Least squares of both linear models, for every kind that was observed. UsageError for bad times."""

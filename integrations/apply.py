@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from autosac.integrations.recompute.tape import RecordingMode, Tape
 from autosac.integrations.recompute.units import UnitModule, become, is_transformed
 from autosac.plans import Plan, Settings, Unit
 
-__all__ = ["PlanMismatchWarning", "RecomputationError", "apply", "check"]
+__all__ = ["PlanMismatchWarning", "RecomputationError", "apply", "check", "switch"]
 
 # How many forwards of each unit on an accelerator have their recomputation compared with what was saved; on the CPU all have.
 AUDITED_FORWARDS = 2
@@ -49,13 +49,41 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     Call it before `torch.compile` and before FSDP's `fully_shard`. PlanError, before anything is changed, if
     the plan was made for another model; it names the first difference.
     """
-    units = check(model, plan)
-    offloader = Offloader() if plan.offloads else None
-    for unit, module in units:
-        become(module, Checkpointed, _Checkpointing(unit, plan.settings, offloader), _variant(unit, plan.settings))
+    _install(check(model, plan), plan)
     if plan.needs_compiler:
         _set_partitioner(plan.settings.memory_budget)
     return model
+
+
+def switch(model: nn.Module, plan: Plan) -> nn.Module:
+    """Make a model that follows a plan, or none, follow this one from its next forward on. Not between forward and backward.
+
+    It may be sharded by FSDP already, but not compiled: compiled code does not change. PlanError, before anything is changed,
+    for that, for a plan that needs the compiler, and as of `apply`.
+    """
+    if plan.needs_compiler:
+        raise PlanError("the plan is for a compiled model, which cannot be changed while it runs")
+    present = {module: module._autosac for module in model.modules() if isinstance(module, Checkpointed)}
+    for module in present:
+        module.__dict__["_autosac"] = None
+    try:
+        units = check(model, plan)
+    except PlanError:
+        for module, state in present.items():
+            module.__dict__["_autosac"] = state
+        raise
+    _install(units, plan)
+    return model
+
+
+def _install(units: Sequence[tuple[Unit, nn.Module]], plan: Plan) -> None:
+    offloader = Offloader() if plan.offloads else None
+    for unit, module in units:
+        state = _Checkpointing(unit, plan.settings, offloader)
+        if isinstance(module, Checkpointed):
+            module.__dict__["_autosac"] = state
+        else:
+            become(module, Checkpointed, state, _variant(unit, plan.settings))
 
 
 def _set_partitioner(budget: float) -> None:
@@ -180,15 +208,19 @@ def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
 
 
 def _check_module(unit: Unit, module: nn.Module) -> None:
-    if any(isinstance(inner, ActivationWrapper | Checkpointed) for inner in module.modules()):
+    if any(_is_checkpointed(inner) for inner in module.modules()):
         raise PlanError(f"{unit.fqn} has activation checkpointing already: apply the plan to a model without it")
-    if any(is_compiled(inner) for inner in module.modules()):
+    if any(is_compiled(inner) or inner._compiled_call_impl is not None for inner in module.modules()):
         raise PlanError(f"{unit.fqn} is compiled already: apply the plan before torch.compile")
     if isinstance(module, torch.jit.ScriptModule):
         raise PlanError(f"{unit.fqn} is a TorchScript module, whose operators cannot be seen: leave it out of the plan")
     if type(module).forward is nn.Module.forward and "forward" not in vars(module):
         raise PlanError(f"{unit.fqn} is a {type(module).__name__}, which is never called: choose modules inside it")
     _compare(dict(parameters_of(module)), dict(unit.parameters), unit.fqn, partial=False)
+
+
+def _is_checkpointed(module: nn.Module) -> bool:
+    return isinstance(module, ActivationWrapper) or (isinstance(module, Checkpointed) and module._autosac is not None)
 
 
 def _compare(

@@ -10,7 +10,6 @@ is made then, for one GPU: the model's own step, with the Trainer's batch size, 
 
 from __future__ import annotations
 
-import contextlib
 from os import PathLike
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 import autosac
-from autosac.errors import UsageError
+from autosac.integrations.planned import Planned, autocast
 from autosac.plans import Plan
 
 
@@ -44,26 +43,22 @@ class AutoSAC(TrainerCallback):  # type: ignore[misc] # transformers is not type
         gpu: str = "h100-sxm-80gb",
         **options: Any,
     ) -> None:
-        if (plan is None) == (budget is None):
-            raise UsageError("give either a plan or a budget")
-        if budget is not None and length is None:
-            raise UsageError("a plan for a budget needs the length of the sequences")
-        self.plan = plan if plan is None or isinstance(plan, Plan) else Plan.load(str(plan))
-        self._options = {"budget": budget, "gpu": gpu, **options}
+        self._planned = Planned(plan, budget, length, "the length of the sequences", gpu=gpu, **options)
         self._length = length or 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan; None before it has been made."""
+        return self._planned.plan
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """The Trainer has been made: apply the plan, after making it if there is only a budget."""
-        if self.plan is None:
-            if args.world_size > 1:
-                raise UsageError("several GPUs: make the plan with autosac run --plan, and give its file")
-            self.plan = autosac.plan(self.training(model, args), **self._options)
-        autosac.apply(model, self.plan)
+        autosac.apply(model, self._planned.plan_for(self.training(model, args), args.world_size))
 
     def training(self, model: Any, args: Any) -> Any:
         """The Trainer's step as a `make_step`: its model, precision, accumulation and optimizer, on made-up tokens."""
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        precision = "bf16" if args.bf16 else "fp16" if args.fp16 else ""
 
         def make_step(device: torch.device) -> Any:
             moved = model.to(device).train()
@@ -74,7 +69,7 @@ class AutoSAC(TrainerCallback):  # type: ignore[misc] # transformers is not type
                 for _ in range(args.gradient_accumulation_steps):
                     shape = (int(args.per_device_train_batch_size), self._length)
                     tokens = torch.randint(0, vocabulary, shape).to(device)
-                    with torch.autocast(device.type, dtype) if dtype is not None else contextlib.nullcontext():
+                    with autocast(device, precision):
                         loss = moved(input_ids=tokens, labels=tokens).loss / args.gradient_accumulation_steps
                     loss.backward()
                 if args.max_grad_norm:

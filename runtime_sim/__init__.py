@@ -13,6 +13,7 @@ from autosac.runtime_sim.chrome_trace import chrome_trace, write_chrome_trace
 from autosac.runtime_sim.critical_path import PathSegment
 from autosac.runtime_sim.host import INSTANT_HOST, HostModel
 from autosac.runtime_sim.overlap import ConstantOverlap, NoInterference, OverlapModel
+from autosac.runtime_sim.program import LinkUse
 from autosac.runtime_sim.serial import serial_costs
 from autosac.runtime_sim.simulate import simulate
 from autosac.runtime_sim.timeline import RankTimeline, Throughput, Timeline
@@ -22,6 +23,7 @@ __all__ = [
     "Breakdown",
     "ConstantOverlap",
     "HostModel",
+    "LinkUse",
     "ModuleTimes",
     "NoInterference",
     "OverlapModel",

@@ -9,7 +9,7 @@ bit.
   (TorchSim Algorithm 5, `_arbitrate`).
 - A communication kernel occupies its stream as soon as it is eligible, but no link. Its transfers begin when
   all of their members have arrived (Maya's waitmap, `_arrive`), so ranks cannot block each other by holding
-  links. Transfers in the same direction over the same links share them equally.
+  links. Transfers in the same direction over the same links share them fairly (`sharing`).
 - Rates (`_rerate`): work `w` proceeds as dw/dt = 1 / (interference * share), constant between two events: a
   kernel's interference is the overlap model's factor while a transfer is under way on its GPU, a transfer's
   while one of its GPUs computes.
@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from autosac.runtime_sim.program import LANES, Engine, Program
+from autosac.runtime_sim.program import Engine, Program
+from autosac.runtime_sim.sharing import max_min_rates
 
 HOST = -1
 """As a cause: the item waited for its launch."""
@@ -72,10 +73,11 @@ class Execution:
         self._freed = [-1] * (3 * ranks)
         self._contended: dict[int, None] = {}
         self._disturbed: dict[int, None] = {}
+        self._reshared: dict[int, None] = {}  # ranks whose links are shared anew
+        self._crowding = [1.0] * transfers  # by how much a transfer is slower than alone, because of others
         self._absent = [len(t.members) + len(t.missing) for t in program.transfers]
         self._legs_left = {item: len(legs) for item, legs in program.legs.items()}
         self._active: list[dict[int, None]] = [{} for _ in range(ranks)]
-        self._load = [0] * (LANES * ranks)
         # Running work: items, then transfers. The heap holds (time, work, version).
         self._left = [*program.ms, *(t.ms for t in program.transfers)]
         self._rate = [0.0] * (count + transfers)
@@ -228,20 +230,16 @@ class Execution:
         transfer = self.program.transfers[number]
         self.transfer_start[number] = now
         self._since[len(self.start) + number] = now
-        for lane in transfer.lanes:
-            self._load[lane] += 1
         for rank in transfer.ranks:
             self._active[rank][number] = None
-            self._disturbed[rank] = None
+            self._disturbed[rank] = self._reshared[rank] = None
 
     def _end_transfer(self, number: int, now: float) -> None:
         transfer = self.program.transfers[number]
         self.transfer_end[number] = now
-        for lane in transfer.lanes:
-            self._load[lane] -= 1
         for rank in transfer.ranks:
             del self._active[rank][number]
-            self._disturbed[rank] = None
+            self._disturbed[rank] = self._reshared[rank] = None
         for item in transfer.members:
             self._legs_left[item] -= 1
             if not self._legs_left[item]:
@@ -261,13 +259,32 @@ class Execution:
                 for number in active:
                     slowest = max(slowest, self.program.slowdowns[item][transfers[number].inter_node])
                 self._set_rate(item, 1.0 / slowest, now)
+        touched.update(self._share())
         for number in touched:
-            transfer = transfers[number]
-            slowdown = float(max(self._load[lane] for lane in transfer.lanes))
+            transfer, slowdown = transfers[number], self._crowding[number]
             if transfer.slowdown > 1 and any(running[3 * rank] >= 0 for rank in transfer.ranks):
                 slowdown *= transfer.slowdown
             self._set_rate(count + number, 1.0 / slowdown, now)
         self._disturbed.clear()
+
+    def _share(self) -> dict[int, None]:
+        """Divide the links where transfers began or ended. The transfers that may be faster or slower now."""
+        if not self._reshared:
+            return {}
+        transfers = self.program.transfers
+        found = dict.fromkeys(number for rank in self._reshared for number in self._active[rank])
+        self._reshared.clear()
+        open_ = list(found)
+        while open_:  # and those that share links with them, directly or by way of others
+            for rank in transfers[open_.pop()].ranks:
+                for other in self._active[rank]:
+                    if other not in found:
+                        found[other] = None
+                        open_.append(other)
+        rates = max_min_rates([transfers[n].limit for n in found], [transfers[n].uses for n in found])
+        for number, rate in zip(found, rates, strict=True):
+            self._crowding[number] = transfers[number].limit / rate
+        return found
 
     def _set_rate(self, work: int, rate: float, now: float) -> None:
         old = self._rate[work]

@@ -30,14 +30,14 @@ an operator's engine from its signature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
 from autosac.runtime_sim.overlap import OverlapModel
-from autosac.runtime_sim.program import Engine, HostPoint, Program, describe
+from autosac.runtime_sim.program import Engine, HostPoint, LinkUse, Program, describe
 from autosac.runtime_sim.rendezvous import Rendezvous
 from autosac.trace import (
     Collective,
@@ -60,6 +60,7 @@ def link(
     traces: Sequence[Trace],
     event_ms: Sequence[NDArray[np.float64]],
     host_ms: Sequence[NDArray[np.float64]],
+    link_use: Sequence[Mapping[int, LinkUse]],
     *,
     steps: int,
     gpus_per_node: int,
@@ -71,7 +72,7 @@ def link(
         raise SimulationError(f"two of the traces are of the same rank: {program.ranks}")
     rendezvous = Rendezvous(program, gpus_per_node, overlap)
     for position, trace in enumerate(traces):
-        rank = _Rank(program, rendezvous, position, trace, event_ms[position], overlap)
+        rank = _Rank(program, rendezvous, position, trace, event_ms[position], link_use[position], overlap)
         for step in range(steps):
             rank.link_step(step, host_ms[position])
         program.points.append(rank.points)
@@ -91,10 +92,12 @@ class _Rank:
         position: int,
         trace: Trace,
         event_ms: NDArray[np.float64],
+        link_use: Mapping[int, LinkUse],
         overlap: OverlapModel,
     ) -> None:
         self.program, self.rendezvous, self.position, self.trace = program, rendezvous, position, trace
         self.ms: list[float] = event_ms.tolist()
+        self.link_use = link_use
         self.views = [signature.is_view for signature in trace.signatures]
         self.engines = [_classify(signature) for signature in trace.signatures]
         self.slowdowns = [
@@ -189,7 +192,7 @@ class _Rank:
             item = self._add(index, step, stream, Engine.COMMUNICATION, after)
             self.batch = (event.batch, item) if event.batch >= 0 else None
         self.works[event.work] = {self.program.stream[item]: item}
-        self.rendezvous.join(self.position, self.trace, index, item, self.ms[index])
+        self.rendezvous.join(self.position, self.trace, index, item, self.ms[index], self.link_use.get(index))
         return joined
 
     def _own_stream(self, event: Collective) -> int:

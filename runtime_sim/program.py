@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autosac.trace import Collective, Op, Trace
 
-LANES = 4  # per rank: out and in, inside the node; out and in, between nodes
+LANES = 6  # per rank, out and in: its port inside the node, its network adapter, its part of the uplink to other racks
 
 
 class Engine(IntEnum):
@@ -33,14 +33,30 @@ class HostPoint(NamedTuple):
     event: int
 
 
+class LinkUse(NamedTuple):
+    """What a transfer that runs alone takes of its ranks' links: shares (0 to 1) of the port inside the node, of the network
+    adapter and of the uplink. `rate`: how fast its flows are then, on a scale that all transfers share (GB/s).
+    """
+
+    port: float = 0.0
+    adapter: float = 0.0
+    uplink: float = 0.0
+    rate: float = 1.0
+
+
+WHOLE_PORT, WHOLE_ADAPTER = LinkUse(port=1.0), LinkUse(adapter=1.0)
+"""Of collective models that do not say: a transfer takes all of the links that it needs."""
+
+
 class Transfer(NamedTuple):
-    """What its members do together. `lanes` are the link directions it loads; `missing` the ranks that never
-    join.
+    """What its members do together. `uses`: what it takes of each lane at a rate of 1, `limit` the rate that it has alone;
+    `missing` the ranks that never join.
     """
 
     members: tuple[int, ...]
     ms: float
-    lanes: tuple[int, ...]
+    uses: dict[int, float]
+    limit: float
     ranks: tuple[int, ...]
     slowdown: float
     inter_node: bool

@@ -7,11 +7,12 @@ numbers in the same way: Maya's waitmaps. Ranks that are not simulated are never
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from autosac.errors import SimulationError
 from autosac.runtime_sim.overlap import OverlapModel
-from autosac.runtime_sim.program import LANES, Leg, Program, Transfer
+from autosac.runtime_sim.program import LANES, WHOLE_ADAPTER, WHOLE_PORT, Leg, LinkUse, Program, Transfer
 from autosac.trace import Collective, Group, Trace
 
 Key = tuple[object, ...]
@@ -23,6 +24,7 @@ class _Member(NamedTuple):
     item: int
     ms: float
     kind: str
+    use: LinkUse
 
 
 class _Pending(NamedTuple):
@@ -56,8 +58,10 @@ class Rendezvous:
         self._communicators: dict[tuple[int, int], _Communicator] = {}
         self._local = itertools.count()
 
-    def join(self, rank: int, trace: Trace, index: int, item: int, ms: float) -> None:
-        """`rank` brings `item` to the transfer of the collective at `index` in its trace."""
+    def join(self, rank: int, trace: Trace, index: int, item: int, ms: float, use: LinkUse | None = None) -> None:
+        """`rank` brings `item` to the transfer of the collective at `index` in its trace. `use`: of its links, if that is
+        known.
+        """
         event = trace.events[index]
         assert type(event) is Collective
         key, expected, inter_node, label = self._meeting(rank, trace, event)
@@ -67,7 +71,9 @@ class Rendezvous:
         pending = self._pending.setdefault(key, _Pending(expected, label, inter_node, {}, []))
         self._check(pending, rank, event.kind)
         legs = self._program.legs.setdefault(item, [])
-        pending.members[rank] = _Member(item, ms, event.kind)
+        if use is None:
+            use = WHOLE_ADAPTER if inter_node else WHOLE_PORT
+        pending.members[rank] = _Member(item, ms, event.kind, use)
         pending.slots.append((item, len(legs)))
         legs.append(Leg(index, -1))
 
@@ -115,21 +121,33 @@ class Rendezvous:
 
     def _transfer(self, pending: _Pending) -> Transfer:
         members = pending.members.values()
-        lanes = []
-        for rank, member in pending.members.items():
-            out = rank * LANES + (2 if pending.inter_node else 0)
-            lanes += [out] * (member.kind != "recv") + [out + 1] * (member.kind != "send")
+        uses, limit = uses_of((rank, member.kind, member.use) for rank, member in pending.members.items())
         slowdowns = [self._overlap.communication_slowdown(m.kind, pending.inter_node) for m in members]
         return Transfer(
             members=tuple(member.item for member in members),
             ms=max(member.ms for member in members),
-            lanes=tuple(lanes),
+            uses=uses,
+            limit=limit,
             ranks=tuple(pending.members),
             slowdown=max(slowdowns),
             inter_node=pending.inter_node,
             label=pending.label,
             missing=tuple(rank for rank in pending.expected if rank not in pending.members),
         )
+
+
+def uses_of(members: Iterable[tuple[int, str, LinkUse]]) -> tuple[dict[int, float], float]:
+    """What a transfer takes of each lane at a rate of 1, and the rate that it has alone. `members`: each one's rank (by
+    position), what it does and its links. Who sends uses only the way out, who receives only the way in.
+    """
+    found = list(members)
+    limit = min(use.rate for _, _, use in found)
+    uses: dict[int, float] = {}
+    for rank, kind, use in found:
+        directions = [0] * (kind != "recv") + [1] * (kind != "send")
+        for i, share in enumerate((use.port, use.adapter, use.uplink)):
+            uses.update({rank * LANES + 2 * i + way: share / limit for way in directions if share > 0})
+    return uses, limit
 
 
 def identity(group: Group) -> Key:

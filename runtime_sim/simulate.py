@@ -9,7 +9,7 @@ the host or by the device throughout.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from autosac.runtime_sim.engine import Execution
 from autosac.runtime_sim.host import HostModel, host_costs
 from autosac.runtime_sim.linking import link
 from autosac.runtime_sim.overlap import ConstantOverlap, OverlapModel
-from autosac.runtime_sim.program import describe
+from autosac.runtime_sim.program import LinkUse, describe
 from autosac.runtime_sim.timeline import Timeline, build
 from autosac.trace import Trace
 
@@ -34,16 +34,21 @@ class Priced(Protocol):
     def event_ms(self) -> NDArray[np.float64]:
         """One finite number, 0 or more, per event."""
 
+    @property
+    def link_use(self) -> Mapping[int, LinkUse]:
+        """What the collective of an event takes of the links; all of those that it needs where the event is missing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """All that a simulation depends on. `event_ms` and `host_ms`: device and host milliseconds per event, per
-    rank.
+    """All that a simulation depends on, per rank. `event_ms` and `host_ms`: device and host milliseconds per event;
+    `link_use`: what the collective of an event takes of the links.
     """
 
     traces: tuple[Trace, ...]
     event_ms: tuple[NDArray[np.float64], ...]
     host_ms: tuple[NDArray[np.float64], ...]
+    link_use: tuple[Mapping[int, LinkUse], ...]
     host: HostModel
     overlap: OverlapModel
     gpus_per_node: int
@@ -84,6 +89,7 @@ def simulate(
             traces=sequence,
             event_ms=tuple(_checked(trace, p.event_ms) for trace, p in zip(sequence, priced, strict=True)),
             host_ms=tuple(host_costs(trace, host, names) for trace, names in zip(sequence, selective, strict=True)),
+            link_use=tuple(p.link_use for p in priced),
             host=host,
             overlap=overlap or ConstantOverlap(),
             gpus_per_node=gpus_per_node,
@@ -98,6 +104,7 @@ def execute(problem: Problem) -> Timeline:
         problem.traces,
         problem.event_ms,
         problem.host_ms,
+        problem.link_use,
         steps=problem.steps,
         gpus_per_node=problem.gpus_per_node,
         overlap=problem.overlap,

@@ -61,10 +61,19 @@ def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
         help="learn from traces of PyTorch's profiler instead of measuring (JSON or gzip, record_shapes=True, one per rank)",
     )
     command.add_argument(
+        "--from-run",
+        type=filled_path,
+        metavar="RUN.json",
+        help="correct a profile by the first steps of a run (autosac_run.json, or what autosac.observe wrote)",
+    )
+    command.add_argument(
         "--gpu",
         type=filled,
         metavar="NAME",
-        help="GPU of the traces (default: the one that they name; needs --from-trace)",
+        help="GPU of the traces, or the profile to correct (default: as they say; needs --from-trace or --from-run)",
+    )
+    command.add_argument(
+        "--plan", type=filled_path, metavar="PLAN.json", help="plan that the run followed (default: where it was)"
     )
     command.add_argument(
         "--sweep", action="store_true", help="measure a standard set of operators (default without a job)"
@@ -98,6 +107,11 @@ def calibrate(arguments: argparse.Namespace) -> None:
             shown = calibrate_from_traces(arguments, report)
         print_result(shown)
         return
+    if arguments.from_run is not None:
+        from autosac.cli.calibrate_run import calibrate_from_run
+
+        print_result(calibrate_from_run(arguments))
+        return
     ranks, rank = _torchrun()
     gpu = _gpu_facts() if arguments.device == "cuda" else None
     with _bar(enabled=not arguments.quiet and not arguments.debug and rank == 0) as report:
@@ -130,10 +144,12 @@ def print_result(result: dict[str, Any] | RenderableType) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     if not 0 < arguments.minutes <= 24 * 60:
         raise UsageError(f"--minutes must be above 0 and at most a day, not {arguments.minutes:g}")
-    if arguments.from_trace:
-        _check_from_trace(arguments)
+    if arguments.from_trace or arguments.from_run is not None:
+        _check_learning(arguments)
     elif arguments.gpu is not None:
-        raise UsageError("--gpu names the GPU of traces: it needs --from-trace")
+        raise UsageError("--gpu names the GPU of traces or a profile: it needs --from-trace or --from-run")
+    if arguments.plan is not None and arguments.from_run is None:
+        raise UsageError("--plan names the plan that a run followed: it needs --from-run")
     if arguments.job is not None and arguments.sweep:
         raise UsageError("give a job or --sweep, not both")
     if arguments.overrides and arguments.job is None:
@@ -144,9 +160,12 @@ def _check(arguments: argparse.Namespace) -> None:
     world_size_of_environment()
 
 
-def _check_from_trace(arguments: argparse.Namespace) -> None:
+def _check_learning(arguments: argparse.Namespace) -> None:
+    """UsageError for what does not go with traces or a run, which are learned from instead of measuring."""
+    option = "--from-trace" if arguments.from_trace else "--from-run"
     measuring = {
-        "a job": arguments.job is not None,
+        "a job": arguments.job is not None and option == "--from-trace",
+        "--from-run": arguments.from_run is not None and option == "--from-trace",
         "--sweep": arguments.sweep,
         "--resume": arguments.resume,
         "--threads": arguments.threads is not None,
@@ -154,7 +173,11 @@ def _check_from_trace(arguments: argparse.Namespace) -> None:
     }
     given = next((name for name, value in measuring.items() if value), None)
     if given:
-        raise UsageError(f"--from-trace measures nothing and cannot be combined with {given}")
+        raise UsageError(f"{option} measures nothing and cannot be combined with {given}")
+    if option == "--from-run":
+        inputs = [arguments.from_run, *([arguments.plan] if arguments.plan is not None else [])]
+        check_outputs([("-o", arguments.output)], inputs)
+        return
     if len(arguments.from_trace) > _MOST_TRACES:
         raise UsageError(f"at most {_MOST_TRACES} traces at once, not {len(arguments.from_trace)}")
     check_outputs([("-o", arguments.output)], arguments.from_trace)

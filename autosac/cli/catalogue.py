@@ -118,14 +118,20 @@ def cluster_facts(cluster: Cluster) -> RenderableType:
     """All that is known of one cluster."""
     grid = fact_grid()
     racks = f"{cluster.nodes_per_rack} nodes each, {cluster.oversubscription:g}-fold oversubscription between them"
+    leaves = "one for each rail of a rack" if cluster.rail_optimized else "one for each rack"
+    paths = cluster.uplinks_per_leaf
+    leaves += f", {paths} uplinks chosen by hashing" if paths else ", traffic spread evenly over their uplinks"
     rows = {
         "name": cluster.name,
         "description": cluster.description,
         "source": cluster.source,
         "GPUs a node": str(cluster.gpus_per_node),
         "in the node": f"{cluster.intra_gbps:g} GB/s of one GPU, {cluster.intra_latency_us:g} us",
+        "joined by": {"switch": "a switch", "mesh": "a link for each pair of GPUs"}[cluster.intra_links],
         "network": f"{cluster.inter_gbps:g} GB/s of one node, {cluster.inter_latency_us:g} us",
         "racks": racks if cluster.nodes_per_rack else "",
+        "leaf switches": leaves if cluster.nodes_per_rack else "",
+        "spread of GPUs' speeds": f"{cluster.gpu_spread:.1%} (standard deviation)",
         "NCCL's buffers": f"{format_bytes(cluster.nccl_buffer_bytes)} for each communicator",
     }
     for name, value in rows.items():

@@ -15,6 +15,7 @@ from autosac.cli.bench import bench
 from autosac.cli.cache import cache
 from autosac.cli.calibrate import calibrate
 from autosac.cli.catalogue import clusters, gpus
+from autosac.cli.chakra import chakra, check_chakra, export_chakra
 from autosac.cli.completion import completion
 from autosac.cli.progress import progress_line
 from autosac.cli.script import script
@@ -45,7 +46,7 @@ _DRAWS = 8
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)
-    known = (plan, simulate, script, explain, diff, search, bench, calibrate, gpus, clusters, cache, completion)
+    known = (plan, simulate, script, explain, diff, search, bench, calibrate, chakra, gpus, clusters, cache, completion)
     {function.__name__: function for function in known}[arguments.run](arguments)
 
 
@@ -290,6 +291,7 @@ def diff(arguments: argparse.Namespace) -> None:
 def simulate(arguments: argparse.Namespace) -> None:
     """``autosac simulate``."""
     check_pictures(arguments, (Path(arguments.job), *([arguments.plan] if arguments.plan is not None else [])))
+    check_chakra(arguments)
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress, _naming_capture(arguments.job):
         drawn = _drawn(arguments, progress)
         simulation, others = (representative(drawn), {}) if drawn else _simulated(arguments, progress)
@@ -300,6 +302,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         )
         simulation = simulation.on(target)
         write_pictures(arguments, simulation, Plan.load(arguments.plan) if arguments.plan else None)
+        exported = export_chakra(arguments, simulation)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
         if drawn:
             name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load"
@@ -315,10 +318,14 @@ def simulate(arguments: argparse.Namespace) -> None:
             }
         if drawn:
             document["draws"] = [asdict(statistic) for statistic in statistics(drawn)]
+        if exported:
+            document["chakra"] = exported
         print(json.dumps(document, indent=1))
         return
     out = reports.console()
     out.print(summary)
+    if exported:
+        out.print("{ranks} Chakra traces of {nodes} nodes written to {folder}".format(**exported), soft_wrap=True)
     if drawn:
         out.print(reports.draws_table(statistics(drawn), arguments.moe_load, drawn))
     if arguments.time:

@@ -24,7 +24,7 @@ from autosac.cli.calibrate import add_calibrate
 from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
 from autosac.cli.script_options import add_breakdowns, add_script
 from autosac.cli.search import add_search
-from autosac.cli.tool_options import add_cache, add_clusters, add_completion, add_gpus
+from autosac.cli.tool_options import add_cache, add_chakra, add_clusters, add_completion, add_gpus
 from autosac.display.printable import printable
 from autosac.errors import AutosacError, UsageError
 from autosac.limits import MOST_BUDGETS, MOST_DRAWS, MOST_GPUS
@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_search(commands)
     add_bench(commands)
     add_calibrate(commands)
+    add_chakra(commands)
     add_gpus(commands)
     add_clusters(commands)
     add_cache(commands)
@@ -267,6 +268,12 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="replace the job's checkpointing by none, full, selective-op or selective-N",
     )
     add_breakdowns(what)
+    what.add_argument(
+        "--chakra",
+        type=filled_path,
+        metavar="DIR",
+        help="write Chakra execution traces of the step for ASTRA-sim and others, one per rank (needs protobuf)",
+    )
     command.set_defaults(run="simulate")
 
 

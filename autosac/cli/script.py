@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ from autosac.cli.progress import progress_line
 from autosac.cli.simulated import check_pictures, simulation_document, with_models, write_pictures
 from autosac.errors import UsageError
 from autosac.files.writing import check_outputs
-from autosac.planning.closed_loop import Goal, Planned, make_plan
+from autosac.planning.closed_loop import Goal, Planned
 from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
 from autosac.report.idle_tables import idle_table
 from autosac.report.time_tables import time_document, time_tables
-from autosac.scripts.captures import ScriptCaptures
-from autosac.scripts.launch import run_script
-from autosac.scripts.request import ScriptOutcome, ScriptRequest
+from autosac.scripts.captures import ScriptCaptures, plan_ranks
+from autosac.scripts.ranks import RanksResult, ranks_of, running_ranks
+from autosac.scripts.request import ScriptRequest
 from autosac.scripts.target import script_target
-from autosac.simulation import Simulation, simulation_of
+from autosac.simulation import Simulation
 
 _TWO_LINES = """    import autosac
     model = autosac.apply(model, "{path}")"""
@@ -41,23 +42,34 @@ def script(arguments: argparse.Namespace) -> None:
     if arguments.plan is not None:
         goal = Goal(budget_bytes=parse_budget(arguments.plan, target.hardware.usable_bytes))
         request = replace(request, unlimited=True)
-    result = run_script(request)
-    simulation = simulation_of(result.trace, target)
-    write_pictures(arguments, simulation, None)
-    if not arguments.json:
-        _show(arguments, simulation, result.outcome)
-    planned = _planned(arguments, goal, ScriptCaptures(request, target)) if goal is not None else None
+    with running_ranks(request, arguments.rank) as (result, folder):
+        ranks = ranks_of(result.traces, target)
+        simulation = max(ranks, key=lambda rank: rank.peak_active_bytes)
+        write_pictures(arguments, simulation, None)
+        if not arguments.json:
+            _show(arguments, ranks, simulation, result)
+        planned = None
+        if goal is not None:
+            requests = [replace(request, rank=rank.trace.info.rank, shared=str(folder)) for rank in ranks]
+            planned = _planned(arguments, goal, [ScriptCaptures(each, target) for each in requests])
     if arguments.json:
-        print(json.dumps(_document(arguments, simulation, result.outcome, planned), indent=1))
+        print(json.dumps(_document(arguments, ranks, simulation, result, planned), indent=1))
     elif planned is not None:
         _show_plan(planned, arguments.output)
 
 
-def _show(arguments: argparse.Namespace, simulation: Simulation, outcome: ScriptOutcome) -> None:
+def _show(
+    arguments: argparse.Namespace, ranks: Sequence[Simulation], simulation: Simulation, result: RanksResult
+) -> None:
     out = reports.console()
+    outcome = result.outcome
     what = f"step {outcome.kept} of the script, which ran {outcome.steps}"
+    if len(ranks) > 1:
+        what += f": rank {simulation.trace.info.rank}"
     out.print(reports.simulation_summary(simulation, what))
-    for note in outcome.notes:
+    if len(ranks) > 1:
+        out.print(reports.ranks_table(ranks))
+    for note in _notes(simulation, result):
         out.print(f"- {note}", soft_wrap=True, markup=False)
     if arguments.time:
         out.print(time_tables(simulation))
@@ -66,9 +78,19 @@ def _show(arguments: argparse.Namespace, simulation: Simulation, outcome: Script
         out.print(idle_table(simulation.idle))
 
 
-def _planned(arguments: argparse.Namespace, goal: Goal, captures: ScriptCaptures) -> Planned:
+def _notes(simulation: Simulation, result: RanksResult) -> tuple[str, ...]:
+    """What was assumed."""
+    world_size = simulation.trace.info.world_size
+    if world_size == 1:
+        return result.outcome.notes
+    numbers = ", ".join(map(str, result.ran))
+    rest = "" if len(result.ran) == world_size else "; the others are taken to be like one of them"
+    return (*result.outcome.notes, f"of {world_size} ranks, {numbers} ran{rest}")
+
+
+def _planned(arguments: argparse.Namespace, goal: Goal, captures: Sequence[ScriptCaptures]) -> Planned:
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
-        planned = make_plan(captures, goal, progress)
+        planned = plan_ranks(captures, goal, progress)
     if arguments.output is not None:
         planned.plan.save(arguments.output)
     return planned
@@ -84,10 +106,29 @@ def _show_plan(planned: Planned, path: Path | None) -> None:
 
 
 def _document(
-    arguments: argparse.Namespace, simulation: Simulation, outcome: ScriptOutcome, planned: Planned | None
+    arguments: argparse.Namespace,
+    ranks: Sequence[Simulation],
+    simulation: Simulation,
+    result: RanksResult,
+    planned: Planned | None,
 ) -> dict[str, Any]:
     document = simulation_document(simulation)
-    document["script"] = {"steps": outcome.steps, "kept": outcome.kept, "notes": outcome.notes}
+    outcome = result.outcome
+    document["script"] = {
+        "steps": outcome.steps,
+        "kept": outcome.kept,
+        "notes": _notes(simulation, result),
+        "ran": result.ran,
+    }
+    document["ranks"] = [
+        {
+            "rank": rank.trace.info.rank,
+            "step_ms": rank.step_ms,
+            "peak_active_bytes": rank.peak_active_bytes,
+            "peak_reserved_bytes": rank.peak_reserved_bytes,
+        }
+        for rank in ranks
+    ]
     if arguments.time:
         document["time"] = time_document(simulation)
     if planned is not None:
@@ -115,9 +156,15 @@ def _request(arguments: argparse.Namespace) -> ScriptRequest:
         allocator=allocator,
         nproc=arguments.nproc if arguments.nproc is not None or arguments.nodes == 1 else 1,
         nodes=arguments.nodes,
-        rank=arguments.rank,
-        steps=arguments.steps,
+        rank=arguments.rank[0] if arguments.rank else 0,
+        steps=arguments.steps if arguments.steps is not None else 0 if arguments.fast_forward else 3,
         period=arguments.optimizer_steps,
+        marker=arguments.step_marker or "",
+        fast_forward=arguments.fast_forward,
+        moe_load=arguments.moe_load,
+        synthetic=arguments.synthetic_data,
+        checkpoints=arguments.checkpoints,
+        stand_ins=tuple(arguments.stand_in),
         patience_s=arguments.patience,
         unlimited=arguments.unlimited,
         quiet=arguments.json,

@@ -25,9 +25,20 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     what.add_argument(
         "--steps",
         type=whole(0, _MOST_STEPS),
-        default=3,
+        default=None,
         metavar="N",
-        help="stop the script after N steps (default 3; 0: run to its end)",
+        help="stop the script after N steps (default 3, with --fast-forward 0; 0: let it end by itself)",
+    )
+    what.add_argument(
+        "--fast-forward",
+        action="store_true",
+        help="compute the first steps only; the others take as long, and the script logs them at once",
+    )
+    what.add_argument(
+        "--step-marker",
+        type=filled,
+        metavar="NAME",
+        help="a step ends with each call of this function or Class.method (default: steps of the first optimizer)",
     )
     what.add_argument(
         "--optimizer-steps",
@@ -42,6 +53,30 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         default=600.0,
         metavar="S",
         help="give up if the script takes no step for this many seconds (default 600)",
+    )
+    what.add_argument(
+        "--moe-load",
+        default="balanced",
+        metavar="LOAD",
+        help="how tokens spread over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
+    )
+    what.add_argument(
+        "--synthetic-data",
+        nargs="?",
+        const="text",
+        metavar="COLUMNS",
+        help="make up data sets and tokenizers that cannot be loaded; columns such as text,label:2 (default text)",
+    )
+    what.add_argument(
+        "--stand-in",
+        type=filled,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="stand-ins for kernels that cannot run here: flash_attn, apex, or a file of your own; repeat for several",
+    )
+    what.add_argument(
+        "--checkpoints", action="store_true", help="let the script write its checkpoints, of zeros (default: no file)"
     )
     _add_machine(command.add_argument_group("the machine"))
     decision = command.add_argument_group("a plan")
@@ -67,7 +102,13 @@ def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument(
         "--nodes", type=whole(1, MOST_GPUS), default=1, metavar="N", help="number of nodes (default 1)"
     )
-    machine.add_argument("--rank", type=whole(0, MOST_GPUS - 1), default=0, metavar="R", help="rank to run (default 0)")
+    machine.add_argument(
+        "--rank",
+        type=whole(0, MOST_GPUS - 1),
+        action="append",
+        metavar="R",
+        help="run this rank only; repeat for several (default: rank 0, and those that behave otherwise)",
+    )
     machine.add_argument(
         "--cluster",
         type=filled,
@@ -97,9 +138,10 @@ def add_breakdowns(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--collectives",
-        choices=("fitted", "alpha-beta", "chunks"),
-        default="fitted",
-        help="cost model of collectives: fitted to measurements (default), latency and bandwidth, or chunks as in NCCL",
+        choices=("flows", "fitted", "alpha-beta", "chunks"),
+        default="flows",
+        help="cost model of collectives: flows that share links (default), fitted curves alone, latency and bandwidth, or "
+        "chunks as in NCCL",
     )
     group.add_argument(
         "--memory", action="store_true", help="break down the memory peak: categories, modules, largest tensors"

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autosac.estimator import AlphaBeta, ChunkModel
+from autosac.estimator import AlphaBeta, ChunkModel, LogSigmoid
 from autosac.files.writing import check_outputs
 from autosac.plans import Plan
 from autosac.runtime_sim import NoInterference
@@ -33,8 +33,8 @@ def with_models(target: Target, arguments: argparse.Namespace) -> Target:
     """The target with the models of overlap and of collectives that were asked for."""
     if arguments.interference == "off":
         target = replace(target, overlap=NoInterference())
-    if arguments.collectives != "fitted":
-        model = {"alpha-beta": AlphaBeta, "chunks": ChunkModel}[arguments.collectives]
+    if arguments.collectives != "flows":
+        model = {"fitted": LogSigmoid, "alpha-beta": AlphaBeta, "chunks": ChunkModel}[arguments.collectives]
         target = replace(target, collectives=model(target.hardware))
     return target
 

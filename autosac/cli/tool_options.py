@@ -1,11 +1,11 @@
-"""Options of the commands about the tool itself: ``gpus``, ``clusters``, ``cache``, ``completion``. Imports nothing heavy."""
+"""Options of commands that have few: ``gpus``, ``clusters``, ``cache``, ``chakra``, ``completion``. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from autosac.cli.options import add_output
+from autosac.cli.options import add_output, filled_path
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -32,6 +32,16 @@ def add_cache(commands: argparse._SubParsersAction[Any]) -> None:
     command.add_argument("--clear", action="store_true", help="remove all captures from the cache")
     add_output(command)
     command.set_defaults(run="cache")
+
+
+def add_chakra(commands: argparse._SubParsersAction[Any]) -> None:
+    """The options of ``autosac chakra``."""
+    command = commands.add_parser("chakra", help="execute the Chakra execution traces of all ranks together")
+    command.add_argument(
+        "folder", type=filled_path, metavar="DIR", help="folder of the traces NAME.RANK.et, and comm_group.json"
+    )
+    add_output(command)
+    command.set_defaults(run="chakra")
 
 
 def add_completion(commands: argparse._SubParsersAction[Any]) -> None:

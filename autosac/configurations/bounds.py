@@ -5,7 +5,7 @@ least, and which memory a layer and all else keep for the backward. It comes fro
 (`shape_of_parameters`) or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
 
 **Time** (`time_bound_ms`). m microbatches, stage s with l_s layers, f, b: forward and backward of one layer and one
-microbatch, f', b' those of what is outside of the layers (last stage).
+microbatch, f', b' those of what stands behind the layers (last stage). What stands before them counts without a pipeline.
 
 1. A stream executes its operators one after the other. A rank's compute stream holds, for each microbatch, the forward and
    backward of its layers: m l_s (f + b), on the last stage m (f' + b') more. The step is no shorter.
@@ -24,7 +24,8 @@ microbatch, f', b' those of what is outside of the layers (last stage).
 shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
 step all of them. The first stage's rank holds min(m, stages from its own to the last) microbatches at once under 1F1B, all
 under GPipe; one at least in every schedule. Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of
-checkpointing is a layer or lies in one, and what it recomputes from is not freed.
+checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers runs,
+between their forward and their backward, all that the layers keep is there, and what the operator at work reads and writes.
 
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. To free a
 tensor that an operator made, that operator runs again, at least. So the least recomputation is no less than the fractional
@@ -36,7 +37,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from typing import NamedTuple
 
 from autosac.configurations.layout import SINGLE_STAGE, Layout
 from autosac.configurations.splits import balanced_split, torchtitan_split
@@ -47,14 +50,14 @@ _WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One layer, or all that is outside of layers, for one microbatch on one rank.
+    """One layer, or what stands before or behind all layers, for one microbatch on one rank.
 
     `kept`: (bytes, least milliseconds that recomputing them takes) of what the step keeps for the backward without
     checkpointing; infinite milliseconds for what cannot be freed. Times are lower bounds, bytes are those of a rank.
     """
 
-    forward_ms: float
-    backward_ms: float
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
     kept: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -65,26 +68,77 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What bounds know of a model. `layer_parameters`: of one layer on average; sizes are of the whole model, unsharded."""
+    """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
+
+    `layer_parameters`: of one layer on average; sizes are of the whole model, unsharded. The `last` part's kept tensors are
+    those that are there while the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are
+    balanced.
+    """
 
     layers: int
     layer: Part
-    outside: Part
+    first: Part
+    last: Part
     layer_parameters: float
     outside_parameters: float
     state_bytes: int = 12
     gradient_bytes: int = 4
     compute_bytes: int = 2
     memory_gbps: float = math.inf
+    budget_bytes: float = math.inf
 
 
 def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
     """Layers of each stage."""
     stages = layout.pipeline * layout.stages_per_rank
     if layout.split == "balanced":
-        return balanced_split([shape.layer.both_ms] * shape.layers, stages, 0.0, shape.outside.both_ms)
-    found = torchtitan_split(shape.layers, stages)
-    assert found is not None, "an illegal layout"
+        return _balanced(layout, shape)
+    own = torchtitan_split(shape.layers, stages)
+    assert own is not None, "an illegal layout"
+    return own
+
+
+@lru_cache(maxsize=4096)
+def _balanced(layout: Layout, shape: Shape) -> tuple[int, ...]:
+    """Within the memory if that can be, else as if there were enough."""
+    stages = layout.pipeline * layout.stages_per_rank
+    stage_ms = cache(partial(_stage_ms, layout, shape))
+    found = balanced_split(shape.layers, stages, lambda stage, i, j: stage_ms(stage, j - i))
+    if math.isinf(shape.budget_bytes) or all(math.isfinite(stage_ms(s, count)) for s, count in enumerate(found)):
+        return found
+    return _balanced(layout, replace(shape, budget_bytes=math.inf))
+
+
+def _stage_ms(layout: Layout, shape: Shape, stage: int, count: int) -> float:
+    """What a stage with so many layers takes for a microbatch, with what it has to recompute within its memory; infinite if
+    nothing is enough. Of several stages on a rank, only the time is known.
+    """
+    last = stage == layout.pipeline * layout.stages_per_rank - 1
+    found = count * shape.layer.both_ms + (shape.last.both_ms if last else 0.0)
+    if layout.stages_per_rank > 1 or math.isinf(shape.budget_bytes):
+        return found
+    place = _Place(stage, count, count, count if last else None)
+    if _least_bytes(layout, shape, place) > shape.budget_bytes:
+        return INFEASIBLE
+    return found + _recompute_ms(layout, shape, place, shape.budget_bytes) / layout.microbatches
+
+
+class _Place(NamedTuple):
+    """How many layers a pipeline rank holds: in all its stages, in its first one, in the model's last one (None: not here)."""
+
+    rank: int
+    layers: int
+    first: int
+    last: int | None
+
+
+def _places(layout: Layout, shape: Shape) -> list[_Place]:
+    counts = split_of(layout, shape)
+    found = []
+    for rank in range(layout.pipeline):
+        own = [stage for stage in range(len(counts)) if _rank_of(layout, stage) == rank]
+        last = counts[-1] if own[-1] == len(counts) - 1 else None
+        found.append(_Place(rank, sum(counts[stage] for stage in own), counts[own[0]], last))
     return found
 
 
@@ -98,7 +152,9 @@ def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
         own = sum(counts[stage] for stage in range(stages) if _rank_of(layout, stage) == rank)
         work = m * own * both + (extra_ms[rank] if extra_ms else 0.0) + own * _copies_ms(layout, shape)
         if _rank_of(layout, stages - 1) == rank:
-            work += m * shape.outside.both_ms
+            work += m * shape.last.both_ms
+        if ranks == 1:
+            work += m * shape.first.both_ms
         fill = sum(counts[:rank]) * both if layout.schedule in _WHOLE_BACKWARDS else 0.0
         worst = max(worst, work + fill)
     return worst
@@ -124,27 +180,25 @@ def _rank_of(layout: Layout, stage: int) -> int:
     return stage % layout.pipeline
 
 
-def states_bytes(layout: Layout, shape: Shape, rank: int, *, gradients: bool) -> float:
+def _states_bytes(layout: Layout, shape: Shape, place: _Place, *, gradients: bool) -> float:
     """What parameters, optimizer states and, if asked for, gradients of a pipeline rank take at least."""
     if layout.cpu_offload:
         return 0.0
-    counts = split_of(layout, shape)
-    layers = sum(count for stage, count in enumerate(counts) if _rank_of(layout, stage) == rank)
-    parameters = layers * shape.layer_parameters
+    parameters = place.layers * shape.layer_parameters
     if layout.pipeline == 1:
         parameters += shape.outside_parameters
     each = shape.state_bytes + (shape.gradient_bytes if gradients else 0)
     return each * parameters / (layout.tensor * layout.shard * layout.context)
 
 
-def _before_backward_bytes(layout: Layout, shape: Shape, rank: int) -> float:
+def _before_backward_bytes(layout: Layout, shape: Shape, place: _Place) -> float:
     """States when a rank holds most activations: with the gradients of earlier microbatches, which FSDP has reduced and added
     up (in a pipeline it may wait), and with the gathered parameters of all layers that are not freed after their forward.
     """
     earlier = layout.pipeline == 1 and layout.microbatches > 1
-    found = states_bytes(layout, shape, rank, gradients=earlier)
+    found = _states_bytes(layout, shape, place, gradients=earlier)
     if layout.keeps_parameters:
-        found += shape.compute_bytes * split_of(layout, shape)[rank] * shape.layer_parameters / _expert_shards(layout)
+        found += shape.compute_bytes * place.first * shape.layer_parameters / _expert_shards(layout)
     return found
 
 
@@ -162,37 +216,57 @@ def held(layout: Layout, rank: int) -> int:
     return min(layout.microbatches, layout.pipeline - rank) if layout.schedule == "1F1B" else 1
 
 
-def _kept(layout: Layout, shape: Shape, rank: int) -> list[tuple[float, float]]:
-    """(bytes, milliseconds to free them) of all that a pipeline rank holds when it holds most."""
-    counts, times = split_of(layout, shape), held(layout, rank)
-    layers = sum(count for stage, count in enumerate(counts) if _rank_of(layout, stage) == rank)
-    if layout.pipeline > 1 and layout.stages_per_rank > 1:
-        layers = counts[rank]  # the first of its stages, at the moment when only that one is held
-    found: list[tuple[float, float]] = [(times * layers * size, times * layers * ms) for size, ms in shape.layer.kept]
-    if layout.pipeline == 1:
-        found += shape.outside.kept
-    return found
+class _Moment(NamedTuple):
+    """When a rank holds much: (bytes, milliseconds to free them) of all that it keeps then, of so many microbatches."""
+
+    kept: list[tuple[float, float]]
+    microbatches: int
+
+
+def _moments(layout: Layout, shape: Shape, place: _Place) -> list[_Moment]:
+    """When a pipeline rank holds most layers' tensors, and, where the last stage is, while what is behind the layers runs."""
+    times = held(layout, place.rank)
+
+    def of_layers(count: int) -> list[tuple[float, float]]:
+        return [(count * size, count * ms) for size, ms in shape.layer.kept]
+
+    behind = [] if place.last is None else [_Moment([*of_layers(place.last), *shape.last.kept], 1)]
+    # Of several stages, the first one is held alone at some moment.
+    return behind if layout.pipeline == 1 else [_Moment(of_layers(times * place.first), times), *behind]
 
 
 def memory_bound_bytes(layout: Layout, shape: Shape) -> float:
     """The least peak of the fullest rank, whatever is checkpointed. See the module."""
-    worst = 0.0
-    for rank in range(layout.pipeline):
-        fixed = sum(size for size, ms in _kept(layout, shape, rank) if math.isinf(ms) and not layout.activation_offload)
-        worst = max(
-            worst,
-            states_bytes(layout, shape, rank, gradients=True),
-            _before_backward_bytes(layout, shape, rank) + fixed,
-        )
+    return max(_least_bytes(layout, shape, place) for place in _places(layout, shape))
+
+
+def _least_bytes(layout: Layout, shape: Shape, place: _Place) -> float:
+    worst = _states_bytes(layout, shape, place, gradients=True)
+    for moment in _moments(layout, shape, place):
+        fixed = sum(size for size, ms in moment.kept if math.isinf(ms) and not layout.activation_offload)
+        worst = max(worst, _before_backward_bytes(layout, shape, place) + fixed)
     return worst
 
 
 def recompute_bound_ms(layout: Layout, shape: Shape, rank: int, budget_bytes: float) -> float:
     """The least recomputation of a pipeline rank in a step within the budget; infinite if none is enough."""
+    return _recompute_ms(layout, shape, _places(layout, shape)[rank], budget_bytes)
+
+
+def _recompute_ms(layout: Layout, shape: Shape, place: _Place, budget_bytes: float) -> float:
     if layout.activation_offload:
         return 0.0
-    kept = _kept(layout, shape, rank)
-    excess = _before_backward_bytes(layout, shape, rank) + sum(size for size, _ in kept) - budget_bytes
+    before = _before_backward_bytes(layout, shape, place)
+    # Microbatches of a step are alike: what one needs, each needs.
+    return max(
+        _least_ms(moment.kept, budget_bytes - before) * layout.microbatches / moment.microbatches
+        for moment in _moments(layout, shape, place)
+    )
+
+
+def _least_ms(kept: Sequence[tuple[float, float]], room_bytes: float) -> float:
+    """The fractional knapsack: what it costs to free so much that the rest has room; infinite if that cannot be."""
+    excess = sum(size for size, _ in kept) - room_bytes
     spent = 0.0
     for size, ms in sorted(kept, key=lambda item: item[1] / item[0] if item[0] else math.inf):
         if excess <= 0:
@@ -209,12 +283,23 @@ def bound_ms(layout: Layout, shape: Shape, budget_bytes: float) -> float:
     """The least step time within the budget, infinite if no checkpointing is enough. See the module."""
     if memory_bound_bytes(layout, shape) > budget_bytes:
         return INFEASIBLE
-    # Microbatches of a step are alike: what one needs, each needs.
+    extra = [recompute_bound_ms(layout, shape, rank, budget_bytes) for rank in range(layout.pipeline)]
+    return INFEASIBLE if math.inf in extra else time_bound_ms(layout, shape, extra)
+
+
+def any_split_bound_ms(layout: Layout, shape: Shape) -> float:
+    """The least step time however layers are divided over stages: no less than the average of the ranks."""
+    return layout.microbatches * (shape.layers * shape.layer.both_ms + shape.last.both_ms) / layout.pipeline
+
+
+def recomputing_bound_ms(layout: Layout, shape: Shape, layer_ms: float) -> float:
+    """The least step time, whatever the memory, if every layer recomputes for so long for each microbatch."""
+    counts = split_of(layout, shape)
     extra = [
-        recompute_bound_ms(layout, shape, rank, budget_bytes) * layout.microbatches / held(layout, rank)
+        layer_ms * layout.microbatches * sum(n for stage, n in enumerate(counts) if _rank_of(layout, stage) == rank)
         for rank in range(layout.pipeline)
     ]
-    return INFEASIBLE if math.inf in extra else time_bound_ms(layout, shape, extra)
+    return time_bound_ms(layout, shape, extra)
 
 
 def shape_of_parameters(
@@ -242,7 +327,8 @@ def shape_of_parameters(
             backward_ms=2 * inner * per_number_ms,
             kept=((int(2 * tokens * width / layout.tensor), math.inf),),
         ),
-        outside=Part(forward_ms=outer * per_number_ms, backward_ms=2 * outer * per_number_ms),
+        first=Part(),
+        last=Part(forward_ms=outer * per_number_ms, backward_ms=2 * outer * per_number_ms),
         layer_parameters=sum(math.prod(shape) for shape in of_layers.values()) / present,
         outside_parameters=sum(math.prod(shape) for shape in others.values()),
     )

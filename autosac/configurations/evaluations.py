@@ -1,16 +1,17 @@
 """Evaluations: what is worked out in other processes, as plain data that travels between them.
 
-`SheetTask` captures a few layers of one microbatch (`autosac.configurations.sheets`). `LayoutTask` simulates a layout's step
-without checkpointing and, where that does not fit, under every way of checkpointing that is asked for, AutoSAC's plan
-included: two to five captures, of a few layers where they repeat; plans are derived. A task ends early where its step
-cannot beat what is known: no checkpointing shortens a step.
+`SheetTask` captures a single layer of one microbatch (`autosac.configurations.sheets`). `LayoutTask` simulates a layout's step
+without checkpointing and, where that does not fit, under every way of checkpointing that is asked for and could be the best,
+AutoSAC's plan included: two to five captures, of a few layers where they repeat; the step under the plan is derived. A task
+ends early where its step cannot beat what is known: no checkpointing shortens a step. `PlanTask` captures the step under a
+plan, of all layers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,10 +23,11 @@ from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import captures_of, plans_of
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.closed_loop import Goal, Planned
-from autosac.planning.confidence import confidence_of
+from autosac.planning.confidence import Confidence, confidence_of
+from autosac.plans import Plan
 from autosac.simulation import Pipeline, Simulation, simulation_of
 
-_SMALLEST = (-2, -1)  # cuts with one and two periods of layers: two fewer than induction needs
+_SMALLEST = -2  # the cut with one period of layers
 _PARTS = ("compute_ms", "exposed_communication_ms", "exposed_copy_ms", "bubble_ms", "host_bound_ms", "recompute_ms")
 
 
@@ -88,22 +90,22 @@ class SheetTask:
         """See `Task`."""
         request = self.job.request("none")
         try:
-            cuts = [server.submit(replace(request, cut=cut)) for cut in _SMALLEST]
             try:
-                traces = [cut.result() for cut in cuts]
+                trace = server.capture(replace(request, cut=_SMALLEST))
             except CaptureError:  # too few layers to leave any out, or the job cannot be built with so few
-                traces = [server.capture(request)]
-            return {"sheet": sheet_of([simulation_of(trace, self.job.target) for trace in traces]).document()}
+                trace = server.capture(request)
+            return {"sheet": sheet_of(simulation_of(trace, self.job.target)).document()}
         except AutosacError as e:
             return {"refused": str(e)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutTask:
-    """A layout under every way of checkpointing.
+    """A layout under every way of checkpointing. AutoSAC's plan is not captured (`PlanTask`).
 
-    Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step without checkpointing; ``plan``, the text of
-    AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that could not be beaten; or ``refused``.
+    `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
+    left out. Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step without checkpointing; ``plan``, the
+    text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that could not be beaten; or ``refused``.
     """
 
     job: TitanJob
@@ -111,21 +113,19 @@ class LayoutTask:
     checkpointing: tuple[str, ...]
     cutoff_ms: float
     confidence: float | None = None
+    least_ms: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """See `Task`."""
         try:
             with temporary_folder() as folder:
-                return self._answer(captures_of(self.job, server, folder, ("none",)))
+                return self._answer(captures_of(self.job, server, folder, ("none",), beside=("none",)))
         except (CaptureError, UsageError) as e:
             return {"refused": str(e)}
 
     def _answer(self, captures: Sequence[TitanCaptures]) -> dict[str, Any]:
-        goal = self.goal
-        sure = None
-        if self.confidence is not None:
-            sure = confidence_of(self.confidence, goal.budget_kind, self.job.target.allocator)
-        inner = sure.inner_bytes(goal.budget_bytes) if sure else goal.budget_bytes
+        goal = replace(self.goal, confirm=False)
+        sure, inner = _within(self.confidence, goal, self.job)
         none = Measured.of("none", [stage.baseline("none") for stage in captures], inner, goal.budget_kind)
         answer: dict[str, Any] = {"rows": [], "at_least_ms": none.step_ms}
         if {"none", "autosac"} & set(self.checkpointing):
@@ -137,8 +137,13 @@ class LayoutTask:
         if "autosac" in self.checkpointing:
             (planned,) = plans_of(captures, goal, (goal.budget_bytes,), lambda _: None, sure)
             answer |= self._planned(planned, answer["rows"], inner)
+        best_ms = min((row["step_ms"] for row in answer["rows"] if row["fits"]), default=self.cutoff_ms)
         for name in ("full", "selective-op"):
-            if name in self.checkpointing and all(stage.working(name) for stage in captures):
+            if name not in self.checkpointing or self.least_ms.get(name, 0.0) >= min(best_ms, self.cutoff_ms):
+                continue
+            for stage in captures:
+                stage.start(name)
+            if all(stage.working(name) for stage in captures):
                 row = Measured.of(name, [stage.baseline(name) for stage in captures], inner, goal.budget_kind)
                 answer["rows"].append(asdict(row))
         return answer
@@ -150,6 +155,41 @@ class LayoutTask:
         stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
         rows.append(asdict(Measured.of("autosac", stages, inner, self.goal.budget_kind)))
         return {"plan": planned.plan.to_bytes().decode(), "notes": list(planned.notes)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTask:
+    """A layout's step as captured under its plan, the text of which is `plan`. Answer: ``row``, or ``refused``."""
+
+    job: TitanJob
+    goal: Goal
+    plan: str
+    pipeline: bool = False
+    confidence: float | None = None
+
+    def run(self, server: CaptureServer) -> dict[str, Any]:
+        """See `Task`."""
+        _, inner = _within(self.confidence, self.goal, self.job)
+        plan = Plan.from_bytes(self.plan.encode())
+        try:
+            with temporary_folder() as folder:
+                captures = [TitanCaptures(self.job, server, folder)]
+                if self.pipeline:
+                    captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
+                for stage in captures:
+                    stage.begin(plan)
+                stages = [stage.under(plan) for stage in captures]
+                return {"row": asdict(Measured.of("autosac", stages, inner, self.goal.budget_kind))}
+        except (CaptureError, UsageError) as e:
+            return {"refused": str(e)}
+
+
+def _within(share: float | None, goal: Goal, job: TitanJob) -> tuple[Confidence | None, int]:
+    """How sure a plan shall be, and what of the budget it may use then."""
+    if share is None:
+        return None, goal.budget_bytes
+    sure = confidence_of(share, goal.budget_kind, job.target.allocator)
+    return sure, sure.inner_bytes(goal.budget_bytes)
 
 
 def checked(answer: Any) -> dict[str, Any]:

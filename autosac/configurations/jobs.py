@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from autosac.configurations.layout import ModelFacts
-from autosac.configurations.search import Own
 from autosac.configurations.space import MEANINGS
+from autosac.configurations.wanted import Own
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings, read_setting
 from autosac.titan.source import model_facts

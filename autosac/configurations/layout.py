@@ -24,6 +24,7 @@ from autosac.configurations.space import Space
 from autosac.configurations.splits import module_names, torchtitan_split
 
 SINGLE_STAGE = ("1F1B", "GPipe")  # schedules with one stage on each rank
+_SWITCHES = ("compile", "async_tensor", "float8", "optimizer", "cpu_offload", "activation_offload", "allocator")
 Setting = str | int | bool | list[list[str]]
 
 
@@ -179,63 +180,71 @@ def legal(
 ) -> Iterator[Layout]:
     """The legal layouts of a space on so many GPUs. `compiled`: whether the job as it is compiles its model."""
     for layout in _combinations(space, gpu, world_size, gpus_per_node, global_batch, facts, compiled):
-        if _divides(layout, facts) and _is_sensible(layout, space):
+        if is_legal(layout, space, facts):
             yield layout
+
+
+def is_legal(layout: Layout, space: Space, facts: ModelFacts) -> bool:
+    """Whether a layout whose degrees fill the GPUs is worth a try. See the module."""
+    return _divides(layout, facts) and _is_sensible(layout, space)
+
+
+def knobs_of(
+    space: Space, world_size: int, gpus_per_node: int, facts: ModelFacts, compiled: bool
+) -> dict[str, tuple[Any, ...]]:
+    """The values of each knob of a layout, on so many GPUs; `layout_of` makes layouts of them."""
+    in_node = divisors(min(gpus_per_node, world_size))
+    return {
+        "tensor": space.tensor_parallel or in_node,
+        "context": space.context_parallel,
+        "pipeline": space.pipeline_parallel,
+        "replicate": space.data_parallel_replicate or divisors(world_size),
+        "expert": (space.expert_parallel or in_node) if facts.experts else (1,),
+        "expert_tensor": space.expert_tensor_parallel,
+        "schedule": space.pipeline_schedule,
+        "split": space.pipeline_split,
+        "microbatch": space.microbatch,
+        "reshard": space.reshard_after_forward,
+        "compile": space.compile or (compiled,),
+        "async_tensor": space.async_tensor_parallel,
+        "float8": space.float8,
+        "optimizer": space.optimizer,
+        "cpu_offload": space.cpu_offload,
+        "activation_offload": space.activation_offload,
+        "allocator": space.allocator,
+    }
+
+
+def layout_of(choice: Mapping[str, Any], gpu: str, world_size: int, global_batch: int) -> Layout | None:
+    """The layout of a value for each knob; None if degrees or batch do not divide what they have to."""
+    ranks, rest = divmod(world_size, choice["tensor"] * choice["context"] * choice["pipeline"])
+    if rest or ranks == 0 or ranks % choice["replicate"] or global_batch % (ranks * choice["microbatch"]):
+        return None
+    if choice["pipeline"] == 1:
+        choice = {**choice, "schedule": "1F1B", "split": "torchtitan"}
+    return Layout(gpu=gpu, shard=ranks // choice["replicate"], global_batch=global_batch, **choice)
 
 
 def _combinations(
     space: Space, gpu: str, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
 ) -> Iterator[Layout]:
     """All layouts whose degrees fill the GPUs and whose batches divide the global batch."""
-    tensors = space.tensor_parallel or divisors(min(gpus_per_node, world_size))
-    experts = (space.expert_parallel or divisors(min(gpus_per_node, world_size))) if facts.experts else (1,)
-    rest = itertools.product(
-        space.compile or (compiled,),
-        space.async_tensor_parallel,
-        space.float8,
-        space.optimizer,
-        space.cpu_offload,
-        space.activation_offload,
-        space.allocator,
-    )
-    switches = list(rest)
-    for tensor, context, pipeline in itertools.product(tensors, space.context_parallel, space.pipeline_parallel):
+    values = knobs_of(space, world_size, gpus_per_node, facts, compiled)
+    names = ("expert", "expert_tensor", "microbatch", "reshard", *_SWITCHES)
+    for tensor, context, pipeline in itertools.product(values["tensor"], values["context"], values["pipeline"]):
         ranks, remainder = divmod(world_size, tensor * context * pipeline)
         if remainder or ranks == 0:
             continue
-        replicas = [r for r in (space.data_parallel_replicate or divisors(ranks)) if ranks % r == 0]
-        schedules = (
-            itertools.product(space.pipeline_schedule, space.pipeline_split)
-            if pipeline > 1
-            else [("1F1B", "torchtitan")]
-        )
-        batches = [b for b in space.microbatch if global_batch % (ranks * b) == 0]
-        for (schedule, split), replicate, expert, expert_tensor, microbatch, reshard, choice in itertools.product(
-            schedules, replicas, experts, space.expert_tensor_parallel, batches, space.reshard_after_forward, switches
-        ):
-            compile_, async_tensor, float8, optimizer, cpu_offload, activation_offload, allocator = choice
-            yield Layout(
-                gpu=gpu,
-                replicate=replicate,
-                shard=ranks // replicate,
-                tensor=tensor,
-                context=context,
-                pipeline=pipeline,
-                expert=expert,
-                expert_tensor=expert_tensor,
-                schedule=schedule,
-                split=split,
-                microbatch=microbatch,
-                global_batch=global_batch,
-                reshard=reshard,
-                compile=compile_,
-                async_tensor=async_tensor,
-                float8=float8,
-                optimizer=optimizer,
-                cpu_offload=cpu_offload,
-                activation_offload=activation_offload,
-                allocator=allocator,
-            )
+        pipelines = itertools.product(values["schedule"], values["split"]) if pipeline > 1 else [("1F1B", "torchtitan")]
+        fixed = {"tensor": tensor, "context": context, "pipeline": pipeline}
+        few = {**values, "microbatch": [b for b in values["microbatch"] if global_batch % (ranks * b) == 0]}
+        replicas = [r for r in values["replicate"] if ranks % r == 0]
+        others = itertools.product(*(few[name] for name in names))
+        for (schedule, split), replicate, other in itertools.product(pipelines, replicas, others):
+            more = {"schedule": schedule, "split": split, "replicate": replicate}
+            layout = layout_of({**fixed, **more, **dict(zip(names, other, strict=True))}, gpu, world_size, global_batch)
+            if layout is not None:
+                yield layout
 
 
 def _divides(layout: Layout, facts: ModelFacts) -> bool:

@@ -7,6 +7,9 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
 3. its step without checkpointing, simulated.
 
+A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
+capture.
+
 If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same, if both
 accumulate gradients or neither does (`family`): it keeps at least as much of every tensor (a pipeline holds
 min(microbatches, stages) of them, which never becomes fewer sequences), and has the same states.
@@ -15,23 +18,41 @@ min(microbatches, stages) of them, which never becomes fewer sequences), and has
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from autosac.configurations.bounds import Part, Shape, bound_ms, memory_bound_bytes, shape_of_parameters, split_of
+from autosac.configurations.bounds import (
+    Part,
+    Shape,
+    any_split_bound_ms,
+    bound_ms,
+    memory_bound_bytes,
+    recomputing_bound_ms,
+    shape_of_parameters,
+    split_of,
+)
 from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
-from autosac.configurations.evaluations import LayoutTask, Measured, SheetTask
+from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.job_files import job_path, written_job
-from autosac.configurations.layout import Layout, ModelFacts, arguments_of, legal, settings_of
-from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.layout import (
+    Layout,
+    arguments_of,
+    is_legal,
+    knobs_of,
+    layout_of,
+    legal,
+    settings_of,
+)
 from autosac.configurations.results import Counts, Result, Row
+from autosac.configurations.sampling import Sampler, sampled
 from autosac.configurations.sheets import Sheet, sheet_layout
-from autosac.configurations.space import Space
 from autosac.configurations.study import Study
+from autosac.configurations.wanted import Own, Wanted
 from autosac.configurations.workers import WorkerLost, Workers
 from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.jobs.titan import TitanJob
@@ -41,34 +62,6 @@ from autosac.simulation import Target
 
 _TRIES = 3
 _MOST_LAYOUTS = 50_000
-_ADAM = 12  # bytes of a float32 parameter with Adam's two states
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is asked for. `job`: as it is, on the first offer's GPUs; `global_batch` None: the job's own."""
-
-    job: TitanJob
-    offers: tuple[Offer, ...]
-    space: Space
-    goal: Goal
-    budget: str = "85%"
-    objective: Objective = "tokens-per-second"
-    global_batch: int | None = None
-    confidence: float | None = None
-    gap: float = 0.005
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own:
-    """What the job's settings say of themselves."""
-
-    facts: ModelFacts
-    compiled: bool
-    global_batch: int
-    converters: tuple[str, ...] = ()
-    state_bytes: int = _ADAM
-    gradient_bytes: int = 4
 
 
 class TitanSearch:
@@ -95,6 +88,7 @@ class TitanSearch:
         self._reused = 0
         self._asked = 0
         self._begin = time.monotonic()
+        self.sampled = False  # whether there are too many layouts to list: `layouts` are those proposed so far
         self.layouts = self._legal()
         self.outcome: Outcome[Layout] = Outcome()
 
@@ -103,13 +97,13 @@ class TitanSearch:
         for offer in self._wanted.offers:
             per_node = self._target(offer.gpu, "").cluster.gpus_per_node
             own = self._own
-            found += legal(
+            some = legal(
                 self._wanted.space, offer.gpu, offer.world_size, per_node, own.global_batch, own.facts, own.compiled
             )
-        if len(found) > _MOST_LAYOUTS:
-            raise UsageError(
-                f"the space has {len(found):,} legal layouts, more than {_MOST_LAYOUTS:,}: name fewer values with --space"
-            )
+            found += itertools.islice(some, _MOST_LAYOUTS + 1)
+            if len(found) > _MOST_LAYOUTS:
+                self.sampled = True
+                return found[:1]
         if not found:
             sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.offers)
             raise UsageError(
@@ -123,22 +117,52 @@ class TitanSearch:
 
     def run(self, on_change: Callable[[Outcome[Layout]], None] = lambda _: None) -> Result:
         """Search to the end. Interrupted, `result` has what was found. `on_change` is told what has been found so far."""
-        bounds = self.first_bounds()
 
         def changed(outcome: Outcome[Layout], least: float) -> None:
             self._tell(outcome, least)
             on_change(outcome)
 
-        best_first(
-            [(layout, bounds[layout]) for layout in self.layouts],
-            self,
-            self.workers.submit,
-            at_once=self.workers.count,
-            gap=self._wanted.gap,
-            outcome=self.outcome,
-            on_change=changed,
-        )
+        def work_out(layouts: Sequence[Layout]) -> Mapping[Layout, float]:
+            bounds = self.first_bounds()
+            best_first(
+                [(layout, bounds[layout]) for layout in layouts],
+                self,
+                self.workers.submit,
+                at_once=self.workers.count,
+                gap=self._wanted.gap,
+                outcome=self.outcome,
+                on_change=changed,
+            )
+            found = {**self.outcome.pruned, **self.outcome.values}
+            return {layout: max(found[layout], self.outcome.best) for layout in layouts}
+
+        def propose(layouts: Sequence[Layout]) -> Mapping[Layout, float]:
+            self.layouts += [layout for layout in layouts if layout not in self.layouts]
+            found = work_out(layouts)
+            self.outcome.proven = False
+            return found
+
+        if self.sampled:
+            sampled(self._sampler(), propose)
+        else:
+            work_out(self.layouts)
         return self.result()
+
+    def _sampler(self) -> Sampler[Layout]:
+        own, space = self._own, self._wanted.space
+        knobs: dict[str, dict[Any, None]] = {"gpu": dict.fromkeys(self._offers)}
+        for gpu, offer in self._offers.items():
+            per_node = self._target(gpu, "").cluster.gpus_per_node
+            for name, values in knobs_of(space, offer.world_size, per_node, own.facts, own.compiled).items():
+                knobs.setdefault(name, {}).update(dict.fromkeys(values))
+
+        def make(choice: Mapping[str, Any]) -> Layout | None:
+            offer = self._offers[choice["gpu"]]
+            rest = {name: value for name, value in choice.items() if name != "gpu"}
+            layout = layout_of(rest, offer.gpu, offer.world_size, own.global_batch)
+            return layout if layout is not None and is_legal(layout, space, own.facts) else None
+
+        return Sampler({name: tuple(values) for name, values in knobs.items()}, make)
 
     # ---- jobs ----
 
@@ -218,6 +242,8 @@ class TitanSearch:
         peak = target.hardware.peak_flops("float8" if layout.float8 else "bfloat16")
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
         shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
+        if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
+            return self._weight(layout) * any_split_bound_ms(layout, shape) * (1 - 1e-9)
         return self._bound(layout, self._completed(layout, shape))
 
     def sheet_bound(self, layout: Layout, budget: str | None = None) -> float | None:
@@ -241,11 +267,12 @@ class TitanSearch:
             return Shape(
                 layers=self._own.facts.layers,
                 layer=Part(forward_ms=1.0, backward_ms=2.0),
-                outside=Part(forward_ms=0.0, backward_ms=0.0),
+                first=Part(),
+                last=Part(),
                 layer_parameters=0.0,
                 outside_parameters=0.0,
             )
-        return self._completed(layout, sheet.shape())
+        return self._completed(layout, sheet.shape(pipeline=layout.pipeline > 1))
 
     def _completed(self, layout: Layout, shape: Shape) -> Shape:
         """With what the job and the GPU say."""
@@ -254,6 +281,7 @@ class TitanSearch:
             state_bytes=self._own.state_bytes,
             gradient_bytes=self._own.gradient_bytes,
             memory_gbps=self._target(layout.gpu, layout.allocator).hardware.mem_bandwidth_gbps,
+            budget_bytes=self._goal(layout).budget_bytes,
         )
 
     def _sheet(self, layout: Layout) -> Sheet | str | None:
@@ -313,7 +341,31 @@ class TitanSearch:
         if "refused" in answer:
             self._refused[layout] = answer["refused"]
             return Value(math.inf)
-        return Value(self._noted(layout, key, answer))
+        value = self._noted(layout, key, answer)
+        planned = next((row for row in answer["rows"] if row["checkpointing"] == "autosac"), None)
+        if value >= best or planned is None or planned["step_ms"] * self._weight(layout) > value:
+            return Value(value)
+        return self._confirmed(layout, answer, value)
+
+    def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float) -> Value | Work:
+        """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it."""
+        key = self._key("plan", layout)
+        if key in self._lost:
+            self._failed[layout] = value
+            return Value(math.inf)
+        captured = self._answer(key)
+        if captured is None:
+            task = PlanTask(
+                job=self._job(layout),
+                goal=self._goal(layout),
+                plan=answer["plan"],
+                pipeline=layout.pipeline > 1,
+                confidence=self._wanted.confidence,
+            )
+            return Work(key, task)
+        rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
+        rows += [captured["row"]] if "row" in captured else []
+        return Value(self._noted(layout, self._key("layout", layout), {**answer, "rows": rows}))
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
@@ -323,7 +375,16 @@ class TitanSearch:
             checkpointing=self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.confidence,
+            least_ms=self.least_ms(layout),
         )
+
+    def least_ms(self, layout: Layout) -> dict[str, float]:
+        """Lower bounds of the step under full and selective checkpointing, as far as a sheet tells them."""
+        sheet = self._sheet(layout)
+        if not isinstance(sheet, Sheet) or layout.compile or layout.activation_offload:
+            return {}
+        each = {"full": sheet.full_ms, "selective-op": sheet.selective_ms}
+        return {name: recomputing_bound_ms(layout, self._shape(layout), ms) for name, ms in each.items()}
 
     def _noted(self, layout: Layout, key: str, answer: Mapping[str, Any]) -> float:
         """Take an answer into the rows; the best score of what fits."""
@@ -367,7 +428,8 @@ class TitanSearch:
             return
         self._asked += 1
         self._evaluated.add(key)
-        fitting = [row["step_ms"] for row in answer.get("rows", ()) if row["fits"]]
+        rows = [*answer.get("rows", ()), *([answer["row"]] if "row" in answer else [])]
+        fitting = [row["step_ms"] for row in rows if row["fits"]]
         self._study.record(key, answer, {}, min(fitting, default=None))
 
     # ---- what is known ----
@@ -400,12 +462,15 @@ class TitanSearch:
             gap=self._wanted.gap,
             proven=self.outcome.proven and not any(bound < limit for bound in self._failed.values()),
             refused=refused,
-            failed={layout: self._lost[self._key("layout", layout)] for layout in self._failed},
+            failed={layout: self._why_lost(layout) for layout in self._failed},
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._goal(self.layouts[0]).budget_bytes,
             seconds=time.monotonic() - self._begin,
         )
+
+    def _why_lost(self, layout: Layout) -> str:
+        return next(self._lost[key] for kind in ("layout", "plan") if (key := self._key(kind, layout)) in self._lost)
 
 
 def family(layout: Layout) -> tuple[Layout, bool]:

@@ -13,9 +13,10 @@ from typing import Any
 from autosac.configurations.jobs import own_of
 from autosac.configurations.layout import arguments_of
 from autosac.configurations.offers import Objective, Offer
-from autosac.configurations.search import TitanSearch, Wanted
+from autosac.configurations.search import TitanSearch
 from autosac.configurations.space import Space
 from autosac.configurations.study import Study
+from autosac.configurations.wanted import Wanted
 from autosac.configurations.workers import workers_of
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, read_bounded
@@ -27,6 +28,8 @@ from autosac.planning.confidence import confidence_of
 from autosac.quantities import parse_budget
 from autosac.simulation import Target
 from autosac.titan.version import check_job, has_python_jobs, installed_version
+
+_ANSWERS = "answers 2"  # of what form the answers in a study are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,5 +107,5 @@ def _identity(inputs: Inputs) -> dict[str, Any]:
         "budget": f"{inputs.budget} {inputs.budget_kind}",
         "confidence": inputs.confidence,
         "checkpointing": list(inputs.space.checkpointing),
-        "versions": [own, installed_version(), version("torch")],
+        "versions": [own, installed_version(), version("torch"), _ANSWERS],
     }

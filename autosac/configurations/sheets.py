@@ -1,6 +1,10 @@
-"""Sheets: what one microbatch does on one rank, measured on captures of a few layers.
+"""Sheets: what one microbatch does on one rank, measured on the capture of a single period of layers.
 
-    cuts of n and n + p layers   ->   one period of layers = their difference,   outside = the smaller less its layers
+Every operator and tensor knows the module that made it. What belongs to a layer (a member of ``layers``) is a layer's; the
+rest stands before the layers or behind them, in the forward and, the other way round, in the backward. The cut holds one of
+each kind of layer that the whole job has, so n layers take
+
+    before + n times the average of the repeating layers + (leading layers less as many average ones) + behind
 
 A sheet is captured once for all layouts that differ only in how ranks share data and stages (`sheet_layout`): replicas, FSDP's
 shards, accumulation, pipelines, resharding and the optimizer change neither the operators of the model nor their sizes.
@@ -9,17 +13,20 @@ Counted is a *chain* (`_chain_ms`): operators of the compute stream, which run o
 issued from it and that it waits for before its next operator (tensor and context parallelism). FSDP's own copies are left out:
 their shapes depend on the shards. Neither host nor interference shortens a chain, so the sum is a lower bound of the time.
 
-Kept is what was allocated in the forward and lives on in the backward. To free it, its operator runs again at least; the input
-of a layer is never freed (`autosac.configurations.bounds`).
+Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator runs again at least; the
+input of a layer is never freed (`autosac.configurations.bounds`). What others read as well (the last layer's result) is not
+counted. Between the layers' forward and backward, all of that is there, and whatever the operator that runs reads and writes:
+logits and their gradient, which no plan makes smaller.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from autosac.configurations.bounds import Part, Shape
 from autosac.configurations.layout import Layout
@@ -28,34 +35,52 @@ from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase
 
 _SHARDS_OWN = ("fsdp.", "aten.split_with_sizes_copy", "c10d.", "_c10d_functional.")
 _COMPUTE = 0  # the stream that models run on
+_NONE = -1  # no layer
+_IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
+_PHASES = (Phase.FORWARD, Phase.BACKWARD)
+_Kept = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
+_PART_NAMES = ("layer", "least", "first", "last")
+# What TorchTitan's selective checkpointing may save; of products it saves every second one.
+_SAVED = re.compile(r"aten\.(mm|addmm|linear|max)\b|attention|attn|reduce_scatter|inductor_compiled_code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """A layout's microbatch: one layer, and all else. `parameter_shapes`: by name, of the few layers that were captured."""
+    """A layout's microbatch: a layer on average, what any layer takes at least, what stands before the layers and behind them.
+
+    A layer's `kept` is that of the layer which keeps least. `full_ms` and `selective_ms`: what of such a layer full and
+    selective checkpointing recompute at least. `parameter_shapes`: by name, of the layers that were captured.
+    """
 
     layers: int
     layer: Part
-    outside: Part
+    least: Part
+    first: Part
+    last: Part
     layer_parameters: float
+    least_parameters: float
     outside_parameters: float
     flops_per_token: float
+    full_ms: float = 0.0
+    selective_ms: float = 0.0
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
-    def shape(self) -> Shape:
-        """For the bounds."""
+    def shape(self, *, pipeline: bool) -> Shape:
+        """For the bounds. A stage of a pipeline may hold any of the layers: there, the least of each counts."""
+        layer = replace(self.least, kept=self.layer.kept) if pipeline else self.layer
         return Shape(
             layers=self.layers,
-            layer=self.layer,
-            outside=self.outside,
-            layer_parameters=self.layer_parameters,
+            layer=layer,
+            first=self.first,
+            last=self.last,
+            layer_parameters=self.least_parameters if pipeline else self.layer_parameters,
             outside_parameters=self.outside_parameters,
         )
 
     def document(self) -> dict[str, Any]:
         """As JSON's types; infinite costs are None."""
         found = asdict(self)
-        for part in ("layer", "outside"):
+        for part in _PART_NAMES:
             found[part]["kept"] = [[size, None if math.isinf(ms) else ms] for size, ms in found[part]["kept"]]
         return found
 
@@ -68,7 +93,7 @@ class Sheet:
             return Part(forward_ms=table["forward_ms"], backward_ms=table["backward_ms"], kept=kept)
 
         shapes = tuple((str(name), tuple(shape)) for name, shape in document["parameter_shapes"])
-        parts = {name: part(document[name]) for name in ("layer", "outside")}
+        parts = {name: part(document[name]) for name in _PART_NAMES}
         return Sheet(**{**document, **parts, "parameter_shapes": shapes})
 
 
@@ -91,137 +116,200 @@ def sheet_layout(layout: Layout) -> Layout:
     )
 
 
-def sheet_of(cuts: Sequence[Simulation]) -> Sheet:
-    """The sheet of a job from two cuts of it (few layers and a period more), or from the whole job alone."""
-    found = [_Microbatch(simulation) for simulation in cuts]
-    info = cuts[0].trace.info
-    small = found[0]
-    if len(found) == 1:
-        # All layers are there: what one takes cannot be told from the rest, so the rest counts as nothing.
-        count = max(1, small.layers)
-        layer = Part(
-            forward_ms=small.forward_ms / count,
-            backward_ms=small.backward_ms / count,
-            kept=tuple((size * n // count, ms * n / count) for (size, ms), n in small.kept.items()),
-        )
-        return Sheet(
-            layers=count,
-            layer=layer,
-            outside=Part(forward_ms=0.0, backward_ms=0.0),
-            layer_parameters=small.layer_parameters / count,
-            outside_parameters=small.outside_parameters,
-            flops_per_token=info.flops_per_token or 0.0,
-            parameter_shapes=tuple(info.parameter_shapes.items()),
-        )
-    cut, large = info.cut, found[1]
-    assert cut is not None
-    grown = large.layers - small.layers
-    more = large.kept - small.kept
+def sheet_of(simulation: Simulation) -> Sheet:
+    """The sheet of a job, from a cut of it (`autosac.capture.jobs.layers`) or from the whole job."""
+    trace = simulation.trace
+    info = trace.info
+    event_ms = simulation.pricing.event_ms.tolist()
+    layer_of = [_layer_number(name) for name in trace.modules]
+    chain = _parts(_chain(trace, event_ms), layer_of)
+    numbers = {name: math.prod(shape) for name, shape in info.parameter_shapes.items()}
+    present = sorted({_layer_number(name) for name in numbers} - {_NONE})
+    repeating = present[-info.cut.period :] if info.cut is not None else present
+    total = info.cut.total if info.cut is not None else len(present)
+    added = total - len(present)  # layers that are not there
+    parameters = {
+        layer: sum(n for name, n in numbers.items() if _layer_number(name) == layer) for layer in (_NONE, *present)
+    }
 
-    def outside(own: float, other: float) -> float:
-        return max(0.0, own - (other - own) / grown * small.layers)
+    def average(of_layers: Mapping[int, float]) -> float:
+        return sum(of_layers.get(layer, 0.0) for layer in repeating) / max(1, len(repeating))
 
-    layer = Part(
-        forward_ms=(large.forward_ms - small.forward_ms) / grown,
-        backward_ms=(large.backward_ms - small.backward_ms) / grown,
-        kept=_shared(more, grown),
-    )
-    rest = small.kept.copy()
-    for item, n in more.items():
-        rest[item] -= n * small.layers // grown
-    growth = (large.flops_per_token - small.flops_per_token) / grown
+    layer_ms = {phase: average(chain.layers[phase]) for phase in _PHASES}
+    excess = {
+        phase: sum(chain.layers[phase].get(layer, 0.0) - layer_ms[phase] for layer in present) for phase in _PHASES
+    }
+    kept, rest = _kept(trace, event_ms, layer_of)
+    least_kept = min((kept[layer] for layer in present), key=_total, default=_Kept())
+    if info.compiled:  # a kernel makes several results, and it need not be the same one that makes one of them again
+        least_kept = _Kept(
+            {(size, ms if math.isinf(ms) else 0.0, name): n for (size, ms, name), n in least_kept.items()}
+        )
+    least = {phase: min((chain.layers[phase].get(layer, 0.0) for layer in present), default=0.0) for phase in _PHASES}
+    layer_parameters = average(parameters)
+    flops = info.flops_per_token or 0.0
     return Sheet(
-        layers=cut.total,
-        layer=layer,
-        outside=Part(
-            forward_ms=outside(small.forward_ms, large.forward_ms),
-            backward_ms=outside(small.backward_ms, large.backward_ms),
-            kept=tuple((size * n, ms * n) for (size, ms), n in rest.items() if n > 0),
+        layers=max(1, total),
+        layer=Part(
+            forward_ms=layer_ms[Phase.FORWARD],
+            backward_ms=layer_ms[Phase.BACKWARD],
+            kept=_items(least_kept),
         ),
-        layer_parameters=(large.layer_parameters - small.layer_parameters) / grown,
-        outside_parameters=outside(
-            small.layer_parameters + small.outside_parameters, large.layer_parameters + large.outside_parameters
+        least=Part(forward_ms=least[Phase.FORWARD], backward_ms=least[Phase.BACKWARD]),
+        first=Part(
+            forward_ms=chain.first[Phase.FORWARD] + excess[Phase.FORWARD],
+            backward_ms=chain.first[Phase.BACKWARD] + excess[Phase.BACKWARD],
         ),
-        flops_per_token=small.flops_per_token + growth * (cut.total - small.layers),
+        last=Part(forward_ms=chain.last[Phase.FORWARD], backward_ms=chain.last[Phase.BACKWARD], kept=_items(rest)),
+        layer_parameters=layer_parameters,
+        least_parameters=float(min((parameters[layer] for layer in present), default=0)),
+        outside_parameters=sum(parameters.values()) + added * layer_parameters - total * layer_parameters,
+        flops_per_token=flops,
+        full_ms=_recomputed_ms(least_kept, re.compile("$^")),
+        selective_ms=_recomputed_ms(least_kept, _SAVED),
         parameter_shapes=tuple(info.parameter_shapes.items()),
     )
 
 
-def _shared(kept: Counter[tuple[int, float]], layers: int) -> tuple[tuple[int, float], ...]:
-    """Kept tensors of several layers as those of one of them, on average."""
-    return tuple((int(size * n / layers), ms * n / layers) for (size, ms), n in kept.items())
+def _layer_number(name: str) -> int:
+    place = _IN_LAYER.match(name)
+    return int(place[1]) if place else _NONE
 
 
-class _Microbatch:
-    """What a captured step of one microbatch does."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        trace = simulation.trace
-        event_ms = simulation.pricing.event_ms.tolist()
-        self.forward_ms, self.backward_ms = _chain_ms(trace, event_ms)
-        self.kept = _kept(trace, event_ms)
-        shapes = trace.info.parameter_shapes
-        numbers = {name: math.prod(shape) for name, shape in shapes.items()}
-        of_layers = {name: n for name, n in numbers.items() if name.startswith("layers.")}
-        self.layers = len({name.split(".")[1] for name in of_layers})
-        self.layer_parameters = float(sum(of_layers.values()))
-        self.outside_parameters = float(sum(numbers.values())) - self.layer_parameters
-        self.flops_per_token = trace.info.flops_per_token or 0.0
+def _items(kept: _Kept) -> tuple[tuple[int, float], ...]:
+    return tuple((size * n, ms * n) for (size, ms, _), n in kept.items())
 
 
-def _chain_ms(trace: Trace, event_ms: Sequence[float]) -> tuple[float, float]:
-    """Milliseconds of the chain in the forward and in the backward. See the module."""
-    found = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0}
-    issued: dict[int, tuple[Phase, float]] = {}  # collectives since the last operator, by their work
+def _recomputed_ms(kept: _Kept, saved: re.Pattern[str]) -> float:
+    """What it takes to make again all that is not saved and can be made again."""
+    return sum(ms * n for (_, ms, name), n in kept.items() if not math.isinf(ms) and not saved.search(name))
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """Milliseconds by phase: before the layers, of each layer, behind the layers."""
+
+    first: dict[Phase, float]
+    layers: dict[Phase, dict[int, float]]
+    last: dict[Phase, float]
+
+
+def _chain(trace: Trace, event_ms: Sequence[float]) -> list[tuple[Phase, int, float]]:
+    """(phase, module, milliseconds) of all members of the chain, in their order. See the module."""
+    found: list[tuple[Phase, int, float]] = []
+    issued: dict[int, tuple[Phase, int, float]] = {}  # collectives since the last operator, by their work
     event: Any
     for event, ms in zip(trace.events, event_ms, strict=True):
         kind = type(event)
         if kind is Op and event.stream == _COMPUTE and ms:
             issued.clear()
-            if event.phase in found and not trace.signatures[event.signature].name.startswith(_SHARDS_OWN):
-                found[event.phase] += ms
-        elif kind is Collective and event.stream == _COMPUTE and event.phase in found:
+            if event.phase in _PHASES and not trace.signatures[event.signature].name.startswith(_SHARDS_OWN):
+                found.append((event.phase, event.module, ms))
+        elif kind is Collective and event.stream == _COMPUTE and event.phase in _PHASES:
             if event.asynchronous:
-                issued[event.work] = (event.phase, ms)
+                issued[event.work] = (event.phase, event.module, ms)
             else:
-                found[event.phase] += ms
+                found.append((event.phase, event.module, ms))
         elif kind is WorkWait and event.stream == _COMPUTE and event.work in issued:
             # Of several in flight at once only the longest counts: they may run side by side.
-            phase, longest = issued.pop(event.work)
-            overlapping = max((other for _, other in issued.values()), default=0.0)
-            found[phase] += max(0.0, longest - overlapping)
-    return found[Phase.FORWARD], found[Phase.BACKWARD]
+            phase, module, longest = issued.pop(event.work)
+            overlapping = max((other for *_, other in issued.values()), default=0.0)
+            found.append((phase, module, max(0.0, longest - overlapping)))
+    return found
 
 
-def _kept(trace: Trace, event_ms: Sequence[float]) -> Counter[tuple[int, float]]:
-    """(bytes, milliseconds of its operator) of every tensor that the forward leaves to the backward."""
-    inputs = _layer_inputs(trace)
-    alive: dict[int, float] = {}
-    kept: Counter[tuple[int, float]] = Counter()
+def _parts(chain: Sequence[tuple[Phase, int, float]], layer_of: Sequence[int]) -> _Parts:
+    """The chain's members by where they stand. What stands between layers and belongs to none counts nothing."""
+    found = _Parts(dict.fromkeys(_PHASES, 0.0), {phase: {} for phase in _PHASES}, dict.fromkeys(_PHASES, 0.0))
+    for phase in _PHASES:
+        members = [(layer_of[module] if module >= 0 else _NONE, ms) for at, module, ms in chain if at is phase]
+        inside = [i for i, (layer, _) in enumerate(members) if layer != _NONE]
+        begin, end = (inside[0], inside[-1]) if inside else (len(members), len(members))
+        early, late = (found.first, found.last) if phase is Phase.FORWARD else (found.last, found.first)
+        for i, (layer, ms) in enumerate(members):
+            if layer != _NONE:
+                found.layers[phase][layer] = found.layers[phase].get(layer, 0.0) + ms
+            elif i < begin:
+                early[phase] += ms
+            elif i > end:
+                late[phase] += ms
+    return found
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def _kept(trace: Trace, event_ms: Sequence[float], layer_of: Sequence[int]) -> tuple[dict[int, _Kept], _Kept]:
+    """Every tensor that the forward leaves to the backward, by layer; and of the
+    others, at the operator between the layers' forward and backward at which they are most: what that one reads and writes
+    is fixed.
+    """
+    inputs = _layer_inputs(trace, layer_of)
+    alive: dict[
+        int, tuple[float, str]
+    ] = {}  # milliseconds of the operator that takes longest to write it, and its name
+    shared: set[int] = set()  # made by a layer and read by others
+    behind: _Kept = Counter()
     event: Any
     for event, ms in zip(trace.events, event_ms, strict=True):
         kind = type(event)
         if kind is Alloc and _is_activation(trace, event.storage):
-            alive[event.storage] = 0.0
+            alive[event.storage] = 0.0, ""
         elif kind is Free:
             alive.pop(event.storage, None)
         elif kind is Op:
-            if event.phase is Phase.BACKWARD:
+            layer = layer_of[event.module] if event.module >= 0 else _NONE
+            if event.phase is Phase.BACKWARD and layer != _NONE:
                 break
-            for storage in event.outputs:
-                if storage in alive and event.stream == _COMPUTE:
-                    alive[storage] = max(alive[storage], ms)
-    for storage, ms in alive.items():
-        size = trace.storages[storage].nbytes
-        kept[size, math.inf if storage in inputs else round(ms, 6)] += 1
-    return kept
+            if layer != _NONE:
+                behind = Counter()
+            elif event.stream == _COMPUTE and event.phase in _PHASES:
+                behind = max(behind, _at_once(trace, event, alive, layer_of, inputs), key=_total)
+            for storage in event.inputs:
+                if storage in alive and layer_of[trace.storages[storage].module] not in (_NONE, layer):
+                    shared.add(storage)
+            if event.phase is not Phase.BACKWARD:
+                for storage in event.outputs:
+                    if storage in alive and event.stream == _COMPUTE:
+                        alive[storage] = max(alive[storage], (ms, trace.signatures[event.signature].name))
+    kept: dict[int, _Kept] = defaultdict(Counter)
+    for storage, (ms, name) in alive.items():
+        size, layer = trace.storages[storage].nbytes, layer_of[trace.storages[storage].module]
+        if storage in inputs:
+            kept[inputs[storage]][size, math.inf, name] += 1
+        elif layer != _NONE and storage not in shared:
+            kept[layer][size, round(ms, 6), name] += 1
+    return kept, behind
 
 
-def _layer_inputs(trace: Trace) -> frozenset[int]:
-    """The storages that layers (members of ``layers``) read first of those that were there before their forwards."""
-    layers = {i for i, name in enumerate(trace.modules) if name.startswith("layers.") and name.count(".") == 1}
-    found: set[int] = set()
+def _at_once(
+    trace: Trace, op: Op, alive: Mapping[int, tuple[float, str]], layer_of: Sequence[int], inputs: Mapping[int, int]
+) -> _Kept:
+    """What is there while an operator outside of the layers runs, without what layers keep."""
+    found: _Kept = Counter()
+    touched = {storage for storage in (*op.inputs, *op.outputs) if storage >= 0}
+    for storage in touched:
+        row = trace.storages[storage]
+        if row.stream == _COMPUTE and row.label is Label.NONE and storage not in inputs:
+            found[row.nbytes, math.inf, ""] += 1
+    for storage, (ms, name) in alive.items():
+        if storage not in touched and storage not in inputs and layer_of[trace.storages[storage].module] == _NONE:
+            found[trace.storages[storage].nbytes, round(ms, 6), name] += 1
+    return found
+
+
+def _total(kept: _Kept) -> int:
+    return sum(size * n for (size, _, _), n in kept.items())
+
+
+def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
+    """The storages that layers (members of ``layers``) read first of those that were there before their forwards, and who."""
+    layers = {i for i, name in enumerate(trace.modules) if layer_of[i] != _NONE and name.count(".") == 1}
+    found: dict[int, int] = {}
     before: frozenset[int] = frozenset()
+    layer = _NONE
     alive: set[int] = set()
     event: Any
     for event in trace.events:
@@ -231,13 +319,13 @@ def _layer_inputs(trace: Trace) -> frozenset[int]:
         elif kind is Free:
             alive.discard(event.storage)
         elif kind is ModuleEnter and event.module in layers and event.phase is Phase.FORWARD:
-            before = frozenset(alive)
+            before, layer = frozenset(alive), layer_of[event.module]
         elif before and kind is Op and event.stream == _COMPUTE and event.phase is Phase.FORWARD:
             read = [storage for storage in event.inputs if storage in before]
             if read:
                 before = frozenset()
-                found.add(read[0])
-    return frozenset(found)
+                found.setdefault(read[0], layer)
+    return found
 
 
 def _is_activation(trace: Trace, storage: int) -> bool:

@@ -18,6 +18,8 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import AutosacError, FirstStageError
 from autosac.induction.alignment import Refusal
 from autosac.induction.traces import TraceFamily, difference
+from autosac.plans import Plan
+from autosac.plans.layers import is_alike
 from autosac.trace import Cut, Trace, TraceInfo
 
 _CUTS = 3
@@ -85,8 +87,12 @@ class Capturing:
 def capturing(
     server: Server, request: TitanRequest, refused: Callable[[str], None] = lambda _: None, *, whole: bool = False
 ) -> Capturing | Future[Trace]:
-    """Start a capture; `result()` waits for its trace. Captures under a plan, and if asked for, are of the whole job."""
-    if whole or request.plan_file is not None or request.layers is not None:
+    """Start a capture; `result()` waits for its trace. It is of the whole job if asked for, and under a plan that does not do
+    the same in all layers.
+    """
+    if request.plan_file is not None and not whole:
+        whole = not is_alike(Plan.load(request.plan_file))
+    if whole or request.layers is not None:
         return server.submit(request)
     return Capturing(server, request, refused)
 

@@ -189,21 +189,27 @@ def between(peaks: Iterable[int], budgets: Sequence[int]) -> tuple[int, ...]:
 
 
 def captures_of(
-    job: TitanJob, server: CaptureServer, folder: Path, names: Sequence[str] = BASELINES, *, all_stages: bool = True
+    job: TitanJob,
+    server: CaptureServer,
+    folder: Path,
+    names: Sequence[str] = BASELINES,
+    *,
+    all_stages: bool = True,
+    beside: Sequence[str] = BASELINES,
 ) -> list[TitanCaptures]:
     """The captures of one rank of each pipeline stage, those under the baselines `names` begun; of the job's own rank if
-    that is not 0, or without `all_stages`.
+    that is not 0, or without `all_stages`. `beside`: the baselines that plans are shown beside.
     """
 
     def started(one: TitanJob) -> Capture:
         return capturing(server, one.request(names[0], observe=names[0] == "none"), one.progress, whole=one.whole)
 
     job, capture = own_stage(job, server, started)
-    captures = [TitanCaptures(job, server, folder, {names[0]: capture})]
+    captures = [TitanCaptures(job, server, folder, {names[0]: capture}, beside)]
     captures[0].start(*names)
     if job.rank == 0 and all_stages:
         stages = captures[0].stages(names[0])[1:]
-        captures += [TitanCaptures(stage, server, folder) for stage in stages]
+        captures += [TitanCaptures(stage, server, folder, beside=beside) for stage in stages]
     for stage in captures[1:]:
         stage.start(*names)
     return captures
@@ -252,7 +258,8 @@ def _of_stages(
 
     def needs(position: int) -> float:
         stage = captures[position]
-        return stage.baseline("full").peak_bytes(goal.budget_kind) if stage.working("full") else float("inf")
+        known = stage.baselines()
+        return known["full"].peak_bytes(goal.budget_kind) if "full" in known else float("inf")
 
     plans: dict[int, tuple[Planned | InfeasibleError, ...]] = {}
     for position in sorted(range(len(captures)), key=needs, reverse=True):

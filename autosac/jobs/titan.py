@@ -156,23 +156,30 @@ def own_stage(job: TitanJob, server: CaptureServer, start: Callable[[TitanJob], 
 class TitanCaptures:
     """The captures that planning needs, from one capture process; see `autosac.planning.closed_loop.PlanningCaptures`.
 
-    `started`: captures of the job under some of BASELINES that have begun, by name.
+    `started`: captures of the job under some of BASELINES that have begun, by name. `beside`: those that a plan is shown
+    beside.
     """
 
     def __init__(
-        self, job: TitanJob, server: CaptureServer, folder: Path, started: Mapping[str, Capture] | None = None
+        self,
+        job: TitanJob,
+        server: CaptureServer,
+        folder: Path,
+        started: Mapping[str, Capture] | None = None,
+        beside: Sequence[str] = BASELINES,
     ) -> None:
         self.job = job
         self._server = server
         self._folder = folder
-        self._under_plans: dict[tuple[tuple[Unit, ...], Settings], Future[Trace]] = {}
+        self._beside = tuple(beside)
+        self._under_plans: dict[tuple[tuple[Unit, ...], Settings], Capture] = {}
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
 
     def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
         """Captures of the same job that computes its loss in chunks; `folder` is for its plans."""
-        return TitanCaptures(replace(self.job, loss_chunks=chunks), self._server, folder)
+        return TitanCaptures(replace(self.job, loss_chunks=chunks), self._server, folder, beside=self._beside)
 
     def start(self, *names: str) -> None:
         """Begin to capture the step under some of BASELINES, unless that has begun."""
@@ -229,12 +236,13 @@ class TitanCaptures:
         return self._simulations["none"]
 
     def baselines(self) -> Mapping[str, Simulation]:
-        """The step under each of BASELINES that the job can run under; `failures` says why not under the others.
+        """The step under each of those that a plan is shown beside and that the job can run under; `failures` says why not
+        under the others.
 
         All are begun; one is waited for when it is asked for.
         """
-        self.start(*BASELINES)
-        return _Baselines(self)
+        self.start(*self._beside)
+        return _Baselines(self, self._beside)
 
     def working(self, name: str) -> bool:
         """Whether the job can run under this one of BASELINES. CaptureError if it cannot run without checkpointing."""
@@ -257,7 +265,9 @@ class TitanCaptures:
         if (plan.units, plan.settings) not in self._under_plans:
             path = self._folder / f"plan{len(self._under_plans) + 1}.json"
             plan.save(path)
-            self._under_plans[plan.units, plan.settings] = self._server.submit(self.job.request(plan_file=str(path)))
+            request = self.job.request(plan_file=str(path))
+            started = capturing(self._server, request, self.job.progress, whole=self.job.whole)
+            self._under_plans[plan.units, plan.settings] = started
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
@@ -268,16 +278,16 @@ class TitanCaptures:
 class _Baselines(Mapping[str, Simulation]):
     """The baselines that work, each captured by the time it is asked for."""
 
-    def __init__(self, captures: TitanCaptures) -> None:
-        self._captures = captures
+    def __init__(self, captures: TitanCaptures, names: Sequence[str]) -> None:
+        self._captures, self._names = captures, names
 
     def __getitem__(self, name: str) -> Simulation:
-        if not self._captures.working(name):
+        if name not in self._names or not self._captures.working(name):
             raise KeyError(name)
         return self._captures.baseline(name)
 
     def __iter__(self) -> Iterator[str]:
-        return filter(self._captures.working, BASELINES)
+        return filter(self._captures.working, self._names)
 
     def __len__(self) -> int:
-        return sum(map(self._captures.working, BASELINES))
+        return sum(map(self._captures.working, self._names))

@@ -173,7 +173,7 @@ def _mixes(
     groups = groups_of(planner.policies, baselines["none"].trace)
     if not groups:
         return None
-    mixes = CompiledMixes(groups, baselines["none"], planner.base, captures.begin, progress)
+    mixes = CompiledMixes(groups, baselines, planner.base, captures.begin, progress)
     if "full" not in baselines:
         mixes.leave_to_compiler("the job cannot be compiled under full checkpointing")
     return mixes
@@ -191,19 +191,25 @@ def find_verified(
     baselines: Mapping[str, Simulation],
     progress: Callable[[str], None],
 ) -> Candidate:
-    """The fastest plan that fits, as captured. InfeasibleError, of which the smallest budget is of a captured step too."""
+    """The fastest plan that fits, as captured if the goal asks for that. InfeasibleError, of which the smallest budget is of a
+    captured step too.
+    """
     limit_bytes = goal.budget_bytes if goal.budget_kind == "reserved" else math.inf
     while True:
         failure: InfeasibleError | None = None
         try:
             found = search.run(goal)
-            if found is not None:
+            if found is not None and goal.confirm:
                 derivation.expect(found.plan)
             search.compete(goal, baselines)  # waits for the baselines, which hardly ever change the answer
             for baseline in baselines.values():
                 baseline.prediction()  # worked out while that capture goes on
             best = search.best(goal, baselines)
+            if not goal.confirm:
+                return best
         except InfeasibleError as e:
+            if not goal.confirm:
+                raise
             failure = e
             best = min(search.verified, key=lambda c: c.simulation.peak_bytes(goal.budget_kind))
         progress("capturing the step under the plan")

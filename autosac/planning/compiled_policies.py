@@ -24,8 +24,8 @@ from autosac.simulation import Simulation
 from autosac.solvers import frontier
 from autosac.trace import ModuleEnter, Op, Phase, Trace
 
-BUDGETS = (0.2, 0.4, 0.5, 0.6, 0.8)
-_OF_CURVE = 7
+BUDGETS = tuple(tenths / 10 for tenths in range(1, 10))
+_OF_CURVE = 15
 _PRODUCTS = ("mm", "bmm", "addmm", "linear", "_scaled_mm", "_grouped_mm")
 _GENERATED = "triton."
 _SMALL = 0.01
@@ -49,6 +49,13 @@ class CompiledPolicy:
         """Whether it is checkpointing, and no choice of the compiler's."""
         return self.template is not None and self.template.memory_budget is None
 
+    def expected_bytes(self, free_bytes: int) -> float:
+        """About what a unit saves that saves `free_bytes` by itself."""
+        if self.template is None:
+            return free_bytes
+        budget = self.template.memory_budget
+        return self.template.kept_bytes if budget is None else budget * free_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitGroup:
@@ -56,6 +63,10 @@ class UnitGroup:
 
     units: tuple[UnitPolicy, ...]
     policies: tuple[CompiledPolicy, ...]
+
+    def policy(self, name: str) -> CompiledPolicy | None:
+        """The policy of this name; None if it is not proposed, or proposed as another one."""
+        return next((policy for policy in self.policies if policy.name == name), None)
 
 
 def compiled_prices(observed: Simulation, compiled: Simulation) -> list[float]:
@@ -136,6 +147,19 @@ def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
     for name, template in named:
         known.setdefault(None if template is None else template.policy, CompiledPolicy(name=name, template=template))
     return tuple(known.values())
+
+
+def nearest(group: UnitGroup, wanted_bytes: float, free_bytes: int) -> list[CompiledPolicy]:
+    """The policies that save about `wanted_bytes`, by what is expected of them (`CompiledPolicy.expected_bytes`), on either
+    side: two of those that decide, and a memory budget.
+    """
+    found: list[CompiledPolicy] = []
+    for count, decided in ((2, True), (1, False)):
+        expected = {p: p.expected_bytes(free_bytes) for p in group.policies[1:] if p.has_decisions is decided}
+        ordered = sorted(expected, key=expected.__getitem__)
+        found += [p for p in ordered if expected[p] <= wanted_bytes][-count:]
+        found += [p for p in ordered if expected[p] > wanted_bytes][:count]
+    return found
 
 
 def left_to_compiler(group: UnitGroup) -> UnitGroup:

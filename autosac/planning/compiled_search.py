@@ -1,8 +1,10 @@
 """Plans for jobs whose layers are compiled as a whole: mixes of measured policies.
 
 1. Policies are proposed for each group of equal units (`compiled_policies`).
-2. *Trials*: plans in which the units of a group take turns with its policies are captured as compiled. They tell what a unit
-   costs under each policy (`compiled_costs`).
+2. What a unit costs under the compiler's own policy, under full and under selective checkpointing comes from the job's
+   baselines (`compiled_costs`). They also tell how many bytes of the budget are left for what units save. Of the other
+   policies those that save about as much are measured (`nearest`), by *trials*: plans in which the units of a group take
+   turns, captured as compiled.
 3. The fastest mix within a limit of saved bytes is chosen (`autosac.solvers.mix`). Every policy of a mix is one more graph to
    compile, for which it has to save a little. The units that keep most run last: they are the first to let go of it.
 4. The step under that plan is simulated. By how much its peak is above its saved bytes moves the limit, until the peak uses
@@ -13,13 +15,13 @@ Trials and baselines compete with what is found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autosac.errors import CaptureError, InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates
 from autosac.planning.compiled_costs import unit_costs
-from autosac.planning.compiled_policies import UnitGroup, left_to_compiler
+from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, left_to_compiler, nearest
 from autosac.planning.planner import Goal, plan_of
 from autosac.plans import Plan, Reasons, Unit
 from autosac.simulation import Simulation
@@ -38,41 +40,43 @@ class _Trial:
     """A plan in which units take turns, and the policy of each unit of each group in it."""
 
     plan: Plan
-    turns: tuple[tuple[int, ...], ...]
+    turns: tuple[tuple[CompiledPolicy, ...], ...]
 
 
 class CompiledMixes:
-    """Chooses mixes for the groups of one job. `none`: the compiled step without checkpointing; `observed`: the eager one, of
-    which plans are made. `begin` starts a capture that will be asked for.
+    """Chooses mixes for the groups of one job. `baselines`: the compiled step without checkpointing ("none") and under the
+    job's own; `observed`: the eager one, of which plans are made. `begin` starts a capture that will be asked for.
     """
 
     def __init__(
         self,
         groups: tuple[UnitGroup, ...],
-        none: Simulation,
+        baselines: Mapping[str, Simulation],
         observed: Simulation,
         begin: Callable[[Plan], None],
         progress: Callable[[str], None],
     ) -> None:
         self._groups = groups
-        self._none = none
+        self._baselines = baselines
+        self._none = baselines["none"]
         self._observed = observed
         self._begin = begin
         self._progress = progress
-        self._costs: list[list[Cost]] = []
-        self._excess: int | None = None
+        self._costs: list[dict[CompiledPolicy, Cost]] = [{} for _ in groups]
+        self._excess = 0
         self._failure = ""
 
     def leave_to_compiler(self, reason: str) -> None:
         """Units that are checkpointed cannot be compiled here: try memory budgets only."""
         self._failure = reason
         self._groups = tuple(map(left_to_compiler, self._groups))
+        for group, costs in zip(self._groups, self._costs, strict=True):
+            for policy in set(costs).difference(group.policies):
+                del costs[policy]
 
     def find(self, goal: Goal, candidates: Candidates) -> None:
         """Verify mixes until one fits and uses the budget, or none is left to try."""
-        if not self._costs:
-            self._measure(goal, candidates)
-        assert self._excess is not None
+        self._measure(goal, candidates)
         bracket = Bracket(goal.target_bytes - self._excess, goal.budget_bytes, goal.target_bytes)
         seen: set[tuple[Unit, ...]] = set()
         for _ in range(goal.rounds):
@@ -92,16 +96,13 @@ class CompiledMixes:
                 return
 
     def smallest(self, goal: Goal) -> Plan:
-        """The plan in which every unit follows the policy with the fewest saved bytes; without trials, one that recomputes
+        """The plan in which every unit follows the policy with the fewest saved bytes; without costs, one that recomputes
         everything.
         """
-        chosen = [
-            min(range(len(costs)), key=lambda p: costs[p].nbytes) if costs else 1
-            for costs in self._costs or [[] for _ in self._groups]
-        ]
-        units = [
-            group.policies[p].of(unit) for group, p in zip(self._groups, chosen, strict=True) for unit in group.units
-        ]
+        units = []
+        for group, costs in zip(self._groups, self._costs, strict=True):
+            policy = min(costs, key=lambda p: costs[p].nbytes) if costs else group.policies[1]
+            units += [policy.of(unit) for unit in group.units]
         return plan_of(self._observed, goal, tuple(unit for unit in units if unit is not None))
 
     def mirror(self, goal: Goal, baseline: str) -> Plan | None:
@@ -124,68 +125,90 @@ class CompiledMixes:
             found.append(f"only memory budgets of the compiler's partitioner were tried: {self._failure}")
         return tuple(found)
 
-    # ---- trials -----------------------------------------------------------------------------------------------------
+    # ---- what policies cost -----------------------------------------------------------------------------------------
 
     def _measure(self, goal: Goal, candidates: Candidates) -> None:
+        if not any(self._costs):
+            self._learn_baselines(goal)
         try:
-            trials = self._captured(goal, candidates)
+            self._try_out(goal, candidates)
         except CaptureError as e:
             self.leave_to_compiler(str(e))
-            trials = self._captured(goal, candidates)
-        names = [unit.name for group in self._groups for unit in group.units]
-        free = unit_costs(self._none, names)
-        found: list[list[list[Cost]]] = [[[] for _ in group.policies] for group in self._groups]
-        for group, rows in zip(self._groups, found, strict=True):
-            rows[0] += [free[unit.name] for unit in group.units]
-        peaks = []
-        for trial, simulation in trials:
-            costs = unit_costs(simulation, names)
-            peaks.append(simulation.peak_bytes(goal.budget_kind) - sum(cost.nbytes for cost in costs.values()))
-            for group, turns, rows in zip(self._groups, trial.turns, found, strict=True):
-                for unit, p in zip(group.units, turns, strict=True):
-                    rows[p].append(costs[unit.name])
-        self._excess = max(peaks)
-        measured = [[p for p, row in enumerate(rows) if row] for rows in found]
-        self._groups = tuple(
-            replace(group, policies=tuple(group.policies[p] for p in known))
-            for group, known in zip(self._groups, measured, strict=True)
-        )
-        self._costs = [[_typical(rows[p]) for p in known] for rows, known in zip(found, measured, strict=True)]
+            self._try_out(goal, candidates)
 
-    def _captured(self, goal: Goal, candidates: Candidates) -> list[tuple[_Trial, Simulation]]:
-        trials = self._trials(goal)
+    def _learn_baselines(self, goal: Goal) -> None:
+        excess = []
+        for name, simulation in self._baselines.items():
+            if name != "none" and name not in _BASELINES:
+                continue
+            turns = []
+            for group in self._groups:
+                policy = group.policies[0] if name == "none" else group.policy(_BASELINES[name])
+                turns.append((policy,) * len(group.units))
+            excess.append(simulation.peak_bytes(goal.budget_kind) - self._costs_in(simulation, turns))
+        self._excess = max(excess)
+
+    def _try_out(self, goal: Goal, candidates: Candidates) -> None:
+        """Measure what is near the goal and has not been measured."""
+        near = [list(self._near(goal, g)) for g in range(len(self._groups))]
+        if not any(near):
+            return
+        trials = list(self._trials(goal, near))
         for trial in trials:
             self._begin(trial.plan)
         self._progress("measuring policies as compiled")
-        return [(trial, candidates.verify(trial.plan).simulation) for trial in trials]
+        for trial in trials:
+            self._costs_in(candidates.verify(trial.plan).simulation, trial.turns)
 
-    def _trials(self, goal: Goal) -> list[_Trial]:
-        """Each policy but the compiler's own in one trial, in as many units as there are turns for it."""
-        found = []
-        for number in range(_TRIALS):
+    def _near(self, goal: Goal, number: int) -> Iterator[CompiledPolicy]:
+        """The policies of a group, without those that are known, that save about what the goal leaves for a unit of it: all
+        groups get the same share of what they would save by themselves.
+        """
+        group, costs = self._groups[number], self._costs[number]
+        free = [known[g.policies[0]].nbytes for g, known in zip(self._groups, self._costs, strict=True)]
+        most = sum(nbytes * len(g.units) for nbytes, g in zip(free, self._groups, strict=True))
+        wanted = (goal.target_bytes - self._excess) / max(1, most) * free[number]
+        yield from (policy for policy in nearest(group, wanted, free[number]) if policy not in costs)
+
+    def _trials(self, goal: Goal, near: Sequence[Sequence[CompiledPolicy]]) -> Iterator[_Trial]:
+        """Each policy in one trial, in as many units as there are turns for it."""
+        for number in range(min(_TRIALS, max(map(len, near)))):
             turns = []
-            for group in self._groups:
-                own = range(1 + number, len(group.policies), _TRIALS) or range(1, len(group.policies))
+            for group, policies in zip(self._groups, near, strict=True):
+                own = policies[number::_TRIALS] or policies or group.policies[1:2]
                 turns.append(tuple(own[i % len(own)] for i in range(len(group.units))))
             pairs = zip(self._groups, turns, strict=True)
-            units = [g.policies[p].of(unit) for g, own in pairs for unit, p in zip(g.units, own, strict=True)]
+            units = [p.of(unit) for group, own in pairs for unit, p in zip(group.units, own, strict=True)]
             plan = plan_of(self._observed, goal, tuple(unit for unit in units if unit is not None))
-            found.append(_Trial(plan=plan, turns=tuple(turns)))
-        return found
+            yield _Trial(plan=plan, turns=tuple(turns))
+
+    def _costs_in(self, simulation: Simulation, turns: Sequence[Sequence[CompiledPolicy | None]]) -> int:
+        """Learn what policies cost from a step whose units follow them; the bytes that all units save in it."""
+        measured = unit_costs(simulation, [unit.name for group in self._groups for unit in group.units])
+        for group, own, known in zip(self._groups, turns, self._costs, strict=True):
+            rows: dict[CompiledPolicy, list[Cost]] = {}
+            for unit, policy in zip(group.units, own, strict=True):
+                if policy is not None:
+                    rows.setdefault(policy, []).append(measured[unit.name])
+            for policy, row in rows.items():
+                known.setdefault(policy, _typical(row))
+        return sum(cost.nbytes for cost in measured.values())
 
     # ---- mixes ------------------------------------------------------------------------------------------------------
 
     def _sizes(self) -> list[Group]:
-        return [Group(len(g.units), tuple(costs)) for g, costs in zip(self._groups, self._costs, strict=True)]
+        pairs = zip(self._groups, self._costs, strict=True)
+        return [Group(len(group.units), tuple(costs.values())) for group, costs in pairs]
 
     def _plan(self, goal: Goal, choice: Choice) -> Plan:
         units: list[Unit] = []
         for group, costs, mix in zip(self._groups, self._costs, choice.mixes, strict=True):
-            turns = [p for p, count in mix for _ in range(count)]
-            for unit, p in zip(group.units, turns, strict=True):
-                found = group.policies[p].of(unit)
+            policies = list(costs)
+            turns = [policies[p] for p, count in mix for _ in range(count)]
+            for unit, policy in zip(group.units, turns, strict=True):
+                found = policy.of(unit)
                 if found is not None:
-                    units.append(_stated(found, costs[p], costs[0]))
+                    units.append(_stated(found, costs[policy], costs[group.policies[0]]))
         return replace(plan_of(self._observed, goal, tuple(units)), reasons=(self._reasons(choice),))
 
     def _reasons(self, choice: Choice) -> Reasons:

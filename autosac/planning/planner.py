@@ -44,7 +44,8 @@ class Goal:
 
     `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: results may wait in
     host memory where that makes the step shorter (`autosac.planning.offloading`), `chunk_loss`: the loss may be computed in
-    chunks where that does (`autosac.planning.loss_chunks`; for whoever captures the job).
+    chunks where that does (`autosac.planning.loss_chunks`; for whoever captures the job). Without `confirm` the step under
+    the plan is derived and not captured: whoever asks does that.
     """
 
     budget_bytes: int
@@ -59,6 +60,7 @@ class Goal:
     objective: str = "step"
     offload: bool = False
     chunk_loss: bool = False
+    confirm: bool = True
 
     @property
     def target_bytes(self) -> int:

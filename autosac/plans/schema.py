@@ -7,6 +7,7 @@ a file against them and makes them from it. What is wrong is one line that says 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
@@ -88,6 +89,18 @@ def checked(content: bytes, kind: type[Document], name: str) -> Document:
         raise damaged(name, *_place_and_message(error)) from None
 
 
+def problem_with(document: Any, kind: type[Document]) -> Document | str:
+    """The value of this class in JSON's types; or where it is wrong and how, as ``$.units[1].policy: ...``."""
+    from pydantic import ValidationError
+
+    try:
+        adapter: TypeAdapter[Document] = _adapter(cast(Hashable, kind))
+        return adapter.validate_json(json.dumps(document))
+    except ValidationError as e:
+        place, message = _place_and_message(e.errors(include_url=False)[0])
+        return f"${printable(_where(place))}: {_short(message)}"
+
+
 def check_complete(row: Mapping[str, Any], kind: type[Any], place: tuple[str | int, ...], name: str) -> None:
     """PlanError if an object lacks a field of its class that has a default there, unless the field is NEWER."""
     if missing := _expected(cast(Hashable, kind)).difference(row):
@@ -96,8 +109,11 @@ def check_complete(row: Mapping[str, Any], kind: type[Any], place: tuple[str | i
 
 def damaged(name: str, place: Iterable[str | int], message: str) -> PlanError:
     """The error for a file that is wrong at a place: `("units", 1, "policy")` is shown as ``$.units[1].policy``."""
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return PlanError(f"{name} is damaged at ${printable(where)}: {_short(message)}")
+    return PlanError(f"{name} is damaged at ${printable(_where(place))}: {_short(message)}")
+
+
+def _where(place: Iterable[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
 
 
 @functools.cache

@@ -84,7 +84,7 @@ def notes(result: Result) -> list[str]:
     left = f", {open_:,} open" if open_ else ""
     found.append(
         f"{counts.configurations:,} configurations in {counts.legal:,} layouts: {counts.bounded:,} ruled out by bounds, "
-        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {counts.sheets:,} few-layer captures gave bounds"
+        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {counts.sheets:,} one-layer captures gave bounds"
     )
     if counts.reused:
         found.append(f"{counts.reused:,} answers came from the study")

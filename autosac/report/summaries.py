@@ -341,6 +341,23 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     return Group(*parts)
 
 
+def ranks_table(ranks: Sequence[Simulation]) -> Table:
+    """Distinct ranks of one job, executed together."""
+    table = Table(title="Ranks")
+    table.add_column("rank", justify="right")
+    for heading in ("computation", "waiting for peers", "peak active", "peak reserved"):
+        table.add_column(heading, justify="right")
+    for rank in ranks:
+        table.add_row(
+            str(rank.trace.info.rank),
+            format_ms(rank.breakdown.compute_ms),
+            format_ms(rank.breakdown.bubble_ms),
+            format_bytes(rank.peak_active_bytes),
+            format_bytes(rank.peak_reserved_bytes),
+        )
+    return table
+
+
 def memory_tables(simulation: Simulation) -> RenderableType:
     """The peak by category and by module subtree, and the largest tensors."""
     report = simulation.memory.peak(largest=10)

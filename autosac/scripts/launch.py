@@ -1,4 +1,4 @@
-"""Starts the process of a script and brings back its captured step."""
+"""Starts the process of one rank of a script and brings back its captured step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autosac.capture.failures import how_it_ended
-from autosac.errors import AutosacError, CaptureError
+from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.files.temporary import temporary_folder
-from autosac.scripts.request import ScriptOutcome, ScriptRequest
+from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.trace import Trace
 
 _WAIT_S = 5.0
@@ -37,44 +37,83 @@ class ScriptResult:
     outcome: ScriptOutcome
 
 
-def run_script(request: ScriptRequest) -> ScriptResult:
-    """Run one rank of a script.
+class RankProcess:
+    """A rank of a script that runs. `folder` is its own; what it says on standard error can go to a file there."""
 
-    ScriptError if the script fails by itself, CaptureError or UsageError if it cannot be captured.
-    """
-    with temporary_folder() as folder:
-        request_file = folder / "request.json"
-        request.save(request_file)
-        command = [sys.executable, "-m", "autosac.scripts.process", str(request_file), str(folder), str(os.getpid())]
-        code = _run(command, str(folder))
-        outcome_file, trace_file = folder / "outcome.json", folder / "trace"
+    def __init__(self, request: ScriptRequest, folder: Path, *, silent: bool = False) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.rank = request.rank
+        request.save(folder / "request.json")
+        command = [sys.executable, "-m", "autosac.scripts.process", str(folder / "request.json")]
+        command += [str(folder), str(os.getpid())]
+        self._mark = f"{_MARK}={folder}"
+        environment = {**os.environ, _MARK: str(folder)}
+        if silent:
+            with (folder / "stderr").open("wb") as errors:
+                self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=errors)
+        else:
+            self._process = subprocess.Popen(command, env=environment)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has."""
+        return self._process.poll() is not None
+
+    def wait(self) -> None:
+        """Until it has ended. If that is interrupted it has a moment to end by itself."""
+        try:
+            self._process.wait()
+        except BaseException:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_WAIT_S)  # the terminal has told it, too
+            raise
+
+    def end(self) -> None:
+        """Nothing that it has started outlives this call."""
+        self._process.kill()
+        self._process.wait()
+        _end_descendants(self._mark.encode())
+
+    def result(self) -> ScriptResult:
+        """After its end. ScriptError if the script fails by itself, CaptureError if it cannot be captured."""
+        code = self._process.returncode
+        outcome_file, trace_file = self.folder / OUTCOME, self.folder / TRACE
         if not outcome_file.exists():
             if code == 130:
                 raise KeyboardInterrupt
             raise CaptureError(f"the process of the script {how_it_ended(code)}")
         outcome = ScriptOutcome.load(outcome_file)
         if outcome.error:
-            raise CaptureError(outcome.error)
+            raise (UsageError if outcome.exit_code == UsageError.exit_code else CaptureError)(outcome.error)
         if outcome.exit_code == 130:
             raise KeyboardInterrupt
         if outcome.exit_code or not trace_file.exists():
             raise ScriptError(outcome.exit_code)
-        return ScriptResult(trace=Trace.load(trace_file, trusted=True), outcome=outcome)
+        return ScriptResult(trace=self.trace(), outcome=outcome)
+
+    def trace(self) -> Trace:
+        """The step that it has kept."""
+        return Trace.load(self.folder / TRACE, trusted=True)
+
+    def said(self) -> str:
+        """What it has said on standard error, if it was to be silent."""
+        path = self.folder / "stderr"
+        return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _run(command: list[str], mark: str) -> int:
-    """Its exit code (minus the signal that ended it). Nothing that it has started outlives this call."""
-    process = subprocess.Popen(command, env={**os.environ, _MARK: mark})
-    try:
-        return process.wait()
-    except BaseException:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_WAIT_S)  # the terminal has told it, too
-        raise
-    finally:
-        process.kill()
-        process.wait()
-        _end_descendants(f"{_MARK}={mark}".encode())
+def run_script(request: ScriptRequest) -> ScriptResult:
+    """Run one rank of a script by itself.
+
+    ScriptError if the script fails by itself, CaptureError or UsageError if it cannot be captured.
+    """
+    with temporary_folder() as folder:
+        process = RankProcess(request, folder / f"rank-{request.rank}")
+        try:
+            process.wait()
+        finally:
+            process.end()
+        return process.result()
 
 
 def _end_descendants(mark: bytes) -> None:

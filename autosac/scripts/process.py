@@ -13,18 +13,16 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from autosac.capture import lifeline
 from autosac.errors import AutosacError
 from autosac.scripts.clock import SimulatedClock
-from autosac.scripts.request import ScriptOutcome, ScriptRequest
+from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.target import script_target
 
 if TYPE_CHECKING:
     from autosac.scripts.run import ScriptRun
-
-_TRACE, _OUTCOME = "trace", "outcome.json"
 
 
 def main(request_file: str, folder: str, parent: str) -> None:
@@ -35,12 +33,16 @@ def main(request_file: str, folder: str, parent: str) -> None:
         _drop_output(1)
     if request.is_changed:
         _drop_output(2)
-    outcome = _run(request, Path(folder))
-    outcome.save(Path(folder) / _OUTCOME)
+    _leave(_run(request, Path(folder)), Path(folder))
+
+
+def _leave(outcome: ScriptOutcome, folder: Path) -> NoReturn:
+    """End the process. Not even threads of the script keep it."""
+    outcome.save(folder / OUTCOME)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(outcome.exit_code)  # not even threads of the script keep it
+    os._exit(outcome.exit_code)
 
 
 def _drop_output(descriptor: int) -> None:
@@ -59,10 +61,11 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
         from autosac.scripts.run import ScriptRun
 
         functions.finish(target.gpu)
-        run = ScriptRun(request, target, clock)
+        run = ScriptRun(request, target, clock, folder / TRACE)
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)
+    run.leave = lambda: _leave(run.finish(0), folder)
     watchdog = _Watchdog(request, run, folder)
     try:
         with run.active():
@@ -71,7 +74,7 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
         return ScriptOutcome(exit_code=e.exit_code, steps=run.steps, error=str(e))
     finally:
         watchdog.stop()
-    return run.finish(folder / _TRACE, code)
+    return run.finish(code)
 
 
 def _set_up(request: ScriptRequest) -> None:
@@ -105,7 +108,10 @@ def _execute(request: ScriptRequest, run: ScriptRun) -> int:
     """Run it; its exit code. What it raises is shown as Python would, without this project's frames, unless it was stopped."""
     from autosac.capture.failures import capture_error
     from autosac.capture.jobs.script import StopScript
+    from autosac.integrations import stand_ins
 
+    if request.stand_ins:
+        stand_ins.load(request.stand_ins)
     try:
         if request.is_module:
             runpy.run_module(request.script, run_name="__main__", alter_sys=True)
@@ -128,8 +134,23 @@ def _execute(request: ScriptRequest, run: ScriptRun) -> int:
         if request.is_changed:
             raise capture_error(e, "running the script once more, for a plan") from e
         sys.excepthook(type(e), e.with_traceback(_of_script(e.__traceback__)), e.__traceback__)
+        _say_what_is_missing(e)
         return 1
     return 0
+
+
+def _say_what_is_missing(error: BaseException) -> None:
+    """A package of kernels that has no build for this machine."""
+    from autosac.integrations.stand_ins import NAMED, WITHOUT
+
+    package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package in NAMED:
+        print(
+            f"autosac: {package} is not installed: --stand-in {package} puts PyTorch's own in its place",
+            file=sys.stderr,
+        )
+    elif package in WITHOUT:
+        print(f"autosac: {package} is not installed, and has no stand-in: {WITHOUT[package]}", file=sys.stderr)
 
 
 def _of_script(found: TracebackType | None) -> TracebackType | None:
@@ -161,7 +182,7 @@ class _Watchdog:
         while not self._stopped.is_set():
             if steps == (steps := self._run.steps):
                 outcome = ScriptOutcome(exit_code=1, steps=max(0, steps), error=self._complaint(steps))
-                outcome.save(self._folder / _OUTCOME)
+                outcome.save(self._folder / OUTCOME)
                 sys.stdout.flush()
                 os._exit(1)
             self._stopped.wait(self._patience_s)

@@ -10,6 +10,7 @@ from typing import Any
 from autosac.errors import UsageError
 
 _MOST_STEPS = 10**9
+TRACE, OUTCOME = "trace", "outcome.json"  # files in a rank's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +19,13 @@ class ScriptRequest:
 
     `script` is a path, or with `is_module` a module's name, as after ``python -m``. `nproc` ranks on each of `nodes` nodes
     get the environment of torchrun; None: the script is started by itself. `steps`: how many the script runs (0: all that
-    it wants). `period`: calls of `Optimizer.step` in a step. `patience_s`: how long to wait for a step. `plan_file` applies a
-    plan to the model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never
-    runs out of memory. `quiet`: what the script prints on standard output is dropped.
+    it wants). `period`: calls of `Optimizer.step` in a step; `marker`: the function whose calls end steps in their place.
+    `fast_forward`: steps after the one that is kept are not computed. `moe_load`: how tokens are spread over experts.
+    `synthetic`: columns of made-up data sets, where one cannot be loaded. `stand_ins`: names or files of them.
+    `checkpoints`: the script writes its own. `patience_s`: how long to wait for a step. `plan_file` applies a plan to the
+    model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never runs out
+    of memory. `quiet`: what the script prints on standard output is dropped. `shared`: the folder of the ranks' messages,
+    where other ranks may run; `shown` is the rank that does so always (`scripts.exchange`).
     """
 
     script: str
@@ -34,11 +39,19 @@ class ScriptRequest:
     rank: int = 0
     steps: int = 3
     period: int = 1
+    marker: str = ""
+    fast_forward: bool = False
+    moe_load: str = "balanced"
+    synthetic: str | None = None
+    stand_ins: tuple[str, ...] = ()
+    checkpoints: bool = False
     patience_s: float = 600.0
     plan_file: str | None = None
     observe: bool = False
     unlimited: bool = False
     quiet: bool = False
+    shared: str | None = None
+    shown: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.steps <= _MOST_STEPS:
@@ -64,7 +77,7 @@ class ScriptRequest:
     def load(path: Path) -> ScriptRequest:
         """Read what `save` has written."""
         document: dict[str, Any] = json.loads(path.read_text())
-        return ScriptRequest(**{**document, "arguments": tuple(document["arguments"])})
+        return ScriptRequest(**{**document, **{name: tuple(document[name]) for name in ("arguments", "stand_ins")}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import gc
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,30 +18,37 @@ from autosac.capture.cuda import functions
 from autosac.capture.device import device as simulated
 from autosac.capture.device import values
 from autosac.capture.device.device import CUDA
+from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_model import ModelFinder
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
-from autosac.capture.patches import meshes, process_group
+from autosac.capture.moe_load import MoELoad, Routing
+from autosac.capture.patches import meshes, process_group, synthetic
 from autosac.capture.patches import scripts as script_patches
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
 from autosac.scripts.clock import SimulatedClock
+from autosac.scripts.exchange import Exchange
 from autosac.scripts.memory import ScriptMemory
-from autosac.scripts.request import ScriptOutcome, ScriptRequest
+from autosac.scripts.ranks import ranks_of
+from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Op, Trace, TraceInfo
 
 _FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
+_MOST_STOPS = 3
 
 
 class ScriptRun:
     """A `ScriptListener`. One per process, made before the script begins."""
 
-    def __init__(self, request: ScriptRequest, target: Target, clock: SimulatedClock) -> None:
+    def __init__(self, request: ScriptRequest, target: Target, clock: SimulatedClock, trace_file: Path) -> None:
         self._request = request
+        self._trace_file = trace_file
+        self._exchange: Exchange | None = None
         self._target = target
         self._session = CaptureSession(target.gpu, CUDA, before=self._follow_steps)
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
@@ -49,14 +56,24 @@ class ScriptRun:
         self._kept: tuple[int, Trace] | None = None
         self._notes: dict[str, None] = {}
         self.stopped = False
+        self.leave: Callable[[], None] = lambda: None  # ends the process
+        self._stops = 0
         functions.answer_from(self._memory)
         process_group.serve_scripts()
+        if request.shared is not None and request.world_size > 1:
+            self._exchange = Exchange(Path(request.shared), request.rank, request.shown)
+            values.exchange_with(self._exchange)
         meshes.install(request.rank)
-        script_patches.install(self._session.mode, self._note)
+        script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints)
+        if request.synthetic is not None:
+            synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._falling)
         simulated.set_clock(self._times)
         self._clock = clock
         self._finder = self._model_finder()
+        self._routing = self._drawn_routing()
+        if request.fast_forward:
+            self._steps.forward.install()
 
     def _model_finder(self) -> ModelFinder | None:
         """Who finds the model that shall be observed, or follow a plan."""
@@ -70,6 +87,15 @@ class ScriptRun:
         finder.install()
         return finder
 
+    def _drawn_routing(self) -> Routing | None:
+        """Who draws the routing of tokens to experts; None if it is balanced."""
+        load = MoELoad.parse(self._request.moe_load)
+        if load.is_balanced:
+            return None
+        routing = routing_of(load, self._request.rank, self._session.recorder)
+        values.route_by(routing)
+        return routing
+
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
@@ -81,7 +107,7 @@ class ScriptRun:
         return float(_FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT)
 
     def _follow_steps(self, session: CaptureSession) -> None:
-        self._steps = ScriptSteps(session.recorder, self, self._request.period)
+        self._steps = ScriptSteps(session.recorder, self, self._request.period, self._request.marker)
         self._steps.install()
         session.mode.log = self._steps
 
@@ -100,21 +126,28 @@ class ScriptRun:
             self._clock.start(self._times.elapsed_s)
             yield
 
-    def finish(self, trace_file: Path, exit_code: int) -> ScriptOutcome:
-        """Save the captured step and say how the script has ended."""
+    def finish(self, exit_code: int) -> ScriptOutcome:
+        """Say how the script has ended."""
         if not exit_code:
             self._steps.finish()
-        complete = self._steps.complete
-        kept = self._kept
-        if kept is not None:
-            kept[1].save(trace_file)
+        if self._kept is not None and not self._trace_file.exists():
+            self._kept[1].save(self._trace_file)
         return ScriptOutcome(
             exit_code=exit_code,
-            steps=complete,
-            kept=kept[0] if kept is not None else 0,
-            error="" if kept is not None or exit_code else self._why_nothing(),
+            steps=self._steps.complete,
+            kept=self._kept[0] if self._kept is not None else 0,
+            error="" if self._kept is not None or exit_code else self._why_nothing(),
             notes=tuple(self._notes),
         )
+
+    def _note_step(self, trace: Trace) -> None:
+        """What was assumed in the step that is kept."""
+        if any(signature.name.startswith("aten.topk") for signature in trace.signatures):
+            self._note(f"where a router chooses experts for tokens the load is {self._request.moe_load} (--moe-load)")
+        if self._request.stand_ins:
+            self._note(f"stand-ins are in the place of kernels: {', '.join(self._request.stand_ins)}")
+        if trace.info.compiled:
+            self._note("the time of compiling is not simulated")
 
     def _why_nothing(self) -> str:
         recorder = self._session.recorder
@@ -137,6 +170,9 @@ class ScriptRun:
 
     def step_ended(self, number: int) -> None:
         """Keep it, if it is the one to keep, or none better has come yet, and it has done anything on the device."""
+        if self._steps.forward.active:
+            self._times.end(number)
+            return
         if not any(type(event) is Op for event in self._session.recorder.log.events):
             return
         self._times.end(number)
@@ -144,12 +180,32 @@ class ScriptRun:
             simulation = self._simulation()
             self._kept = number, simulation.trace
             if number == self._steps.kept:
-                self._times.keep(simulation)
+                simulation.trace.save(self._trace_file)
+                self._note_step(simulation.trace)
+                self._times.keep(self._together(simulation))
+                if self._request.fast_forward:
+                    self._skip_from(number)
+
+    def _skip_from(self, number: int) -> None:
+        self._steps.forward.begin(len(self._session.recorder.log.events))
+        simulated.set_log(None)
+        self._note(
+            f"steps after step {number} are not computed: each takes as long as that one, also where the script evaluates"
+        )
+
+    def _together(self, simulation: Simulation) -> Simulation:
+        """The step with those of other distinct ranks, where this rank is the one that is shown."""
+        if self._exchange is None or self._request.rank != self._request.shown:
+            return simulation
+        others = [Trace.load(folder / TRACE, trusted=True) for folder in self._exchange.together()]
+        return ranks_of((simulation.trace, *others), self._target)[0] if others else simulation
 
     def step_begun(self, number: int) -> None:
         """Time goes on from the end of the last one."""
         self._memory.follow()
         self._times.begin(number)
+        if self._routing is not None:
+            self._routing.begin_step()
         if number <= self._steps.kept:
             gc.collect()  # a capture shall not depend on when Python collects
 
@@ -158,6 +214,9 @@ class ScriptRun:
         wanted = self._request.steps
         if wanted and number > max(wanted, self._steps.kept):
             self.stopped = True
+            self._stops += 1
+            if self._stops > _MOST_STOPS:  # the script catches everything
+                self.leave()
             raise StopScript
 
     def operator_ran(self) -> None:
@@ -170,6 +229,8 @@ class ScriptRun:
     # ---- the simulation so far --------------------------------------------------------------------------------------
 
     def _present(self) -> tuple[int, int]:
+        if self._steps.forward.active:
+            return self._steps.number, self._steps.forward.events
         log = self._session.recorder.log
         return self._steps.number, len(log.events) if self._steps.number else 0
 

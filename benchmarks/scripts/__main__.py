@@ -28,9 +28,11 @@ class Case:
     arguments: tuple[str, ...] = ()
     gpu: str = "h100-sxm-80gb"
     nproc: int | None = None
+    nodes: int = 1
     packages: tuple[str, ...] = ()
 
 
+_DEEPSPEED, _DIFFUSERS = ("deepspeed",), ("diffusers", "accelerate")
 CASES = (
     Case(name="nanoGPT 124M", script="nanogpt.py", gpu="a100-sxm-80gb", arguments=("--no-compile",)),
     Case(name="nanoGPT 124M, compiled", script="nanogpt.py", gpu="a100-sxm-80gb"),
@@ -45,15 +47,71 @@ CASES = (
         packages=("transformers", "accelerate"),
     ),
     Case(name="accelerate loop", script="accelerate_loop.py", nproc=8, packages=("accelerate",)),
+    Case(
+        name="Qwen2.5 7B, accelerate, FSDP2",
+        script="accelerate_fsdp2.py",
+        nproc=8,
+        arguments=("--checkpointing",),
+        packages=("transformers", "accelerate"),
+    ),
     Case(name="Lightning", script="lightning_module.py", packages=("lightning",)),
+    Case(name="ViT-H/14, Fabric, DDP", script="fabric.py", nproc=8, packages=("lightning",)),
+    Case(
+        name="1.3B, DeepSpeed ZeRO-1",
+        script="deepspeed_zero.py",
+        nproc=8,
+        arguments=("--stage", "1"),
+        packages=_DEEPSPEED,
+    ),
+    Case(
+        name="1.3B, DeepSpeed ZeRO-2",
+        script="deepspeed_zero.py",
+        nproc=8,
+        arguments=("--stage", "2"),
+        packages=_DEEPSPEED,
+    ),
+    Case(
+        name="1.3B, DeepSpeed ZeRO-3",
+        script="deepspeed_zero.py",
+        nproc=8,
+        arguments=("--stage", "3"),
+        packages=_DEEPSPEED,
+    ),
+    Case(name="Stable Diffusion's UNet", script="diffusers_loop.py", packages=_DIFFUSERS),
+    Case(name="DiT-XL/2", script="diffusers_loop.py", arguments=("--model", "dit"), packages=_DIFFUSERS),
+    Case(name="MPT 7B, FSDP1", script="mpt_fsdp1.py", nproc=8),
     Case(name="Megatron-Core GPT, TP2", script="megatron_gpt.py", nproc=8, packages=("megatron",)),
+    Case(
+        name="Megatron-Core GPT 70B, TP8 PP4",
+        script="megatron_gpt.py",
+        nproc=8,
+        nodes=4,
+        arguments=(
+            *(
+                "--tensor",
+                "8",
+                "--pipeline",
+                "4",
+                "--layers",
+                "80",
+                "--width",
+                "8192",
+                "--heads",
+                "64",
+                "--groups",
+                "8",
+            ),
+            *("--inner", "28672", "--batch", "1", "--microbatches", "8", "--length", "4096", "--recompute"),
+        ),
+        packages=("megatron",),
+    ),
 )
 
 
 def row(case: Case) -> str:
     """The case's line of the table."""
     missing = [name for name in case.packages if importlib.util.find_spec(name) is None]
-    gpus = f"{case.nproc or 1} x {case.gpu}"
+    gpus = f"{case.nodes * (case.nproc or 1)} x {case.gpu}"
     if missing:
         return f"| {case.name} | {gpus} | {', '.join(missing)} not installed | | | |"
     command = [
@@ -67,7 +125,7 @@ def row(case: Case) -> str:
         "--json",
         "--unlimited",
     ]
-    command += [] if case.nproc is None else ["--nproc", str(case.nproc)]
+    command += [] if case.nproc is None else ["--nproc", str(case.nproc), "--nodes", str(case.nodes)]
     begin = time.monotonic()
     ended = subprocess.run([*command, "--", *case.arguments], capture_output=True, text=True, check=False)
     wall_s = time.monotonic() - begin

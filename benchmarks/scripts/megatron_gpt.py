@@ -1,6 +1,6 @@
-"""Megatron-Core's GPT with its local layer specification, tensor parallelism and the distributed optimizer.
+"""Megatron-Core's GPT with its local layer specification: tensor and pipeline parallelism, experts, distributed optimizer.
 
-torchrun --nproc-per-node 8 benchmarks/scripts/megatron_gpt.py [--tensor N] [--layers N] [--width N] [...]
+torchrun --nproc-per-node 8 benchmarks/scripts/megatron_gpt.py [--tensor N] [--pipeline N] [--experts N] [--layers N] [...]
 """
 
 import argparse
@@ -20,9 +20,15 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--tensor", type=int, default=2)
+parser.add_argument("--pipeline", type=int, default=1)
+parser.add_argument("--experts", type=int)
+parser.add_argument("--expert-parallel", type=int, default=1)
+parser.add_argument("--recompute", action="store_true")
 parser.add_argument("--layers", type=int, default=24)
 parser.add_argument("--width", type=int, default=2048)
 parser.add_argument("--heads", type=int, default=16)
+parser.add_argument("--groups", type=int)
+parser.add_argument("--inner", type=int)
 parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--microbatches", type=int, default=4)
 parser.add_argument("--length", type=int, default=2048)
@@ -31,12 +37,26 @@ VOCABULARY = 50304
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.distributed.init_process_group("nccl")
-parallel_state.initialize_model_parallel(tensor_model_parallel_size=options.tensor)
+parallel_state.initialize_model_parallel(
+    tensor_model_parallel_size=options.tensor,
+    pipeline_model_parallel_size=options.pipeline,
+    expert_model_parallel_size=options.expert_parallel,
+)
 model_parallel_cuda_manual_seed(123)
 config = TransformerConfig(
     num_layers=options.layers,
     hidden_size=options.width,
     num_attention_heads=options.heads,
+    num_query_groups=options.groups,
+    ffn_hidden_size=options.inner,
+    pipeline_model_parallel_size=options.pipeline,
+    num_moe_experts=options.experts,
+    expert_model_parallel_size=options.expert_parallel,
+    moe_token_dispatcher_type="alltoall" if options.experts else "allgather",
+    add_bias_linear=options.experts is None,
+    recompute_granularity="full" if options.recompute else None,
+    recompute_method="uniform" if options.recompute else None,
+    recompute_num_layers=1 if options.recompute else None,
     tensor_model_parallel_size=options.tensor,
     bf16=True,
     params_dtype=torch.bfloat16,
@@ -48,9 +68,11 @@ config = TransformerConfig(
 )
 gpt = GPTModel(
     config=config,
-    transformer_layer_spec=get_gpt_layer_local_spec(),
+    transformer_layer_spec=get_gpt_layer_local_spec(num_experts=options.experts),
     vocab_size=VOCABULARY,
     max_sequence_length=options.length,
+    pre_process=parallel_state.is_pipeline_first_stage(),
+    post_process=parallel_state.is_pipeline_last_stage(),
 )
 model = DistributedDataParallel(
     config=config,
@@ -92,4 +114,5 @@ for iteration in range(1000):
     )
     _, norm, _ = optimizer.step()
     torch.cuda.synchronize()
-    print(f"step {iteration}: {1e3 * (time.time() - begin):.2f} ms, loss {losses[0]['loss'].item():.3f}", flush=True)
+    loss = f", loss {losses[0]['loss'].item():.3f}" if losses else ""
+    print(f"step {iteration}: {1e3 * (time.time() - begin):.2f} ms{loss}", flush=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import resource
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -62,7 +63,8 @@ class Sampling:
 
 
 def measure(inputs: Inputs, sample_seconds: float | None) -> None:
-    """Search, then sample; print both."""
+    """Search, then sample; print both. Processor time is that of all processes: it hardly depends on what else runs."""
+    spent = _processor_s()
     with searching(inputs) as search:
         watch = Watch()
         result = search.run(on_change=lambda outcome: watch.note(outcome.best))
@@ -74,10 +76,22 @@ def measure(inputs: Inputs, sample_seconds: float | None) -> None:
             f"  evaluations a minute {60 * counts.captured / seconds:.1f}, "
             f"ruled out {counts.bounded / counts.legal:.1%}"
         )
-        if best is None:
-            return
-        print(f"  best {best.measured.step_ms:,.1f} ms: {best.name}; within 1 % after {watch.within(best.score):.0f} s")
+        if best is not None:
+            print(
+                f"  best {best.measured.step_ms:,.1f} ms: {best.name}; within 1 % after {watch.within(best.score):.0f} s"
+            )
+    print(f"  processor time {_processor_s() - spent:.0f} s")
+    if best is None:
+        return
+    with searching(inputs) as search:
+        search.first_bounds()  # processes have begun
         _sample(search, search.workers, best.score, seconds if sample_seconds is None else sample_seconds)
+
+
+def _processor_s() -> float:
+    """Of this process and of those that it waited for."""
+    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(part.ru_utime + part.ru_stime for part in parts)
 
 
 def _sample(search: TitanSearch, workers: Workers, best: float, seconds: float) -> None:

@@ -22,7 +22,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), flex attention since. The published
   row of that commit has its figures for the time before.
 - **Optimizer**: the foreach form was the default until 2025-02-24.
-- **Allocator**: the launcher sets expandable segments since 2024-10-22.
+- **Allocator**: TorchTitan's launcher sets expandable segments since 2024-10-22 (a5e57e4a9). Runs that were started otherwise
+  have none (``runs.py`` names them).
 
 The dates are those of TorchTitan's commits. The norms and root groups are Llama's only: Qwen3 and DeepSeek-V3 are younger.
 """

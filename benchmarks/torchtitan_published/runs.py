@@ -37,6 +37,11 @@ _MODELS = {
 }
 
 
+# Sources whose runs were not started by TorchTitan's launcher, and so without expandable segments. The page of the second
+# gives its torchrun command; of the others it shows in the memory that they report: see docs/accuracy.md.
+_WITHOUT_LAUNCHER = ("llama3_h100_202412_torchtitan", "llama3-8b_h200_202506_trainy", "commit d66b72a6a")
+
+
 class UnreproducibleError(UsageError):
     """The installed TorchTitan cannot express the run; the message is the reason, in one line."""
 
@@ -45,8 +50,8 @@ class UnreproducibleError(UsageError):
 class Run:
     """One published run. Degrees are TorchTitan's; figures are None where none were published.
 
-    `memory_gib` is the reserved peak, unless `allocated`; `oom`: it ran out of memory. `not_compared` says why
-    the published time is no check of the simulated one ("": it is).
+    `launched`: by TorchTitan's launcher. `memory_gib` is the reserved peak, unless `allocated`; `oom`: it ran out of memory.
+    `not_compared` says why the published time is no check of the simulated one ("": it is).
     """
 
     case: str
@@ -69,6 +74,7 @@ class Run:
     compiled: bool = False
     precision: str = "bf16"
     notes: str = ""
+    launched: bool = True
     memory_gib: float | None = None
     allocated: bool = False
     oom: bool = False
@@ -81,6 +87,11 @@ class Run:
         """What runs that differ in checkpointing only have in common."""
         job = (self.model, self.gpu, self.gpus, self.tensor, self.pipeline, self.context, self.local_batch)
         return (*job, self.sequence, self.compiled, self.precision, self.era.name, self.cluster)
+
+    @property
+    def allocator(self) -> str:
+        """PyTorch's allocator settings: TorchTitan's launcher makes them."""
+        return self.era.allocator if self.launched else ""
 
     def describe(self) -> str:
         """The parallelism in a few letters, then batch and sequence."""
@@ -219,6 +230,7 @@ def _published_run(row: dict[str, str]) -> Run:
         compiled=row["compile"] == "yes",
         precision=row["low_precision"],
         notes=row["notes"],
+        launched=not any(source in row.get("source", "") for source in _WITHOUT_LAUNCHER),
         memory_gib=float(memory) if memory not in ("", "OOM") else None,
         oom=memory == "OOM",
         tokens_per_second=float(speed) if speed else None,

@@ -79,7 +79,7 @@ def captured(server: CaptureServer, request: TitanRequest, folder: Path | None) 
 
 def simulate_run(run: Run, server: CaptureServer, folder: Path | None = None) -> Result:
     """Simulate a run. UnreproducibleError if it cannot be expressed, CaptureError if it cannot be captured."""
-    target = Target.of(run.gpu, run.gpus, cluster=run.cluster, allocator=run.era.allocator)
+    target = Target.of(run.gpu, run.gpus, cluster=run.cluster, allocator=run.allocator)
     request = run.request(target.gpu, target.cluster.gpus_per_node)
     traces = [captured(server, request, folder)]
     for rank in run.later_ranks():

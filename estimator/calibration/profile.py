@@ -16,6 +16,7 @@ import torch
 from autosac.errors import UsageError
 from autosac.estimator.calibration.fitted import Calibrated
 from autosac.estimator.calibration.machine import Machine
+from autosac.estimator.hardware import Hardware, known_hardware
 from autosac.files.writing import write_text_atomically
 
 _RATES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "int8")
@@ -42,6 +43,20 @@ def write_profile(
     for name, numbers in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in numbers.items())]
     write_text_atomically(path, "\n".join(lines) + "\n")
+
+
+def profile_base(hardware: Hardware, output: Path, gpu: str) -> str:
+    """What a profile is based on that corrects another. UsageError for a file elsewhere: profiles name none outside of their
+    folder.
+    """
+    if hardware.name in known_hardware() and not gpu.endswith(".toml"):
+        return hardware.name
+    here, base = output.parent.resolve(), Path(gpu).resolve()
+    if not base.is_relative_to(here) or base == output.resolve():
+        raise UsageError(
+            f"{gpu}: a profile that is based on a file lies beside it; write to another file in {base.parent}"
+        )
+    return str(base.relative_to(here))
 
 
 def _toml(value: Any) -> str:

@@ -8,7 +8,7 @@ out of time has measured all kinds.
     products        a linear layer's forward, dgrad, wgrad, with and without bias; batched products
     attention       query, key, value as a fused projection leaves them; causal or not
     normalisation   LayerNorm, RMSNorm (fused, and written out), BatchNorm, GroupNorm
-    convolution     kernels of 1, 3, 5, 7; strides; depthwise; pooling
+    convolution     kernels of 1, 3, 5, 7; strides; pooling; depthwise between 1x1 ones, with their activations
     vocabulary      embedding, cross-entropy
     elementwise     activations, residual additions, gates, casts, cat, dropout, masks, rotary embedding
     optimizers      SGD with momentum, AdamW: as PyTorch runs them by default on the device, and fused
@@ -143,6 +143,21 @@ def _convolution(d: Draw) -> None:
         _backward(d.module(lambda: nn.Conv2d(channels, channels, 3, 1, 1, groups=channels))(x))
 
 
+def _inverted_bottleneck(d: Draw) -> None:
+    """A narrow image widened by a 1x1 convolution, a depthwise one, and narrowed again, as in MobileNet and EfficientNet."""
+    narrow, factor = d.size(8, 160, 8), d.source.choice((1, 3, 4, 6))
+    wide, kernel, stride = narrow * factor, d.source.choice((3, 3, 5, 7)), d.source.choice((1, 1, 2))
+    side = d.size(7, 112)
+    work = 2.0 * side**2 * wide * (2 * narrow + kernel**2)
+    images = d.size(1, max(1, int(min(d.scale.flops / work, d.scale.elements / (wide * side**2), 256))))
+    h = d.module(lambda: nn.Conv2d(narrow, wide, 1, bias=False))(d.tensor(images, narrow, side, side))
+    h = F.relu6(d.module(lambda: nn.BatchNorm2d(wide))(h))
+    h = d.module(lambda: nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=d.flip()))(h)
+    h = F.hardswish(d.module(lambda: nn.BatchNorm2d(wide))(h))
+    gate = F.hardsigmoid(F.adaptive_avg_pool2d(h, 1)) if d.flip() else None
+    _backward(d.module(lambda: nn.Conv2d(wide, narrow, 1, bias=False))(h if gate is None else h * gate))
+
+
 def _vocabulary(d: Draw) -> None:
     words, width = d.size(64, 50_000), d.width(2048)
     rows = d.size(16, max(32, min(d.scale.elements // width, d.scale.elements // words)))
@@ -221,6 +236,7 @@ _KINDS: tuple[Callable[[Draw], None], ...] = (
     _linear,
     _rotary,
     _convolution,
+    _inverted_bottleneck,
     _optimizers,
 )
 

@@ -30,6 +30,9 @@ Transform: TypeAlias = Callable[[nn.Module], None]
 JobTransform: TypeAlias = "Callable[[Any, Any], Transform | None]"
 """The transform of a job, from its configuration and its parallel dimensions; None to leave TorchTitan's checkpointing."""
 
+Built: TypeAlias = Callable[[Any, Any, nn.Module], None]
+"""Is told of each model part that a job has parallelized, with its configuration and its parallel dimensions."""
+
 LossChunks: TypeAlias = Callable[[Any, Any], int]
 """In how many chunks a job computes its loss, from its configuration and its parallel dimensions."""
 
@@ -38,6 +41,7 @@ _transform: Any = _JOB_DECIDES
 _loss_chunks = 1
 _of_job: JobTransform | None = None
 _chunks_of_job: LossChunks | None = None
+_built: Built | None = None
 
 
 @contextlib.contextmanager
@@ -57,10 +61,12 @@ def transform(function: Transform | None, loss_chunks: int = 1) -> Iterator[None
         _transform, _loss_chunks = previous
 
 
-def install(of_job: JobTransform | None = None, chunks_of_job: LossChunks | None = None) -> None:
+def install(
+    of_job: JobTransform | None = None, chunks_of_job: LossChunks | None = None, built: Built | None = None
+) -> None:
     """Wrap TorchTitan's ``get_train_spec``, once a process; `of_job` and `chunks_of_job` decide for jobs from now on."""
-    global _of_job, _chunks_of_job
-    _of_job, _chunks_of_job = of_job or _of_job, chunks_of_job or _chunks_of_job
+    global _of_job, _chunks_of_job, _built
+    _of_job, _chunks_of_job, _built = of_job or _of_job, chunks_of_job or _chunks_of_job, built or _built
     import torchtitan.protocols.train_spec as registry
 
     original = registry.get_train_spec
@@ -87,8 +93,12 @@ def _wrap(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         if function is _JOB_DECIDES:
             function = _of_job(job_config, parallel_dims) if _of_job is not None else None
         if function is None:
-            return original(model, parallel_dims, job_config)
-        return parallelize_transformed(original, function, model, parallel_dims, job_config)
+            parallelized = original(model, parallel_dims, job_config)
+        else:
+            parallelized = parallelize_transformed(original, function, model, parallel_dims, job_config)
+        if _built is not None and _transform is _JOB_DECIDES:
+            _built(job_config, parallel_dims, parallelized)
+        return parallelized
 
     parallelize._autosac = True  # type: ignore[attr-defined]
     return parallelize

@@ -42,6 +42,17 @@ class AutoSAC:
     gpu: str = ""
     """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
 
+    observe: bool = False
+    """Measure the first steps, compare them with the plan's prediction, and write autosac_run.json into the dump folder."""
+
+    observe_steps: int = 3
+    """How many steps are measured, after two that are not."""
+
+    replan: bool = False
+    """After the measured steps, plan again with what they say; change to the new plan if the budget is missed or the step
+    would be shorter by more than 2 %. Implies observe.
+    """
+
 
 @dataclass
 class JobConfig:

@@ -51,6 +51,9 @@ class Section(Protocol):
     offload: bool
     chunk_loss: bool
     gpu: str
+    observe: bool
+    observe_steps: int
+    replan: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,7 @@ def _plan_of(job: RunningJob) -> Plan:
     section = job.section
     if section.plan and section.budget:
         raise UsageError("AutoSAC is given both a plan and a budget: give one of them")
-    rank, store = _rank_and_store()
+    rank, store = rank_and_store()
     if section.plan:
         plan = agree_on_file(section.plan, rank, store)
     else:
@@ -97,6 +100,29 @@ def _plan_of(job: RunningJob) -> Plan:
         raise PlanError("the plan offloads to host memory, which a compiled model cannot: turn off compile.enable")
     logger.info(f"AutoSAC: plan {plan.hash()[:12]} checkpoints {len(plan.units)} modules{_predicted(plan)}")
     return plan
+
+
+def gathered(mine: bytes, rank: int, world_size: int, store: Store | None) -> list[bytes]:
+    """What every rank has to say, in order, on rank 0; on the others nothing."""
+    if store is None:
+        return [mine]
+    key = _next_key()
+    store.set(f"{key}/{rank}", mine)
+    return [_await(store, f"{key}/{other}") for other in range(world_size)] if rank == 0 else []
+
+
+def agree_on_change(make: Callable[[], Plan | None], rank: int, store: Store | None) -> Plan | None:
+    """The plan that rank 0 makes, if it makes one; None if it makes none. `make` may not fail."""
+    if store is None:
+        return make()
+    key = _next_key()
+    if rank == 0:
+        made = make()
+        content = b"none" if made is None else made.to_bytes()
+        store.set(key, content)
+    else:
+        content = _await(store, key)
+    return Plan.from_bytes(content, name="rank 0's plan") if content != b"none" else None
 
 
 def agree_on(make: Callable[[], Plan], rank: int, store: Store | None) -> Plan:
@@ -175,7 +201,7 @@ def _make_plan(job: RunningJob) -> Plan:
     return plan
 
 
-def _rank_and_store() -> tuple[int, Store | None]:
+def rank_and_store() -> tuple[int, Store | None]:
     """The rank and the job's store; None where nobody else answers."""
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return 0, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,12 +12,29 @@ from autosac.integrations.torchtitan import hook
 from autosac.plans import Plan
 from autosac.titan.settings import job_settings
 
+if TYPE_CHECKING:
+    from autosac.integrations.torchtitan.planning import RunningJob
+
 _CONFIG_FILE = ("--job.config_file", "--job.config-file")
 
 
 def install() -> None:
     """From now on jobs obey their section."""
-    hook.install(_job_transform, _loss_chunks)
+    hook.install(_job_transform, _loss_chunks, _built)
+
+
+def _running(job_config: Any, parallel_dims: Any) -> RunningJob:
+    from autosac.integrations.torchtitan.planning import RunningJob
+
+    return RunningJob(
+        identity=job_config,
+        section=job_config.autosac,
+        name=job_config.job.config_file or "",
+        overrides=tuple(job_arguments(sys.argv[1:])),
+        settings=job_settings(job_config),
+        world_size=parallel_dims.world_size,
+        dump_folder=job_config.job.dump_folder,
+    )
 
 
 def _plan(job_config: Any, parallel_dims: Any) -> Plan | None:
@@ -25,18 +42,17 @@ def _plan(job_config: Any, parallel_dims: Any) -> Plan | None:
     section = getattr(job_config, "autosac", None)
     if section is None or not section.enable:
         return None
-    from autosac.integrations.torchtitan.planning import RunningJob, plan_of_job
+    from autosac.integrations.torchtitan.planning import plan_of_job
 
-    job = RunningJob(
-        identity=job_config,
-        section=section,
-        name=job_config.job.config_file or "",
-        overrides=tuple(job_arguments(sys.argv[1:])),
-        settings=job_settings(job_config),
-        world_size=parallel_dims.world_size,
-        dump_folder=job_config.job.dump_folder,
-    )
-    return plan_of_job(job)
+    return plan_of_job(_running(job_config, parallel_dims))
+
+
+def _built(job_config: Any, parallel_dims: Any, model: nn.Module) -> None:
+    section = getattr(job_config, "autosac", None)
+    if section is not None and (section.observe or section.replan):
+        from autosac.integrations.torchtitan.observing import observe_part
+
+        observe_part(_running(job_config, parallel_dims), model, _plan(job_config, parallel_dims))
 
 
 def _loss_chunks(job_config: Any, parallel_dims: Any) -> int:

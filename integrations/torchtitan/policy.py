@@ -63,6 +63,17 @@ class AutoSAC(ModelPolicy):
         gpu: str = ""
         """The GPU to plan for, as `autosac plan --gpu` takes it. Empty: the one that the job runs on."""
 
+        observe: bool = False
+        """Measure the first steps, compare them with the prediction, and write autosac_run.json into the dump folder."""
+
+        observe_steps: int = 3
+        """How many steps are measured, after two that are not."""
+
+        replan: bool = False
+        """After the measured steps, plan again with what they say; change to the new plan if the budget is missed or the step
+        would be shorter by more than 2 %. Implies observe.
+        """
+
     def checkpoint(self, model: nn.Module) -> None:
         """Make the model part obey the plan. Errors as of `planning.plan_of_job` and `eager.apply`."""
         from autosac.integrations.apply import apply
@@ -78,7 +89,12 @@ class AutoSAC(ModelPolicy):
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
             dump_folder=self.dump_folder,
         )
-        apply(model, plan_of_job(job))
+        plan = plan_of_job(job)
+        apply(model, plan)
+        if self.config.observe or self.config.replan:
+            from autosac.integrations.torchtitan.observing import observe_part
+
+            observe_part(job, model, plan)
 
 
 # (configuration, decisive settings) of each Trainer that is being built, the innermost last.

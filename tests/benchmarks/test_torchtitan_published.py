@@ -42,6 +42,7 @@ ROW = {
     "mem_gib": "50",
     "mem_kind": "peak_reserved",
     "date": "2025-03",
+    "source": "",
     "notes": "",
 }
 VOCABULARY, WIDTH, LAYERS, TOKENS = 2048, 256, 6, 2 * 64  # llama3's debug model, and the batch of `capture`
@@ -57,6 +58,13 @@ def write(folder: Path, *changes: dict[str, str]) -> Path:
 
 def run(folder: Path, **change: str) -> Run:
     return read_runs(write(folder, change))[0]
+
+
+def test_only_the_launcher_asks_for_expandable_segments(tmp_path: Path) -> None:
+    """Since October 2024 it does; runs that were started without it have PyTorch's default."""
+    page = "pytorch/torchtitan benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
+    assert run(tmp_path).allocator == "expandable_segments:True"
+    assert run(tmp_path, date="2024-06").allocator == run(tmp_path, source=page).allocator == ""
 
 
 def test_a_row_becomes_a_job(tmp_path: Path) -> None:

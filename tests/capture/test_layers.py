@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from autosac.capture.jobs.layers import Layering, kinds, repetition
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.induction import Refusal, capturing, difference, joined
+from autosac.planning.planner import Goal, Planner, plan_of
+from autosac.simulation import Target, simulation_of
 from autosac.trace import Collective, Cut, Op, Phase, Trace
 
 SMALL = ("--training.local_batch_size", "2", "--training.seq_len", "128")
@@ -127,6 +130,23 @@ def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
     under_way = capturing(server, request, refused.append)
     full = server.submit(request)
     assert server.capture(replace(request, cut=0)).info.cut == Cut(3, 1, 40)
+    assert difference(under_way.result(), full.result()) is None
+    assert refused == []
+
+
+def test_a_job_under_a_plan_for_every_layer_is_cut(server: CaptureServer, tmp_path: Path) -> None:
+    """Llama-3 8B on 8 GPUs, all 32 layers checkpointed, from 3, 4 and 5 of them: the same trace as from all."""
+    request = replace(_request("llama3", 8), overrides=("--model.name", "llama3", "--model.flavor", "8B", *SMALL))
+    base = simulation_of(capturing(server, request).result(), Target.of("h100-sxm-80gb", 8))
+    planner = Planner(base, Goal(budget_bytes=2**30))
+    units = tuple(unit.recompute_all() for unit in planner.policies.units if unit.name.count(".") == 1)
+    assert len(units) == 32
+    plan_of(base, planner.goal, units).save(tmp_path / "plan.json")
+    under = replace(request, observe=False, checkpointing="plan", plan_file=str(tmp_path / "plan.json"))
+    refused: list[str] = []
+    under_way = capturing(server, under, refused.append)
+    full = server.submit(under)
+    assert server.capture(replace(under, cut=0)).info.cut == Cut(3, 1, 32)
     assert difference(under_way.result(), full.result()) is None
     assert refused == []
 

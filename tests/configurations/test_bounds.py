@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from autosac.configurations.bounds import (
     bound_ms,
     memory_bound_bytes,
     recompute_bound_ms,
+    recomputing_bound_ms,
     shape_of_parameters,
     split_of,
     time_bound_ms,
@@ -29,7 +31,8 @@ def shape(layers: int, f: float, b: float, f_out: float = 0.0, b_out: float = 0.
     return Shape(
         layers=layers,
         layer=Part(forward_ms=f, backward_ms=b),
-        outside=Part(forward_ms=f_out, backward_ms=b_out),
+        first=Part(),
+        last=Part(forward_ms=f_out, backward_ms=b_out),
         layer_parameters=more.get("parameters", 0.0),
         outside_parameters=0.0,
     )
@@ -43,8 +46,8 @@ def pipeline(ranks: int, microbatches: int, schedule: str, layers: int = 0) -> L
 def cycle_ms(layout: Layout, model: Shape, steps: int = 4) -> float:
     """The time from one step to the next when 1F1B or GPipe is executed operator by operator, ranks running free."""
     counts, m, p = split_of(layout, model), layout.microbatches, layout.pipeline
-    forward = [n * model.layer.forward_ms + (s == p - 1) * model.outside.forward_ms for s, n in enumerate(counts)]
-    backward = [n * model.layer.backward_ms + (s == p - 1) * model.outside.backward_ms for s, n in enumerate(counts)]
+    forward = [n * model.layer.forward_ms + (s == p - 1) * model.last.forward_ms for s, n in enumerate(counts)]
+    backward = [n * model.layer.backward_ms + (s == p - 1) * model.last.backward_ms for s, n in enumerate(counts)]
     orders = []
     for rank in range(p):
         warm = m if layout.schedule == "GPipe" else min(m, p - rank)
@@ -106,9 +109,7 @@ KEPT = st.lists(st.tuples(st.integers(1, 50), st.floats(0, 5)), min_size=1, max_
 def test_no_plan_recomputes_less_than_the_bound(kept: list[tuple[int, float]], floor: int, budget: int) -> None:
     """Of all subsets that may be freed, none that fits costs less than the bound; where none fits, the bound is infinite."""
     layer = Part(forward_ms=1.0, backward_ms=1.0, kept=(*((s, ms) for s, ms in kept), (floor, math.inf)))
-    model = Shape(
-        layers=1, layer=layer, outside=Part(forward_ms=0, backward_ms=0), layer_parameters=0, outside_parameters=0
-    )
+    model = Shape(layers=1, layer=layer, first=Part(), last=Part(), layer_parameters=0, outside_parameters=0)
     costs = [
         sum(ms for (_, ms), freed in zip(kept, choice, strict=True) if freed)
         for choice in itertools.product((False, True), repeat=len(kept))
@@ -134,6 +135,74 @@ def test_gathered_parameters_count_where_they_stay() -> None:
     assert memory_bound_bytes(layout, model) == 12 * 1e9 / 8 + 2 * 1e9 / 2
 
 
+def test_what_runs_behind_the_layers_needs_memory_beside_them() -> None:
+    """Two layers keep 10 bytes each, half of which 1 ms frees; the loss needs 30: with 45, one layer in two frees its half."""
+    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)))
+    model = Shape(
+        layers=2,
+        layer=layer,
+        first=Part(),
+        last=Part(kept=((30, math.inf),)),
+        layer_parameters=0,
+        outside_parameters=0,
+    )
+    assert memory_bound_bytes(Layout(gpu="any"), model) == 30 + 2 * 5
+    assert recompute_bound_ms(Layout(gpu="any"), model, 0, 45) == pytest.approx(1.0)
+    assert bound_ms(Layout(gpu="any"), model, 45) == pytest.approx(2 * 3 + 1.0)
+    assert math.isinf(bound_ms(Layout(gpu="any"), model, 39))
+
+
+def test_the_last_stage_has_the_loss() -> None:
+    """Two stages, two microbatches: the first holds two of its layer's 10 bytes, the last one of them and the loss's 30."""
+    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((10, math.inf),))
+    model = Shape(
+        layers=3, layer=layer, first=Part(), last=Part(kept=((30, math.inf),)), layer_parameters=0, outside_parameters=0
+    )
+    layout = pipeline(2, 2, "1F1B")
+    assert split_of(layout, model) == (2, 1)
+    assert memory_bound_bytes(layout, model) == max(2 * 2 * 10, 1 * 10 + 30)
+
+
+@given(st.integers(2, 3), st.integers(3, 9), st.integers(1, 6), st.integers(10, 200), TIMES)
+def test_balanced_stages_are_as_short_as_memory_allows(
+    ranks: int, layers: int, m: int, budget: int, f_out: float
+) -> None:
+    """Of all divisions, with what each stage has to recompute within the budget, none has a shorter slowest stage."""
+    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((4, math.inf), (6, 1.0)))
+    model = Shape(
+        layers=layers,
+        layer=layer,
+        first=Part(),
+        last=Part(forward_ms=f_out),
+        layer_parameters=1,
+        outside_parameters=0,
+        budget_bytes=budget,
+    )
+
+    def slowest(split: tuple[int, ...]) -> float:
+        worst = 0.0
+        for rank, count in enumerate(split):
+            copies = min(m, ranks - rank)  # microbatches that 1F1B holds there
+            room = budget - max(12 * count, 0) - copies * count * 4
+            excess = copies * count * 6 - room
+            freed = 0.0 if excess <= 0 else excess / 6 / copies if excess <= copies * count * 6 else math.inf
+            freed = math.inf if 16 * count > budget else freed
+            worst = max(worst, 3 * count + freed + (f_out if rank == ranks - 1 else 0.0))
+        return worst
+
+    found = split_of(replace(pipeline(ranks, m, "1F1B"), split="balanced"), model)
+    cuts = itertools.combinations(range(1, layers), ranks - 1)
+    ways = [tuple(b - a for a, b in itertools.pairwise((0, *cut, layers))) for cut in cuts]
+    assert sum(found) == layers and slowest(found) == pytest.approx(min(map(slowest, ways)))
+
+
+def test_recomputing_everything_is_a_bound() -> None:
+    """Three layers, two microbatches, 4 ms of recomputation in each of them."""
+    model = shape(3, 1.0, 2.0)
+    layout = Layout(gpu="any", global_batch=2)
+    assert recomputing_bound_ms(layout, model, 4.0) == pytest.approx(2 * 3 * (3 + 4))
+
+
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_more_microbatches_never_lower_the_bound(ranks: int, m: int) -> None:
     """The bound grows with the microbatches."""
@@ -153,6 +222,6 @@ def test_parameters_tell_products() -> None:
     found = shape_of_parameters(shapes, 3, Layout(gpu="any"), 10, 1e3)
     assert found.layer.forward_ms == pytest.approx(32 * 20)
     assert found.layer.backward_ms == pytest.approx(2 * 32 * 20)
-    assert found.outside.forward_ms == pytest.approx(64 * 20)
+    assert found.last.forward_ms == pytest.approx(64 * 20)
     assert found.layer.kept == ((2 * 10 * 4, math.inf),)
     assert (found.layer_parameters, found.outside_parameters) == (36, 128)

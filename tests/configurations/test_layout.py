@@ -77,8 +77,12 @@ def test_balanced_splits_are_the_best(costs: list[int], stages: int, embedding: 
     """No other division has a shorter slowest stage."""
     if stages > len(costs):
         with pytest.raises(ValueError, match="too few"):
-            balanced_split(costs, stages)
+            balanced_split(len(costs), stages, lambda *_: 0.0)
         return
+
+    def stage_ms(stage: int, first: int, last: int) -> int:
+        ends = (embedding if stage == 0 else 0) + (output if stage == stages - 1 else 0)
+        return sum(costs[first:last]) + ends
 
     def slowest(split: tuple[int, ...]) -> int:
         ends = list(itertools.accumulate(split))
@@ -87,7 +91,7 @@ def test_balanced_splits_are_the_best(costs: list[int], stages: int, embedding: 
         times[-1] += output
         return max(times)
 
-    found = balanced_split(costs, stages, embedding, output)
+    found = balanced_split(len(costs), stages, stage_ms)
     assert len(found) == stages and min(found) >= 1 and sum(found) == len(costs)
     cuts = itertools.combinations(range(1, len(costs)), stages - 1)
     ways = (tuple(b - a for a, b in itertools.pairwise((0, *cut, len(costs)))) for cut in cuts)

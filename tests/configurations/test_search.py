@@ -12,7 +12,7 @@ import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.cli.parser import main
-from autosac.configurations.evaluations import LayoutTask, Measured, SheetTask
+from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
 from autosac.configurations.search import TitanSearch
@@ -64,11 +64,17 @@ def known(job: Path) -> Iterator[dict[Any, dict[str, Any]]]:
     """Evaluations of this module by what they are of: equal ones are made once."""
     answers: dict[Any, dict[str, Any]] = {}
     patch = pytest.MonkeyPatch()
-    for kind in (LayoutTask, SheetTask):
+    for kind in (LayoutTask, PlanTask, SheetTask):
         run = kind.run
 
         def answered(self: Any, server: CaptureServer, run: Any = run) -> dict[str, Any]:
-            key = (type(self), self.job.overrides, getattr(self, "goal", None), getattr(self, "checkpointing", None))
+            key = (
+                type(self),
+                self.job.overrides,
+                getattr(self, "goal", None),
+                getattr(self, "checkpointing", None),
+                getattr(self, "plan", None),
+            )
             if key not in answers:
                 answers[key] = run(self, server)
             return answers[key]
@@ -135,6 +141,16 @@ def test_a_finished_search_resumes_without_captures(search: TitanSearch, study: 
         result = again.run()
     assert result.counts.captured == 0 and result.counts.reused > 0
     assert result.best == search.result().best
+
+
+def test_a_space_too_large_to_list_is_sampled(search: TitanSearch, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one layout too many for a list, the sampler finds what the exhaustive search found, and proves nothing."""
+    monkeypatch.setattr("autosac.configurations.search._MOST_LAYOUTS", len(search.layouts) - 1)
+    with searching(inputs(job)) as found:
+        result = found.run()
+        assert found.sampled and set(found.layouts) == set(search.layouts)
+    assert result.best == search.result().best
+    assert not result.proven
 
 
 def test_a_study_is_of_one_job(search: TitanSearch, study: Path, job: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,8 @@ from autosac.errors import HardwareError
 from autosac.estimator import Cluster, default_cluster, known_clusters, load_cluster, load_hardware
 
 
-def _cluster(**changes: float) -> Cluster:
-    fields = {"nodes": 4, "gpus_per_node": 8, "nodes_per_rack": 2, "oversubscription": 4.0} | changes
+def _cluster(**changes: Any) -> Cluster:
+    fields: dict[str, Any] = {"nodes": 4, "gpus_per_node": 8, "nodes_per_rack": 2, "oversubscription": 4.0} | changes
     return Cluster(name="c", intra_gbps=400.0, intra_latency_us=1.0, inter_gbps=200.0, inter_latency_us=5.0, **fields)
 
 
@@ -47,6 +48,13 @@ def test_placement_across_racks_is_oversubscribed() -> None:
     assert (place.nodes, place.racks, place.inter_gbps) == (4, 2, 50.0)
 
 
+def test_a_mesh_gives_a_group_its_own_links_only() -> None:
+    """Four of eight GPUs that are joined in pairs have three of seven links; a pair has one."""
+    mesh = _cluster(intra_links="mesh")
+    assert [mesh.place(range(n)).intra_gbps for n in (8, 4, 2)] == pytest.approx([400, 400 * 3 / 7, 400 / 7])
+    assert _cluster().place(range(2)).intra_gbps == 400
+
+
 def test_a_users_cluster_file(tmp_path: Path) -> None:
     """A file may start from a preset."""
     path = tmp_path / "c.toml"
@@ -63,6 +71,11 @@ def test_a_users_cluster_file(tmp_path: Path) -> None:
         ("gpus_per_node = -8", "gpus_per_node must be above 0"),
         ("oversubscription = 0.5", "oversubscription must be at least 1"),
         ("racks = 3", "racks is not a known key"),
+        ('intra_links = "ring"', "intra_links must be switch or mesh, not 'ring'"),
+        ("rail_optimized = 1", "rail_optimized must be true or false, not 1"),
+        ("uplinks_per_leaf = -1", "uplinks_per_leaf must be at least 0"),
+        ("uplinks_per_leaf = 8", "uplinks_per_leaf needs nodes_per_rack"),
+        ("gpu_spread = 0.6", "gpu_spread must be from"),
     ],
 )
 def test_a_wrong_cluster_file_names_the_key(tmp_path: Path, line: str, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.induction import Refusal, TraceFamily, capturing, difference, joined
 from autosac.induction.alignment import Insertion, insertions
+from autosac.plans import Plan, Unit
 from autosac.trace import Alloc, Cut, Op, Storage, Trace
+from plans import MADE_FOR
 
 Step = Callable[..., Trace]
 
@@ -128,11 +131,20 @@ def test_a_job_that_is_not_cut_is_taken_as_it_is(step: Step) -> None:
     assert capturing(_Server({0: whole}), TitanRequest(config_file=None)).result() is whole
 
 
-def test_plans_are_captured_on_the_whole_job(step: Step) -> None:
-    """A plan may treat every layer differently, so it is never cut."""
-    server = _Server({None: step(3)})
-    capturing(server, TitanRequest(config_file=None, checkpointing="plan", plan_file="p.json")).result()
-    assert server.asked == [None]
+@pytest.mark.parametrize(("planned", "asked"), [((0, 1, 2), [0, 1, 2]), ((0, 2), [None]), ((), [None])])
+def test_plans_that_differ_in_layers_are_captured_on_the_whole_job(
+    step: Step, tmp_path: Path, planned: tuple[int, ...], asked: list[int | None]
+) -> None:
+    """Of three layers a plan checkpoints all, two, or none: only the first is asked for by cuts."""
+    parameters = tuple((f"layers.{i}.weight", (4,)) for i in range(3))
+    units = tuple(
+        Unit(fqn=f"layers.{i}", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=()) for i in planned
+    )
+    Plan(made_for=replace(MADE_FOR, parameters=parameters), units=units).save(tmp_path / "p.json")
+    server = _Server({None: step(3), **dict(enumerate(_cuts(step, 12)))})
+    request = TitanRequest(config_file=None, checkpointing="plan", plan_file=str(tmp_path / "p.json"))
+    capturing(server, request).result()
+    assert server.asked == asked
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,12 @@ def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> Non
         assert offloaded == [set(), set(), {"Tensor"}, {"Tensor"}], "of DTensors what is inside of them"
         assert report["fsdp"]["classes"][0] == "FSDPTransformerBlock", "FSDP is applied to the planned module"
         assert report["nested"] == {"same": True, "fsdp_operators": [], "fallbacks": []}
+        assert report["switched"]["same"] and report["switched"]["again"] == [
+            [True, False],
+            [False, True],
+            [False, True],
+        ]
+    assert [report["switched"]["gathered"] for report in reports] == [["0", "1"], []]
     first, second = (report["exchange"] for report in reports)
     assert first["hash"] == second["hash"]
     assert (first["failure"], second["failure"]) == (

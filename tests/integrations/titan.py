@@ -28,12 +28,12 @@ from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
 
 from autosac.errors import AutosacError, PlanError
-from autosac.integrations.apply import apply
+from autosac.integrations.apply import apply, switch
 from autosac.integrations.observe import observe
 from autosac.integrations.operators.modules import find_module, unwrapped
 from autosac.integrations.recompute import offload
 from autosac.integrations.torchtitan import transform
-from autosac.integrations.torchtitan.planning import agree_on
+from autosac.integrations.torchtitan.planning import agree_on, agree_on_change, gathered
 from autosac.plans import Plan
 
 LAYERS = ["layers.0", "layers.1"]
@@ -142,6 +142,27 @@ def compare(lab: Any, shape: ParallelDims, folder: Path, rank: int, *, offloads:
         "fallbacks": [str(w.message) for w in caught if w.category.__name__ == "PlanMismatchWarning"],
         "classes": [type(module).__name__ for module in wrappers(model)],
     }
+
+
+def switched(lab: Any, shape: ParallelDims, rank: int) -> dict[str, Any]:
+    """Under FSDP: from a plan of the first layer to one that rank 0 hands out, of the second; then none is handed out."""
+    reference_model = bare(shape)
+    calls = observed(configure(), shape, lab.Log())
+    of_layer = [lab.plan_for(reference_model, {fqn: lab.decisions_from(calls[fqn], set())}) for fqn in LAYERS]
+    with transform(lambda model: apply(model, of_layer[0])):
+        model = build(configure(), shape)
+    ran = []
+    for change in (None, of_layer[1], None):
+        store = dist.distributed_c10d._get_default_store()
+        agreed = agree_on_change(lambda change=change: change if rank == 0 else None, rank, store)
+        if agreed is not None:
+            switch(model, agreed)
+        model.zero_grad()
+        with lab.counting(model, LAYERS) as counted:
+            result = step(model)
+        ran.append([bool(counted.again.get(fqn)) for fqn in LAYERS])
+    told = gathered(str(rank).encode(), rank, shape.world_size, dist.distributed_c10d._get_default_store())
+    return {"same": lab.same(result, step(reference_model)), "again": ran, "gathered": [t.decode() for t in told]}
 
 
 def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str, Any]:
@@ -305,6 +326,7 @@ def everything(module: Any, folder: Path, rank: int, world_size: int) -> dict[st
         report[name] = compare(module.Lab, shape, folder, rank)
         report[f"{name} offloads"] = compare(module.Lab, shape, folder, rank, offloads=True)
     plan = Plan.load(folder / f"plan-{rank}-1.json")
+    report["switched"] = switched(module.Lab, dims(world_size), rank)
     report["exchange"] = exchange(plan, rank, folder, world_size)
     report["nested"] = nested(module.Lab, module.make_case, world_size)
     return report

@@ -127,9 +127,9 @@ def _set(name: str, value: Any) -> Callable[[Any], None]:
         (lambda t: [e["args"].pop("Input Dims", None) for e in t.events], [], "record_shapes=True"),
         (lambda t: t.header.pop("deviceProperties"), [], "give it with --gpu"),
         (lambda t: None, ["--gpu", "nonsense"], "unknown GPU"),
-        (lambda t: None, ["--sweep"], "does not go with --sweep"),
-        (lambda t: None, ["--device", "cpu"], "does not go with --device cpu"),
-        (lambda t: None, ["--threads", "2"], "does not go with --threads"),
+        (lambda t: None, ["--sweep"], "cannot be combined with --sweep"),
+        (lambda t: None, ["--device", "cpu"], "cannot be combined with --device cpu"),
+        (lambda t: None, ["--threads", "2"], "cannot be combined with --threads"),
         (lambda t: t.events.clear(), [], "no traceEvents"),
     ],
 )

@@ -11,6 +11,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator import Pricing
 from autosac.planning.compiled_costs import unit_costs
+from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, nearest
 from autosac.plans import Decision, Plan, Unit
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Label, Phase
@@ -51,6 +52,29 @@ def test_what_a_unit_takes() -> None:
     prices = Pricing(event_ms=ms, source=(), event_source=nobody, event_rel_std=np.zeros(len(ms), np.float32))
     simulation = Simulation(trace=trace, target=Target.of("h100-sxm-80gb", 1), other_prices=prices)
     assert unit_costs(simulation, ("layers.0", "layers.1")) == {"layers.0": (120, 19.0), "layers.1": (3, 12.0)}
+
+
+def _policy(name: str, kept_bytes: int = 0, budget: float | None = None) -> CompiledPolicy:
+    unit = Unit(
+        fqn="layers.0",
+        discard_fraction=0.0,
+        kept_bytes=kept_bytes,
+        recompute_ms=0.0,
+        decisions=(),
+        memory_budget=budget,
+    )
+    return CompiledPolicy(name=name, template=unit)
+
+
+def test_policies_that_save_about_what_is_left_are_tried() -> None:
+    """Two policies and one memory budget on either side, a budget's bytes being its share of what the compiler saves."""
+    kept = [_policy(f"keeps {nbytes}", nbytes) for nbytes in (0, 10, 20, 30, 40, 50)]
+    budgets = [_policy(f"budget {k}", budget=k / 10) for k in (1, 2, 3, 4)]
+    own = CompiledPolicy(name="own", template=None)
+    group = UnitGroup(units=(), policies=(own, *kept, *budgets))
+    chosen = [policy.name for policy in nearest(group, 25.0, 100)]
+    assert chosen == ["keeps 10", "keeps 20", "keeps 30", "keeps 40", "budget 2", "budget 3"]
+    assert [policy.name for policy in nearest(group, 5.0, 100)] == ["keeps 0", "keeps 10", "keeps 20", "budget 1"]
 
 
 def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, capture_server: CaptureServer) -> None:

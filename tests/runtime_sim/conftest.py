@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autosac.runtime_sim import INSTANT_HOST, NoInterference, Timeline, simulate
+from autosac.runtime_sim import INSTANT_HOST, LinkUse, NoInterference, Timeline, simulate
 from autosac.trace import (
     Collective,
     Event,
@@ -48,6 +49,7 @@ class Priced(NamedTuple):
     """The durations of a trace's events."""
 
     event_ms: NDArray[np.float64]
+    link_use: Mapping[int, LinkUse] = MappingProxyType({})
 
 
 class Job:
@@ -152,10 +154,16 @@ def job() -> type[Job]:
 
 @pytest.fixture(scope="session")
 def run() -> Callable[..., Timeline]:
-    """Simulate jobs once, by default with a host that costs nothing and without interference."""
+    """Simulate jobs once, by default with a host that costs nothing and without interference.
+
+    `link_use`: what their transfers take of the links, by event.
+    """
 
     def run(*jobs: Job, **settings: object) -> Timeline:
         defaults = {"host": INSTANT_HOST, "overlap": NoInterference(), "steps": 1}
-        return simulate([j.trace for j in jobs], [j.priced for j in jobs], **{**defaults, **settings})
+        use = settings.pop("link_use", {})
+        return simulate(
+            [j.trace for j in jobs], [j.priced._replace(link_use=use) for j in jobs], **{**defaults, **settings}
+        )
 
     return run

@@ -37,6 +37,18 @@ for _ in range(10):
     model(torch.randn(4, 4)).sum().backward()
     optimizer.step()
 """
+STUBBORN = """
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(4, 4, device="cuda")
+while True:
+    try:
+        model(x).sum().backward()
+        optimizer.step()
+    except BaseException as error:
+        print(f"goes on after {type(error).__name__}", flush=True)
+"""
 WITHOUT_END = """
 import os, sys, time
 import torch
@@ -72,6 +84,14 @@ def test_a_script_that_trains_on_the_cpu(run: Any) -> None:
     ended = run(ON_THE_CPU)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("autosac: the script has put nothing on the GPU")
+
+
+def test_a_script_that_catches_everything(run: Any) -> None:
+    """It is stopped all the same, and its step is reported."""
+    ended = run(STUBBORN)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("goes on after StopScript") == 3
+    assert "step 2 of the script, which ran 3" in ended.stdout
 
 
 def test_patience_ends(run: Any) -> None:

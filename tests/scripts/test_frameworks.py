@@ -19,7 +19,20 @@ CASES = {
     "hf_trainer.py": ("transformers", 8, (*SMALL, "--fsdp", "--heads", "4", "--inner", "512", "--length", "256")),
     "accelerate_loop.py": ("accelerate", 2, ("--width", "512", "--batch", "64")),
     "lightning_module.py": ("lightning", 2, ("--width", "512", "--batch", "64")),
-    "megatron_gpt.py": ("megatron", 8, (*SMALL, "--heads", "4", "--length", "256")),
+    "megatron_gpt.py": (
+        "megatron",
+        4,
+        (*SMALL, "--heads", "4", "--length", "256", "--tensor", "2", "--pipeline", "2"),
+    ),
+    "accelerate_fsdp2.py": (
+        "accelerate",
+        4,
+        (*SMALL, "--inner", "512", "--heads", "4", "--vocabulary", "1000", "--length", "256", "--checkpointing"),
+    ),
+    "fabric.py": ("lightning", 2, ("--layers", "2", "--width", "128", "--batch", "4")),
+    "deepspeed_zero.py": ("deepspeed", 4, (*SMALL, "--stage", "3", "--length", "256")),
+    "diffusers_loop.py": ("diffusers", 2, ("--small", "--batch", "4")),
+    "mpt_fsdp1.py": (None, 4, (*SMALL, "--heads", "4", "--length", "256", "--checkpointing")),
 }
 
 

@@ -24,11 +24,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from autosac.capture.compiler import launches
 from autosac.capture.compiler.gpu import CUDA, answers
+from autosac.capture.compiler.programs import Program, Programs, key_of
 from autosac.capture.device.device import device_type
 from autosac.target import TargetGPU
 
 SETTINGS: dict[str, Any] = {"compile_threads": 1, "fx_graph_cache": False, "triton.cudagraphs": False}
 """Inductor's configuration in a capture: in this process, without its caches, and without CUDA graphs."""
+
+
+programs: list[Programs] = [Programs()]
+"""What has been compiled already. A list of one."""
 
 
 def is_here() -> bool:
@@ -56,13 +61,45 @@ def compile_graph(
         _disable_current_modes(),
         V.set_debug_handler(DebugContext()),
         answers(gpu),
-        launches.recorded(),
+        launches.recorded() as modules,
     ):
-        compiler = compile_fx._InProcessFxCompile()
-        compiled: Any = compiler.codegen_and_compile(on_cuda, moved, [], options)
+        key = key_of(on_cuda, moved, options)
+        known = programs[0].get(key) if key is not None else None
+        if known is not None:
+            strides: Any = known  # all that is asked of a compiled graph
+            set_tracing_context_output_strides(moved, strides)
+            return modules.run(known.text)
+        compiled: Any = compile_fx._InProcessFxCompile().codegen_and_compile(on_cuda, moved, [], options)
         set_tracing_context_output_strides(moved, compiled)
+        text = modules.only_text()
+        if key is not None and text is not None:
+            programs[0].put(key, Program(text, compiled.output_strides))
     program: Callable[[list[Any]], Any] = compiled.current_callable
     return program
+
+
+def warm_up(gpu: TargetGPU) -> None:
+    """Compile a small graph, for a process that forks captures: patterns, imports and caches of Inductor's then are there.
+
+    Without gradients: they would start autograd's threads, which a fork does not survive. Any exception of Inductor's.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor import compile_fx
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def small(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = torch.nn.functional.rms_norm(x.float(), (64,)).to(x.dtype) @ weight
+        gated = torch.nn.functional.silu(product) * product
+        return (gated @ weight.t() + x).view(4, 16, 64).transpose(0, 1).contiguous(), gated.float().sum(0)
+
+    def compile_inner(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        return compile_graph(graph, inputs, gpu, **options)
+
+    with FakeTensorMode(), torch.no_grad():
+        inputs = [torch.empty(64, 64, dtype=torch.bfloat16, device=device_type()) for _ in range(2)]
+        graph = torch.fx.symbolic_trace(small)
+        with functorch_config.patch(enable_autograd_cache=False), constants_on_host():
+            compile_fx.compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=SETTINGS)
 
 
 def _moved(value: Any) -> Any:

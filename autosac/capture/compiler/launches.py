@@ -16,7 +16,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -120,6 +120,16 @@ class _Modules:
 
     def __init__(self) -> None:
         self._sources: dict[str, str] = {}
+        self._loaded: list[tuple[str, bool]] = []
+
+    def only_text(self) -> str | None:
+        """The text of the module that was loaded, if it was one and is all there is to it."""
+        return self._loaded[0][0] if len(self._loaded) == 1 and self._loaded[0][1] else None
+
+    def run(self, text: str) -> Callable[[list[Any]], Any]:
+        """What a module of this text is called as."""
+        program: Callable[[list[Any]], Any] = self.load(self.write(text)[0], os.devnull).call
+        return program
 
     def write(self, source: str, *_: Any, **__: Any) -> tuple[str, str]:
         key = str(len(self._sources))
@@ -127,7 +137,9 @@ class _Modules:
         return key, os.devnull
 
     def load(self, key: str, path: str, linemap: Any = None, attrs: dict[str, Any] | None = None) -> ModuleType:
-        source = _DEVICE.sub(device_type(), self._sources.pop(key))
+        text = self._sources.pop(key)
+        self._loaded.append((text, not attrs))
+        source = _DEVICE.sub(device_type(), text)
         source = _OF_CUDA.sub(lambda found: "no_guard()" if "Guard" in found.group() else "pass", source)
         source = source.replace("torch.ops.symm_mem.", "symmetric_operators.")
         module = ModuleType("generated")
@@ -140,7 +152,7 @@ class _Modules:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
+def recorded() -> Iterator[_Modules]:
     """While this is entered, the modules that Inductor makes are those of this module's docstring."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
@@ -163,4 +175,4 @@ def recorded() -> Iterator[None]:
         stack.enter_context(mock.patch.object(AsyncCompile, "triton", triton))
         for name in ("cpp", "cpp_pybinding"):
             stack.enter_context(mock.patch.object(AsyncCompile, name, lambda *_, **__: _NoKernel()))
-        yield
+        yield modules

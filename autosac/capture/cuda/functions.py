@@ -19,6 +19,8 @@ from autosac.capture.cuda import shim
 from autosac.target import TargetGPU
 
 CUDA_VERSION = "12.8"
+_NCCL_VERSION = (2 << 32) + (27 << 16) + 3
+_NVTX = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 _COUNTERS = ("all", "large_pool", "small_pool")
 _STATISTICS = (
     "allocation",
@@ -146,6 +148,8 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_clearCublasWorkspaces": nothing,
+        "_nccl_version": lambda: _NCCL_VERSION,
+        "_nccl_version_suffix": lambda: b"",
     }
 
 
@@ -166,10 +170,11 @@ def _initialise(gpu: TargetGPU, device_count: int) -> None:
 
 
 def _choose(index: int, device_count: int) -> None:
-    if index >= device_count:
-        import torch
+    import torch
 
+    if index >= device_count:
         raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+    torch.cuda.init()  # until then fake tensors take "cuda" for its first device
     shim.set_device(index)
 
 
@@ -226,6 +231,7 @@ def finish(gpu: TargetGPU) -> None:
     from autosac.capture.device import device as simulated
 
     torch.version.cuda = CUDA_VERSION
+    vars(torch.cuda.nvtx)["_nvtx"] = SimpleNamespace(**dict.fromkeys(_NVTX, lambda *_: 0))
     cuda: Any = torch.cuda
     streams: Any = importlib.import_module("torch.cuda.streams")
     cuda._cudart = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)

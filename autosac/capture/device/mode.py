@@ -93,6 +93,8 @@ class SimulatedDeviceMode(FakeTensorMode):
             if self._stays_real(func, args, kwargs):
                 if kwargs.get("pin_memory"):
                     kwargs = {**kwargs, "pin_memory": False}
+                if _is_c10d(func):
+                    values.exchange_on_host(func, args)
                 return func(*args, **kwargs)
             if _is_composite(func):  # callers below autograd hand over undecomposed operators
                 with self:
@@ -211,6 +213,11 @@ class SimulatedDeviceMode(FakeTensorMode):
                 return args[1](*args[2:], **kwargs)
         out = self.dispatch(func, (FakeTensor,), args, kwargs)
         return out if self._depth else self._observe(func, args, kwargs, out, None, None)
+
+
+@per_operator
+def _is_c10d(func: Any) -> bool:
+    return getattr(func, "namespace", "") == "c10d"
 
 
 @per_operator

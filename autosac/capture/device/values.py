@@ -3,15 +3,16 @@
 Small integer tensors (and tiny floating ones) carry shadow values that are computed for real on the CPU beside the fake
 ones. Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin,
 that is perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts
-of tokens that ranks exchange when routing is drawn; an unknown bool is False (initialisers loop on `mask.any()`), an unknown
-integer or float is 1 (`assume_floats`), and finite.
+of tokens that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside
+this one (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), an unknown integer or float is 1
+(`assume_floats`), and finite.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -36,13 +37,39 @@ _UNINITIALISED = {
 
 _FINITENESS = {aten.eq.Tensor, aten.ne.Tensor, aten.ne.Scalar, aten.isnan.default, aten.isinf.default}
 
+Later: TypeAlias = Callable[[], "torch.Tensor | None"]
+"""Values that another rank has, as a flat tensor; None if they are unknown. May wait for that rank."""
+
+
+class Peers(Protocol):
+    """Other ranks that run beside this one. Ranks are global; `known` is None for unknown values."""
+
+    def send(self, group: str, peer: int, known: torch.Tensor | None) -> None:
+        """A small integer tensor goes to `peer`."""
+
+    def receive(self, group: str, peer: int, dtype: torch.dtype) -> Later:
+        """A small integer tensor comes from `peer`."""
+
+    def needs(self, peer: int) -> None:
+        """Another tensor goes to `peer`, or comes from it."""
+
+    def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> Later | None:
+        """A small integer tensor goes from `root` to all of the group. None if this rank's own values are taken."""
+
+
 _routing: list[Routing] = []  # one at most
+_peers: list[Peers] = []  # one at most
 _assumed: list[Callable[[], float]] = [lambda: 1.0]
 
 
 def route_by(routing: Routing | None) -> None:
     """Draw the routing of tokens to experts from now on; None: round-robin."""
     _routing[:] = [routing] if routing is not None else []
+
+
+def exchange_with(peers: Peers) -> None:
+    """Small integer tensors are sent to other ranks, and received from them, from now on."""
+    _peers[:] = [peers]
 
 
 def assume_floats(answer: Callable[[], float]) -> None:
@@ -79,10 +106,20 @@ _CONSTANT: dict[Any, Callable[[Any, tuple[Any, ...]], torch.Tensor]] = {
 
 def shadow(tensor: Any) -> torch.Tensor | None:
     """The shadow values of a fake tensor, or None."""
-    values: torch.Tensor | None = getattr(tensor, "_shadow", None)
+    values: Any = getattr(tensor, "_shadow", None)
+    if values is not None and not isinstance(values, torch.Tensor):
+        values = tensor._shadow = _arrived(values, tensor)
     if values is None or (not values.untyped_storage().nbytes() and values.numel()):  # forgotten
         return None
-    return values
+    known: torch.Tensor = values
+    return known
+
+
+def _arrived(later: Later, tensor: torch.Tensor) -> torch.Tensor | None:
+    """What another rank has sent, if it is what this tensor can hold."""
+    with torch._C._DisableTorchDispatch():
+        found = later()
+        return found.view(tensor.shape) if found is not None and found.numel() == tensor.numel() else None
 
 
 def _forget(tensor: Any) -> None:
@@ -289,6 +326,10 @@ def _collective_in_place(func: Any, args: Any) -> None:
     """c10d's operators under symmetric ranks."""
     name = func._schema.name.split("::")[1]
     target = args[0]
+    if name in ("send", "recv_", "broadcast_"):
+        for peers in _peers:
+            _exchange(peers, name, args)
+            return
     if name in ("alltoall_base_", "_allgather_base_") and isinstance(target, FakeTensor):
         values = shadow(args[1])
         if values is not None and name == "alltoall_base_" and values.shape == target.shape:
@@ -301,6 +342,48 @@ def _collective_in_place(func: Any, args: Any) -> None:
         for leaf in pytree.tree_leaves(args):
             if isinstance(leaf, FakeTensor):
                 _forget(leaf)
+
+
+def _exchange(peers: Peers, name: str, args: Any) -> None:
+    """``send(tensors, group, rank, ...)``, ``recv_`` and ``broadcast_``: the rank is that within the group."""
+    process_group = torch.distributed.ProcessGroup.unbox(args[1])
+    group = process_group.group_name
+    peer = torch.distributed.get_process_group_ranks(process_group)[args[2]]
+    for tensor in args[0]:
+        is_real = not isinstance(tensor, FakeTensor)
+        is_message = (is_real or not tensor.dtype.is_floating_point) and tensor.numel() <= _INTEGER_LIMIT
+        known = tensor if is_real else shadow(tensor)
+        if name == "broadcast_":
+            found = peers.broadcast(group, peer, known, tensor.dtype) if is_message else None
+            if found is not None:
+                _expect(tensor, found)
+        elif not is_message:
+            peers.needs(peer)
+            if name == "recv_":
+                _forget(tensor)
+        elif name == "send":
+            peers.send(group, peer, known)
+        else:
+            _expect(tensor, peers.receive(group, peer, tensor.dtype))
+
+
+def _expect(tensor: Any, later: Later) -> None:
+    """The tensor's values come from another rank, as soon as somebody reads them."""
+    if not isinstance(tensor, FakeTensor):
+        found = _arrived(later, tensor)
+        if found is not None:
+            tensor.copy_(found)
+        return
+    _forget(tensor)
+    vars(tensor)["_shadow"] = later
+
+
+def exchange_on_host(func: Any, args: Any) -> None:
+    """A c10d operator on real tensors."""
+    name = func._schema.name.split("::")[1]
+    if name in ("send", "recv_", "broadcast_"):
+        for peers in _peers:
+            _exchange(peers, name, args)
 
 
 def _functional_collective(func: Any, args: Any, out: Any) -> Any:

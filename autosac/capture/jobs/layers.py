@@ -7,6 +7,9 @@ induction notices.
 
     kinds   d d d s f s f s f      leading = 3, period = 2
 
+Under a plan that treats equal layers alike, the job's layers may be left out as well, and the plan's units in them
+(`autosac.plans.layers`); what a plan does in a layer is a part of the layer's kind.
+
 A job is cut to n, n + p, n + 2p, ... layers where p is a multiple of that period, of N under selective-N checkpointing, and
 of the number of pipeline stages, so that each stage gets as many layers more as any other; n leaves every stage enough layers
 for a first, a last, and one between.
@@ -25,6 +28,8 @@ from torch import nn
 from autosac.capture.jobs.adapter import Attributes, TitanAdapter
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
+from autosac.plans import Plan
+from autosac.plans.layers import doings
 from autosac.titan.settings import compiles_model
 from autosac.trace import Cut
 
@@ -63,8 +68,11 @@ def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[A
     if request.cut is None:
         return config, None
     found = layering_of(adapter, config, request)
-    compiled = compiles_model(adapter.settings(config))
-    if found is None or not (found.is_worthwhile(compiled=compiled) and found.cut(request.cut) < found.layers):
+    # Alone, a small cut is always worthwhile.
+    worthwhile = found is not None and (
+        request.cut < 0 or found.is_worthwhile(compiled=compiles_model(adapter.settings(config)))
+    )
+    if found is None or not worthwhile or found.cut(request.cut) >= found.layers:
         if request.cut == 0:
             return config, None
         raise CaptureError("the job has too few equal layers to be captured with fewer")
@@ -77,7 +85,7 @@ def layering_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> La
     of experts is drawn (each layer has its own).
     """
     parallelism = config.parallelism
-    if parallelism.pipeline_parallel_layers_per_stage is not None or request.plan_file is not None:
+    if parallelism.pipeline_parallel_layers_per_stage is not None:
         return None
     if not request.moe_load.is_balanced:
         return None
@@ -88,7 +96,11 @@ def layering_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> La
         return None
     kind, _, every = adapter.describe(config).checkpointing.partition("-")
     every_nth = int(every) if kind == "selective" and every.isdigit() else 1
-    leading, period = repetition(kinds(attributes))
+    numbers = kinds(attributes)
+    if request.plan_file is not None:
+        planned = doings(Plan.load(request.plan_file), len(attributes))
+        numbers = distinct(list(zip(numbers, planned, strict=True)))
+    leading, period = repetition(numbers)
     return Layering(len(attributes), leading, _pipeline_stages(parallelism) * lcm(period, every_nth))
 
 
@@ -119,8 +131,13 @@ def kinds(layers: Sequence[Attributes]) -> list[int]:
         for name, value in layer.items():
             values.setdefault(name, []).append(value)
     telling = [name for name, found in values.items() if len(set(found)) < len(layers)]
-    numbers: dict[tuple[Any, ...], int] = {}
-    return [numbers.setdefault(tuple(layer.get(name) for name in telling), len(numbers)) for layer in layers]
+    return distinct([tuple(layer.get(name) for name in telling) for layer in layers])
+
+
+def distinct(values: Sequence[Any]) -> list[int]:
+    """A number for each value, equal for equal ones."""
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
 
 
 def repetition(numbers: Sequence[int]) -> tuple[int, int]:

@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.cache import Entry
+from autosac.capture.jobs.fast_forward import FastForward
+from autosac.capture.jobs.marker import Marker
 from autosac.capture.record.recorder import Recorder
 
 _DDP_STEPS = 3  # DDP sorts its buckets anew in the second step
@@ -54,11 +56,14 @@ class ScriptSteps:
     """Stands between the dispatch mode and the recorder (an OperatorLog) and finds the steps.
 
     `number`: the step that is under way, 0 before the first. `complete`: steps that have ended. `period`: calls of
-    `Optimizer.step` in a step.
+    `Optimizer.step` in a step. `marker`: the name of a function of the script, each call of which ends a step in their place.
+    `forward` does without computing steps when it is told to begin.
     """
 
-    def __init__(self, recorder: Recorder, listener: ScriptListener, period: int = 1) -> None:
+    def __init__(self, recorder: Recorder, listener: ScriptListener, period: int = 1, marker: str = "") -> None:
         self.recorder = recorder
+        self.forward = FastForward(lambda: len(recorder.log.events), self._replayed)
+        self._marker = Marker(marker, self._marked) if marker else None
         self.number = self.complete = 0
         self._listener = listener
         self._period = period
@@ -77,12 +82,14 @@ class ScriptSteps:
             if not torch.compiler.is_compiling():
                 self._enter(module)
 
-        def leave(*_: Any) -> None:
+        def leave(module: torch.nn.Module, args: Any, *rest: Any) -> None:
             if not torch.compiler.is_compiling():
                 self._depth -= 1
+                if not self._depth and self.number and len(rest) == 2:  # one that is left by an exception has no kwargs
+                    self.forward.called(module, args, *rest)
 
         register_module_forward_pre_hook(enter)
-        register_module_forward_hook(leave, always_call=True)
+        register_module_forward_hook(leave, with_kwargs=True, always_call=True)
         register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))
 
     @property
@@ -103,27 +110,45 @@ class ScriptSteps:
             self._begin()
         elif not self.number and any(p.requires_grad for p in module.parameters()):
             self._listener.model_called(module)
+            if self._marker is not None:
+                self._marker.install()
             self._begin()
         if self.number:
-            self._listener.forward_begun(self.number)
+            try:
+                self._listener.forward_begun(self.number)
+            except StopScript:
+                self._depth -= 1  # hooks that leave a module see no BaseException
+                raise
+
+    def _replayed(self, module: torch.nn.Module) -> None:
+        self._enter(module)
+        self._depth -= 1
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._marker is not None:
+            return
         if self._first is None:
             self._first = optimizer
         if self.number and optimizer is self._first:
             self._calls += 1
             self._is_over = self._calls % self._period == 0
 
+    def _marked(self) -> None:
+        self._is_over = self.number > 0
+
     def _begin(self) -> None:
         if self._is_over:
             self._end()
         self._listener.step_begun(self.number + 1)
         self.number += 1
-        self.recorder.begin_recording(self.number)
+        self.forward.step_begun()
+        if not self.forward.active:
+            self.recorder.begin_recording(self.number)
 
     def _end(self) -> None:
         self._is_over = False
-        self.recorder.end_recording()
+        if not self.forward.active:
+            self.recorder.end_recording()
         self.complete = self.number
         self._listener.step_ended(self.number)
 
@@ -135,6 +160,8 @@ class ScriptSteps:
         """An operator ran on the device."""
         if self._is_over and not self._reads_device(args, kwargs, tensors):
             self._begin()
+        if self.forward.active:
+            return
         self.recorder.operator(func, args, kwargs, out, entry, tensors)
         self._listener.operator_ran()
 
@@ -142,14 +169,17 @@ class ScriptSteps:
         found = tensors if tensors is not None else pytree.arg_tree_leaves(*args, **kwargs)
         return any(isinstance(t, torch.Tensor) and t.device.type == self.recorder.target for t in found)
 
-    def triton_kernel(self, name: str, arguments: Iterable[Any]) -> None:
+    def triton_kernel(self, name: str, arguments: Iterable[Any], **details: Any) -> None:
         """A generated kernel was launched."""
-        self.recorder.triton_kernel(name, arguments)
+        if self.forward.active:
+            return
+        self.recorder.triton_kernel(name, arguments, **details)
         self._listener.operator_ran()
 
     def host_reads(self) -> None:
         """The host reads a value."""
-        self.recorder.host_reads()
+        if not self.forward.active:
+            self.recorder.host_reads()
 
     def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None:
         """`Tensor.record_stream`."""

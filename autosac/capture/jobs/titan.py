@@ -23,6 +23,7 @@ from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
 from autosac.capture.jobs.layers import cut_of
 from autosac.capture.jobs.notes import notes_of
 from autosac.capture.jobs.pipeline import StageMetadata
+from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.moe_load import Routing
 from autosac.capture.patches import libraries, meshes, process_group, without_triton
@@ -34,7 +35,7 @@ from autosac.integrations.operators import modules
 from autosac.plans import Plan
 from autosac.titan.settings import check_settings, compiles_model
 from autosac.titan.version import has_python_jobs, installed_version
-from autosac.trace import Parallelism, Phase, Trace, TraceInfo
+from autosac.trace import Parallelism, Trace, TraceInfo
 
 
 def installed_adapter() -> TitanAdapter:
@@ -140,7 +141,7 @@ def capture_titan(
             stages.on_inferred = routing.begin_step  # those runs are none of the step
         progress("building the model")
         try:
-            trainer = adapter.build(config, transform_of(request, recorder))
+            trainer = adapter.build(config, transform_of(request, recorder, cut.layers if cut else None))
         except Exception as e:
             raise capture_error(e, "building the job") from e
         for part in trainer.model_parts:
@@ -166,12 +167,7 @@ def _routing(request: TitanRequest, recorder: Recorder) -> Routing | None:
     """Who draws the routing of tokens, or None if it is balanced."""
     if request.moe_load.is_balanced:
         return None
-
-    def locate() -> tuple[str, bool]:
-        place = recorder.phases.locate()
-        return recorder.phases.modules.names[place.module], place.phase is Phase.RECOMPUTE
-
-    return Routing(request.moe_load, request.rank, locate)
+    return routing_of(request.moe_load, request.rank, recorder)
 
 
 def _info(

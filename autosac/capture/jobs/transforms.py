@@ -15,6 +15,7 @@ from autosac.integrations.apply import PlanMismatchWarning, apply
 from autosac.integrations.observe import observe
 from autosac.integrations.recompute import tape
 from autosac.plans import Plan
+from autosac.plans.layers import of_few_layers
 
 
 def observe_candidates(model_parts: list[nn.Module], recorder: Recorder) -> None:
@@ -24,13 +25,14 @@ def observe_candidates(model_parts: list[nn.Module], recorder: Recorder) -> None
         observe(part, candidate_modules(part), log)
 
 
-def apply_plan_file(model: nn.Module, path: str, recorder: Recorder) -> None:
-    """Apply the plan in the file `path`. A step that does not follow it shall stop, not recompute more: it would not be the
-    step that the plan is judged by.
+def apply_plan_file(model: nn.Module, path: str, recorder: Recorder, layers: int | None = None) -> None:
+    """Apply the plan in the file `path`, to the first so many `layers` if the others are left out. A step that does not follow
+    it shall stop, not recompute more: it would not be the step that the plan is judged by.
     """
     warnings.simplefilter("error", PlanMismatchWarning)
     tape.observer[0] = RecomputationLog(recorder)
-    apply(model, Plan.load(path))
+    plan = Plan.load(path)
+    apply(model, plan if layers is None else of_few_layers(plan, layers))
 
 
 def loss_chunks_of(request: TitanRequest) -> int:
@@ -40,14 +42,16 @@ def loss_chunks_of(request: TitanRequest) -> int:
     return request.loss_chunks
 
 
-def transform_of(request: TitanRequest, recorder: Recorder) -> Callable[[nn.Module], None] | None:
+def transform_of(
+    request: TitanRequest, recorder: Recorder, layers: int | None = None
+) -> Callable[[nn.Module], None] | None:
     """What is done to each part of the model where the job applies its checkpointing: observe its modules, or apply a plan;
-    None to leave the job's own alone.
+    None to leave the job's own alone. `layers`: how many are there, if others have been left out.
     """
     if request.observe:
         return partial(_observe, recorder)
     if request.plan_file is not None:
-        return partial(_apply, request.plan_file, recorder)
+        return partial(_apply, request.plan_file, recorder, layers)
     return None
 
 
@@ -55,5 +59,5 @@ def _observe(recorder: Recorder, model: nn.Module) -> None:
     observe_candidates([model], recorder)
 
 
-def _apply(plan_file: str, recorder: Recorder, model: nn.Module) -> None:
-    apply_plan_file(model, plan_file, recorder)
+def _apply(plan_file: str, recorder: Recorder, layers: int | None, model: nn.Module) -> None:
+    apply_plan_file(model, plan_file, recorder, layers)

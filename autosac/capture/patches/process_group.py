@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from autosac.capture.device.device import DEVICE_TYPE
@@ -65,6 +67,7 @@ def serve_scripts() -> None:
             c10d._world.pg_backend_config[made[0]] = str(c10d.BackendConfig(backend))
         return made
 
+    c10d._object_to_tensor = _object_to_tensor
     c10d._new_process_group_helper = new_group
     c10d.rendezvous = _rendezvous
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
@@ -74,6 +77,12 @@ def serve_scripts() -> None:
         module.is_gloo_available = lambda: True
         for function in (all_gather_object, gather_object, scatter_object_list, monitored_barrier):
             setattr(module, function.__name__, function)
+
+
+def _object_to_tensor(obj: Any, device: Any, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pickled object and its size. As torch's, which makes the tensor of a storage: fake ones cannot be made so."""
+    data = torch.tensor(list(pickle.dumps(obj)), dtype=torch.uint8)
+    return data.to(device), torch.tensor([data.numel()], dtype=torch.long).to(device)
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:

@@ -11,21 +11,24 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from autosac.capture.device import values
 from autosac.capture.device.mode import SimulatedDeviceMode
+from autosac.capture.patches.after_import import after_import
 from autosac.capture.patches.tensors import exchange
 
 _LARGE = 2**16  # elements of a parameter that need not be real
 
 
-def install(mode: SimulatedDeviceMode, note: Callable[[str], None]) -> None:
-    """All of it. `note` is told what was assumed or left out, the first time."""
+def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoints: bool = False) -> None:
+    """All of it. `note` is told what was assumed or left out, the first time. `checkpoints`: they are written."""
     _weightless_parameters(mode)
     _readable_tensors()
     _data_of_tensors()
     _tensors_of_tensors()
-    _no_checkpoints(note)
+    _checkpoints(note, checkpoints)
+    _loading(note)
 
 
 def _weightless_parameters(mode: SimulatedDeviceMode) -> None:
@@ -130,11 +133,51 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.Parameter)
 
 
-def _no_checkpoints(note: Callable[[str], None]) -> None:
-    """Simulated tensors have no values worth a file."""
+def _checkpoints(note: Callable[[str], None], written: bool) -> None:
+    """Simulated tensors have no values: nothing is written, or zeros where a file is asked for."""
 
-    def save(*_: Any, **__: Any) -> None:
-        note("checkpoints are not written: simulated tensors have no values")
+    def writer(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if not written:
+                note("checkpoints are not written: simulated tensors have no values (--checkpoints writes zeros)")
+                return None
+            note("checkpoints hold zeros in place of simulated tensors")
+            found = pytree.tree_map(_zeros, (args, kwargs))
+            with torch._C._DisableTorchDispatch():
+                return original(*found[0], **found[1])
 
-    torch.save = save
-    torch.serialization.save = save
+        return save
+
+    vars(torch)["save"] = torch.serialization.save = writer(torch.save)
+
+    def replace(*names: str) -> Callable[[Any], None]:
+        def act(module: Any) -> None:
+            for name in names:
+                vars(module)[name] = writer(vars(module)[name])
+
+        return act
+
+    after_import("safetensors.torch", replace("save_file", "save_model"))
+    after_import("torch.distributed.checkpoint.state_dict_saver", replace("save", "async_save"))
+
+
+def _loading(note: Callable[[str], None]) -> None:
+    """Data are loaded for real, in no time."""
+    loader: Any = torch.utils.data.DataLoader
+    iterate = loader.__iter__
+
+    @functools.wraps(iterate)
+    def begin(self: Any) -> Any:
+        note("the time of loading data is not simulated")
+        return iterate(self)
+
+    loader.__iter__ = begin
+
+
+def _zeros(value: Any) -> Any:
+    """What stands for a simulated tensor in a file."""
+    if not isinstance(value, FakeTensor):
+        return value
+    with torch._C._DisableTorchDispatch():
+        return torch.zeros(tuple(value.shape), dtype=value.dtype)

@@ -47,6 +47,7 @@ class Worker:
         self.folder = folder
         self.children: dict[int, int] = {}
         self.pending: deque[tuple[dict[str, Any], TitanRequest]] = deque()
+        self.compiles = False
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -64,7 +65,7 @@ class Worker:
                     message = json.loads(line)
                     request = TitanRequest.from_json(message["request"])
                     if not preloaded:
-                        preloaded = self.attempt(message["id"], functools.partial(preload, request))
+                        preloaded = self.attempt(message["id"], functools.partial(self.preload, request))
                     if preloaded:
                         self.pending.append((message, request))
             self.reap()
@@ -88,8 +89,15 @@ class Worker:
             return False
         return True
 
+    def preload(self, request: TitanRequest) -> None:
+        """See `preload`; remember whether the job compiles."""
+        self.compiles = preload(request)
+
     def start(self, message: dict[str, Any], request: TitanRequest) -> None:
         """Fork a child that captures and exits."""
+        if self.compiles and not request.observe:
+            self.compiles = False  # once
+            prepare_compiler(request, self.folder)
         identity, parent, code = message["id"], os.getpid(), 1
         try:
             child = os.fork()
@@ -152,8 +160,8 @@ def available_bytes() -> float:
     return math.inf
 
 
-def preload(request: TitanRequest) -> None:
-    """Import what every capture of this job needs, after the simulated device has been installed."""
+def preload(request: TitanRequest) -> bool:
+    """Import what every capture of this job needs, after the simulated device has been installed; whether it may compile."""
     from autosac.capture.jobs import session
 
     session.prepare(request.gpu)
@@ -163,9 +171,22 @@ def preload(request: TitanRequest) -> None:
     with imports.deferred_compilation():
         import_torchtitan()
     adapter = installed_adapter()
-    if may_compile(request, adapter):
+    compiles = may_compile(request, adapter)
+    if compiles:
         imports.import_compiler()
     gc.freeze()
+    return compiles
+
+
+def prepare_compiler(request: TitanRequest, folder: str) -> None:
+    """What captures with compilation share: a compiler that has compiled something, and the programs that it writes."""
+    from autosac.capture.compiler import inductor, programs
+
+    if inductor.is_here():
+        inductor.programs[0] = programs.Programs(Path(folder))
+        with contextlib.suppress(Exception):  # captures say why they cannot compile
+            inductor.warm_up(request.gpu)
+        gc.freeze()
 
 
 def may_compile(request: TitanRequest, adapter: TitanAdapter) -> bool:

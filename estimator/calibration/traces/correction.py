@@ -44,11 +44,12 @@ _FORMAT, _SCHEMA = "autosac-corrections", 1
 _FEATURES = 12
 _WIDE, _NEAR = 6.0, 1.5  # octaves
 _FREE, _APART = 1e6, 0.1  # length scales that ignore a column, and that keep two codes apart
-_START = {"machine": 0.005, "family": 0.02, "family_shape": 0.1, "operator_shape": 0.1, "near": 0.05, "noise": 0.01}
-# The largest variance of each term. One trace shows few shapes of a family, all off alike, and would put all of that down
-# to the family or the machine; other traces of the GPU then get worse (`benchmarks/traces.py`).
+# The largest variance of each term. One trace shows few shapes of a family, all off alike, and would put all of that down to
+# the family or the machine; other traces of the GPU then get worse. So what reaches far from the evidence is held small: by
+# leaving out one trace of a GPU at a time (`benchmarks/traces.py`), which chose among seven sets of bounds.
 _LEAST = 1e-4
-_MOST = {"machine": 0.01, "family": 0.05, "family_shape": 0.2, "operator_shape": 0.5, "near": 0.5, "noise": 0.1}
+_MOST = {"machine": 2e-4, "family": 2e-3, "family_shape": 2e-3, "operator_shape": 0.01, "near": 0.5, "noise": 0.1}
+_START = {"machine": 1.5e-4, "family": 1e-3, "family_shape": 1e-3, "operator_shape": 5e-3, "near": 0.05, "noise": 0.01}
 _MOST_ROWS, _MOST_ROWS_TO_TUNE = 2000, 400
 _MOST_LOG = math.log(100.0)
 
@@ -164,6 +165,14 @@ class _Process:
     def predict(self, points: Sequence[SignaturePoint]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         mean, std = self._regressor.predict(self._rows(points), return_std=True)
         return np.clip(mean, -_MOST_LOG, _MOST_LOG), std
+
+
+def covariance(points: Sequence[SignaturePoint], levels: Mapping[str, float]) -> NDArray[np.float64]:
+    """The prior covariance of the logarithms of corrections at these points, without noise."""
+    families = {name: i for i, name in enumerate(sorted({p.family for p in points}))}
+    operators = {name: i for i, name in enumerate(sorted({p[:2] for p in points}))}
+    rows = [(families[p.family], operators[p[:2]], *p.features) for p in points]
+    return np.asarray(_kernel(levels).k1(np.array(rows, dtype=np.float64)))
 
 
 def _kernel(levels: Mapping[str, float]) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autosac.errors import UsageError
+from autosac.estimator.calibration.profile import profile_base
 from autosac.estimator.calibration.traces.correction import (
     Correction,
     Observed,
@@ -29,7 +30,7 @@ from autosac.estimator.calibration.traces.correction import (
 from autosac.estimator.calibration.traces.evidence import Row, TraceEvidence, gather, occupied
 from autosac.estimator.cluster import default_cluster
 from autosac.estimator.gpu import match_gpu
-from autosac.estimator.hardware import Hardware, known_hardware, load_hardware
+from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.models import first_estimates
 from autosac.estimator.pricing import default_models
 from autosac.estimator.profiled import save_measured
@@ -277,7 +278,7 @@ def write_learned(learned: Learned, output: Path, gpu: str = "") -> None:
     names = ", ".join(Path(trace.path).name for trace in learned.traces)
     lines = [
         f"# Written by autosac calibrate --from-trace on {learned.correction.about['date']}.",
-        f"base = {json.dumps(_base(learned.hardware, output, gpu))}",
+        f"base = {json.dumps(profile_base(learned.hardware, output, gpu))}",
         f"description = {json.dumps(f'{learned.hardware.description}, corrected by traces: {names}'[:500])}",
         f"measured = {json.dumps(measured.name)}",
         f"corrected = {json.dumps(corrections.name)}",
@@ -285,18 +286,6 @@ def write_learned(learned: Learned, output: Path, gpu: str = "") -> None:
     write_text_atomically(output, "\n".join(lines) + "\n")
     load_correction.cache_clear()
     load_hardware.cache_clear()
-
-
-def _base(hardware: Hardware, output: Path, gpu: str) -> str:
-    """What the profile is based on. UsageError for a file elsewhere: profiles name none outside of their folder."""
-    if hardware.name in known_hardware() and not gpu.endswith(".toml"):
-        return hardware.name
-    here, base = output.parent.resolve(), Path(gpu).resolve()
-    if not base.is_relative_to(here) or base == output.resolve():
-        raise UsageError(
-            f"{gpu}: a profile that is based on a file lies beside it; write to another file in {base.parent}"
-        )
-    return str(base.relative_to(here))
 
 
 def measured_operators(priced: Sequence[Priced]) -> dict[Signature, tuple[float, float]]:

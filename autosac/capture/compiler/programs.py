@@ -1,0 +1,67 @@
+"""The programs that Inductor has written for the captures of one process tree: equal graphs are compiled once.
+
+A program is kept as its text and the strides of its outputs, under the key that Inductor's own cache of graphs would use: the
+graph, the layouts of its inputs, what it was asked, its settings, and the GPU. What Inductor would not cache is not kept
+either, nor is a program with values of its own beside the text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autosac.files.writing import write_bytes_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The text of a module, and for each of its outputs its strides (None: no tensor)."""
+
+    text: str
+    output_strides: tuple[tuple[str, ...] | None, ...]
+
+
+class Programs:
+    """Those in a folder, and those that this process has seen. Without a folder only the latter."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._seen: dict[str, Program] = {}
+
+    def get(self, key: str) -> Program | None:
+        """The program under this key, if there is one."""
+        if key not in self._seen and self._folder is not None:
+            with contextlib.suppress(OSError):
+                text, strides = json.loads(self._path(key).read_bytes())
+                found = tuple(None if s is None else tuple(s) for s in strides)
+                self._seen[key] = Program(text, found)
+        return self._seen.get(key)
+
+    def put(self, key: str, program: Program) -> None:
+        """Keep it, where others may find it if there is a folder that can be written."""
+        self._seen[key] = program
+        if self._folder is not None:
+            content = json.dumps([program.text, program.output_strides]).encode()
+            with contextlib.suppress(OSError):
+                write_bytes_atomically(self._path(key), content, private=True)
+
+    def _path(self, key: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}.program"
+
+
+def key_of(graph: Any, inputs: Any, options: Mapping[str, Any]) -> str | None:
+    """The key of a graph; None if Inductor would not cache it. To be asked where Inductor compiles."""
+    from torch._inductor.codecache import FxGraphCache
+
+    cache: Any = FxGraphCache
+    try:
+        key, _ = cache.prepare_key(graph, inputs, options, [], False)
+    except Exception:  # of another version's, or of what cannot be pickled
+        return None
+    return None if key is None else str(key[0])

@@ -1,0 +1,107 @@
+"""Made-up data sets and tokenizers in place of those that would have to be downloaded; only where a user asks for it.
+
+`datasets.load_dataset` and the tokenizers' `from_pretrained` do what they can without the network first.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from autosac.capture.patches.after_import import after_import
+from autosac.errors import UsageError
+
+ROWS = 1000
+LONGEST_TOKENS = 1024
+_WORDS_OF_A_TEXT = 400
+_WORDS = ("the", "of", "training", "model", "and", "a", "memory", "to", "step", "in", "time", "is", "layer", "it")
+_SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<mask>", "<cls>", "<sep>")
+_SPLITS = ("train", "validation", "test")
+
+
+def columns_of(text: str) -> dict[str, str]:
+    """Kinds of columns by name: ``text,label:2,image:224x224``; a number is of classes. UsageError for all else."""
+    found = {}
+    for part in text.split(","):
+        name, _, kind = part.strip().partition(":")
+        sizes = kind.split("x")
+        if not name or (kind and not all(size.isdigit() and int(size) > 0 for size in sizes)) or len(sizes) > 2:
+            raise UsageError(f"--synthetic-data {text}: {part!r} is no column: expected NAME, NAME:CLASSES or NAME:HxW")
+        found[name] = kind
+    return found
+
+
+def install(columns: Mapping[str, str], note: Callable[[str], None]) -> None:
+    """`note` is told what was made up."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    after_import("datasets", functools.partial(_data_sets, columns=columns, note=note))
+    for module, name in (
+        ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
+        ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
+    ):
+        after_import(module, functools.partial(_tokenizers, name=name, note=note))
+
+
+def _data_sets(module: Any, columns: Mapping[str, str], note: Callable[[str], None]) -> None:
+    original = module.load_dataset
+
+    @functools.wraps(original)
+    def load_dataset(path: str, *args: Any, split: Any = None, streaming: bool = False, **kwargs: Any) -> Any:
+        try:
+            return original(path, *args, split=split, streaming=streaming, **kwargs)
+        except (OSError, ValueError):  # its errors for what is neither here nor reachable
+            note(f"the data set {path} is made up: {ROWS} rows of {', '.join(columns)} (--synthetic-data)")
+        made = module.Dataset.from_dict({name: _column(kind) for name, kind in columns.items()})
+        made = made.to_iterable_dataset() if streaming else made
+        return made if split is not None else module.DatasetDict(dict.fromkeys(_SPLITS, made))
+
+    module.load_dataset = load_dataset
+
+
+def _column(kind: str) -> list[Any]:
+    random = np.random.default_rng(0)
+    if not kind:
+        return [" ".join(random.choice(_WORDS, _WORDS_OF_A_TEXT)) for _ in range(ROWS)]
+    sizes = [int(size) for size in kind.split("x")]
+    if len(sizes) == 1:
+        return [int(label) for label in random.integers(0, sizes[0], ROWS)]
+    from PIL import Image
+
+    image = Image.fromarray(random.integers(0, 256, (*sizes, 3), dtype=np.uint8))
+    return [image] * ROWS
+
+
+def _tokenizers(module: Any, name: str, note: Callable[[str], None]) -> None:
+    owner = getattr(module, name)
+    original = owner.from_pretrained.__func__
+
+    @functools.wraps(original)
+    def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(cls, path, *args, **kwargs)
+        except (OSError, ValueError):
+            note(f"the tokenizer {path} is made up: a token for each byte (--synthetic-data)")
+            return _tokenizer()
+
+    owner.from_pretrained = classmethod(from_pretrained)
+
+
+def _tokenizer() -> Any:
+    """A token for each byte, and the usual special ones."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    bytewise = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], unk_token=_SPECIAL[0]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    special = dict(zip(("unk", "bos", "eos", "pad", "mask", "cls", "sep"), _SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytewise,
+        model_max_length=LONGEST_TOKENS,
+        **{f"{kind}_token": name for kind, name in special.items()},
+    )

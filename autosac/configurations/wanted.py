@@ -1,0 +1,40 @@
+"""What a search is asked for, and what the job says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autosac.configurations.layout import ModelFacts
+from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.space import Space
+from autosac.jobs.titan import TitanJob
+from autosac.planning.closed_loop import Goal
+
+_ADAM = 12  # bytes of a float32 parameter with Adam's two states
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked for. `job`: as it is, on the first offer's GPUs; `global_batch` None: the job's own."""
+
+    job: TitanJob
+    offers: tuple[Offer, ...]
+    space: Space
+    goal: Goal
+    budget: str = "85%"
+    objective: Objective = "tokens-per-second"
+    global_batch: int | None = None
+    confidence: float | None = None
+    gap: float = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What the job's settings say of themselves."""
+
+    facts: ModelFacts
+    compiled: bool
+    global_batch: int
+    converters: tuple[str, ...] = ()
+    state_bytes: int = _ADAM
+    gradient_bytes: int = 4

@@ -1,0 +1,111 @@
+"""What the ranks of a script tell each other: values of small integer tensors, and which ranks are needed.
+
+Their processes share a folder. A message is a file, named by its group, its sender and its number; shapes, sizes and pickled
+objects are such messages. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
+business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
+
+Files: ``need-R``: rank R is needed. ``waits-R``: R waits for a message. ``ended-R``: R has ended. ``together.json``: the
+folders of the ranks that are priced together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+import torch
+
+from autosac.capture.device import values
+
+_POLL_S = 0.01
+_KNOWN, _UNKNOWN = b"k", b"u"
+
+
+class Exchange:
+    """A rank's end of it (`values.Peers`). `shown`: the rank that always runs."""
+
+    def __init__(self, folder: Path, rank: int, shown: int) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._shown = shown
+        self._numbers: dict[str, int] = {}
+        self._needed: set[int] = set()
+        self._last: dict[tuple[int, torch.dtype], bytes] = {}
+
+    # ---- values.Peers -----------------------------------------------------------------------------------------------
+
+    def send(self, group: str, peer: int, known: torch.Tensor | None) -> None:
+        """A message to a rank, None if its values are not known."""
+        self._need(peer)
+        self._post(self._name(f"{group} {self._rank} {peer}"), known)
+
+    def receive(self, group: str, peer: int, dtype: torch.dtype) -> values.Later:
+        """The next message of a rank. Waits when it is asked for."""
+        self._need(peer)
+        return self._later(self._name(f"{group} {peer} {self._rank}"), peer, dtype)
+
+    def needs(self, peer: int) -> None:
+        """A tensor without values goes to or comes from this rank."""
+        self._need(peer)
+
+    def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> values.Later | None:
+        """Sent by `root` to its whole group. None: it is this rank, or taken to be like it."""
+        name = self._name(f"{group} {root}")
+        if root == self._rank:
+            self._post(name, known)
+            return None
+        return self._later(name, root, dtype) if root == self._shown else None
+
+    # ---- the step that is kept --------------------------------------------------------------------------------------
+
+    def together(self) -> tuple[Path, ...]:
+        """The folders of the other ranks that are priced with this one, when all of them have kept their step."""
+        path = self._folder / "together.json"
+        self._wait(path, -1)
+        return tuple(Path(name) for name in json.loads(path.read_text())) if path.exists() else ()
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def _need(self, peer: int) -> None:
+        if peer not in self._needed:
+            self._needed.add(peer)
+            (self._folder / f"need-{peer}").touch()
+
+    def _name(self, text: str) -> str:
+        """Of the next message between these."""
+        number = self._numbers[text] = self._numbers.get(text, -1) + 1
+        return f"message-{hashlib.sha256(text.encode()).hexdigest()[:16]}-{number}"
+
+    def _post(self, name: str, known: torch.Tensor | None) -> None:
+        data = _UNKNOWN
+        if known is not None:
+            data = _KNOWN + known.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        unfinished = self._folder / f"unfinished-{self._rank}"
+        unfinished.write_bytes(data)
+        unfinished.replace(self._folder / name)
+
+    def _later(self, name: str, sender: int, dtype: torch.dtype) -> values.Later:
+        def take() -> torch.Tensor | None:
+            path = self._folder / name
+            self._wait(path, sender)
+            if path.exists():
+                self._last[sender, dtype] = path.read_bytes()
+            data = self._last.get((sender, dtype), _UNKNOWN)  # one that has ended would go on as before
+            if data[:1] == _UNKNOWN:
+                return None
+            return torch.frombuffer(bytearray(data[1:]), dtype=torch.uint8).view(dtype)
+
+        return take
+
+    def _wait(self, path: Path, sender: int) -> None:
+        """Until the file is there, or its sender has ended. Not with `time.sleep`, which adds to simulated time."""
+        marker = self._folder / f"waits-{self._rank}"
+        tick = threading.Event()
+        while not path.exists():
+            if (self._folder / f"ended-{sender}").exists():
+                break
+            marker.touch()
+            tick.wait(_POLL_S)
+        marker.unlink(missing_ok=True)

@@ -1,0 +1,247 @@
+"""The distinct ranks of a script: which they are, and their captured steps.
+
+One rank is shown: it prints, and it always runs. Others run beside it, silently, if they are needed:
+
+- a rank that a running one sends to or receives from (point to point), and whom that one needs, and so on: with pipeline
+  parallelism one rank of each stage;
+- where all communication is among all ranks, the last rank, to see whether ranks behave alike; if it behaves otherwise, the
+  one in the middle as well.
+
+Ranks that behave like one that ran are dropped: `alike` compares what they did, but for their places in the world. All ranks
+that did not run are taken to be like one that ran. The steps of the ranks that remain are executed together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autosac.capture.record.log import in_order
+from autosac.errors import CaptureError
+from autosac.files.temporary import temporary_folder
+from autosac.files.writing import write_bytes_atomically
+from autosac.scripts.launch import RankProcess, ScriptError, ScriptResult
+from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
+from autosac.simulation import Pipeline, Simulation, Target, simulation_of
+from autosac.trace import Collective, Event, Op, Signature, Trace
+
+_POLL_S = 0.02
+_PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksResult:
+    """The captured steps of the distinct ranks, the shown one's first, and how that one has ended. `ran`: all that ran."""
+
+    traces: tuple[Trace, ...]
+    outcome: ScriptOutcome
+    ran: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def running_ranks(request: ScriptRequest, only: Sequence[int] | None = None) -> Iterator[tuple[RanksResult, Path]]:
+    """Run the distinct ranks of a script, or those in `only`, of which the first is shown.
+
+    Also gives the folder of their messages: whoever runs one of these ranks again finds there what others told it
+    (`ScriptRequest.shared`). Errors: as `run_script`.
+    """
+    with temporary_folder() as folder:
+        ranks = _Ranks(request, folder, only)
+        try:
+            ranks.run()
+        finally:
+            ranks.end()
+        yield ranks.result(), folder
+
+
+class _Ranks:
+    def __init__(self, request: ScriptRequest, folder: Path, only: Sequence[int] | None) -> None:
+        self._shown = only[0] if only else request.rank
+        self._finds = not only
+        self._folder = folder
+        self._request = replace(request, shared=str(folder), rank=self._shown, shown=self._shown)
+        self._processes: dict[int, RankProcess] = {}
+        self._waiting = [] if only is None else list(only[1:])
+        self._probes: set[int] = set()
+        self._alike: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._traces: dict[int, Trace] = {}
+        self._cores = os.cpu_count() or 1
+        self._is_over = False
+
+    def run(self) -> None:
+        """Until all have ended."""
+        self._start(self._shown)
+        world_size = self._request.world_size
+        if world_size == 1 or (not self._finds and not self._waiting):
+            self._say_together()
+            self._processes[self._shown].wait()
+            return
+        if self._finds:
+            self._probe(world_size - 1 if self._shown != world_size - 1 else 0)
+        while not self._is_over and (len(self._ended) < len(self._processes) or self._waiting):
+            self._look()
+            time.sleep(_POLL_S)
+
+    def end(self) -> None:
+        """Of all processes."""
+        for process in self._processes.values():
+            process.end()
+
+    def result(self) -> RanksResult:
+        """After their end."""
+        shown = self._processes[self._shown].result()
+        distinct = [rank for rank in self._processes if rank not in self._alike and rank != self._shown]
+        return RanksResult(
+            traces=(shown.trace, *(self._trace(rank) for rank in sorted(distinct))),
+            outcome=shown.outcome,
+            ran=tuple(sorted(self._processes)),
+        )
+
+    def _probe(self, rank: int) -> None:
+        self._probes.add(rank)
+        self._waiting.append(rank)
+
+    def _start(self, rank: int) -> None:
+        is_shown = rank == self._shown
+        request = self._request if is_shown else replace(self._request, rank=rank, quiet=True, fast_forward=False)
+        if request.steps == 0 and not is_shown:
+            request = replace(request, steps=1)  # no more than are compared
+        self._processes[rank] = RankProcess(request, self._folder / f"rank-{rank}", silent=not is_shown)
+
+    def _look(self) -> None:
+        """What has changed."""
+        for path in self._folder.glob("need-*"):
+            rank = int(path.name.removeprefix("need-"))
+            if rank not in self._processes and rank not in self._waiting and self._finds:
+                self._waiting.append(rank)
+            self._probes.discard(rank)
+        for rank, process in self._processes.items():
+            if rank not in self._ended and process.has_ended:
+                self._ended.add(rank)
+                (self._folder / f"ended-{rank}").touch()
+                self._check(rank, process)
+        if self._is_over:
+            return
+        while self._waiting and self._busy() < self._cores:
+            self._start(self._waiting.pop(0))
+        self._compare()
+
+    def _busy(self) -> int:
+        """Processes that compute."""
+        running = [rank for rank in self._processes if rank not in self._ended]
+        return sum(not (self._folder / f"waits-{rank}").exists() for rank in running)
+
+    def _check(self, rank: int, process: RankProcess) -> None:
+        """An error of the shown rank is told in the end; another one's now."""
+        if rank == self._shown:
+            self._is_over = not self._has_trace(rank)
+            return
+        if rank in self._probes and not self._has_trace(self._shown):
+            return  # judged later: it may have missed what ranks like it would tell it
+        self._judge(rank)
+
+    def _judge(self, rank: int) -> ScriptResult | None:
+        process = self._processes[rank]
+        try:
+            return process.result()
+        except ScriptError:
+            sys.stderr.write(process.said())
+            print(f"autosac: this was rank {rank} (--rank {self._shown} runs that one only)", file=sys.stderr)
+            raise
+        except CaptureError as e:
+            raise CaptureError(f"rank {rank}: {e}") from e
+
+    def _drop(self, rank: int) -> None:
+        self._probes.discard(rank)
+        self._alike[rank] = self._shown
+        if rank in self._waiting:
+            self._waiting.remove(rank)
+        if rank in self._processes:
+            self._processes[rank].end()
+            self._ended.add(rank)
+
+    def _compare(self) -> None:
+        """When all have kept their step: who is like another one, and then tell the shown rank whom to meet."""
+        if (self._folder / "together.json").exists() or not self._has_trace(self._shown):
+            return
+        if not _among_all(self._trace(self._shown), self._request.world_size):
+            for rank in tuple(self._probes):
+                self._drop(rank)
+        others = [rank for rank in self._processes if rank != self._shown and rank not in self._alike]
+        for rank in others:
+            if rank in self._ended and not self._has_trace(rank):
+                self._judge(rank)
+        if self._waiting or not all(self._has_trace(rank) for rank in others):
+            return
+        for rank in self._probes:
+            before = [self._shown, *(other for other in self._processes if other < rank and other not in self._alike)]
+            found = next(
+                (other for other in before if other != rank and alike(self._trace(other), self._trace(rank))), None
+            )
+            if found is not None:
+                self._alike[rank] = found
+        middle = self._request.world_size // 2
+        if self._probes - self._alike.keys() and middle not in self._processes:
+            self._probe(middle)
+            return
+        self._say_together()
+
+    def _say_together(self) -> None:
+        others = [rank for rank in self._processes if rank != self._shown and rank not in self._alike]
+        names = [str(self._processes[rank].folder) for rank in sorted(others)]
+        write_bytes_atomically(self._folder / "together.json", json.dumps(names).encode())
+
+    def _has_trace(self, rank: int) -> bool:
+        return (self._processes[rank].folder / TRACE).exists()
+
+    def _trace(self, rank: int) -> Trace:
+        if rank not in self._traces:
+            self._traces[rank] = self._processes[rank].trace()
+        return self._traces[rank]
+
+
+def ranks_of(traces: Sequence[Trace], target: Target) -> tuple[Simulation, ...]:
+    """The ranks' steps, executed together."""
+    simulations = tuple(simulation_of(trace, target) for trace in traces)
+    return Pipeline(stages=simulations).joined() if len(simulations) > 1 else simulations
+
+
+def _among_all(trace: Trace, world_size: int) -> bool:
+    """Whether all that communicate are all ranks."""
+    used = {event.group for event in trace.events if type(event) is Collective}
+    return all(trace.groups[group].size in (1, world_size) for group in used)
+
+
+def alike(one: Trace, other: Trace) -> bool:
+    """Whether two ranks do the same, but for who they are."""
+    kinds: dict[Signature, int] = {}
+    return _behaviour(one, kinds) == _behaviour(other, kinds)
+
+
+def _behaviour(trace: Trace, kinds: dict[Signature, int]) -> tuple[Any, ...]:
+    """What is compared. `kinds` numbers the operators of both traces, without what says where in a buffer a rank's part is."""
+    groups = tuple(
+        tuple(rank - group.explicit[0] for rank in group.explicit) if group.explicit else group.dims
+        for group in trace.groups
+    )
+    kind = [kinds.setdefault(_placeless(signature), len(kinds)) for signature in trace.signatures]
+
+    def comparable(event: Event) -> Event:
+        if type(event) is Collective:
+            return event._replace(peer=0, signature=kind[event.signature])
+        return event._replace(signature=kind[event.signature]) if type(event) is Op else event
+
+    return trace.storages, groups, in_order(trace.prologue), in_order(map(comparable, trace.events))
+
+
+def _placeless(signature: Signature) -> Signature:
+    kept = tuple(argument for argument in signature.arguments if argument[0] not in _PLACES)
+    return signature if len(kept) == len(signature.arguments) else signature._replace(arguments=kept)

@@ -1,0 +1,1 @@
+"""A TorchTitan job on the CPU that plans again after its first steps."""

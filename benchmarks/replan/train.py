@@ -1,0 +1,110 @@
+"""Real training on the CPU by TorchTitan 0.2's own Trainer, one gloo rank of it.
+
+A program: ``python -m benchmarks.replan.train JOB.toml [ARGUMENTS ...]`` in the environment of a rank. It writes
+``trained-RANK.json`` beside the job: losses, hashes of the last gradients and of the parameters, and how many operators the
+plan kept in each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torchtitan.tools.utils as titan_utils
+
+# TorchTitan takes "cuda" where it finds no accelerator. Its other modules copy these two names.
+titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
+
+import torchtitan.components.metrics as titan_metrics  # noqa: E402
+import torchtitan.distributed.parallel_dims as parallel_dims_module  # noqa: E402
+import torchtitan.distributed.utils as distributed_utils  # noqa: E402
+import torchtitan.protocols.train_spec as registry  # noqa: E402
+
+parallel_dims_module.device_type = distributed_utils.device_type = "cpu"
+distributed_utils.device_module = torch.cpu
+
+from torchtitan.config import ConfigManager  # noqa: E402
+from torchtitan.train import Trainer  # noqa: E402
+
+from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer  # noqa: E402
+from autosac.integrations.apply import Checkpointed  # noqa: E402
+
+
+def _digest(tensors: Any) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        found.update(whole.detach().float().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def without_memory_statistics() -> None:
+    """The CPU has none that TorchTitan could ask for."""
+    stats = titan_metrics.DeviceMemStats(*[0] * 6)
+    monitor = SimpleNamespace(device_name="cpu", get_peak_stats=lambda: stats, reset_peak_stats=lambda: None)
+    titan_metrics.build_device_memory_monitor = lambda: monitor
+
+
+def synthetic(name: str) -> None:
+    """Random tokens in place of a data set and its tokenizer."""
+    spec = registry.get_train_spec(name)
+
+    def loader(*, job_config: Any, **_: Any) -> Any:
+        torch.manual_seed(7)
+        training = job_config.training
+        return SyntheticLoader(training.local_batch_size, training.seq_len, 2048)
+
+    registry._extra_train_specs[name] = dataclasses.replace(
+        spec, build_tokenizer_fn=lambda *_, **__: SyntheticTokenizer(2048), build_dataloader_fn=loader
+    )
+
+
+def train(job: str, arguments: list[str]) -> dict[str, Any]:
+    """Train once, and report."""
+    sys.argv = ["train.py", "--job.config_file", job, *arguments]
+    config = ConfigManager().parse_args(sys.argv[1:])
+    trainer = Trainer(config)
+    losses: list[Any] = []
+    trainer.metrics_processor.log = lambda step, loss, largest, norm, **_: losses.append((loss, norm))
+    (model,) = trainer.model_parts
+    for module in model.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    planned: list[int] = []
+    batches = trainer.batch_generator(trainer.dataloader)
+    for step in range(1, config.training.steps + 1):
+        trainer.step = step
+        units = [m._autosac for m in model.modules() if isinstance(m, Checkpointed) and m._autosac is not None]
+        planned.append(sum(decision.keep for unit in units for decision in unit._made_of[0].decisions))
+        trainer.train_step(batches)
+    parameters = list(model.parameters())
+    report = {
+        "losses": losses,
+        "gradients": _digest(p.grad for p in parameters),
+        "parameters": _digest(parameters),
+        "kept": planned,
+        "hooks": sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()),
+    }
+    trainer.close()
+    torch.distributed.destroy_process_group()
+    return report
+
+
+def main() -> None:
+    """Train, and report."""
+    without_memory_statistics()
+    synthetic("llama3")
+    job, *arguments = sys.argv[1:]
+    report = train(job, arguments)
+    Path(job).with_name(f"trained-{os.environ['RANK']}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What stand-ins for custom kernels cost (`autosac.integrations.stand_ins`), from the FLOPs and bytes that they state.
+
+    t = launch + max(flops / (SHARE_OF_PEAK * peak rate), bytes / (SHARE_OF_BANDWIDTH * memory bandwidth))
+
+The shares are what large products and streaming kernels reach; nothing is fitted to any stand-in, hence the wide error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autosac.estimator.hardware import Hardware
+from autosac.estimator.models import Estimate
+from autosac.estimator.work import argument, arithmetic
+from autosac.trace import Signature
+
+PREFIX = "stand_in."
+SHARE_OF_PEAK = 0.65
+SHARE_OF_BANDWIDTH = 0.9
+_REL_STD = 0.3
+
+
+class StandIns:
+    """Prices of stand-ins on one GPU."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        """Model `hardware`."""
+        self._hardware = hardware
+
+    def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
+        """The formula of the module's docstring; None for all other operators."""
+        return [self._estimate(signature) for signature in signatures]
+
+    def _estimate(self, signature: Signature) -> Estimate | None:
+        if not signature.name.startswith(PREFIX):
+            return None
+        hardware = self._hardware
+        dtype = signature.inputs[0].dtype if signature.inputs else "float32"
+        flops, nbytes = (float(argument(signature, name, 0.0) or 0.0) for name in ("flops", "nbytes"))  # type: ignore[arg-type]
+        seconds = max(
+            flops / (SHARE_OF_PEAK * hardware.peak_flops(arithmetic(dtype))),
+            nbytes / (SHARE_OF_BANDWIDTH * hardware.mem_bandwidth_gbps * 1e9),
+        )
+        return Estimate(hardware.kernel_us * 1e-3 + seconds * 1e3, "stand-in", _REL_STD)

@@ -1,0 +1,23 @@
+"""What Inductor has written for one capture serves the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autosac.capture.compiler.programs import Program, Programs
+
+PROGRAM = Program("def call(args): ...", (("8", "1"), None))
+
+
+def test_programs_are_found_by_other_processes(tmp_path: Path) -> None:
+    """What is put into a folder is read back equal by whoever looks there, and by nobody else."""
+    Programs(tmp_path).put("key", PROGRAM)
+    assert Programs(tmp_path).get("key") == PROGRAM
+    assert Programs(tmp_path).get("other") is None and Programs().get("key") is None
+
+
+def test_a_folder_is_no_condition(tmp_path: Path) -> None:
+    """Without a folder, or with one that is gone, a process still has its own."""
+    for programs in (Programs(), Programs(tmp_path / "gone")):
+        programs.put("key", PROGRAM)
+        assert programs.get("key") == PROGRAM

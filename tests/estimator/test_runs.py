@@ -1,0 +1,247 @@
+"""A profile corrected by the first steps of a run: what is told from sums, the record's file, the profile's keys."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autosac.cli.parser import main
+from autosac.errors import HardwareError, UsageError
+from autosac.estimator import load_hardware, price
+from autosac.estimator.calibration.runs import parts_of
+from autosac.jobs.runs import learn, measured_target, simulate_capture, write_profile
+from autosac.runs import Memory, Predicted, RunRecord, UnitTimes
+from autosac.simulation import Simulation, simulation_of
+from autosac.trace import Op, Phase, Signature, TensorMeta, Trace
+from traces import trace_of
+
+GPU = "h100-sxm-80gb"
+
+
+def _matrix(rows: int, columns: int) -> TensorMeta:
+    return TensorMeta((rows, columns), (columns, 1), "bfloat16")
+
+
+def _product(rows: int, width: int) -> Signature:
+    a, b = _matrix(rows, width), _matrix(width, width)
+    return Signature("aten.mm.default", (a, b), (a,))
+
+
+def _wave(rows: int, width: int) -> Signature:
+    return Signature("aten.sin.default", (_matrix(rows, width),), (_matrix(rows, width),))
+
+
+def step(rows: int = 8192) -> Trace:
+    """Two layers of a product and three sines, forward and backward; an output of one product; an optimizer of sines."""
+    signatures = [_product(rows, 4096), _wave(rows, 4096), _product(rows, 8192), _wave(rows, 8192)]
+    layer, events = [0, 1, 1, 1], []
+
+    def op(signature: int, module: int, phase: Phase) -> Op:
+        return Op(signature, 0, module, phase, 0, (-1,) * len(signatures[signature].inputs), (-1,))
+
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for module in (1, 2):
+            events += [op(s, module, phase) for s in layer * (1 + (phase is Phase.BACKWARD))]
+        events += [op(2, 3, phase)]
+    events += [op(3, 0, Phase.OPTIMIZER)]
+    return trace_of(events, signatures=signatures, modules=("", "layers.0", "layers.1", "out"), model="made")
+
+
+def simulated(trace: Trace) -> Simulation:
+    """On a GPU of the shipped profile."""
+    return simulation_of(trace, measured_target(GPU, 1))
+
+
+def record_of(simulation: Simulation, product: float, wave: float, noise: float = 0.0) -> RunRecord:
+    """What a machine would measure on which products and sines take so many times as long."""
+    source = random.Random(1)
+    names = ["layers.0", "layers.1", "out"]
+    parts = parts_of(
+        simulation.trace, simulation.timeline.ranks[0], simulation.pricing.event_ms, simulation.step_ms, names
+    )
+    factor = {
+        s: product if row.name == "aten.mm.default" else wave for s, row in enumerate(simulation.trace.signatures)
+    }
+
+    def ms(unit: str, part: str) -> float:
+        found = parts[unit, part]
+        more = sum((factor[s] - 1) * each for s, each in found.operators_ms.items())
+        return (found.span_ms + more) * math.exp(source.gauss(0, noise))
+
+    units = tuple(UnitTimes(fqn=n, forward_ms=ms(n, "forward"), backward_ms=ms(n, "backward")) for n in names)
+    total = sum(u.forward_ms + (u.backward_ms or 0) for u in units) + ms("", "rest")
+    return RunRecord(
+        device="cuda", device_name="NVIDIA H100", gpu=GPU, steps_ms=(total, total * 1.01, total), units=units
+    )
+
+
+def test_the_parts_of_a_step_add_up() -> None:
+    """Forward and backward of each module and the rest, and nothing else, are the step."""
+    simulation = simulated(step())
+    pricing, timeline = simulation.pricing, simulation.timeline.ranks[0]
+    parts = parts_of(simulation.trace, timeline, pricing.event_ms, simulation.step_ms, ["layers.1", "out"])
+    assert set(parts) == {
+        ("layers.1", "forward"),
+        ("layers.1", "backward"),
+        ("out", "forward"),
+        ("out", "backward"),
+        ("", "rest"),
+    }
+    assert sum(part.span_ms for part in parts.values()) == pytest.approx(simulation.step_ms)
+    spent = sum(sum(part.operators_ms.values()) for part in parts.values())
+    assert spent == pytest.approx(pricing.event_ms.sum())
+    assert set(parts["out", "forward"].operators_ms) == {2}
+
+
+@pytest.mark.parametrize(("product", "wave"), [(1.0, 1.0), (1.5, 1.5), (2.0, 0.7), (0.8, 1.6)])
+def test_corrected_parts_are_as_measured(tmp_path: Path, product: float, wave: float) -> None:
+    """Of the job that was measured within 4 %, and of one with half of its tokens within 12 %."""
+    simulation = simulated(step())
+    record = record_of(simulation, product, wave, noise=0.01)
+    learned = learn(record, simulation)
+    assert all(part.corrected_ms == pytest.approx(part.measured_ms, rel=0.04) for part in learned.parts if part.name)
+    write_profile(learned, simulation.target.hardware, GPU, tmp_path / "new.toml")
+    for rows, allowed in ((8192, 0.04), (4096, 0.12)):
+        other = simulated(step(rows))
+        truth = record_of(other, product, wave).step_ms
+        corrected = replace(other.target, hardware=load_hardware(str(tmp_path / "new.toml")))
+        assert other.on(corrected).step_ms == pytest.approx(truth, rel=allowed)
+
+
+def test_a_run_that_agrees_corrects_nothing(tmp_path: Path) -> None:
+    """Every price stays within 1 %, and operators of families that the run has not are the shipped models'."""
+    simulation = simulated(step())
+    write_profile(learn(record_of(simulation, 1, 1), simulation), simulation.target.hardware, GPU, tmp_path / "x.toml")
+    hardware = load_hardware(str(tmp_path / "x.toml"))
+    again = price(simulation.trace, hardware)
+    assert again.event_ms == pytest.approx(simulation.pricing.event_ms, rel=0.01)
+    gather = Signature("aten.embedding.default", (_matrix(100, 64), TensorMeta((9,), (1,), "int64")), (_matrix(9, 64),))
+    trace = trace_of([Op(0, 0, 0, Phase.FORWARD, 0, (-1,), (-1,))], signatures=[gather])
+    assert np.array_equal(price(trace, hardware).event_ms, price(trace, load_hardware(GPU)).event_ms)
+
+
+def test_memory_that_was_not_simulated_counts_from_then_on(tmp_path: Path) -> None:
+    """The peaks of the next simulations are as much higher."""
+    simulation = simulated(step())
+    peaks = Memory(
+        peak_active_bytes=simulation.peak_active_bytes + 2**20,
+        peak_reserved_bytes=simulation.peak_reserved_bytes + 2**22,
+    )
+    record = replace(record_of(simulation, 1, 1), memory=peaks)
+    write_profile(learn(record, simulation), simulation.target.hardware, GPU, tmp_path / "x.toml")
+    after = simulation.on(replace(simulation.target, hardware=load_hardware(str(tmp_path / "x.toml"))))
+    assert (after.peak_active_bytes, after.peak_reserved_bytes) == (peaks.peak_active_bytes, peaks.peak_reserved_bytes)
+    assert after.allocation.context_bytes == simulation.allocation.context_bytes + 2**22
+    write_profile(
+        learn(replace(record, memory=None), simulation),
+        after.target.hardware,
+        str(tmp_path / "x.toml"),
+        tmp_path / "y.toml",
+    )
+    assert load_hardware(str(tmp_path / "y.toml")).more_reserved_bytes == 2**22, (
+        "a run without memory says nothing of it"
+    )
+    (tmp_path / "x.toml").write_text(f'base = "{GPU}"\nmore_active_bytes = 1.5\n')
+    with pytest.raises(HardwareError, match="more_active_bytes must be a whole number"):
+        load_hardware.__wrapped__(str(tmp_path / "x.toml"))
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a capture: a profile that corrects, and a report of the parts; what does not go together is wrong usage."""
+    trace = step()
+    trace.save(tmp_path / "step.trace")
+    record_of(simulated(trace), 2.0, 1.0).save(tmp_path / "run.json")
+    run = ["calibrate", str(tmp_path / "step.trace"), "--from-run", str(tmp_path / "run.json")]
+    out = ["-o", str(tmp_path / "new.toml")]
+    assert main([*run, *out, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {(part["name"], part["part"]): part["count"] for part in document["parts"]}["layers.0", "forward"] == 2
+    assert main([*run, *out]) == 0
+    assert "The step by its parts" in capsys.readouterr().out
+    for wrong, message in (
+        ((*run, *out, "--sweep"), "--from-run measures nothing"),
+        ((*run[:1], *run[2:], *out), "give its capture"),
+        ((*run, "-o", str(tmp_path / "run.json")), "is what is read"),
+        (("calibrate", *out, "--plan", "p.json"), "--plan names the plan that a run followed"),
+    ):
+        assert main(wrong) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Every field; its comparison is one line."""
+    record = RunRecord(
+        device="cuda",
+        job="j.toml",
+        overrides=("--a", "b"),
+        world_size=8,
+        warm_up=2,
+        steps_ms=(10.0, 30.0, 11.0, 12.0),
+        units=(UnitTimes(fqn="a.b", forward_ms=1.0),),
+        memory=Memory(peak_active_bytes=2**30, peak_reserved_bytes=3 * 2**30),
+        predicted=Predicted(step_ms=10.0, peak_active_bytes=2**30, peak_reserved_bytes=2**31),
+        budget_bytes=2**31,
+    )
+    record.save(tmp_path / "run.json")
+    assert RunRecord.load(tmp_path / "run.json") == record
+    assert record.step_ms == 11.5 and record.misses_budget
+    assert record.compared() == (
+        "11.5 ms a step (predicted 10.0 ms, +15.0%), peak 3.00 GiB (predicted 2.00 GiB, +50.0%)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "autosac-plan"}, "is not the record of a run"),
+        ({"schema": 2}, "has run schema 2"),
+        ({"schema": True}, "has run schema True"),
+        ({"steps_ms": []}, r"\$\.steps_ms"),
+        ({"steps_ms": [0.0]}, r"\$\.steps_ms\[0\]"),
+        ({"steps_ms": [-1.0]}, r"\$\.steps_ms\[0\]"),
+        ({"steps_ms": ["1"]}, r"\$\.steps_ms\[0\].*not of type 'number'"),
+        ({"steps_ms": None}, r"\$\.steps_ms"),
+        ({"device": "tpu"}, r"\$\.device.*not one of"),
+        ({"world_size": 0}, r"\$\.world_size"),
+        ({"units": [{"fqn": "", "forward_ms": 1.0}]}, r"\$\.units\[0\]\.fqn"),
+        ({"units": [{"fqn": "a"}]}, r"forward_ms"),
+        ({"units": [{"fqn": "a", "forward_ms": 1e16}]}, r"\$\.units\[0\]\.forward_ms"),
+        ({"memory": {"peak_active_bytes": 1.5, "peak_reserved_bytes": 1}}, r"\$\.memory\.peak_active_bytes"),
+        ({"predicted": []}, r"\$\.predicted"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_damaged_records(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """Each is refused in one line that says where."""
+    document = {"format": "autosac-run", "schema": 1, "device": "cpu", "steps_ms": [1.0], **changes}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=message) as caught:
+        RunRecord.load(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\x00\xff", b"[1]", b'{"format": "autosac-run", "schema": NaN}', b"{" * 999]
+)
+def test_what_is_no_record(tmp_path: Path, content: bytes) -> None:
+    """Not JSON, or none of ours: one line."""
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(UsageError, match="not the record of a run"):
+        RunRecord.load(tmp_path / "run.json")
+    with pytest.raises(UsageError, match="cannot read"):
+        RunRecord.load(tmp_path / "none.json")
+
+
+def test_a_capture_of_more_ranks_keeps_them() -> None:
+    """The machine has as many GPUs as the capture's job."""
+    trace = replace(step(), info=replace(step().info, world_size=4))
+    record = RunRecord(device="cuda", steps_ms=(1.0,))
+    assert simulate_capture(record, GPU, trace, None).target.cluster.nodes >= 1

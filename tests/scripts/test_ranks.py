@@ -1,0 +1,78 @@
+"""Several distinct ranks of a script: pipeline stages that send to each other, and ranks that do other things."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+PIPELINE = """
+import os, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+part = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(2))).cuda()
+stage = PipelineStage(part, rank, world, torch.device("cuda", rank))
+schedule = ScheduleGPipe(stage, 4, loss_fn=lambda y, t: (y - t).pow(2).mean())
+optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+begin = time.time()
+for step in range(100):
+    x = torch.randn(8192, 4096, device="cuda")
+    schedule.step(*[x] * (rank == 0), **({"target": x} if rank == world - 1 else {}))
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+    now = time.time()
+    print(f"rank {rank} step {step}: {1e3 * (now - begin):.3f} ms", flush=True)
+    begin = now
+"""
+RANK_DEPENDENT = """
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+objects = [{"width": 1024 * (rank + 1)}]
+dist.broadcast_object_list(objects, src=0)  # all have rank 0's
+width = objects[0]["width"]
+model = nn.Linear(width, width).cuda(rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    x = torch.randn(2048, width, device=f"cuda:{rank}")
+    loss = model(x).sum()
+    if rank == 0:
+        loss = loss + model(x).pow(2).sum()
+    loss.backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0:
+        print(f"step {step} of width {width}", flush=True)
+"""
+
+
+def test_pipeline_stages_run_together(run: Any) -> None:
+    """Both stages run, exchange their shapes, and meet; the shown rank prints the time of the whole pipeline."""
+    ended = run(PIPELINE, "--nproc", "2")
+    assert ended.returncode == 0, ended.stderr
+    printed = [line for line in ended.stdout.splitlines() if line.startswith("rank")]
+    assert [line.split(":")[0] for line in printed] == ["rank 0 step 0", "rank 0 step 1", "rank 0 step 2"]
+    assert "of 2 ranks, 0, 1 ran" in ended.stdout
+    assert " waiting for peers " in ended.stdout
+    step_ms = float(ended.stdout.split("step time")[1].split()[0])
+    assert abs(float(printed[-1].split()[-2]) - step_ms) < 0.1
+
+
+def test_only_distinct_ranks_run(run: Any) -> None:
+    """Of eight ranks the first is unlike the last, and the one in the middle is like the last: three run, two are priced."""
+    ended = run(RANK_DEPENDENT, "--nproc", "8", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["script"]["ran"] == [0, 4, 7]
+    ranks = found["ranks"]
+    assert len(ranks) == 2 and ranks[0]["rank"] == 0 and ranks[1]["rank"] in (4, 7)
+    assert ranks[0]["step_ms"] == ranks[1]["step_ms"]
+    assert ranks[0]["peak_active_bytes"] > ranks[1]["peak_active_bytes"]
