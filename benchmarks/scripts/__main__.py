@@ -79,7 +79,6 @@ CASES = (
     ),
     Case(name="Stable Diffusion's UNet", script="diffusers_loop.py", packages=_DIFFUSERS),
     Case(name="DiT-XL/2", script="diffusers_loop.py", arguments=("--model", "dit"), packages=_DIFFUSERS),
-    Case(name="MPT 7B, FSDP1", script="mpt_fsdp1.py", nproc=8),
     Case(name="Megatron-Core GPT, TP2", script="megatron_gpt.py", nproc=8, packages=("megatron",)),
     Case(
         name="Megatron-Core GPT 70B, TP8 PP4",

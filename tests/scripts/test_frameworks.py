@@ -32,7 +32,6 @@ CASES = {
     "fabric.py": ("lightning", 2, ("--layers", "2", "--width", "128", "--batch", "4")),
     "deepspeed_zero.py": ("deepspeed", 4, (*SMALL, "--stage", "3", "--length", "256")),
     "diffusers_loop.py": ("diffusers", 2, ("--small", "--batch", "4")),
-    "mpt_fsdp1.py": (None, 4, (*SMALL, "--heads", "4", "--length", "256", "--checkpointing")),
 }
 
 
