@@ -24,6 +24,8 @@ from autosac.trace import Cut, Trace, TraceInfo
 
 _CUTS = 3
 _MOST_CUTS = 5
+# How errors begin that a step raises, of a job that could be built.
+IN_A_STEP = "training step "
 
 
 class Server(Protocol):
@@ -44,14 +46,21 @@ class Capturing:
         self._refused = refused
         self._futures = [self._submit(cut) for cut in range(_CUTS)]
         self._trace: Trace | None = None
+        self._error: AutosacError | None = None
 
     def _submit(self, cut: int | None) -> Future[Trace]:
         return self._server.submit(replace(self._request, cut=cut))
 
     def result(self) -> Trace:
         """The job's trace. An AutosacError if it cannot be captured."""
+        if self._error is not None:
+            raise self._error
         if self._trace is None:
-            self._trace = self._result()
+            try:
+                self._trace = self._result()
+            except AutosacError as e:
+                self._error = e
+                raise
         return self._trace
 
     def early(self) -> TraceInfo:
@@ -80,8 +89,18 @@ class Capturing:
             raise
         except AutosacError as e:  # perhaps the job cannot be built with so few layers
             reason = str(e)
+            if reason.startswith(IN_A_STEP) and all(_error_of(future) == reason for future in self._futures):
+                raise  # with more layers it is the same
         self._refused(f"capturing all layers ({reason[:100]})")
         return self._submit(None).result()
+
+
+def _error_of(future: Future[Trace]) -> str:
+    try:
+        future.result()
+    except AutosacError as e:
+        return str(e)
+    return ""
 
 
 def capturing(

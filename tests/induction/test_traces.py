@@ -16,6 +16,7 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.induction import Refusal, TraceFamily, capturing, difference, joined
 from autosac.induction.alignment import Insertion, insertions
+from autosac.induction.captures import Capturing
 from autosac.plans import Plan, Unit
 from autosac.trace import Alloc, Cut, Op, Storage, Trace
 from plans import MADE_FOR
@@ -88,10 +89,11 @@ def test_the_third_cut_must_be_as_predicted(step: Step) -> None:
 
 
 class _Server:
-    """Answers captures from `traces` by cut (None: the whole job); what is missing fails."""
+    """Answers captures from `traces` by cut (None: the whole job); what is missing fails with this error."""
 
-    def __init__(self, traces: dict[int | None, Trace]) -> None:
+    def __init__(self, traces: dict[int | None, Trace], error: str = "cannot be built") -> None:
         self.traces = traces
+        self.error = error
         self.asked: list[int | None] = []
 
     def submit(self, request: TitanRequest) -> Future[Trace]:
@@ -100,7 +102,7 @@ class _Server:
         if request.cut in self.traces:
             future.set_result(self.traces[request.cut])
         else:
-            future.set_exception(CaptureError("cannot be built"))
+            future.set_exception(CaptureError(self.error.format(cut=request.cut)))
         return future
 
 
@@ -123,6 +125,21 @@ def test_the_whole_job_is_captured_if_cuts_do_not_tell_it(step: Step, broken: bo
     assert capturing(server, TitanRequest(config_file=None), reasons.append).result() is whole
     assert server.asked == ([0, 1, 2, None] if broken else [0, 1, 2, 3, 4, None])
     assert len(reasons) == 1 and reasons[0].startswith("capturing all layers (")
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [("training step 1: no such kernel", [0, 1, 2]), ("training step 1: {cut} layers", [0, 1, 2, None])],
+)
+def test_a_step_that_fails_alike_in_all_cuts_fails_with_all_layers(error: str, asked: list[int | None]) -> None:
+    """Then the whole job is not tried; and what has failed is not tried again."""
+    server = _Server({}, error)
+    capture = capturing(server, TitanRequest(config_file=None))
+    assert isinstance(capture, Capturing)
+    for ask in (capture.early, capture.result, capture.result):
+        with pytest.raises(CaptureError, match="training step 1"):
+            ask()
+    assert server.asked == asked
 
 
 def test_a_job_that_is_not_cut_is_taken_as_it_is(step: Step) -> None:
