@@ -1,6 +1,6 @@
 """How long the whole command takes, as a user waits for it: `autosac simulate` and `autosac plan` in a fresh process.
 
-    python -m benchmarks.speed [--models 8b,70b] [--repeat 3] [--stages] [--growth]
+    python -m benchmarks.speed [--models 8b,70b,deepseek,gpt_oss,70b-pp,8b-compiled] [--repeat 3] [--stages] [--growth]
 
 Prints, per command, wall time, user time of all processes and peak memory (of the largest process), for a job that is seen
 for the first time (cold) and for one whose captures are kept on disk (cached); the least of `--repeat` runs. With
@@ -25,12 +25,31 @@ from rich.console import Console
 from rich.table import Table
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+class Job(NamedTuple):
+    """A job file of the examples with settings of its own, its GPUs and a budget."""
+
+    file: str
+    world_size: int
+    budget: str
+    overrides: tuple[str, ...] = ()
+
+
+_MOE = ("--parallelism.expert_parallel_degree", "8", "--training.seq_len", "4096", "--training.local_batch_size", "4")
+_PP = ("--parallelism.tensor_parallel_degree", "8", "--parallelism.pipeline_parallel_degree", "4")
 JOBS = {
-    "8b": ("llama3_8b.toml", 8, "68GiB"),
-    "70b": ("llama3_70b.toml", 128, "68GiB"),
+    "8b": Job("llama3_8b.toml", 8, "68GiB"),
+    "70b": Job("llama3_70b.toml", 128, "68GiB"),
+    "deepseek": Job("llama3_8b.toml", 8, "67GiB", ("--model.name", "deepseek_v3", "--model.flavor", "16B", *_MOE)),
+    "gpt_oss": Job("llama3_8b.toml", 8, "90%", ("--model.name", "gpt_oss", "--model.flavor", "20b", *_MOE)),
+    "70b-pp": Job("llama3_70b.toml", 64, "60GiB", (*_PP, "--training.local_batch_size", "8")),
+    "8b-compiled": Job("llama3_8b.toml", 8, "68GiB", ("--compile.enable",)),
 }
 # Whole process, cold, two cores: wall seconds.
-GOALS = {("simulate", "8b"): 6, ("simulate", "70b"): 8, ("plan", "8b"): 12, ("plan", "70b"): 20}
+GOALS = {("simulate", "8b"): 6, ("simulate", "70b"): 8, ("plan", "8b"): 12, ("plan", "70b"): 20} | {
+    ("plan", name): 30 for name in ("deepseek", "gpt_oss", "70b-pp", "8b-compiled")
+}
 LAYERS = (10, 20, 40, 80)  # of the 70B model
 RANKS = (8, 128, 2048, 16384)
 MICROBATCHES = (1, 2, 4, 8)
@@ -64,18 +83,19 @@ def whole_process(names: list[str], repeat: int) -> Table:
     for heading in ("command", "job", "wall", "user", "wall, cached", "user, cached", "GiB", "goal"):
         table.add_column(heading, justify="left" if heading in ("command", "job") else "right")
     for name in names:
-        file, world_size, budget = JOBS[name]
-        job = [str(EXAMPLES / file), "--gpu", "h100-sxm-80gb", "--world-size", str(world_size), "--quiet"]
-        for command, extra in (("simulate", []), ("plan", ["--budget", budget])):
+        job = JOBS[name]
+        words = [str(EXAMPLES / job.file), "--gpu", "h100-sxm-80gb", "--world-size", str(job.world_size), "--quiet"]
+        own = ["--", *job.overrides] if job.overrides else []
+        for command, extra in (("simulate", []), ("plan", ["--budget", job.budget])):
             cold, cached = [], []
             for _ in range(repeat):
                 with tempfile.TemporaryDirectory() as folder:
-                    cold.append(measure([command, *job, *extra], Path(folder)))
-                    cached.append(measure([command, *job, *extra], Path(folder)))
+                    cold.append(measure([command, *words, *extra, *own], Path(folder)))
+                    cached.append(measure([command, *words, *extra, *own], Path(folder)))
             first, again = least(cold), least(cached)
             figures = [f"{value:.1f}" for value in (first.wall_s, first.user_s, again.wall_s, again.user_s)]
             goal = str(GOALS.get((command, name), "-"))
-            table.add_row(command, f"{name} x {world_size}", *figures, f"{first.gib:.2f}", goal)
+            table.add_row(command, f"{name} x {job.world_size}", *figures, f"{first.gib:.2f}", goal)
     return table
 
 
@@ -92,8 +112,8 @@ def stages(name: str) -> Table:
     from autosac.memory_sim import replay_allocator, simulate_memory
     from autosac.planning.planner import Goal, Planner
 
-    file, world_size, _ = JOBS[name]
-    job = TitanJob.of(str(EXAMPLES / file), gpu="h100-sxm-80gb", world_size=world_size)
+    file, world_size, _, overrides = JOBS[name]
+    job = TitanJob.of(str(EXAMPLES / file), gpu="h100-sxm-80gb", world_size=world_size, overrides=overrides)
     table = Table("stage", "seconds", title=f"Stages, {name}")
 
     def timed(stage: str, action: Callable[[], Any]) -> Any:

@@ -41,8 +41,10 @@ def install(target: str) -> None:
 
 
 def _note(error: Exception) -> None:
-    said = str(error).partition("While executing")[0].partition("Original traceback")[0]
-    not_generated[" ".join(said.split()) or type(error).__name__] = None
+    said, _, node = str(error).partition("Original traceback")[0].partition("While executing")
+    what = " ".join(said.split()) or type(error).__name__
+    operator = node.partition(":")[0].strip(" %")
+    not_generated[f"{operator}: {what}" if operator else what] = None
 
 
 def _compile_without_modes() -> None:
