@@ -62,10 +62,10 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
     if isinstance(error, AutosacError):
         return error
     where = innermost_line(error.__traceback__)
-    for part, remedy in _REMEDIES.items():
+    for part in _REMEDIES:
         if part in f"{type(error).__name__}: {error}":
-            told = remedy.replace("{torch}", str(getattr(sys.modules.get("torch"), "__version__", "")))
-            return CaptureError(f"{doing}: {told} (at {where})")
+            version = str(getattr(sys.modules.get("torch"), "__version__", ""))
+            return CaptureError(f"{doing}: {remedy_of(part, version)} (at {where})")
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
@@ -73,6 +73,11 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
         _told(error, _LIMIT) if root is error else f"{_told(error, _LIMIT // 2)}, because of {_told(root, _LIMIT // 2)}"
     )
     return CaptureError(f"{doing}: {told} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)")
+
+
+def remedy_of(part: str, torch_version: str) -> str:
+    """What to do about errors whose text has this part."""
+    return _REMEDIES[part].replace("{torch}", torch_version)
 
 
 def _told(error: BaseException, limit: int) -> str:

@@ -16,6 +16,7 @@ from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing, early_info
 from autosac.jobs.dynamic_shapes import has_router
 from autosac.jobs.titan import BASELINES, Capture, Progress, TitanCaptures, TitanJob, own_stage
+from autosac.jobs.untrainable import check_trainable
 from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
@@ -79,7 +80,9 @@ def simulate_job(
         captures.total = sum(map(len, under_way.values()))
         for key, future in captures.each((key, future) for key, futures in under_way.items() for future in futures):
             with noting_failure(key):
-                traces[key].append(future.result())
+                trace = future.result()
+                check_trainable(trace.info, plan if key == "" else None)
+                traces[key].append(trace)
     job.progress("simulating")
     own_traces = traces.pop("")
     others = {

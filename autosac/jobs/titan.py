@@ -15,6 +15,7 @@ from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
+from autosac.jobs.untrainable import check_trainable
 from autosac.limits import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
@@ -204,7 +205,9 @@ class TitanCaptures:
             if name == "none":
                 self._begin(key, self.job.request("none"))
             self.start(name)
-            self._simulations[key] = simulation_of(self._started[key].result(), self.job.target)
+            trace = self._started[key].result()
+            check_trainable(trace.info)
+            self._simulations[key] = simulation_of(trace, self.job.target)
         return self._simulations[key]
 
     @property
@@ -272,7 +275,9 @@ class TitanCaptures:
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
         self.begin(plan)
-        return simulation_of(self._under_plans[plan.units, plan.settings].result(), self.job.target, plan)
+        trace = self._under_plans[plan.units, plan.settings].result()
+        check_trainable(trace.info, plan)
+        return simulation_of(trace, self.job.target, plan)
 
 
 class _Baselines(Mapping[str, Simulation]):
