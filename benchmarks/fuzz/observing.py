@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from autosac.integrations.recompute.units import UnitModule, become
-from autosac.plans import ANY_SIZE, Fingerprint
+from autosac.plans import ANY_SIZE, OutputMetadata
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Seen:
 
     op: str
     occurrence: int
-    outputs: Fingerprint
+    outputs: OutputMetadata
     random: bool
     reads: set[int]
     writes: set[int]
