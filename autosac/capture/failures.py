@@ -12,6 +12,9 @@ from autosac.errors import AutosacError, CaptureError
 
 _LIMIT = 400  # characters of a message
 # What to do about errors whose own messages do not help, by a part of the message.
+# How an error of a step begins: the job could be built.
+IN_A_STEP = "training step"
+
 _REMEDIES = {
     "is shared with a parameter already managed by another FSDP group": (
         "the model ties parameters, as an embedding and its output layer, that lie in different FSDP units, which this torch "

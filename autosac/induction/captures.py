@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
+from autosac.capture.failures import IN_A_STEP
 from autosac.capture.process.server import CaptureFuture
 from autosac.capture.request import TitanRequest
 from autosac.errors import AutosacError, FirstStageError
@@ -24,8 +25,6 @@ from autosac.trace import Cut, Trace, TraceInfo
 
 _CUTS = 3
 _MOST_CUTS = 5
-# How errors begin that a step raises, of a job that could be built.
-IN_A_STEP = "training step "
 
 
 class Server(Protocol):

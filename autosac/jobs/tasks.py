@@ -86,7 +86,9 @@ def simulate_job(
     job.progress("simulating")
     own_traces = traces.pop("")
     others = {
-        key: _fullest([simulation_of(trace, job.target) for trace in traces[key]]) for key in traces if key not in failed
+        key: _fullest([simulation_of(trace, job.target) for trace in traces[key]])
+        for key in traces
+        if key not in failed
     }
     return _fullest([simulation_of(trace, job.target, plan) for trace in own_traces]), {**others, **failed}
 

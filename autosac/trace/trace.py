@@ -374,24 +374,15 @@ class Trace:
         return ((i, event) for i, event in enumerate(self.events) if type(event) is Op)
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as gzipped JSON columns; the file appears whole or not at all.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the trace as gzipped JSON columns; the file appears whole or not at all. OSError if it cannot."""
         payload = json.dumps(_encode(self), separators=(",", ":")).encode()
         write_bytes_atomically(Path(path), gzip.compress(payload, compresslevel=3, mtime=0))
 
     @staticmethod
     def load(path: str | Path, *, trusted: bool = False) -> Trace:
-        """Read a saved trace.
+        """Read a saved trace. TraceError if the file is none, is truncated or damaged, or has another schema version.
 
-        Args:
-            path: the file.
-            trusted: do not check the content, which this process's own capture has just written.
-
-        Raises:
-            TraceError: the file is not a trace, is truncated or damaged, or has another schema version.
+        What this process's own capture has just written is `trusted`: its content is not checked.
         """
         try:
             document = read_packed_json(path)

@@ -11,22 +11,10 @@ from torch import nn
 
 import autosac
 from autosac.errors import UsageError
+from tests.support.models import WIDTH, Block
 
 lightning = pytest.importorskip("lightning")
-BATCH, WIDTH = 16384, 64
-
-
-class Block(nn.Module):
-    """Two products and what is between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As in a transformer."""
-        out: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-        return out
+BATCH = 16384
 
 
 def fitted(callbacks: list[Any], fits: bool = True) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ import torch
 from autosac import errors
 from autosac.capture import lifeline
 from autosac.capture.device.device import DEVICE_TYPE
-from autosac.capture.failures import capture_error, how_it_ended
+from autosac.capture.failures import IN_A_STEP, capture_error, how_it_ended
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.patches import installing as patches
@@ -156,7 +156,7 @@ def _run_steps(model: Any, step: Step, request: EagerRequest, recorder: Recorder
             try:
                 step()
             except Exception as e:
-                raise capture_error(e, f"training step {number}") from e
+                raise capture_error(e, f"{IN_A_STEP} {number}") from e
 
 
 @contextmanager

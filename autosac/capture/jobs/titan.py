@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autosac.capture.device import values
-from autosac.capture.failures import capture_error, one_line
+from autosac.capture.failures import IN_A_STEP, capture_error, one_line
 from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
 from autosac.capture.jobs.layers import cut_of
 from autosac.capture.jobs.notes import notes_of
@@ -158,7 +158,7 @@ def capture_titan(
             try:
                 trainer.train_step(batches)
             except Exception as e:
-                raise capture_error(e, f"training step {step}") from e
+                raise capture_error(e, f"{IN_A_STEP} {step}") from e
         known = replace(known, stage_outputs=stages.sent)
         return recorder.trace(_info(request, config, settings, trainer, adapter.describe(config), known))
 
