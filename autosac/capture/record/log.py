@@ -5,9 +5,9 @@ is dropped without a backward (the shape inference of a pipeline stage) is destr
 pieces of a fixed depth: which of its tensors dies first depends on how deep the graph is, and layers would not repeat. An
 allocator ends up in the same state in whatever order it is told.
 
-A step may wait for an event that the step before has recorded, or for a collective that it has started: FullyShardedDataParallel
-lets the host wait for gathers of the step before. All steps are alike, so that it waits for what stands in the same place of
-its own repetition (`Repeated`).
+A step may wait for an event that the step before has recorded, or for a collective that it has started:
+FullyShardedDataParallel lets the host wait for gathers of the step before. All steps are alike, so that it waits for what
+stands in the same place of its own repetition (`Repeated`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from autosac.trace import Alloc, Event, EventRecord, EventWait, Free, HostWait, RecordStream, StepBegin, StreamWait, WorkWait
+from autosac.trace import (
+    Alloc,
+    Event,
+    EventRecord,
+    EventWait,
+    Free,
+    HostWait,
+    RecordStream,
+    StepBegin,
+    StreamWait,
+    WorkWait,
+)
 
 _OF_MEMORY = (Alloc, Free, RecordStream)
 
