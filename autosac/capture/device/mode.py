@@ -91,7 +91,7 @@ class SimulatedDeviceMode(FakeTensorMode):
                 return NotImplemented  # DTensor and other subclasses unwrap themselves first
         if not fake and not self._depth:
             if self._stays_real(func, args, kwargs):
-                if kwargs.get("pin_memory"):
+                if kwargs.get("pin_memory") and self.target != CUDA:  # scripts have pinned memory
                     kwargs = {**kwargs, "pin_memory": False}
                 if _is_c10d(func):
                     values.exchange_on_host(func, args)
