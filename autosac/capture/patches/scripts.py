@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from autosac.capture.device import values
 from autosac.capture.device.mode import SimulatedDeviceMode
+from autosac.capture.patches import deepspeed
 from autosac.capture.patches.after_import import after_import
 from autosac.capture.patches.tensors import exchange
 
@@ -29,6 +30,8 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _tensors_of_tensors()
     _checkpoints(note, checkpoints)
     _loading(note)
+    _profiler(note)
+    deepspeed.install(note)
 
 
 def _weightless_parameters(mode: SimulatedDeviceMode) -> None:
@@ -173,6 +176,24 @@ def _loading(note: Callable[[str], None]) -> None:
         return iterate(self)
 
     loader.__iter__ = begin
+
+
+def _profiler(note: Callable[[str], None]) -> None:
+    """PyTorch's profiler sees the host. For kernels, a build without CUDA would try, and fail, once for each operator."""
+    from torch.autograd.profiler import ProfilerActivity, ProfilerState, profile
+
+    profiler: Any = profile
+    original = profiler.__init__
+
+    @functools.wraps(original)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.use_device == "cuda":
+            note("the script's profiler sees the host only: --trace FILE writes the simulated kernels")
+            self.profiler_kind = ProfilerState.KINETO
+            self.kineto_activities = {ProfilerActivity.CPU}
+
+    profiler.__init__ = begin
 
 
 def _zeros(value: Any) -> Any:

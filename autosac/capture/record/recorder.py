@@ -263,6 +263,11 @@ class Recorder:
         self._batch = -1
 
     @property
+    def in_batch(self) -> bool:
+        """Whether transfers join the one that has begun."""
+        return self._batch >= 0
+
+    @property
     def last_work(self) -> int:
         """The work id of the newest collective."""
         return self._work
