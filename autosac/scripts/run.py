@@ -68,6 +68,7 @@ class ScriptRun:
         if request.synthetic is not None:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._falling)
+        values.assume_selected(lambda: self._note("masks and indices that depend on data select everything"))
         simulated.set_clock(self._times)
         self._clock = clock
         self._finder = self._model_finder()

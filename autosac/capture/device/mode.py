@@ -198,7 +198,8 @@ class SimulatedDeviceMode(FakeTensorMode):
         with in_kernel_invocation_manager(self):
             meta = torch.empty_like(real, device="meta")
         out: Any = FakeTensor(self, meta, device)
-        out._shadow = real
+        if not real.is_meta:
+            out._shadow = real
         return out
 
     def _higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -5,7 +5,8 @@ ones. Where values come from training data or weights the model assumes: routing
 that is perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts
 of tokens that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside
 this one (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), an unknown integer or float is 1
-(`assume_floats`), and finite.
+(`assume_floats`), and finite. How many elements an unknown mask selects is not known, unless it is to be all
+(`assume_selected`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _UNINITIALISED = {
     aten.resize_.default,
 }
 
+_SINGLE = torch.empty(())
+
 _FINITENESS = {aten.eq.Tensor, aten.ne.Tensor, aten.ne.Scalar, aten.isnan.default, aten.isinf.default}
 
 Later: TypeAlias = Callable[[], "torch.Tensor | None"]
@@ -59,6 +62,7 @@ class Peers(Protocol):
 
 _routing: list[Routing] = []  # one at most
 _peers: list[Peers] = []  # one at most
+_selecting: list[Callable[[], None]] = []  # one at most
 _assumed: list[Callable[[], float]] = [lambda: 1.0]
 
 
@@ -75,6 +79,11 @@ def exchange_with(peers: Peers) -> None:
 def assume_floats(answer: Callable[[], float]) -> None:
     """What `.item()` of an unknown floating-point value (a loss, a norm) answers from now on."""
     _assumed[0] = answer
+
+
+def assume_selected(note: Callable[[], None]) -> None:
+    """Masks of unknown values select everything from now on; `note` is called where that is assumed."""
+    _selecting[:] = [note]
 
 
 def _filled(position: int) -> Callable[[Any, tuple[Any, ...]], torch.Tensor]:
@@ -155,11 +164,41 @@ def item(tensor: torch.Tensor) -> bool | int | float:
 
 def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
     """The real result of an operator whose output shape depends on data, or None if an input has no shadow."""
+    if func is aten.masked_select.default and shadow(args[0]) is None and shadow(args[1]) is not None:
+        return _selected(*args)
     leaves = pytree.tree_leaves(args)
     if any(isinstance(leaf, FakeTensor) and shadow(leaf) is None for leaf in leaves):
-        return None
+        return _everything(func, args) if _selecting else None
     with torch._C._DisableTorchDispatch():
         return func(*_shadows(args), **kwargs)
+
+
+def _selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As many unknown values as the mask selects (on the meta device)."""
+    known: Any = shadow(mask)
+    with torch._C._DisableTorchDispatch():
+        count = int(known.expand(torch.broadcast_shapes(values.shape, known.shape)).sum())
+        return torch.empty(count, dtype=values.dtype, device="meta")
+
+
+def _everything(func: Any, args: Any) -> Any:
+    """What an operator finds if unknown values are all different, and none is 0 or False; None for other operators."""
+    tensor = args[0]
+    count = tensor.numel()
+    with torch._C._DisableTorchDispatch():
+        if func is aten.nonzero.default:
+            found: Any = torch.empty((count, tensor.dim()), dtype=torch.int64, device="meta")
+        elif func is aten.masked_select.default:
+            found = torch.empty(
+                torch.broadcast_shapes(tensor.shape, args[1].shape).numel(), dtype=tensor.dtype, device="meta"
+            )
+        elif func is aten._unique2.default:
+            inverse, counts = (torch.empty(shape, dtype=torch.int64, device="meta") for shape in (tensor.shape, count))
+            found = torch.empty(count, dtype=tensor.dtype, device="meta"), inverse, counts
+        else:
+            return None
+    _selecting[0]()
+    return found
 
 
 def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -184,6 +223,8 @@ def _rule_of(func: Any) -> Rule | None:
         return _topk
     if func in _FINITENESS:
         return _is_finite
+    if func is aten._to_copy.default:
+        return _cast
     if getattr(func, "namespace", "") == "c10d":
         return lambda func, args, _, __: _collective_in_place(func, args)
     return None if func in _UNINITIALISED else _compute
@@ -194,6 +235,17 @@ def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, o
     most = 1 if out.dtype.is_floating_point else _INTEGER_LIMIT
     if isinstance(out, FakeTensor) and out.numel() <= most:
         _overwrite(out, constant(out, args))
+    elif isinstance(out, FakeTensor) and not out.is_inference():
+        vars(out)["_filled"] = constant(_SINGLE, args), out._version
+
+
+def _cast(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Floating-point numbers that are all the same, and that nobody has written to since, become integers: so masks begin."""
+    value, version = vars(args[0]).get("_filled", (None, 0))
+    if value is None or args[0]._version != version or out.numel() > _limit(out) or out.dtype.is_floating_point:
+        _compute(func, args, kwargs, out)
+    else:
+        vars(out)["_shadow"] = torch.full(out.shape, value.item(), dtype=out.dtype)
 
 
 def _is_finite(func: Any, args: Any, kwargs: Any, out: Any) -> None:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from autosac.capture.device import values
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.patches import deepspeed
+from autosac.capture.patches import frameworks
 from autosac.capture.patches.after_import import after_import
 from autosac.capture.patches.tensors import exchange
 
@@ -31,7 +31,7 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _checkpoints(note, checkpoints)
     _loading(note)
     _profiler(note)
-    deepspeed.install(note)
+    frameworks.install(note)
 
 
 def _weightless_parameters(mode: SimulatedDeviceMode) -> None:

@@ -1,7 +1,8 @@
-"""DeepSpeed's own kernels, which it compiles when a script first needs them: PyTorch's take their place.
+"""Kernels that frameworks bring along or expect: PyTorch's take their place. Installed for scripts only.
 
-What has no counterpart is an error that names it, in place of a compiler's. Installed for scripts only. Checked with DeepSpeed
-0.19.
+DeepSpeed compiles its own when a script first needs them; one that has no counterpart is an error that names it, in place of
+a compiler's. Megatron-Core asks for a product of Transformer Engine without having looked for it. Checked with DeepSpeed 0.19
+and Megatron-Core 0.16.
 """
 
 from __future__ import annotations
@@ -16,14 +17,21 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from autosac.capture.patches.after_import import after_import
 
 _BUILDERS = "deepspeed.ops.op_builder.builder"
+_EXPERTS = "megatron.core.transformer.moe.moe_utils"
 
 
 def install(note: Callable[[str], None]) -> None:
-    """As soon as DeepSpeed is imported. `note` is told what is not simulated."""
-    after_import(_BUILDERS, lambda module: _replace(module.OpBuilder, note))
+    """As soon as they are imported. `note` is told what is not simulated."""
+    after_import(_BUILDERS, lambda module: _deepspeed(module.OpBuilder, note))
+    after_import(_EXPERTS, _without_transformer_engine)
 
 
-def _replace(builder: Any, note: Callable[[str], None]) -> None:
+def _without_transformer_engine(module: Any) -> None:
+    """Megatron-Core 0.16 has a way for a router without Transformer Engine, and forgets to say that there is none."""
+    vars(module).setdefault("te_general_gemm", None)
+
+
+def _deepspeed(builder: Any, note: Callable[[str], None]) -> None:
     def refuse(self: Any, verbose: bool = True) -> Any:
         raise ImportError(
             f"DeepSpeed's {self.name} is a kernel that it compiles for the GPU, which is not possible here, and it has no "
