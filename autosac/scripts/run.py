@@ -222,6 +222,8 @@ class ScriptRun:
 
     def operator_ran(self) -> None:
         """Follow the allocator; torch.OutOfMemoryError where it runs out."""
+        if not torch.cuda.is_initialized():
+            torch.cuda.init()  # as the first real kernel does
         try:
             self._memory.follow()
         except OutOfMemoryError as e:

@@ -61,3 +61,40 @@ def grouped_products(_: Patched) -> None:
         return found.to(wanted)
 
     shapes_of._meta_grouped_mm_common = common
+
+
+@patch()
+def synchronised_norms(_: Patched) -> None:
+    """`SyncBatchNorm`'s kernels have no shape functions."""
+
+    def stats(x: torch.Tensor, _: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return _per_channel(x), _per_channel(x)
+
+    def gather(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return _per_channel(x), _per_channel(x)
+
+    def reduce(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor | None, ...]:
+        weight, *wanted = rest[2:]
+        of_parameters = [weight.new_empty(weight.shape) if want and weight is not None else None for want in wanted[1:]]
+        return _per_channel(x), _per_channel(x), *of_parameters
+
+    def same(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    for name, shapes in (
+        ("batch_norm_stats", stats),
+        ("batch_norm_gather_stats_with_counts", gather),
+        ("batch_norm_elemt", same),
+        ("batch_norm_backward_reduce", reduce),
+        ("batch_norm_backward_elemt", same),
+    ):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            _library.impl(name, shapes, "Meta")
+
+
+_library = torch.library.Library("aten", "IMPL")
+
+
+def _per_channel(x: torch.Tensor) -> torch.Tensor:
+    """Statistics of float16 and bfloat16 are float32."""
+    return x.new_empty(x.shape[1], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)

@@ -6,6 +6,7 @@ Installed for scripts only (`autosac.scripts`).
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.patches import frameworks
 from autosac.capture.patches.after_import import after_import
 from autosac.capture.patches.tensors import exchange
+from autosac.errors import CaptureError
 
 _LARGE = 2**16  # elements of a parameter that need not be real
 
@@ -31,6 +33,7 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _checkpoints(note, checkpoints)
     _loading(note)
     _profiler(note)
+    _spawned()
     frameworks.install(note)
 
 
@@ -194,6 +197,26 @@ def _profiler(note: Callable[[str], None]) -> None:
             self.kineto_activities = {ProfilerActivity.CPU}
 
     profiler.__init__ = begin
+
+
+def _spawned() -> None:
+    """A script that starts one process for each GPU: this one is the process of its own rank, and others are not started."""
+    import torch.multiprocessing as multiprocessing
+    from torch.multiprocessing import spawn as module
+
+    def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        given = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if nprocs != given:
+            raise CaptureError(
+                f"the script starts {nprocs} processes, one for each GPU: say how many with --nproc {nprocs}"
+            )
+        fn(int(os.environ.get("LOCAL_RANK", "0")), *args)
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        start_processes(fn, args, nprocs)
+
+    vars(module).update(start_processes=start_processes, spawn=spawn)
+    vars(multiprocessing).update(start_processes=start_processes, spawn=spawn)
 
 
 def _zeros(value: Any) -> Any:
