@@ -26,6 +26,8 @@ def main(rank, world):
     model = nn.SyncBatchNorm.convert_sync_batchnorm(Net()).cuda()
     model = DistributedDataParallel(model, device_ids=[rank], find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters())
+    with torch.device("cuda"):
+        print(torch.tensor(1.0).device)
     pinned = torch.randn(32, 64).pin_memory()
     print(pinned.is_pinned(), torch.randn(4).is_pinned())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]):
@@ -52,8 +54,8 @@ def test_an_odd_script_runs(run: Any) -> None:
     ended = run(SCRIPT, "--nproc", "2")
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
-    assert lines[0] == "True False"
-    assert lines[1:4] == ["torch.Size([64]) torch.Size([2048]) True"] * 3
+    assert lines[:2] == ["cuda:0", "True False"]
+    assert lines[2:5] == ["torch.Size([64]) torch.Size([2048]) True"] * 3
     assert "masks and indices that depend on data select everything" in ended.stdout
     assert "the script's profiler sees the host only" in ended.stdout
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
 
 from autosac.capture.device import values
 from autosac.capture.device.mode import SimulatedDeviceMode
@@ -120,6 +121,7 @@ def _data_of_tensors() -> None:
 def _tensors_of_tensors() -> None:
     """``torch.tensor([loss_a, loss_b])`` reads its elements below every mode: they are read here."""
     original = torch.tensor
+    _device_constructors()  # kept from now on: under ``with torch.device("cuda")`` it must know the original
 
     def read(data: Any) -> Any:
         if isinstance(data, FakeTensor):
