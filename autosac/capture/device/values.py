@@ -218,7 +218,7 @@ def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, o
 def _cast(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Floating-point numbers that are all the same, and that nobody has written to since, become integers: so masks begin."""
     value, version = vars(args[0]).get("_filled", (None, 0))
-    if value is None or args[0]._version != version or out.numel() > _limit(out) or out.dtype.is_floating_point:
+    if value is None or args[0]._version != version or out.numel() > MOST_KNOWN or out.dtype.is_floating_point:
         _compute(func, args, kwargs, out)
     else:
         vars(out)["_shadow"] = torch.full(out.shape, value.item(), dtype=out.dtype)
