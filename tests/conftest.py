@@ -40,7 +40,7 @@ CAPTURE = (
     "scripts",
     "titan03",
 )
-SLOW = ("bad_input/test_generator.py", "bad_input/test_jobs.py")
+SLOW = ("bad_input/test_generator.py", "bad_input/test_jobs.py", "golden")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
