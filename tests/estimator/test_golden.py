@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autosac.estimator import AlphaBeta, ChunkModel, FlowModel, load_cluster, load_hardware
-from autosac.estimator.models import CollectiveModel, first_estimates
+from autosac.estimator import AlphaBeta, ChunkModel, FlowModel, LogSigmoid, load_cluster, load_hardware
+from autosac.estimator.models import CollectiveModel, Estimate, first_estimates
 from autosac.estimator.pricing import default_models
 from autosac.estimator.work import work_of
 from autosac.trace import Signature, TensorMeta
@@ -26,7 +27,7 @@ CLUSTERS = ("hgx-h100", "aws-p5", "meta-grand-teton", "hgx-mi300x")
 GROUPS = {"alone": (0,), "pair": (0, 1), "node": range(8), "rails": range(0, 64, 8), "all": range(64)}
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "barrier")
 SIZES = (512, 3 * 2**20, 2**30)
-MODELS: tuple[type[Any], ...] = (FlowModel, ChunkModel, AlphaBeta)
+MODELS: tuple[type[Any], ...] = (FlowModel, LogSigmoid, ChunkModel, AlphaBeta)
 
 
 def _meta(row: list[Any]) -> TensorMeta:
@@ -92,19 +93,27 @@ def test_the_prices_of_operators(signatures: list[Signature], gpu: str) -> None:
     _check(gpu, found)
 
 
+def _figures(answer: Estimate) -> tuple[float, ...]:
+    use = () if answer.use is None else (answer.use.rate, answer.use.port, answer.use.adapter, answer.use.uplink)
+    return tuple(float(f"{value:.7g}") for value in (1e3 * answer.ms, answer.rel_std, *use))
+
+
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_the_prices_of_collectives(cluster: str) -> None:
-    """Microseconds of every kind and size between every group of ranks, by every model."""
-    machine = load_cluster(cluster).sized(64)
+    """Microseconds of every kind and size between every group of ranks, by every model, its error, and what it takes of links;
+    the nodes of a rack share two uplinks.
+    """
+    machine = replace(load_cluster(cluster).sized(64), nodes_per_rack=2, uplinks_per_leaf=2)
     hardware = load_hardware("mi300x" if "mi300x" in cluster else "h100-sxm-80gb")
     found = {}
     for kind in MODELS:
         model: CollectiveModel = kind(hardware)
         found[kind.__name__] = [
             [
-                float(f"{1e3 * model.estimate(collective, nbytes, machine.place(tuple(group))).ms:.7g}")
+                figure
                 for group in GROUPS.values()
                 for nbytes in SIZES
+                for figure in _figures(model.estimate(collective, nbytes, machine.place(tuple(group))))
             ]
             for collective in KINDS
         ]

@@ -125,6 +125,13 @@ def test_documents(capfd: pytest.CaptureFixture[str]) -> None:
     check("document.json", json.dumps(document, indent=1))
 
 
+def test_machines(capfd: pytest.CaptureFixture[str]) -> None:
+    """The lists of GPUs and clusters, and one of each in detail."""
+    for command in (["gpus"], ["gpus", "h100-sxm-80gb"], ["gpus", "mi300x"], ["clusters"], ["clusters", "hgx-h100"]):
+        assert main(command) == 0
+    check("machines.txt", capfd.readouterr().out)
+
+
 def test_files(tmp_path: Path) -> None:
     """The timeline, the snapshot and the execution traces."""
     pytest.importorskip("google.protobuf")
