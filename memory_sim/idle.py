@@ -1,7 +1,7 @@
 """What the caching allocator holds without anybody using it, when it has reserved the most.
 
-Reserved memory grows when no free block serves a request. At that moment every free block was of no use, for one of these
-reasons:
+Reserved memory grows when no free block serves a request. At that moment no free block could be used, for one of
+these reasons:
 
 - it is cached for another stream: blocks are handed out on the stream only that they were made for;
 - it is in the other pool: requests of up to 1 MiB and larger ones do not share memory;
@@ -34,7 +34,7 @@ from autosac.trace import Collective, Op, Phase, Trace
 class Cause(Enum):
     """Why a free block could not serve the request for which memory was reserved."""
 
-    HOLE = "smaller than the request"
+    HOLE = "in pieces too small for the request"
     OTHER_STREAM = "cached for another stream"
     OTHER_POOL = "cached for tensors of another size"
 

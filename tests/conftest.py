@@ -30,7 +30,8 @@ CAPTURE = (
     "derivation",
     "docs/test_examples.py",
     "end_to_end",
-    "estimator/calibration",
+    "estimator/calibration/test_calibrate.py",
+    "estimator/calibration/test_calls.py",
     "fuzz",
     "integrations",
     "invariants",
@@ -40,7 +41,7 @@ CAPTURE = (
     "scripts",
     "titan03",
 )
-SLOW = ("bad_input/test_generator.py", "bad_input/test_jobs.py")
+SLOW = ("bad_input/test_generator.py", "bad_input/test_jobs.py", "estimator/calibration/test_models.py", "golden")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -44,6 +44,31 @@ def simulate_job(
     parallelism and `all_stages`, all stages are captured and executed together, and the simulation is that of the stage with
     the highest peak. CaptureError if the job itself cannot be captured.
     """
+    captures = Parts(job.progress, "capture")
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=captures) as server:
+        return simulate_in(
+            server,
+            job,
+            checkpointing=checkpointing,
+            plan_file=plan_file,
+            beside=beside,
+            all_stages=all_stages,
+            captures=captures,
+        )
+
+
+def simulate_in(
+    server: CaptureServer,
+    job: TitanJob,
+    *,
+    checkpointing: str = "job",
+    plan_file: str | None = None,
+    beside: Sequence[str] = (),
+    all_stages: bool = True,
+    captures: Parts | None = None,
+) -> tuple[Simulation, dict[str, Simulation | CaptureError]]:
+    """As `simulate_job`, in a capture process that is there; `captures` says how many are done."""
+    captures = captures or Parts(job.progress, "capture")
     plan = None
     if plan_file is not None:
         plan = Plan.load(plan_file)
@@ -67,22 +92,20 @@ def simulate_job(
                 raise
             failed[key] = e
 
-    captures = Parts(job.progress, "capture")
     traces: dict[str, list[Trace]] = {key: [] for key in modes}
-    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=captures) as server:
-        own, capture = own_stage(job, server, lambda one: started(one, checkpointing, plan_file))
-        first = {key: capture if key == "" else started(own, mode, file) for key, (mode, file) in modes.items()}
-        under_way = {key: [future] for key, future in first.items()}
-        if all_stages and job.rank == 0:
-            for key, (mode, file) in modes.items():
-                with noting_failure(key):
-                    under_way[key] += [started(stage, mode, file) for stage in job.stages(early_info(first[key]))[1:]]
-        captures.total = sum(map(len, under_way.values()))
-        for key, future in captures.each((key, future) for key, futures in under_way.items() for future in futures):
+    own, capture = own_stage(job, server, lambda one: started(one, checkpointing, plan_file))
+    first = {key: capture if key == "" else started(own, mode, file) for key, (mode, file) in modes.items()}
+    under_way = {key: [future] for key, future in first.items()}
+    if all_stages and job.rank == 0:
+        for key, (mode, file) in modes.items():
             with noting_failure(key):
-                trace = future.result()
-                check_trainable(trace.info, plan if key == "" else None)
-                traces[key].append(trace)
+                under_way[key] += [started(stage, mode, file) for stage in job.stages(early_info(first[key]))[1:]]
+    captures.total = sum(map(len, under_way.values()))
+    for key, future in captures.each((key, future) for key, futures in under_way.items() for future in futures):
+        with noting_failure(key):
+            trace = future.result()
+            check_trainable(trace.info, plan if key == "" else None)
+            traces[key].append(trace)
     job.progress("simulating")
     own_traces = traces.pop("")
     others = {

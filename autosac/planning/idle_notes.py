@@ -17,4 +17,4 @@ def idle_notes(idle: IdleMemory) -> list[str]:
     for part in idle.parts:
         total[part.cause] = total.get(part.cause, 0) + part.nbytes
     causes = ", ".join(f"{format_bytes(nbytes)} {cause.value}" for cause, nbytes in total.items() if nbytes >= 2**20)
-    return [f"of what is reserved {format_bytes(idle.idle_bytes)} are free but of no use: {causes}"]
+    return [f"{format_bytes(idle.idle_bytes)} of the reserved memory is free but cannot be used: {causes}"]

@@ -13,7 +13,7 @@ _SMALLEST_BYTES = 2**20
 
 
 def idle_table(idle: IdleMemory) -> RenderableType:
-    """Every pool with free blocks: whose it is, why it was of no use, what left them, and what gives them back."""
+    """Every pool with free blocks: whose it is, why it cannot be used, what left them, and what gives them back."""
     request = idle.request
     where = f"{request.op} in {request.module or 'the step'} ({request.phase.name.lower()})"
     title = (
@@ -21,7 +21,7 @@ def idle_table(idle: IdleMemory) -> RenderableType:
         f"when {where} needed new memory"
     )
     table = Table(title=title)
-    for heading in ("free", "blocks", "pool", "why of no use", "left by", "what gives it back"):
+    for heading in ("free", "blocks", "pool", "why it cannot be used", "left by", "what gives it back"):
         table.add_column(heading, justify="right" if heading in ("free", "blocks") else "left")
     for part in idle.parts:
         if part.nbytes < _SMALLEST_BYTES:

@@ -68,15 +68,18 @@ def copy_of(root: Path, folder: Path) -> Path:
 class Bench:
     """A copy of the tree, in which one mutant at a time is tried."""
 
-    def __init__(self, root: Path, folder: Path, limit_s: float, preload: Sequence[str] = _LARGE) -> None:
+    def __init__(
+        self, root: Path, folder: Path, limit_s: float, preload: Sequence[str] = _LARGE, options: Sequence[str] = ()
+    ) -> None:
         """Copy the checkout at `root` into `folder`. A stage of tests that takes longer than the limit is stopped.
 
-        `preload`: modules that the fork server imports once.
+        `preload`: modules that the fork server imports once. `options`: for pytest, beside its usual ones.
         """
         self._root = root
         self._tree = copy_of(root, folder / "tree")
         self._output = folder / "output.txt"
         self._limit_s = limit_s
+        self._options = tuple(options)
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._without: dict[tuple[str, ...], Run] = {}
@@ -129,7 +132,7 @@ class Bench:
 
     def _run(self, tests: tuple[str, ...]) -> Run:
         wrong = [run.failed for run in self._without.values() if run.failed]
-        tests = (*tests, *(f"--deselect={name}" for name in wrong if name not in tests))
+        tests = (*self._options, *tests, *(f"--deselect={name}" for name in wrong if name not in tests))
         begin = time.monotonic()
         process = self._context.Process(target=_pytest, args=(str(self._tree), str(self._output), tests))
         process.start()

@@ -21,25 +21,24 @@ JOB += ("--training.seq_len", "64", "--parallelism.pipeline_parallel_degree", "2
 JOB += ("--parallelism.pipeline_parallel_schedule", "1F1B")
 
 
-def test_a_pipeline_tells_early() -> None:
+def test_a_pipeline_tells_early(capture_server: CaptureServer) -> None:
     """The first stage tells its shapes before its trace is there; they are those that the trace's info has in the end."""
-    with CaptureServer() as server:
-        request = TitanRequest(config_file=None, overrides=JOB, world_size=4, checkpointing="none")
-        future = server.submit(request)
-        early = future.early()
-        assert not future.done()
-        info = future.result().info
-        assert early.stage_outputs and early.stage_outputs == info.stage_outputs
-        assert early.parallelism == info.parallelism and early.parallelism.pp == 2
-        later = TitanRequest(
-            config_file=None,
-            overrides=JOB,
-            world_size=4,
-            rank=2,
-            checkpointing="none",
-            stage_inputs=early.stage_outputs,
-        )
-        assert server.capture(later).info.rank == 2
+    request = TitanRequest(config_file=None, overrides=JOB, world_size=4, checkpointing="none")
+    future = capture_server.submit(request)
+    early = future.early()
+    assert not future.done()
+    info = future.result().info
+    assert early.stage_outputs and early.stage_outputs == info.stage_outputs
+    assert early.parallelism == info.parallelism and early.parallelism.pp == 2
+    later = TitanRequest(
+        config_file=None,
+        overrides=JOB,
+        world_size=4,
+        rank=2,
+        checkpointing="none",
+        stage_inputs=early.stage_outputs,
+    )
+    assert capture_server.capture(later).info.rank == 2
 
 
 def test_what_is_not_told_early() -> None:

@@ -20,7 +20,7 @@ from autosac.configurations.sessions import Inputs, searching
 from autosac.configurations.space import Space
 from autosac.configurations.workers import ThreadWorker
 from autosac.errors import UsageError
-from autosac.jobs.tasks import TitanJob, simulate_job
+from autosac.jobs.tasks import TitanJob, simulate_in
 
 JOB = """
 [model]
@@ -91,10 +91,10 @@ def study(job: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def everything(job: Path) -> dict[Layout, dict[str, Any]]:
+def everything(job: Path, h100_server: CaptureServer) -> dict[Layout, dict[str, Any]]:
     """The answers for all layouts, without any bound."""
-    with searching(inputs(job)) as found, CaptureServer() as server:
-        return {layout: found.task(layout, math.inf).run(server) for layout in found.layouts}
+    with searching(inputs(job)) as found:
+        return {layout: found.task(layout, math.inf).run(h100_server) for layout in found.layouts}
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_an_evaluation_that_fails_is_no_end(job: Path, monkeypatch: pytest.Monke
 
 
 def test_the_command_writes_a_job_that_takes_the_step_it_says(
-    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], h100_server: CaptureServer
 ) -> None:
     """The written job, simulated as it is, has the step time and the peak of the search's best; the page is there."""
     space = tmp_path / "space.toml"
@@ -224,7 +224,7 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
     row = document["best"]
     assert row["checkpointing"] == "autosac" and row["peak_reserved_bytes"] <= 560 * 2**20
     written = TitanJob.of(str(best), gpu="h100-sxm-80gb", world_size=2)
-    simulation, _ = simulate_job(written, plan_file=str(tmp_path / "best.plan.json"))
+    simulation, _ = simulate_in(h100_server, written, plan_file=str(tmp_path / "best.plan.json"))
     assert simulation.step_ms == pytest.approx(row["step_ms"])
     assert simulation.peak_reserved_bytes == row["peak_reserved_bytes"]
     assert "Plotly" in page.read_text() and str(tmp_path / "best.plan.json") in best.read_text()

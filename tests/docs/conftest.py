@@ -62,12 +62,16 @@ def blocks(page: str) -> list[Block]:
 
 
 def small(job: Path) -> str:
-    """The example job with the debug model, whose step needs 11 GiB without checkpointing and 4 GiB with all of it."""
+    """The example job with the debug model, whose step needs 11 GiB without checkpointing and 4 GiB with all of it.
+
+    With pipelines it has four microbatches.
+    """
     text = job.read_text(encoding="utf-8")
     for old, new in (
         ('"8B"', '"debugmodel"'),
         ("seq_len = 8192", "seq_len = 2048"),
         ("batch_size = 2", "batch_size = 64"),
+        ("[parallelism]", "[parallelism]\npipeline_parallel_microbatch_size = 16"),
     ):
         assert old in text
         text = text.replace(old, new)

@@ -35,9 +35,12 @@ def test_a_margin_is_kept(autosac: Callable[..., Any], job_file: str, tmp_path: 
 
 def test_what_the_plugin_asks_for(job_file: str) -> None:
     """The [autosac] section's confidence is the command's, for the budget that it names; 0 keeps no margin."""
-    job = {"config_file": job_file, "overrides": (), "gpu": "h100-sxm-80gb", "world_size": 2, "budget": "1.1GiB"}
-    sure, plain = (plan_job(**job, confidence=level) for level in (0.999, 0.0))  # type: ignore[arg-type]
+    job = {"config_file": job_file, "overrides": (), "gpu": "h100-sxm-80gb", "world_size": 2}
+    sure, plain = (
+        plan_job(**job, budget=budget, confidence=level)  # type: ignore[arg-type]
+        for budget, level in (("1.1GiB", 0.999), ("70GiB", 0.0))
+    )
     assert plain.certainty is None and sure.certainty is not None and sure.certainty.fits >= 0.999
-    assert sure.made_for.budget_bytes == plain.made_for.budget_bytes == int(1.1 * 2**30)
+    assert sure.made_for.budget_bytes == int(1.1 * 2**30) and plain.made_for.budget_bytes == 70 * 2**30
     margin, stated = sure.certainty.margin_bytes, sure.predictions["autosac"].peak_reserved_bytes
     assert margin > 0 and stated is not None and stated <= int(1.1 * 2**30) - margin

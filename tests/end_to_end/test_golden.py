@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from autosac.jobs.tasks import TitanJob, simulate_job
+from autosac.capture.process.server import CaptureServer
+from autosac.jobs.tasks import TitanJob, simulate_in
 from autosac.simulation import Simulation
 from autosac.trace import Collective, Op
 
@@ -36,10 +37,10 @@ def figures(simulation: Simulation) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="pinned with torch 2.13")
-def test_figures_of_the_debug_model(job_file: str) -> None:
+def test_figures_of_the_debug_model(job_file: str, h100_server: CaptureServer) -> None:
     """Llama debug model, FSDP over 8 H100s: operators, traffic, peaks and times under three ways of checkpointing."""
     job = TitanJob.of(job_file, gpu="h100-sxm-80gb", world_size=8)
-    none, others = simulate_job(job, checkpointing="none", beside=("full", "selective-op"))
+    none, others = simulate_in(h100_server, job, checkpointing="none", beside=("full", "selective-op"))
     found = {name: figures(simulation) for name, simulation in {"none": none, **others}.items()}
     if os.environ.get("AUTOSAC_UPDATE_GOLDEN") == "1":
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")

@@ -126,27 +126,6 @@ def test_budgets_given_twice(autosac: Run, job_file: str) -> None:
     assert autosac("plan", job_file, *GPU, "--pareto-png", "x.png").code == 2
 
 
-def test_every_pipeline_stage_gets_its_own_policy(autosac: Run, job_file: str, tmp_path: Path) -> None:
-    """Two stages under 1F1B: the first holds two microbatches where the second holds one, and gives up more."""
-    path = tmp_path / "plan.json"
-    stages = ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B")
-    job = ("plan", job_file, "--gpu", "h100-sxm-80gb", "--world-size", "4")
-    ran = autosac(*job, "--budget", "275MiB", "-o", path, "--", *stages)
-    assert ran.code == 0, ran.err
-    assert "stage 0:" in ran.out and "stage 1:" in ran.out and "waiting for other stages" in " ".join(ran.out.split())
-
-    plan = Plan.load(path)
-    assert plan.made_for.pipeline_stages == 2
-    stated = plan.predictions["autosac"]
-    assert stated.peak_reserved_bytes is not None and stated.peak_reserved_bytes <= plan.made_for.budget_bytes
-    assert stated.step_ms > plan.predictions["none"].step_ms
-    names = {name.partition(".")[0] for name, _ in plan.made_for.parameters}
-    assert names == {"tok_embeddings", "layers", "norm", "output"}
-
-    ran = autosac(*job, "--budget", "150MiB", "-o", tmp_path / "none.json", "--", *stages)
-    assert ran.code == 1 and "pipeline stage 1: no plan meets 150.0 MiB reserved" in ran.err
-
-
 def test_never_slower_than_what_the_job_offers(autosac: Run, tmp_path: Path) -> None:
     """Llama-3 8B at 76.8 GiB reserved: TorchTitan's selective checkpointing fits, for it the allocator reserves 1 GiB less
     than for plans of the same active peak.

@@ -51,6 +51,23 @@ def test_missing_rates_fall_to_the_next_wider_type() -> None:
     assert a100.peak_flops("float8") == a100.peak_flops("bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine.toml", "GPU profile mine.toml is not a file"),
+        ("profiles/mine", "GPU profile profiles/mine is not a file"),
+        ("mine", "unknown GPU 'mine': give one of"),
+        ("h100\x1b", "there are control characters in it"),
+        ("x" * 5000, "File name too long"),
+    ],
+)
+def test_names_that_nothing_has(name: str, message: str) -> None:
+    """What looks like a path is missed as a file, anything else as a name."""
+    with pytest.raises(HardwareError) as error:
+        load_hardware(name)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
 def test_a_users_file_may_start_from_a_shipped_profile(tmp_path: Path) -> None:
     """`base` gives everything that the file does not; tables are merged key by key."""
     path = tmp_path / "mine.toml"

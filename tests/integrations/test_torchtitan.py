@@ -35,11 +35,13 @@ def test_llama_debug_model_obeys_a_plan_file(titan: ModuleType, lab: Any, tmp_pa
     assert report["classes"] == ["TransformerBlock"] * 4
 
 
-def _reports(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """What two ranks report."""
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two gloo ranks report, in processes of their own."""
+    folder = tmp_path_factory.mktemp("ranks")
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("titan.py")), str(rank), "2", str(folder), *arguments],
+            [sys.executable, str(Path(__file__).with_name("titan.py")), str(rank), "2", str(folder)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -54,21 +56,20 @@ def _reports(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_compiled_layers_save_what_their_policies_keep_on_two_gloo_ranks(tmp_path: Path) -> None:
+def test_compiled_layers_save_what_their_policies_keep_on_two_gloo_ranks(reports: list[dict[str, Any]]) -> None:
     """FSDP2 and `compile.enable`: the first layer saves its products, the second none; gradients as without checkpointing,
     within rounding.
     """
     needed = 32 * (4 * 64 + 2 * 256) * 2  # of 32 tokens in bfloat16, all products but the last, which is only added
-    for report in _reports(tmp_path, "compiled"):
+    for report in (rank["compiled"] for rank in reports):
         assert report["close"] and report["products"] == 7
         assert report["saved"][0] - report["saved"][1] == needed
 
 
-def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(tmp_path: Path) -> None:
+def test_two_gloo_ranks_under_fsdp_and_tensor_parallelism(reports: list[dict[str, Any]]) -> None:
     """FSDP2 and TP on two real ranks: bitwise gradients on each; plans exchanged, failures and differences
     told.
     """
-    reports = _reports(tmp_path)
     for report in reports:
         for parallelism in ("fsdp", "tp", "fsdp offloads", "tp offloads"):
             assert report[parallelism]["same"] and report[parallelism]["recomputed_as_planned"]

@@ -201,11 +201,6 @@ def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str
     }
 
 
-def compiled_under_fsdp(module: Any, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
-    """What is compiled."""
-    return compiled(module.Lab, dims(world_size), folder, rank)
-
-
 def _is_part(some: list[str], all_of_them: list[str]) -> bool:
     """Whether `some` are among all of them, in their order, but not all."""
     rest = iter(all_of_them)
@@ -299,9 +294,9 @@ def nested(lab: Any, make_case: Callable[[str], Any], world_size: int) -> dict[s
     }
 
 
-def main(rank: int, world_size: int, folder: Path, only_compiled: bool = False) -> None:
-    """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, then the exchange of
-    plans; or FSDP2 with compiled layers.
+def main(rank: int, world_size: int, folder: Path) -> None:
+    """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, the exchange of plans, FSDP2 with compiled
+    layers.
     """
     sys.path.append(str(Path(__file__).parents[2]))  # for `benchmarks`
     spec = importlib.util.spec_from_file_location("lab", Path(__file__).with_name("conftest.py"))
@@ -312,15 +307,14 @@ def main(rank: int, world_size: int, folder: Path, only_compiled: bool = False) 
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600))
-    run = compiled_under_fsdp if only_compiled else everything
-    report = run(module, folder, rank, world_size)
+    report = everything(module, folder, rank, world_size)
     (folder / f"report-{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def everything(module: Any, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
-    """What is not compiled."""
+    """What a rank reports, by subject."""
     report: dict[str, Any] = {}
     for name, shape in (("fsdp", dims(world_size)), ("tp", dims(world_size, tp=world_size))):
         report[name] = compare(module.Lab, shape, folder, rank)
@@ -329,8 +323,9 @@ def everything(module: Any, folder: Path, rank: int, world_size: int) -> dict[st
     report["switched"] = switched(module.Lab, dims(world_size), rank)
     report["exchange"] = exchange(plan, rank, folder, world_size)
     report["nested"] = nested(module.Lab, module.make_case, world_size)
+    report["compiled"] = compiled(module.Lab, dims(world_size), folder, rank)
     return report
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), "compiled" in sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -55,7 +55,7 @@ def test_holes_and_other_streams(builder: Any) -> None:
     assert (other.cause, other.nbytes) == (Cause.OTHER_STREAM, 20 * MIB)
     assert [r.op for r in other.remnants] == ["aten.empty.memory_format"]
     assert idle_notes(idle) == [
-        "of what is reserved 60.0 MiB are free but of no use: 40.0 MiB smaller than the request, "
+        "60.0 MiB of the reserved memory is free but cannot be used: 40.0 MiB in pieces too small for the request, "
         "20.0 MiB cached for another stream"
     ]
 

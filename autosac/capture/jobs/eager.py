@@ -115,6 +115,7 @@ def _run_in_child(action: Callable[[], None]) -> int:
 
 def _capture_into(trace_file: Path, error_file: Path, make_step: MakeStep, request: EagerRequest) -> None:
     torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
+    gc.freeze()  # what the parent has made is none of the capture's: collections need not go through it
     try:
         capture_eager_here(make_step, request).save(trace_file)
     except BaseException as e:

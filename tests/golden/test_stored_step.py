@@ -1,0 +1,214 @@
+"""What becomes of a stored step, pinned word by word and byte by byte: reports, files, plans, the allocator.
+
+Nothing is captured here, so a change of any simulator, model, solver or report shows within seconds.
+``AUTOSAC_UPDATE_GOLDEN=1 pytest tests/golden`` writes the expectations anew; look at what changed before committing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosac.cli.parser import main
+from autosac.derivation.deriver import Deriver
+from autosac.errors import InfeasibleError
+from autosac.memory_sim import AllocatorConfig, replay_allocator
+from autosac.planning.closed_loop import Planned, make_plans
+from autosac.planning.planner import Goal, full_plan
+from autosac.plans import Plan
+from autosac.report.summaries import console, plan_summary
+from autosac.simulation import Simulation, Target, simulation_of
+from autosac.trace import Trace
+
+FOLDER = Path(__file__).parent
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of one width."""
+    monkeypatch.setenv("COLUMNS", "150")
+
+
+def check(name: str, text: str) -> None:
+    """Compare with a file of this folder, line by line (blanks at the ends of lines do not count)."""
+    path = FOLDER / name
+    lines = [line.rstrip() for line in text.splitlines()]
+    if os.environ.get("AUTOSAC_UPDATE_GOLDEN") == "1":
+        path.write_text("\n".join(lines) + "\n")
+    assert lines == path.read_text().splitlines()
+
+
+def rounded(value: Any) -> Any:
+    """A document with six digits of each number: times go through exp and log, whose last digits differ between processors."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {str(key): rounded(v) for key, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def digest(document: Any) -> str:
+    """How long a document is, and its hash."""
+    text = json.dumps(rounded(document), default=str, sort_keys=True)
+    return f"{len(text)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@pytest.fixture(scope="module")
+def trace() -> Callable[[str], Trace]:
+    """One of the stored traces."""
+    return lambda name: Trace.load(FOLDER / f"{name}.trace")
+
+
+class Stored:
+    """The captures of planning, derived from stored ones."""
+
+    def __init__(self, trace: Callable[[str], Trace]) -> None:
+        self._target = Target.of("h100-sxm-80gb", 8)
+        self._observed = simulation_of(trace("observed"), self._target)
+        self._deriver = Deriver(self._observed.trace)
+        for name in ("outer", "inner"):
+            self._deriver.add(trace(name))
+
+    def observed(self) -> Simulation:
+        """The step without checkpointing."""
+        return self._observed
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """Without checkpointing, and with all of it."""
+        return {"none": self._observed, "full": self.under(full_plan(self._observed))}
+
+    def failures(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    def begin(self, plan: Plan) -> None:
+        """Nothing takes long."""
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+        if not plan.units:
+            return self._observed
+        return simulation_of(self._deriver.under(plan), self._target, plan)
+
+    def between(self, kind: str, *shares: float) -> tuple[int, ...]:
+        """Budgets between the peaks with and without all checkpointing."""
+        low, high = (self.baselines()[name].peak_bytes(kind) for name in ("full", "none"))
+        return tuple(int(low + share * (high - low)) for share in shares)
+
+
+@pytest.fixture(scope="module")
+def stored(trace: Callable[[str], Trace]) -> Stored:
+    """The captures of planning."""
+    return Stored(trace)
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("observed", "h100-sxm-80gb"), ("selective", "mi300x"), ("outer", "a40")])
+def test_reports(name: str, gpu: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Memory and time of the step, all tables."""
+    assert main(["simulate", str(FOLDER / f"{name}.trace"), "--gpu", gpu, "--memory", "--time", "--quiet"]) == 0
+    check(f"report-{name}.txt", capfd.readouterr().out)
+
+
+def test_documents(capfd: pytest.CaptureFixture[str]) -> None:
+    """The same as JSON, under other settings of the allocator and the collectives."""
+    words = ["--alloc-conf", "max_split_size_mb:64", "--collectives", "chunks", "--interference", "off", "--json"]
+    assert main(["simulate", str(FOLDER / "selective.trace"), "--gpu", "h100-sxm-80gb", "--quiet", *words]) == 0
+    document = rounded(json.loads(capfd.readouterr().out))
+    check("document.json", json.dumps(document, indent=1))
+
+
+def test_machines(capfd: pytest.CaptureFixture[str]) -> None:
+    """The lists of GPUs and clusters, and one of each in detail."""
+    for command in (["gpus"], ["gpus", "h100-sxm-80gb"], ["gpus", "mi300x"], ["clusters"], ["clusters", "hgx-h100"]):
+        assert main(command) == 0
+    check("machines.txt", capfd.readouterr().out)
+
+
+def test_files(tmp_path: Path) -> None:
+    """The timeline, the snapshot and the execution traces."""
+    pytest.importorskip("google.protobuf")
+    files = {"--trace": "t.json", "--memory-snapshot": "s.pickle", "--chakra": "chakra"}
+    words = [word for option, file in files.items() for word in (option, str(tmp_path / file))]
+    assert main(["simulate", str(FOLDER / "selective.trace"), "--gpu", "h100-sxm-80gb", "--quiet", *words]) == 0
+    found = {
+        "timeline": digest(json.loads((tmp_path / "t.json").read_text())),
+        "snapshot": digest(pickle.loads((tmp_path / "s.pickle").read_bytes())),
+        **{
+            path.name: f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+            for path in sorted((tmp_path / "chakra").iterdir())[:2]
+        },
+    }
+    check("files.json", json.dumps(found, indent=1))
+
+
+def told(planned: Planned | InfeasibleError) -> Iterator[str]:
+    """A plan as it is shown, and its document's hash; or why there is none."""
+    if isinstance(planned, InfeasibleError):
+        yield str(planned)
+        return
+    out = console()
+    with out.capture() as page:
+        out.print(plan_summary(planned.plan, planned.notes))
+    yield page.get()
+    yield digest(json.loads(planned.plan.to_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("solver", "kind", "shares"),
+    [("ilp", "active", (-1, 0.2, 0.6)), ("knapsack", "reserved", (0.5,)), ("greedy", "active", (0.4,))],
+)
+def test_plans(solver: Any, kind: Any, shares: tuple[float, ...], stored: Stored) -> None:
+    """Of budgets between too little and enough."""
+    goal = Goal(budget_bytes=1, budget_kind=kind, solver=solver)
+    found = make_plans(stored, goal, stored.between(kind, *shares))
+    check(f"plans-{solver}-{kind}.txt", "\n".join(line for planned in found for line in told(planned)))
+
+
+def test_why_operators_are_kept(stored: Stored, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`explain` of a plan and its modules, and `diff` of two plans."""
+    goal = Goal(budget_bytes=1, budget_kind="active")
+    plans = make_plans(stored, goal, stored.between("active", 0.3, 0.7))
+    for name, planned in zip(("a", "b"), plans, strict=True):
+        assert isinstance(planned, Planned)
+        planned.plan.save(tmp_path / f"{name}.json")
+    first = Plan.load(tmp_path / "a.json")
+    commands = [
+        ["explain", "a.json"],
+        *(["explain", "a.json", "--module", unit.fqn] for unit in first.units),
+        ["diff", "a.json", "b.json"],
+    ]
+    for command in commands:
+        assert main([str(tmp_path / word) if word.endswith(".json") else word for word in command]) == 0
+    check("explained.txt", capfd.readouterr().out.replace(f"{tmp_path}/", ""))
+
+
+@pytest.mark.parametrize("name", ["observed", "selective"])
+def test_the_allocator(name: str, trace: Callable[[str], Trace]) -> None:
+    """What it reserves under each of its settings, and of how much memory it runs out."""
+    settings = (
+        "",
+        "expandable_segments:True",
+        "max_split_size_mb:32",
+        "roundup_power2_divisions:4",
+        "garbage_collection_threshold:0.6",
+    )
+    found = {}
+    for text in settings:
+        for capacity in (None, 700 * MIB, 500 * MIB):
+            report = replay_allocator(trace(name), config=AllocatorConfig.parse(text), capacity_bytes=capacity)
+            figures = (
+                report.verdict.outcome.name,
+                report.reserved_peak_bytes,
+                report.active_peak_bytes,
+                report.retries,
+            )
+            found[f"{text or 'default'}, {capacity or 'no'} limit"] = [*figures, digest(repr(report))]
+    check(f"allocator-{name}.json", json.dumps(found, indent=1))
