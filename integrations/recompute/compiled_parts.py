@@ -98,7 +98,8 @@ def _see_launches() -> None:
             return original(self, *args, **kwargs)
         launch = Launch(functools.partial(original, self), getattr(self, "__name__", "kernel"))
         facts = Facts(func=launch, name=f"triton.{launch.name}", may_write=True)
-        entry = tape.begin(launch, facts, args, kwargs)
+        tape.launched[facts.name] += 1
+        entry = tape.begin(launch, facts, args, kwargs, -tape.launched[facts.name])
         out = original(self, *args, **kwargs)
         tape.end(entry, None, None)
         return out
