@@ -89,16 +89,11 @@ def _until(skeleton: Skeleton, row: int) -> int:
 
 
 def _work(skeleton: Skeleton, i: int) -> tuple[object, ...]:
-    """What FSDP does in a row, whatever module it is counted to."""
-    row = skeleton.steps.rows[i]
-    key = skeleton.key(i)
-    if type(row) is Op:
-        return (Op, key[0], key[2])
-    if type(row) is Alloc:
-        return (Alloc, key[0], key[1], key[3])
-    if type(row) is Collective:
-        return (Collective, key[0], key[1], key[3])
-    return key
+    """What FSDP does in a row, whatever module it is counted to, and on whatever stream: its hooks have their own."""
+    kind, key = type(skeleton.steps.rows[i]), skeleton.key(i)
+    if kind is Op:
+        return (kind, key[0])
+    return (kind, key[0], key[1]) if kind is Alloc or kind is Collective else (kind,)
 
 
 class Hook(NamedTuple):
@@ -130,14 +125,22 @@ def hooks_of(base: Skeleton, other: Skeleton, sources: Sequence[int]) -> dict[ra
             if i in partner:
                 theirs = rows[partner[i]]
                 place = _after_detaches(other, *gap[partner[i]])
-                if type(row) is Op or type(row) is Collective:
-                    row = row._replace(module=theirs.module, phase=theirs.phase, source=sources[theirs.source])
-                elif type(row) is Alloc:
+                if type(row) is Alloc:
                     storage = storages[theirs.storage]
                     described[row.storage] = storage._replace(source=sources[storage.source])
+                else:
+                    row = _placed(row, theirs, sources)
             parts.setdefault(place, []).append(row)
         hooks[gathering.rows] = Hook(tuple((place, tuple(part)) for place, part in parts.items()), described)
     return hooks
+
+
+def _placed(row: Any, theirs: Any, sources: Sequence[int]) -> Any:
+    """The row with the module, source and streams of another capture's."""
+    same = {name: getattr(theirs, name) for name in ("module", "phase", "stream", "other") if name in row._fields}
+    if "source" in row._fields:
+        same["source"] = sources[theirs.source]
+    return row._replace(**same)
 
 
 def _places(bare: Skeleton, hooks: Collection[int]) -> dict[int, tuple[int, int]]:
