@@ -107,16 +107,13 @@ class Hook(NamedTuple):
 
 def hooks_of(base: Skeleton, other: Skeleton, sources: Sequence[int]) -> dict[range, Hook]:
     """The hook for every gathering of `other`, a capture under a plan, by its rows. `sources`: base's in other's numbering."""
-    found = gatherings(other.steps)
-    if not found:
-        return {}
     aligned = Aligned(base, other)
     bare = base.without({i: module for i, (module, _) in aligned.hooks.items()})
     gap = _places(bare, aligned.hooks)
     partner = {row: i for i, (_, row) in aligned.hooks.items()}
     rows, storages = base.steps.rows, base.steps.trace.storages
     hooks = {}
-    for gathering in found:
+    for gathering in gatherings(other.steps):
         parts: dict[int, list[Any]] = {}
         described: dict[int, Storage] = {}
         place = -1

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from autosac.derivation.gathers import Gather, gatherings, hooks_of, renamed
+from autosac.derivation.gathers import Gather, Hook, gatherings, hooks_of, renamed
 from autosac.derivation.steps import (
     DETACH,
     NEVER,
@@ -88,8 +88,9 @@ class Keeper:
             raise NotDerivableError("the observed step is empty")
         self._observed = observed
         self._signatures = (tables.signature_maps[1], tables.signature_maps[0])
-        skeletons = [Skeleton(observed, tables, 1), Skeleton(template, tables, 0)] if gatherings(template) else []
-        self._hooks = hooks_of(*skeletons, tables.source_maps[1]) if skeletons else {}
+        self._hooks: dict[range, Hook] = {}
+        if gatherings(template):
+            self._hooks = hooks_of(Skeleton(observed, tables, 1), Skeleton(template, tables, 0), tables.source_maps[1])
         self._forward = self._aligned()
         self._storages = self._paired_storages()
         self.executions: dict[int, tuple[UnitExecution, ...]] = {}
