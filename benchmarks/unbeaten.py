@@ -23,24 +23,25 @@ from autosac.planning.closed_loop import Planned
 from autosac.planning.planner import Goal
 from autosac.quantities import format_bytes, parse_budget
 
-JOB = Path(__file__).parents[1] / "examples" / "llama3_8b.toml"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 class Case(NamedTuple):
-    """A job by its changes to the example job, its budget, and the adversary's step (ms for the same tokens)."""
+    """A job by its changes to an example job, its budget, and the adversary's step (ms for the same tokens)."""
 
     world_size: int
     overrides: tuple[str, ...]
     budget: str
     best_ms: float
     levers: bool = False
+    file: str = "llama3_8b.toml"
 
 
 CASES = {
     "llama3 8B, 68 GiB": Case(8, (), "68GiB", 1724.6),
     "llama3 8B, 55 GiB": Case(8, (), "55GiB", 1836.8),
     "llama3 8B, 76 GiB": Case(8, (), "76GiB", 1675.7),
-    "llama3 70B, 64 GPUs, 60 GiB": Case(64, ("--model.flavor", "70B"), "60GiB", 7454.6),
+    "llama3 70B, 64 GPUs, 60 GiB": Case(64, (), "60GiB", 7454.6, file="llama3_70b.toml"),
     "qwen3 14B, 72 GiB": Case(8, ("--model.name", "qwen3", "--model.flavor", "14B"), "72GiB", 3428.1),
     "llama3 8B, 68 GiB, levers": Case(8, (), "68GiB", 1539.1, levers=True),
 }
@@ -56,7 +57,9 @@ class Row(NamedTuple):
 
 def rows(case: Case) -> Iterator[Row]:
     """The plan, the plan with the loss in chunks, and the levers if the case allows them."""
-    job = TitanJob.of(str(JOB), gpu="h100-sxm-80gb", world_size=case.world_size, overrides=case.overrides)
+    job = TitanJob.of(
+        str(EXAMPLES / case.file), gpu="h100-sxm-80gb", world_size=case.world_size, overrides=case.overrides
+    )
     goal = Goal(budget_bytes=parse_budget(case.budget, job.target.hardware.usable_bytes))
     (own,) = plan_titan_job(job, goal)
     yield _row("plan", own)

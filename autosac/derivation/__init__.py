@@ -13,9 +13,12 @@ What a plan does to a step, row by row of its trace (`autosac.integrations`):
    backward. A collective that is kept is not waited for again. Memory that is changed in place is kept by all that
    write to it, or by none (else: not derived).
 
+5. *Gathering.* FSDP gathers what a recomputation reads and has been let go of before the first operator that reads it,
+   or, where none does, in its own hook in the backward (`gathers`).
+
 1 to 3 need no rules here: they are in any capture in which the unit keeps nothing, a *template*. That a unit
 recomputes changes nothing inside of another, so captures of different units are put together unit by unit (`mix`); 4 is
-a set of edits of that (`keep`). Both check what they rely on and raise NotDerivableError where it does not hold:
+a set of edits of that (`keep`), and so is 5. Both check what they rely on and raise NotDerivableError where it does not hold:
 rows outside of the units that depend on checkpointing, kept aliases of recomputed memory, recomputation by the job itself, a
 first step that differs from the recorded one inside a unit.
 

@@ -11,23 +11,35 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from autosac.derivation.steps import DETACH, NEVER, NotDerivableError, Recomputation, Steps, Tables, executions
+from autosac.derivation.gathers import Gather, Hook, gatherings, hooks_of, renamed
+from autosac.derivation.steps import (
+    DETACH,
+    NEVER,
+    NotDerivableError,
+    Recomputation,
+    Skeleton,
+    Steps,
+    Tables,
+    executions,
+)
 from autosac.integrations.operators.names import is_foreign_name
 from autosac.plans import Decision
 from autosac.trace import (
+    UNSHARD,
     Alloc,
     Call,
     Collective,
     Event,
     Free,
+    HostWait,
     ModuleExit,
     Op,
     Phase,
-    RecordStream,
     Region,
     Signature,
+    Storage,
     TensorMeta,
     Trace,
 )
@@ -53,15 +65,17 @@ class UnitExecution:
     calls: tuple[CallRows, ...]
     block: Recomputation
     completed: int
+    gathers: tuple[Gather, ...] = ()
 
 
 @dataclass(kw_only=True)
 class _Edits:
-    """What is to be changed in the template's rows: what goes, what comes after a row, and other names of storages."""
+    """What is to be changed in the template: rows that go, what comes after a row, other names of storages, more storages."""
 
     deleted: set[int] = field(default_factory=set)
     inserted: dict[int, list[Event]] = field(default_factory=dict)
     renamed: dict[int, int] = field(default_factory=dict)
+    storages: list[Storage] = field(default_factory=list)  # new ones
 
 
 class Keeper:
@@ -74,6 +88,9 @@ class Keeper:
             raise NotDerivableError("the observed step is empty")
         self._observed = observed
         self._signatures = (tables.signature_maps[1], tables.signature_maps[0])
+        self._hooks: dict[range, Hook] = {}
+        if gatherings(template):
+            self._hooks = hooks_of(Skeleton(observed, tables, 1), Skeleton(template, tables, 0), tables.source_maps[1])
         self._forward = self._aligned()
         self._storages = self._paired_storages()
         self.executions: dict[int, tuple[UnitExecution, ...]] = {}
@@ -112,12 +129,12 @@ class Keeper:
         start, split = self._observed.split, self._template.split
         first_row = bisect.bisect_left(mine, region.first + start)
         last_row = bisect.bisect_left(mine, region.last + start)
-        again = {(c.op, c.occurrence): range(c.first + split, c.last + split) for c in block.calls}
+        again = {(c.op, c.occurrence): range(c.first + split, c.last + split) for c in block.calls if c.op != UNSHARD}
         found: list[CallRows] = []
         for call in region.calls:
             low = bisect.bisect_left(mine, call.first + start, first_row, last_row)
             high = bisect.bisect_left(mine, call.last + start, low, last_row)
-            repeated = again.get((call.op, call.occurrence), range(0)) if call.occurrence >= 0 else range(0)
+            repeated = again.get((call.op, call.occurrence), range(0))
             if low == high:
                 found.append(CallRows(call, range(0), repeated, {}))
                 continue
@@ -130,7 +147,10 @@ class Keeper:
         calls = tuple(found)
         whole = Recomputation(block.module, block.first + split, block.last + split)
         completed = self._completed(block.module, theirs[last_row - 1] if last_row > first_row else -1)
-        execution = UnitExecution(calls=calls, block=whole, completed=completed)
+        reruns = [rows.recomputed for rows in calls]
+        gathered = (range(c.first + split, c.last + split) for c in block.calls if c.op == UNSHARD)
+        gathers = tuple(Gather(self._template, rows, reruns, self._hooks[rows]) for rows in gathered)
+        execution = UnitExecution(calls=calls, block=whole, completed=completed, gathers=gathers)
         wanted = Need(execution, self.roots(execution), frozenset())
         if {(calls[c].call.op, calls[c].call.occurrence) for c in wanted.calls} != again.keys():
             raise NotDerivableError("a recomputation runs other operators than are needed")
@@ -184,23 +204,22 @@ class Keeper:
         for i, row in enumerate(self._template.rows):
             part = parts[i >= split]
             if i not in edits.deleted:
-                part.append(_renamed(row, edits.renamed))
+                part.append(renamed(row, edits.renamed))
             part += edits.inserted.get(i, ())
         trace = self._template.trace
-        return replace(trace, signatures=signatures, prologue=tuple(parts[0]), events=tuple(parts[1]), regions=())
+        return replace(
+            trace,
+            signatures=signatures,
+            storages=(*trace.storages, *edits.storages),
+            prologue=tuple(parts[0]),
+            events=tuple(parts[1]),
+            regions=(),
+        )
 
 
-def _renamed(row: Any, names: Mapping[int, int]) -> Event:
-    kind, renamed = type(row), row
-    if kind is Op or kind is Collective:
-        if not names.keys().isdisjoint(row.inputs) or not names.keys().isdisjoint(row.outputs):
-            renamed = row._replace(
-                inputs=tuple(names.get(s, s) for s in row.inputs), outputs=tuple(names.get(s, s) for s in row.outputs)
-            )
-    elif (kind is Free or kind is RecordStream) and row.storage in names:
-        renamed = row._replace(storage=names[row.storage])
-    result: Event = renamed
-    return result
+def _is_on_host(call: Call) -> bool:
+    """Whether an operator makes a result in host memory, which no storage stands for."""
+    return any(meta.place == "cpu" for meta in call.outputs) and not call.writes
 
 
 class Need:
@@ -269,15 +288,17 @@ class _Keeping:
         for rows in self._execution.calls:
             for s in rows.call.created:
                 kept[s] = id(rows) in keeping
-            for s in rows.call.writes:
-                if s in kept and kept[s] != (id(rows) in keeping):
+            own = [s for s in rows.call.writes if s in kept]
+            is_kept = id(rows) in keeping or (rows.call.occurrence < 0 and all(kept[s] for s in own))
+            for s in own:
+                if kept[s] != is_kept:
                     raise NotDerivableError("the plan keeps what is changed in place")
         return frozenset(s for s, keep in kept.items() if keep)
 
     def apply(self) -> None:
         """Add the edits."""
         for rows in self._keeping:
-            if rows.made:
+            if rows.made or _is_on_host(rows.call):
                 self._detach(rows)
         last = self._last_uses()
         for c, rows in enumerate(self._execution.calls):
@@ -291,20 +312,44 @@ class _Keeping:
             end = self._end_of(c)
             for _, storage in sorted(storages):
                 self._free(storage, end)
+        for gather in self._execution.gathers:
+            if gather.is_moved(self._need.calls):
+                self._move(gather)
+
+    def _move(self, gather: Gather) -> None:
+        """FSDP gathers before another operator, or in its hook."""
+        edits, reader = self._edits, gather.first_reader(self._need.calls)
+        if reader is None:
+            numbers = {}
+            for storage, description in gather.hook.storages.items():
+                for (same,) in self._everywhere(storage):
+                    numbers[same] = len(self._template.trace.storages) + len(edits.storages)
+                    edits.storages.append(description)
+            edits.renamed.update(numbers)
+            changes = gather.by_hook(numbers, edits.deleted)
+        else:
+            before = [c for c in self._need.calls if c < reader]
+            after = self._end_of(max(before)) if before else self._execution.block.first
+            changes = gather.moved(after, edits.deleted)
+        for change in list(changes):
+            edits.deleted.update(change.gone)
+            edits.inserted.setdefault(change.after, []).extend(change.rows)
 
     def _detach(self, rows: CallRows) -> None:
         """A detached alias of every tensor that an operator returned in memory of its own."""
         template = self._template
         own = {forward for forward, _ in rows.made.values()}
-        last = next(template.rows[i] for i in reversed(rows.forward) if type(template.rows[i]) is not Free)
+        last = next(template.rows[i] for i in reversed(rows.forward) if type(template.rows[i]) in (Op, Collective))
         made: list[Event] = []
         for old, meta in self._outputs(rows.forward):
-            if old not in own:
+            if old not in own and meta.place != "cpu":
                 continue
             own.discard(old)
             signature = Signature(DETACH, (meta,), (meta,), is_view=True)
             number = self._signatures.setdefault(signature, len(self._signatures))
-            made.append(Op(number, last.stream, last.module, last.phase, last.source, (old,), (old,)))
+            alias = Op(number, last.stream, last.module, last.phase, last.source, (old,), (old,))
+            # What has no inputs runs above autograd, where a `detach` is recorded once more.
+            made += [alias] if template.trace.signatures[last.signature].inputs else [alias, alias]
         if own:
             raise NotDerivableError("the plan keeps an operator whose result is not known")
         self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)
@@ -316,7 +361,7 @@ class _Keeping:
             if type(row) is Op or type(row) is Collective:
                 metas = self._template.trace.signatures[row.signature].outputs
                 return list(zip(row.outputs, metas, strict=True))
-            if type(row) is not Free and type(row) is not Alloc:
+            if type(row) is not Free and type(row) is not Alloc and type(row) is not HostWait:
                 break
         raise NotDerivableError("the plan keeps an operator whose result is not known")
 

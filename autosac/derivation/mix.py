@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autosac.derivation.gathers import Aligned
 from autosac.derivation.steps import NEVER, NotDerivableError, Skeleton, Steps, Tables
 from autosac.trace import (
     Alloc,
@@ -56,10 +57,7 @@ class _Mixture:
     def __init__(self, captures: Sequence[Steps], sources: Mapping[int, int]) -> None:
         self._captures = captures
         self._tables = Tables([steps.trace for steps in captures])
-        self._skeletons = [Skeleton(steps, self._tables, k) for k, steps in enumerate(captures)]
-        base = self._skeletons[0]
-        if any(skeleton.keys != base.keys for skeleton in self._skeletons[1:]):
-            raise NotDerivableError("other rows of the step depend on checkpointing")
+        self._skeletons = self._common(captures)
         self._source_of_module = self._inherited(sources)
         self._units = [self._inherited({b.module: k for b in c.recomputations}) for k, c in enumerate(captures)]
         self._owners = self._owned()
@@ -68,7 +66,16 @@ class _Mixture:
         self._events: list[dict[int, int]] = [{} for _ in captures]
         self._works: list[dict[int, int]] = [{} for _ in captures]
         self._match()
+        self._new_event = 1 + max((event for events in self._events for event in events), default=-1)
         self._ends = self._chosen_ends()
+
+    def _common(self, captures: Sequence[Steps]) -> list[Skeleton]:
+        """The skeletons of all captures, with the same rows."""
+        skeletons = [Skeleton(steps, self._tables, k) for k, steps in enumerate(captures)]
+        aligned = [Aligned(skeletons[0], other) for other in skeletons[1:]]
+        hooks = {i: module for found in aligned for i, (module, _) in found.hooks.items()}
+        others = [{found.pairs[i]: module for i, module in hooks.items() if i in found.pairs} for found in aligned]
+        return [skeleton.without(rows) for skeleton, rows in zip(skeletons, [hooks, *others], strict=True)]
 
     def _inherited(self, sources: Mapping[int, int]) -> list[int]:
         """For every module, what `sources` says of it or of the closest module around it; _NOBODY where there is none."""
@@ -106,7 +113,8 @@ class _Mixture:
                 if kind is Alloc:
                     self._names[k][row.storage] = same.storage
                 elif kind is EventRecord or kind is EventWait:
-                    self._events[k][row.event] = same.event
+                    if self._events[k].setdefault(row.event, same.event) != same.event:
+                        raise NotDerivableError("other events are waited for")
                 elif kind is Collective:
                     self._works[k][row.work] = same.work
                 elif kind is RecordStream and self._names[k].get(row.storage) != same.storage:
@@ -216,6 +224,8 @@ class _Mixture:
     def _belongs(self, k: int, i: int) -> bool:
         """Whether what is between the skeleton's rows at row i of capture k comes from there."""
         event = self._captures[k].rows[i]
+        if i in self._skeletons[k].hooks:
+            return self._source(self._skeletons[k].hooks[i]) == k
         if type(event) is Free:
             end = self._ends.get(self._names[k].get(event.storage, -1))
             if end is not None:
@@ -257,7 +267,7 @@ class _Mixture:
         elif kind is WorkWait:
             translated = event._replace(work=self._work(k, event.work))
         elif kind is EventRecord or kind is EventWait:
-            translated = event._replace(event=self._events[k].get(event.event, event.event))
+            translated = event._replace(event=self._event(k, event.event))
         row: Event = translated
         return row
 
@@ -271,6 +281,13 @@ class _Mixture:
             name = self._names[k][storage] = len(self._storages)
             self._storages.append(found._replace(source=self._tables.source_maps[k][found.source]))
         return name
+
+    def _event(self, k: int, event: int) -> int:
+        known = self._events[k].get(event)
+        if known is None:
+            known = self._events[k][event] = self._new_event
+            self._new_event += 1
+        return known
 
     def _work(self, k: int, work: int) -> int:
         known = self._works[k].get(work)

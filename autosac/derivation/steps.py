@@ -7,7 +7,7 @@ without them, without the ends of storages and without `detach`: autograd's book
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -224,25 +224,32 @@ class Skeleton:
 
     `rows` are positions in `steps.rows`; `gaps[j]` are the positions between row j - 1 and row j (there is one more gap
     than rows); `keys` are what has to agree with another capture's skeleton; `inside` is for every row of the capture the
-    module whose recomputation it lies in, or -1.
+    module whose recomputation it lies in, or -1. `hooks`: rows that are left out as well, because another capture has them in
+    a recomputation, each with its module (`gathers`).
     """
 
-    def __init__(self, steps: Steps, tables: Tables, position: int) -> None:
+    def __init__(self, steps: Steps, tables: Tables, position: int, hooks: Mapping[int, int] | None = None) -> None:
         self.steps = steps
+        self.hooks = hooks or {}
         self.rows: list[int] = []
         self.gaps: list[list[int]] = [[]]
         self.keys: list[tuple[object, ...]] = []
+        self._tables, self._position = tables, position
         self._signatures = tables.signature_maps[position]
         self.inside = [-1] * len(steps.rows)
         for block in steps.recomputations:
             self.inside[block.first : block.last] = [block.module] * (block.last - block.first)
         for i, row in enumerate(steps.rows):
-            if self.inside[i] >= 0 or self._varies(row):
+            if self.inside[i] >= 0 or i in self.hooks or self._varies(row):
                 self.gaps[-1].append(i)
             else:
                 self.rows.append(i)
                 self.gaps.append([])
-                self.keys.append(self._key(i, row))
+                self.keys.append(self.key(i))
+
+    def without(self, hooks: Mapping[int, int]) -> Skeleton:
+        """The skeleton without these rows."""
+        return Skeleton(self.steps, self._tables, self._position, hooks) if hooks else self
 
     def _varies(self, row: Any) -> bool:
         kind = type(row)
@@ -254,7 +261,9 @@ class Skeleton:
             return self.steps.trace.storages[row.storage].phase is Phase.RECOMPUTE
         return False
 
-    def _key(self, i: int, row: Any) -> tuple[object, ...]:
+    def key(self, i: int) -> tuple[object, ...]:
+        """What has to agree in a row."""
+        row = self.steps.rows[i]
         kind = type(row)
         if kind is ModuleEnter or kind is ModuleExit:
             return (kind, *row)

@@ -3,6 +3,7 @@
 from autosac.trace.info import Cut, Parallelism, TensorLayout, TraceInfo
 from autosac.trace.trace import (
     SCHEMA_VERSION,
+    UNSHARD,
     Alloc,
     Call,
     Collective,
@@ -32,6 +33,7 @@ from autosac.trace.trace import (
 
 __all__ = [
     "SCHEMA_VERSION",
+    "UNSHARD",
     "Alloc",
     "Call",
     "Collective",

@@ -332,7 +332,7 @@ def _regions(regions: Any, fields: Mapping[str, tuple[str, ...]], common: Mappin
         common["storages"]([inputs, outputs], where)
         call = {
             "op": _texts,
-            "occurrence": _whole(-1, _MOST),
+            "occurrence": _whole(-_MOST, _MOST),
             "outputs": _metas(least=-1),
             "first": place,
             "last": place,

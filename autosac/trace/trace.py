@@ -300,6 +300,8 @@ Event: TypeAlias = (
 _EVENT_TYPES: tuple[type, ...] = get_args(Event)
 
 
+UNSHARD = "fsdp.unshard"
+
 # ---- regions --------------------------------------------------------------------------------------------------------
 
 
@@ -307,9 +309,9 @@ class Call(NamedTuple):
     """One operator as a selective-checkpoint policy sees it (above tensor subclasses, autograd already passed).
 
     It covers `events[first:last]`. `op` with `occurrence` (how many calls of the same overload came before in this
-    region; -1 for views, about which nothing is decided) is the key of a decision; `outputs` is its fingerprint. `created`
-    are the storages that it allocated and that outlived it; `reads` and `writes` are existing storages (device) that it
-    read or mutated.
+    region; negative for views and Triton kernels, about which nothing is decided) is the key of a decision; `outputs` is
+    its fingerprint. `created` are the storages that it allocated and that outlived it; `reads` and `writes` are existing
+    storages (device) that it read or mutated.
     """
 
     op: str
@@ -328,7 +330,8 @@ class Call(NamedTuple):
 class Region(NamedTuple):
     """One forward execution of a module that may be checkpointed: `events[first:last]`, its `calls` in order.
 
-    `inputs` and `outputs` are the storages that enter and leave it as arguments and results.
+    `inputs` and `outputs` are the storages that enter and leave it as arguments and results. A recomputation is one, too; a
+    call UNSHARD of it is FSDP's work to gather again what a module inside has let go of (its index is the `occurrence`).
     """
 
     module: int

@@ -79,6 +79,20 @@ def _autocast() -> Callable[[], contextlib.AbstractContextManager[None]]:
     return restored
 
 
+def launched(kernel: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Launch a kernel, as an entry of the tape that is being written."""
+    tape = present.tape
+    if tape is None or tape.is_busy or tape.part is not None or kwargs.get("warmup"):
+        return kernel(*args, **kwargs)
+    launch = Launch(kernel, name)
+    facts = Facts(func=launch, name=f"triton.{launch.name}", may_write=True)
+    tape.launched[facts.name] += 1
+    entry = tape.begin(launch, facts, args, kwargs, -tape.launched[facts.name])
+    out = kernel(*args, **kwargs)
+    tape.end(entry, None, None)
+    return out
+
+
 def _see_launches() -> None:
     """Triton's launches become entries of the tape that is being written. Once in a process."""
     if "triton" not in sys.modules and importlib.util.find_spec("triton") is None:
@@ -93,15 +107,7 @@ def _see_launches() -> None:
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tape = present.tape
-        if tape is None or tape.is_busy or tape.part is not None or kwargs.get("warmup"):
-            return original(self, *args, **kwargs)
-        launch = Launch(functools.partial(original, self), getattr(self, "__name__", "kernel"))
-        facts = Facts(func=launch, name=f"triton.{launch.name}", may_write=True)
-        entry = tape.begin(launch, facts, args, kwargs)
-        out = original(self, *args, **kwargs)
-        tape.end(entry, None, None)
-        return out
+        return launched(functools.partial(original, self), getattr(self, "__name__", "kernel"), args, kwargs)
 
     run._autosac_part = True  # type: ignore[attr-defined]
     JITFunction.run = run

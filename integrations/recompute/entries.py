@@ -117,6 +117,12 @@ class Observer:
     def operator(self, place: Any, key: tuple[str, int]) -> None:
         """The operator with this key is about to run again."""
 
+    def gather(self, module: torch.nn.Module) -> None:
+        """FSDP is about to gather the parameters of this module: the next operator reads some."""
+
+    def gathered(self) -> None:
+        """It has."""
+
     def ran(self) -> None:
         """All operators have run again; what is left are views of their results."""
 

@@ -191,6 +191,8 @@ class _Recomputation:
                 f"the module {self._tape.fqn} changes in place what the custom operator {entry.key[0]} returned, which "
                 "cannot run again: leave the module out of the plan"
             )
+        for view in entry.reads:
+            self._gather(view)
         observer[0].operator(entry.place, entry.key)
         args = self._resolved(entry.args, entry.writes)
         kwargs = self._resolved(entry.kwargs, entry.writes) if entry.kwargs else entry.kwargs
@@ -215,6 +217,14 @@ class _Recomputation:
         for number in self._done.get(position, ()):
             self._made.pop(number, None)
             self._kept.pop(number, None)
+
+    def _gather(self, view: View) -> None:
+        """Let FSDP fill what it has let go of, if the tensor is needed as it is. FSDP's work is not the operator's."""
+        memory = self._tape.memories[view.memory]
+        if memory.external is None or view.memory in self._made or view.memory in self._kept:
+            return
+        if is_empty(memory.external):
+            self._tape.gather(memory.external)
 
     def _called(self, position: int, func: Any, args: Any, kwargs: Any) -> Any:
         return self._run_part(position, func, args, kwargs) if isinstance(func, Part) else func(*args, **kwargs)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autosac.integrations.recompute.entries import Observer
+
 
 class Gathering:
     """Gathers the parameters of the FSDP modules inside a unit, one module after the other, as they are asked for.
@@ -18,14 +20,16 @@ class Gathering:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
-    def gather(self, tensor: torch.Tensor) -> bool:
+    def gather(self, tensor: torch.Tensor, observer: Observer) -> bool:
         """Fill the memory of a parameter that has none at present; False if no FSDP module owns it."""
         distributed: Any = sys.modules.get("torch.distributed.fsdp")
         if distributed is None:
             return False
         for inner in self._module.modules():
             if isinstance(inner, distributed.FSDPModule):
+                observer.gather(inner)
                 inner.unshard()
+                observer.gathered()
                 if not is_empty(tensor):
                     return True
         return False

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
@@ -94,6 +94,7 @@ class Tape:
         self.offloaded: list[Memory] = []
         self.flags = flags.present()
         self.gathering: Gathering | None = None
+        self.launched: Counter[str] = Counter()  # Triton kernels, by name
         self.previous: weakref.ref[Any] | None = None
         self.lock = threading.RLock()
         self._numbers: dict[int, int] = {}  # memories by the addresses of their storages
@@ -202,6 +203,10 @@ class Tape:
         """It has run: note what it made, and keep it if that is decided."""
         position = len(self.entries)
         keeps = entry.is_forced or (decision is not None and decision.keep)
+        if isinstance(
+            entry.func, Launch
+        ):  # about which nothing is decided: it writes to what is kept, or to what is not
+            keeps = all(self.memories[number].kept is not None for number in entry.writes)
         for number in entry.writes:
             memory = self.memories[number]
             memory.epoch += 1
@@ -362,7 +367,7 @@ class Tape:
 
     def gather(self, parameter: torch.Tensor) -> bool:
         """Fill a parameter that FSDP has let go of; False if that cannot be done."""
-        return self.gathering is not None and self.gathering.gather(parameter)
+        return self.gathering is not None and self.gathering.gather(parameter, observer[0])
 
     # ---- offloading (`offload.Offloadable`) --------------------------------------------------------
 

@@ -82,9 +82,7 @@ class Subject:
         self.base: Simulation = captures.observed()
         self.planner = Planner(self.base, Goal(budget_bytes=1, budget_kind="active"))
         policies = self.planner.policies
-        # Steps under plans with units that gather parameters again, as FSDP units lie inside, are captured, not derived.
-        parts = self.base.trace.info.fsdp_units
-        self.policies = [u for u in policies.units if not any(part.startswith(f"{u.name}.") for part in parts)]
+        self.policies = policies.units
         self.outer = [u for u in self.policies if not any(policies.is_inside(u, other) for other in self.policies)]
         self.inner = [u for u in self.policies if not any(policies.is_inside(other, u) for other in self.policies)]
         self._known: dict[tuple[Unit, ...], Trace] = {}

@@ -10,7 +10,7 @@ import pytest
 from autosac.derivation import Derivation, Deriver, NotDerivableError
 from autosac.errors import InfeasibleError
 from autosac.plans import Plan, Settings
-from autosac.trace import Op, Phase, Trace
+from autosac.trace import UNSHARD, Op, Phase, Trace
 
 SEEDS = range(2)
 
@@ -52,12 +52,39 @@ def test_titan_plans_are_derived_exactly(titan: Any, rows: Any) -> None:
     for plain in (titan.plain(titan.outer), titan.plain(titan.inner[:-1])):
         assert rows(deriver.under(plain)) == rows(titan.captured(plain))
     kept = 0
-    has_others = len(titan.policies) < len(titan.planner.policies.units)  # with which plans are captured
-    for plan in [titan.random(seed) for seed in SEEDS] + ([] if has_others else [solved(titan)]):
+    for plan in [titan.random(seed) for seed in SEEDS] + [solved(titan)]:
         derived = deriver.under(plan)
         assert rows(derived) == rows(titan.captured(plan))
         kept += sum(decision.keep for unit in plan.units for decision in unit.decisions)
     assert kept
+
+
+@pytest.mark.parametrize("titan", ["deepseek_v3, EP of 8"], indirect=True)
+def test_parameters_are_gathered_where_a_plan_needs_them(titan: Any, rows: Any) -> None:
+    """Experts in FSDP units of their own: a plan that keeps their first product gathers before the second one, a plan that
+    keeps all of them leaves that to FSDP's hook; beside layers without a plan both are derived.
+    """
+    deriver = deriver_of(titan)
+    gathered = []
+    for products in (1, 3):
+        units = [_keeping_products(policy, products) for policy in titan.outer[2:4]]
+        plan = titan.plan(units)
+        captured = titan.captured(plan)
+        assert rows(deriver.under(plan)) == rows(captured)
+        gathered.append(sum(call.op == UNSHARD for region in captured.regions for call in region.calls))
+    assert gathered == [2, 0]
+
+
+def _keeping_products(policy: Any, count: int) -> Any:
+    """The unit that keeps the experts' first products, and what has to be kept."""
+    unit, kept = policy.recompute_all(), 0
+    decisions = []
+    for decision in unit.decisions:
+        is_product = decision.op == "aten._grouped_mm.default" and kept < count
+        kept += is_product
+        decisions.append(replace(decision, keep=decision.keep or is_product))
+    assert kept == count
+    return replace(unit, decisions=tuple(decisions))
 
 
 def _again(subject: Any, plan: Plan) -> dict[str, set[tuple[str, int]]]:
@@ -76,7 +103,8 @@ def _ran(subject: Any, plan: Plan) -> dict[str, set[tuple[str, int]]]:
     trace = subject.captured(plan)
     found: dict[str, set[tuple[str, int]]] = {unit.fqn: set() for unit in plan.units}
     for region in trace.regions:
-        found[trace.modules[region.module]] |= {(call.op, call.occurrence) for call in region.calls}
+        calls = [call for call in region.calls if call.op != UNSHARD]
+        found[trace.modules[region.module]] |= {(call.op, call.occurrence) for call in calls}
     return found
 
 

@@ -15,7 +15,7 @@ def triton_launches(capture: Patched) -> None:
     """User-written Triton kernels are launched below the dispatcher: record them, do not compile them."""
 
     def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
-        capture.recorder.triton_kernel(getattr(self.fn, "__name__", "kernel"), [*args, *kwargs.values()])
+        capture.recorder.launch(getattr(self.fn, "__name__", "kernel"), [*args, *kwargs.values()])
 
     def run_first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = self.configs[0].all_kwargs() if self.configs else {}

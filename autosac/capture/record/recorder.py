@@ -62,6 +62,7 @@ class Recorder:
         self.phases = PhaseTracker(self.log)
         self.storages = StorageTable(self.log, target)
         self.signatures = SignatureTable(target)
+        self.launches: list[tuple[int, str]] = []  # rows and names of Triton kernels that the program launched
         self.groups: Table[Group] = Table()
         self.regions: list[Region] = []
         self.model_parts: list[torch.nn.Module] = []
@@ -222,6 +223,12 @@ class Recorder:
         if not self.storages.holds(storage, nbytes):
             stream = simulated.current_stream().stream_id
             self.storages.resized(storage, nbytes, stream, self.phases.locate())
+
+    def launch(self, name: str, arguments: Iterable[Any]) -> None:
+        """The program launches a Triton kernel by itself."""
+        self.triton_kernel(name, arguments)
+        if self.log.recording:
+            self.launches.append((len(self.log.events) - 1, f"triton.{name}"))
 
     def triton_kernel(
         self, name: str, arguments: Iterable[Any], *, written: Sequence[int] = (), work: Work = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from autosac.capture.record.signatures import is_random, is_view, mutated_argume
 from autosac.integrations.observe import RegionRecorder
 from autosac.integrations.operators.modules import unwrapped
 from autosac.integrations.recompute.entries import Observer
-from autosac.trace import Alloc, Call, Free, Region
+from autosac.trace import UNSHARD, Alloc, Call, Free, Op, Region
 
 # Recomputing these is wrong or wasteful: a router's choice must not differ between forward and recomputation, a scaling
 # factor is tiny, and a shape that depends on data makes the host wait again. Whether to repeat a collective is a question of
@@ -58,8 +60,8 @@ class RecomputationLog(Observer):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._fqn = ""
-        self._first = self._last = self._forward = 0
-        self._starts: list[tuple[tuple[str, int], int]] = []
+        self._first = self._forward = 0
+        self._marks: list[tuple[tuple[str, int] | None, int]] = []  # what begins at which row
 
     def place(self) -> tuple[int, int]:
         """Module and line of the operator that just ran."""
@@ -69,16 +71,29 @@ class RecomputationLog(Observer):
         """The recomputation of a unit begins, of its forward of this number."""
         self._forward = forward
         self._recorder.phases.begin_recomputation(fqn)
-        self._fqn, self._first, self._starts = fqn, len(self._recorder.log.events) - 1, []
+        self._fqn, self._first, self._marks = fqn, len(self._recorder.log.events) - 1, []
 
     def operator(self, place: tuple[int, int], key: tuple[str, int]) -> None:
         """The operator with this key runs again."""
-        self._starts.append((key, len(self._recorder.log.events)))
+        self._mark(key)
         self._recorder.phases.repeat(place)
+
+    def gather(self, module: nn.Module) -> None:
+        """FSDP gathers a module's parameters: a call by itself, which belongs to the unit whatever asks for them."""
+        modules = self._recorder.phases.modules
+        self._mark((UNSHARD, modules.of_object.get(id(module), 0)))
+        self._recorder.phases.repeat((modules.names.index(self._fqn), 0))
+
+    def gathered(self) -> None:
+        """It has."""
+        self._mark(None)
 
     def ran(self) -> None:
         """All operators have run; what comes are views of their results."""
-        self._last = len(self._recorder.log.events)
+        self._mark(None)
+
+    def _mark(self, key: tuple[str, int] | None) -> None:
+        self._marks.append((key, len(self._recorder.log.events)))
 
     def end(self) -> None:
         """The recomputation has ended."""
@@ -87,10 +102,10 @@ class RecomputationLog(Observer):
         if not recorder.log.recording:
             return
         last = len(recorder.log.events)
-        ends = [*(first for _, first in self._starts), self._last][1:]
         calls = tuple(
             Call(*key, (), first, end, False, False, False, (), (), ())
-            for (key, first), end in zip(self._starts, ends, strict=True)
+            for (key, first), (_, end) in itertools.pairwise([*self._marks, (None, last)])
+            if key is not None and (key[0] != UNSHARD or first < end)
         )
         module = recorder.phases.modules.names.index(self._fqn)
         recorder.regions.append(Region(module, self._first, last, calls, (self._forward,), ()))
@@ -109,10 +124,31 @@ class _OpenRegion:
         self._inputs = recorder.storages.of_all((args, kwargs))
         self._calls: list[Call] = []
         self._op_first = 0
+        self._launches = len(self._recorder.launches)  # that are noted, or were launched inside operators
+        self._launched: Counter[str] = Counter()
 
     def op_begin(self) -> None:
         if self._recording:
+            self._note_launches()
             self._op_first = len(self._recorder.log.events)
+
+    def _note_launches(self) -> None:
+        """Triton kernels that ran since the last operator: nothing is decided about them, but they run again.
+
+        Nobody knows what they write to: it may be all that the module made (`autosac.integrations.operators.effects.Launch`).
+        """
+        recorder = self._recorder
+        made = {s for call in self._calls for s in call.created}
+        for row, name in recorder.launches[self._launches :]:
+            event = recorder.log.events[row]
+            assert type(event) is Op
+            reads = tuple(dict.fromkeys(s for s in event.inputs if s >= 0))
+            writes = tuple(s for s in reads if s in made)
+            self._launched[name] += 1
+            self._calls.append(
+                Call(name, -self._launched[name], (), row, row + 1, False, False, False, (), reads, writes)
+            )
+        self._launches = len(recorder.launches)
 
     def op_end(
         self, op: str, occurrence: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -146,6 +182,7 @@ class _OpenRegion:
                 writes=self._writes(func, args, kwargs),
             )
         )
+        self._launches = len(recorder.launches)
 
     def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         names = mutated_arguments(func)
@@ -159,6 +196,7 @@ class _OpenRegion:
     def end(self, out: Any) -> None:
         if not self._recording:
             return
+        self._note_launches()
         recorder = self._recorder
         recorder.regions.append(
             Region(
