@@ -10,6 +10,7 @@ from typing import Any
 from autosac.configurations.evaluations import Measured
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Objective, Offer
+from autosac.titan.python_jobs import PythonJob
 
 # Ratios between configurations of one job have been seen to be off by so much, whatever their operators
 # (docs/accuracy.md: checkpointing modes up to 2.7 %, compilation up to 1.9 %).
@@ -104,7 +105,7 @@ class Counts:
 class Result:
     """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
     the best by more than `gap`. `refused`: why a job cannot run with a layout; `failed`: why nobody knows. `plans`: AutoSAC's
-    plans by their rows' keys.
+    plans by their rows' keys. `python`: the job, if it is one of TorchTitan 0.3.
     """
 
     rows: tuple[Row, ...]
@@ -119,6 +120,7 @@ class Result:
     budget_bytes: int = 0
     least_open: float = math.inf
     seconds: float = 0.0
+    python: PythonJob | None = None
 
     @property
     def fitting(self) -> Sequence[Row]:
