@@ -105,7 +105,8 @@ class Counts:
 class Result:
     """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
     the best by more than `gap`. `refused`: why a job cannot run with a layout; `failed`: why nobody knows. `plans`: AutoSAC's
-    plans by their rows' keys. `python`: the job, if it is one of TorchTitan 0.3.
+    plans by their rows' keys. `sampled`: the space was too large to list, and proposals came to an end. `python`: the job,
+    if it is one of TorchTitan 0.3.
     """
 
     rows: tuple[Row, ...]
@@ -120,6 +121,7 @@ class Result:
     budget_bytes: int = 0
     least_open: float = math.inf
     seconds: float = 0.0
+    sampled: bool = False
     python: PythonJob | None = None
 
     @property

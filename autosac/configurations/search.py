@@ -90,6 +90,7 @@ class TitanSearch:
         self._reused = 0
         self._asked = 0
         self._begin = time.monotonic()
+        self._ended = False
         self.sampled = False  # whether there are too many layouts to list: `layouts` are those proposed so far
         self.layouts = self._legal()
         self.outcome: Outcome[Layout] = Outcome()
@@ -148,6 +149,7 @@ class TitanSearch:
             sampled(self._sampler(), propose)
         else:
             work_out(self.layouts)
+        self._ended = True
         return self.result()
 
     def _sampler(self) -> Sampler[Layout]:
@@ -473,6 +475,7 @@ class TitanSearch:
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._goal(self.layouts[0]).budget_bytes,
             seconds=time.monotonic() - self._begin,
+            sampled=self.sampled and self._ended,
             python=self._own.python,
         )
 
