@@ -170,6 +170,8 @@ def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
         work += _optimizer_ms(layout, shape, own)
         fill = sum(counts[:rank]) * shape.layer.both_ms if layout.schedule in _WHOLE_BACKWARDS else 0.0
         waits = sum(times * part.waits_ms for times, part in parts)
+        if waits and extra_ms:  # what is made again may be transfers, too
+            waits += extra_ms[rank]
         beside = shape.traffic.busy_ms(own * _gathers(layout), own * _scatters(layout)) - waits - fill
         worst = max(worst, fill + work + (1 - 1 / shape.traffic.slowdown) * max(0.0, beside))
     return worst

@@ -18,7 +18,7 @@ from autosac.configurations.space import Space
 from autosac.configurations.study import Study
 from autosac.configurations.wanted import Wanted
 from autosac.configurations.workers import workers_of
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.files.documents import TEXT_BYTES, read_bounded
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.checks import check_job_file
@@ -30,7 +30,7 @@ from autosac.simulation import Target
 from autosac.titan.python_jobs import PythonJob
 from autosac.titan.version import check_job, installed_version
 
-_ANSWERS = "answers 3"  # of what form the answers in a study are
+_ANSWERS = "answers 4"  # of what form the answers in a study are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,17 @@ def searching(inputs: Inputs, progress: Callable[[str], None] = lambda _: None) 
     with contextlib.ExitStack() as stack:
         folder = inputs.study or stack.enter_context(temporary_folder())
         study = Study(folder, _identity(inputs, own.python), resume=inputs.resume)
-        workers = stack.enter_context(workers_of(inputs.workers, inputs.ray, use_cache=inputs.use_cache))
-        search = TitanSearch(wanted, own, workers, study, progress)
-        if own.python is None:
-            some = search.layouts[0]
-            arguments = (*inputs.overrides, *arguments_of(search.settings(some)))
-            check_job_file(inputs.config_file, arguments, some.world_size)
-        yield search
+        try:
+            workers = stack.enter_context(workers_of(inputs.workers, inputs.ray, use_cache=inputs.use_cache))
+            search = TitanSearch(wanted, own, workers, study, progress)
+            if own.python is None:
+                some = search.layouts[0]
+                arguments = (*inputs.overrides, *arguments_of(search.settings(some)))
+                check_job_file(inputs.config_file, arguments, some.world_size)
+            yield search
+        except (UsageError, CaptureError):
+            study.forget()
+            raise
 
 
 def _identity(inputs: Inputs, python: PythonJob | None) -> dict[str, Any]:

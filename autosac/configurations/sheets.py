@@ -13,9 +13,9 @@ Counted is a *chain* (`_chain_ms`): operators of the compute stream, which run o
 issued from it and that it waits for before its next operator (tensor and context parallelism). FSDP's own copies are left out:
 their shapes depend on the shards. Neither host nor interference shortens a chain, so the sum is a lower bound of the time.
 
-Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator runs again at least; the
-input of a layer is never freed (`autosac.configurations.bounds`). What others read as well (the last layer's result) is not
-counted. Between the layers' forward and backward, all of that is there, and whatever the operator that runs reads and writes:
+Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator or collective runs again;
+the input of a layer is never freed (`autosac.configurations.bounds`). What others read as well (the last layer's result) does
+not count. Between the layers' forward and backward, all of that is there, and whatever the operator that runs reads and writes:
 logits and their gradient, which no plan makes smaller.
 """
 
@@ -34,6 +34,7 @@ from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
 
 _SHARDS_OWN = ("fsdp.", "aten.split_with_sizes_copy", "c10d.", "_c10d_functional.")
+_MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
 _COMPUTE = 0  # the stream that models run on
 _NONE = -1  # no layer
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
@@ -316,6 +317,10 @@ def _kept(trace: Trace, event_ms: Sequence[float], layer_of: Sequence[int]) -> t
                 for storage in event.outputs:
                     if storage in alive and event.stream == _COMPUTE:
                         alive[storage] = max(alive[storage], (ms, trace.signatures[event.signature].name))
+        elif kind is Collective and event.phase is not Phase.BACKWARD and event.stream == _COMPUTE:
+            for storage in event.outputs:
+                if storage in alive:
+                    alive[storage] = max(alive[storage], (ms, event.kind))
     kept: dict[int, _Kept] = defaultdict(Counter)
     for storage, (ms, name) in alive.items():
         size, layer = trace.storages[storage].nbytes, layer_of[trace.storages[storage].module]
@@ -371,6 +376,7 @@ def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
 
 
 def _is_activation(trace: Trace, storage: int) -> bool:
-    """Made by the model's own forward: neither gathered parameters nor buffers of communication."""
+    """Made by the model's own forward, its own collectives included: neither gathered parameters nor FSDP's buffers."""
     row = trace.storages[storage]
-    return row.phase is Phase.FORWARD and row.stream == _COMPUTE and row.label is Label.NONE
+    own = row.label is Label.NONE or (row.label is Label.COMMUNICATION and row.op.startswith(_MODELS_OWN))
+    return own and row.phase is Phase.FORWARD and row.stream == _COMPUTE
