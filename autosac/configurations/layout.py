@@ -107,6 +107,7 @@ class Layout:
             "cpu offload": self.cpu_offload,
             "offload": self.activation_offload,
             self.optimizer: self.optimizer != "fused",
+            f"allocator {self.allocator}": self.allocator not in ("", "expandable_segments:True"),
         }
         return ", ".join([*words, *(name for name, on in flags.items() if on)])
 

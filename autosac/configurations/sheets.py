@@ -15,8 +15,8 @@ their shapes depend on the shards. Neither host nor interference shortens a chai
 
 Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator or collective runs again;
 the input of a layer is never freed (`autosac.configurations.bounds`). What others read as well (the last layer's result) does
-not count. Between the layers' forward and backward, all of that is there, and whatever the operator that runs reads and writes:
-logits and their gradient, which no plan makes smaller.
+not count. Between the layers' forward and backward, all of that is there, and whatever the operator that runs reads and
+writes: logits and their gradient, which no plan makes smaller.
 """
 
 from __future__ import annotations
