@@ -475,6 +475,7 @@ class TitanSearch:
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._goal(self.layouts[0]).budget_bytes,
             seconds=time.monotonic() - self._begin,
+            offers=self._wanted.offers,
             sampled=self.sampled and self._ended,
             python=self._own.python,
         )

@@ -41,11 +41,10 @@ def headings(result: Result) -> list[tuple[str, bool]]:
 
 def best_rows(result: Result) -> list[list[str]]:
     """The cells of the ten best that fit."""
-    offers = {row.offer for row in result.fitting}
     found = []
     for position, row in enumerate(result.fitting[:MOST_ROWS], start=1):
         m = row.measured
-        gpu = f"{row.offer.world_size} x {row.offer.gpu}, " if len(offers) > 1 else ""
+        gpu = f"{row.offer.world_size} x {row.offer.gpu}, " if len(result.offers) > 1 else ""
         cells = [
             str(position) if not _tied(result, row) else f"{position} =",
             f"{gpu}{row.layout}",
@@ -55,9 +54,14 @@ def best_rows(result: Result) -> list[list[str]]:
             f"{m.mfu:.1%}",
             format_bytes(m.peak_reserved_bytes),
         ]
-        cells += [f"{cost_per_million(row):,.3f}"] if result.objective == "cost-per-token" else []
+        cells += [_price(cost_per_million(row))] if result.objective == "cost-per-token" else []
         found.append([*cells, row.binds])
     return found
+
+
+def _price(price: float) -> str:
+    """Three decimals, or two digits of what is less than a tenth."""
+    return f"{price:,.3f}" if price >= 0.1 else f"{price:.2g}"
 
 
 def cost_per_million(row: Row) -> float:
