@@ -95,7 +95,9 @@ class Exchange:
             data = self._last.get((sender, dtype), _UNKNOWN)  # one that has ended would go on as before
             if data[:1] == _UNKNOWN:
                 return None
-            return torch.frombuffer(bytearray(data[1:]), dtype=torch.uint8).view(dtype)
+            if not data[1:]:  # frombuffer refuses what is empty
+                return torch.empty(0, dtype=dtype)
+            return torch.frombuffer(bytearray(data[1:]), dtype=dtype)
 
         return take
 

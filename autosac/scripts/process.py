@@ -140,9 +140,15 @@ def _execute(request: ScriptRequest, run: ScriptRun) -> int:
 
 
 def _say_what_is_missing(error: BaseException) -> None:
-    """A package of kernels that has no build for this machine."""
+    """A package of kernels that has no build for this machine, or an operator that PyTorch has no shape function for."""
     from autosac.integrations.stand_ins import NAMED, WITHOUT
 
+    operator = _without_shapes(error)
+    if operator:
+        print(
+            f"autosac: the simulated GPU cannot run {operator}: PyTorch does not know its results' shapes",
+            file=sys.stderr,
+        )
     package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in NAMED:
         print(
@@ -151,6 +157,20 @@ def _say_what_is_missing(error: BaseException) -> None:
         )
     elif package in WITHOUT:
         print(f"autosac: {package} is not installed, and has no stand-in: {WITHOUT[package]}", file=sys.stderr)
+
+
+def _without_shapes(error: BaseException | None) -> str:
+    """The operator that an error is about, if it is that the shapes of its results are not known."""
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
+
+    while error is not None:
+        if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
+            return str(error.func)
+        name, found, _ = str(error).partition(": attempted to run this operator with Meta tensors")
+        if found:
+            return name
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _of_script(found: TracebackType | None) -> TracebackType | None:

@@ -39,6 +39,7 @@ CASES = (
     Case(name="nanoGPT 124M, float16 and GradScaler", script="nanogpt.py", arguments=("--dtype", "float16")),
     Case(name="nanoGPT 124M, DDP", script="nanogpt.py", nproc=8, arguments=("--accumulation", "40", "--no-compile")),
     Case(name="8B transformer, FSDP2", script="fsdp2.py", nproc=8),
+    Case(name="1.3B transformer, FSDP1", script="fsdp1.py", nproc=8),
     Case(
         name="Llama-3 8B, HF Trainer, FSDP2",
         script="hf_trainer.py",
@@ -80,6 +81,13 @@ CASES = (
     Case(name="Stable Diffusion's UNet", script="diffusers_loop.py", packages=_DIFFUSERS),
     Case(name="DiT-XL/2", script="diffusers_loop.py", arguments=("--model", "dit"), packages=_DIFFUSERS),
     Case(name="Megatron-Core GPT, TP2", script="megatron_gpt.py", nproc=8, packages=("megatron",)),
+    Case(
+        name="Megatron-Core GPT, 8 experts, EP8",
+        script="megatron_gpt.py",
+        nproc=8,
+        arguments=("--tensor", "1", "--experts", "8", "--expert-parallel", "8", "--layers", "12"),
+        packages=("megatron",),
+    ),
     Case(
         name="Megatron-Core GPT 70B, TP8 PP4",
         script="megatron_gpt.py",

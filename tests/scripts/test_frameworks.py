@@ -16,6 +16,7 @@ SMALL = ("--layers", "2", "--width", "256")
 CASES = {
     "nanogpt.py": (None, 4, (*SMALL, "--heads", "4", "--dtype", "float16", "--accumulation", "4")),
     "fsdp2.py": (None, 8, (*SMALL, "--length", "512")),
+    "fsdp1.py": (None, 4, (*SMALL, "--length", "512")),
     "hf_trainer.py": ("transformers", 8, (*SMALL, "--fsdp", "--heads", "4", "--inner", "512", "--length", "256")),
     "accelerate_loop.py": ("accelerate", 2, ("--width", "512", "--batch", "64")),
     "lightning_module.py": ("lightning", 2, ("--width", "512", "--batch", "64")),

@@ -15,6 +15,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <vector>
 
 namespace {
@@ -62,6 +64,39 @@ at::Generator new_generator(c10::DeviceIndex index) {
   return at::make_generator<SimulatedGenerator>(index < 0 ? current : index);
 }
 
+// Pinned memory is the host's own memory, of which is known what was asked for as pinned: DDP insists on it.
+struct PinnedMemory final : public c10::Allocator {
+  static PinnedMemory& get() {
+    static auto* memory = new PinnedMemory();
+    return *memory;
+  }
+  c10::DataPtr allocate(size_t size) override {
+    auto data = c10::GetCPUAllocator()->allocate(size);
+    void* start = data.get();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    blocks_[static_cast<const char*>(start)] = size;
+    return {start, data.release_context(), &release, data.device()};
+  }
+  void copy_data(void* to, const void* from, size_t count) const override { default_copy_data(to, from, count); }
+  bool holds(const void* pointer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto* address = static_cast<const char*>(pointer);
+    auto after = blocks_.upper_bound(address);
+    return after != blocks_.begin() && address < std::prev(after)->first + std::prev(after)->second;
+  }
+
+ private:
+  static void release(void* start) {
+    {
+      const std::lock_guard<std::mutex> lock(get().mutex_);
+      get().blocks_.erase(static_cast<const char*>(start));
+    }
+    c10::GetCPUAllocator()->raw_deallocate(start);
+  }
+  std::mutex mutex_;
+  std::map<const char*, size_t> blocks_;
+};
+
 struct SimulatedGuard final : public c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = c10::DeviceType::CUDA;
   c10::DeviceType type() const override { return static_type; }
@@ -108,8 +143,8 @@ struct SimulatedHooks : public CUDAHooksInterface {
   DeviceIndex getCurrentDevice() const override { return current; }
   DeviceIndex exchangeDevice(DeviceIndex index) const override { return exchange(index); }
   DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return exchange(index); }
-  bool isPinnedPtr(const void*) const override { return false; }
-  Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void* pointer) const override { return PinnedMemory::get().holds(pointer); }
+  Allocator* getPinnedMemoryAllocator() const override { return &PinnedMemory::get(); }
   const Generator& getDefaultGenerator(DeviceIndex index) const override {
     static std::vector<Generator>* generators = [] {
       auto* made = new std::vector<Generator>();

@@ -1,7 +1,8 @@
 """Autocast on the simulated device: CUDA's operator lists and cast rules (autocast_mode.h, autocast_mode.cpp).
 
 PyTorch keeps the lists per device type. Those here are of torch 2.15; an operator counts only if the installed torch
-autocasts it on CUDA, which its dispatcher tells on any machine.
+autocasts it on CUDA, which its dispatcher tells on any machine. The last argument of an operator is cast first, as in
+PyTorch's wheels: their compiler (gcc) evaluates a call's arguments from right to left.
 """
 
 from __future__ import annotations
@@ -214,9 +215,9 @@ class Autocast:
             def kernel(*args: Any, **kwargs: Any) -> Any:
                 with torch._C._ExcludeDispatchKeyGuard(self.keys):
                     dtype = dtype_of(args)
-                    return call(
-                        *(self.cast(a, dtype) for a in args), **{k: self.cast(a, dtype) for k, a in kwargs.items()}
-                    )
+                    last_first = [(k, self.cast(a, dtype)) for k, a in reversed(kwargs.items())]
+                    cast = [self.cast(a, dtype) for a in reversed(args)]
+                    return call(*reversed(cast), **dict(reversed(last_first)))
 
             return kernel
 

@@ -61,7 +61,7 @@ def work_wait(capture: Patched) -> None:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             before = capture.recorder.last_work
             work = method(self, *args, **kwargs)
-            if work is not None and capture.recorder.last_work >= before:
+            if work is not None and (capture.recorder.last_work > before or capture.recorder.in_batch):
                 works[id(work)] = (work, capture.recorder.last_work)
             return work
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from autosac.capture.patches import without_triton
 from autosac.capture.patches.registry import Patched, patch
 
@@ -38,3 +40,24 @@ def flex_attention_device(_: Patched) -> None:
 
     if hasattr(flex, "_validate_device"):
         flex._validate_device = lambda *_, **__: None
+
+
+@patch()
+def grouped_products(_: Patched) -> None:
+    """CUDA's grouped product takes all floating-point types; the shape function, of bfloat16 only, is older than that."""
+    import torch._meta_registrations as shapes
+
+    shapes_of: Any = shapes
+    original = getattr(shapes_of, "_meta_grouped_mm_common", None)
+    if original is None:
+        return
+
+    def common(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if a.dtype not in (torch.float16, torch.float32) or b.dtype != a.dtype or kwargs.get("scale_a") is not None:
+            out: torch.Tensor = original(a, b, *args, **kwargs)
+            return out
+        wanted = kwargs.pop("out_dtype", None) or a.dtype
+        found: torch.Tensor = original(a.to(torch.bfloat16), b.to(torch.bfloat16), *args, **kwargs)
+        return found.to(wanted)
+
+    shapes_of._meta_grouped_mm_common = common

@@ -5,18 +5,23 @@ Installed for scripts only (`autosac.scripts`).
 
 from __future__ import annotations
 
+import copy
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
 
 from autosac.capture.device import values
 from autosac.capture.device.mode import SimulatedDeviceMode
+from autosac.capture.patches import frameworks
 from autosac.capture.patches.after_import import after_import
 from autosac.capture.patches.tensors import exchange
+from autosac.errors import CaptureError
 
 _LARGE = 2**16  # elements of a parameter that need not be real
 
@@ -29,6 +34,9 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _tensors_of_tensors()
     _checkpoints(note, checkpoints)
     _loading(note)
+    _profiler(note)
+    _spawned()
+    frameworks.install(note)
 
 
 def _weightless_parameters(mode: SimulatedDeviceMode) -> None:
@@ -89,6 +97,12 @@ def _readable_tensors() -> None:
         # one number for one memory
         return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
 
+    def formatted(self: torch.Tensor, specification: str) -> str:
+        if self.dim() or not specification:
+            return str(object.__format__(self, specification))
+        return format(self.item(), specification)
+
+    fake.__format__ = formatted
     fake.data_ptr = data_ptr
     fake.numpy = numpy
     fake.__array__ = array
@@ -114,6 +128,7 @@ def _data_of_tensors() -> None:
 def _tensors_of_tensors() -> None:
     """``torch.tensor([loss_a, loss_b])`` reads its elements below every mode: they are read here."""
     original = torch.tensor
+    _device_constructors()  # kept from now on: under ``with torch.device("cuda")`` it must know the original
 
     def read(data: Any) -> Any:
         if isinstance(data, FakeTensor):
@@ -134,13 +149,20 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 
 
 def _checkpoints(note: Callable[[str], None], written: bool) -> None:
-    """Simulated tensors have no values: nothing is written, or zeros where a file is asked for."""
+    """Simulated tensors have no values: nothing is written, or zeros where a file is asked for.
+
+    What a script loads again, because it has saved it before, is a copy of what it saved.
+    """
+    unwritten: dict[Any, Any] = {}
 
     def writer(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
             if not written:
                 note("checkpoints are not written: simulated tensors have no values (--checkpoints writes zeros)")
+                unwritten[_place(args[1] if len(args) > 1 else kwargs.get("f"))] = (
+                    args[0] if args else kwargs.get("obj")
+                )
                 return None
             note("checkpoints hold zeros in place of simulated tensors")
             found = pytree.tree_map(_zeros, (args, kwargs))
@@ -149,7 +171,15 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
         return save
 
+    read = torch.load
+
+    @functools.wraps(read)
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        place = _place(f)
+        return copy.deepcopy(unwritten[place]) if place in unwritten else read(f, *args, **kwargs)
+
     vars(torch)["save"] = torch.serialization.save = writer(torch.save)
+    vars(torch)["load"] = torch.serialization.load = load
 
     def replace(*names: str) -> Callable[[Any], None]:
         def act(module: Any) -> None:
@@ -160,6 +190,12 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
     after_import("safetensors.torch", replace("save_file", "save_model"))
     after_import("torch.distributed.checkpoint.state_dict_saver", replace("save", "async_save"))
+
+
+def _place(file: Any) -> Any:
+    """Where a file is: its path, however it is given, or the buffer itself."""
+    name = getattr(file, "name", file)
+    return os.path.realpath(name) if isinstance(name, (str, os.PathLike)) else id(file)
 
 
 def _loading(note: Callable[[str], None]) -> None:
@@ -173,6 +209,44 @@ def _loading(note: Callable[[str], None]) -> None:
         return iterate(self)
 
     loader.__iter__ = begin
+
+
+def _profiler(note: Callable[[str], None]) -> None:
+    """PyTorch's profiler sees the host. For kernels, a build without CUDA would try, and fail, once for each operator."""
+    from torch.autograd.profiler import ProfilerActivity, ProfilerState, profile
+
+    profiler: Any = profile
+    original = profiler.__init__
+
+    @functools.wraps(original)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.use_device == "cuda":
+            note("the script's profiler sees the host only: --trace FILE writes the simulated kernels")
+            self.profiler_kind = ProfilerState.KINETO
+            self.kineto_activities = {ProfilerActivity.CPU}
+
+    profiler.__init__ = begin
+
+
+def _spawned() -> None:
+    """A script that starts one process for each GPU: this one is the process of its own rank, and others are not started."""
+    import torch.multiprocessing as multiprocessing
+    from torch.multiprocessing import spawn as module
+
+    def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        given = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if nprocs != given:
+            raise CaptureError(
+                f"the script starts {nprocs} processes, one for each GPU: say how many with --nproc {nprocs}"
+            )
+        fn(int(os.environ.get("LOCAL_RANK", "0")), *args)
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        start_processes(fn, args, nprocs)
+
+    vars(module).update(start_processes=start_processes, spawn=spawn)
+    vars(multiprocessing).update(start_processes=start_processes, spawn=spawn)
 
 
 def _zeros(value: Any) -> Any:

@@ -113,6 +113,20 @@ def deep_copies(_: Patched) -> None:
     fake.__deepcopy__ = deep_copy
 
 
+@patch(
+    "torch._subclasses.fake_tensor:FakeTensor",
+)
+def recorded_streams(capture: Patched) -> None:
+    """FullyShardedDataParallel calls `Tensor.record_stream` below every dispatch mode."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def record_stream(self: torch.Tensor, stream: Any) -> None:
+        capture.mode.log.record_stream(self, stream.stream_id)
+
+    fake: Any = FakeTensor
+    fake.record_stream = record_stream
+
+
 @patch()
 def convolution_layout(capture: Patched) -> None:
     """On CUDA, cuDNN returns channels-last for channels-last (`cudnn_conv_suggest_memory_format`); here is no cuDNN.
@@ -139,14 +153,15 @@ def convolution_layout(capture: Patched) -> None:
     "torch:UntypedStorage.data_ptr",
 )
 def storage_pointers(_: Patched) -> None:
-    """Jobs compare storages by their pointers (torchao's parameters under FSDP2). Those of fake tensors have none."""
+    """Jobs compare storages by their pointers (torchao's parameters under FSDP2), or ask whether they have memory
+    (FullyShardedDataParallel). Those of fake tensors have none.
+    """
     storage: Any = torch.UntypedStorage
     original: Callable[[torch.UntypedStorage], int] = storage.data_ptr
 
     def data_ptr(self: torch.UntypedStorage) -> int:
-        try:
+        if self.device.type != "meta":
             return original(self)
-        except RuntimeError:
-            return int(self._cdata)
+        return int(self._cdata) if self.nbytes() else 0
 
     storage.data_ptr = data_ptr

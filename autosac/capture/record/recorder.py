@@ -17,7 +17,7 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device.cache import Entry
 from autosac.capture.record.accumulation import EngineAdditions
 from autosac.capture.record.collectives import CollectiveCall, describe_collective
-from autosac.capture.record.log import EventLog, in_order
+from autosac.capture.record.log import EventLog
 from autosac.capture.record.phases import PhaseTracker, Place, Table
 from autosac.capture.record.signatures import SignatureTable, Work, operator_name
 from autosac.capture.record.storages import StorageTable
@@ -238,6 +238,7 @@ class Recorder:
     # ---- DeviceLog --------------------------------------------------------------------------------------------------
 
     def event_record(self, event: int, stream: int) -> None:
+        self.log.marks.add(event)
         self.log.add(EventRecord(event, stream))
 
     def event_wait(self, event: int, stream: int) -> None:
@@ -260,6 +261,11 @@ class Recorder:
 
     def end_batch(self) -> None:
         self._batch = -1
+
+    @property
+    def in_batch(self) -> bool:
+        """Whether transfers join the one that has begun."""
+        return self._batch >= 0
 
     @property
     def last_work(self) -> int:
@@ -289,6 +295,7 @@ class Recorder:
         if call.functional:
             for storage in outputs:
                 self._work_of_storage[storage] = work
+        self.log.works.add(work)
         self.log.events.append(
             Collective(
                 kind=call.kind,
@@ -313,6 +320,7 @@ class Recorder:
     def trace(self, info: TraceInfo) -> Trace:
         """The finished Trace."""
         highest = max(self.storages.streams)
+        prologue, events = self.log.finished()
         return Trace(
             info=info,
             signatures=self.signatures.finished(),
@@ -323,8 +331,8 @@ class Recorder:
             sources=tuple(self.phases.sources.index),
             groups=tuple(self.groups.index),
             streams=("compute", *(f"stream {i}" for i in range(1, highest + 1))),
-            prologue=in_order(self.log.prologue),
-            events=tuple(self.log.events),
+            prologue=prologue,
+            events=events,
             regions=tuple(sorted(self.regions, key=lambda region: (region.first, -region.last))),
         )
 
