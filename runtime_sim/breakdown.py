@@ -20,7 +20,9 @@ time; what it does not cost, `hidden_recompute_ms`, hides behind communication, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,35 +126,55 @@ def _shares(start: Times, end: Times, without: tuple[Times, Times]) -> Times:
     return np.asarray(passed[np.searchsorted(points, end)] - passed[np.searchsorted(points, start)])
 
 
-def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompute_cost_ms: float) -> Breakdown:
+class StepParts(NamedTuple):
+    """What a rank's step consists of, in milliseconds; they add up to it. See `Breakdown`."""
+
+    compute_ms: float
+    exposed_communication_ms: float
+    exposed_copy_ms: float
+    bubble_ms: float
+    host_bound_ms: float
+
+
+def step_parts(timeline: Timeline, rank: RankTimeline) -> StepParts:
+    """The parts of a rank's step, without anything that another simulation would tell."""
     step_ms = timeline.makespan_ms
-
-    def clipped(start: Times, end: Times) -> tuple[Times, Times]:
-        return np.clip(start, 0.0, step_ms), np.clip(end, 0.0, step_ms)
-
-    compute, moving = rank.engine == Engine.COMPUTE, rank.engine == Engine.COMMUNICATION
+    clipped = _clipped(step_ms)
+    moving = rank.engine == Engine.COMMUNICATION
     copying = (rank.engine == Engine.HOST_TO_DEVICE) | (rank.engine == Engine.DEVICE_TO_HOST)
-    computing = _union(*clipped(rank.start_ms[compute], rank.end_ms[compute]))
+    compute = rank.engine == Engine.COMPUTE
     parts = [
-        computing,
+        _union(*clipped(rank.start_ms[compute], rank.end_ms[compute])),
         clipped(rank.transfer_ms[moving], rank.end_ms[moving]),
         clipped(rank.start_ms[copying], rank.end_ms[copying]),
         clipped(rank.start_ms[moving], rank.transfer_ms[moving]),
         clipped(np.array([_finished(rank)]), np.array([step_ms])),
     ]
     lengths = [_length(*parts[: i + 1]) for i in range(len(parts))]
+    return StepParts(
+        compute_ms=lengths[0],
+        exposed_communication_ms=lengths[1] - lengths[0],
+        exposed_copy_ms=lengths[2] - lengths[1],
+        bubble_ms=lengths[4] - lengths[2],
+        host_bound_ms=step_ms - lengths[4],
+    )
+
+
+def _clipped(step_ms: float) -> Callable[[Times, Times], tuple[Times, Times]]:
+    return lambda start, end: (np.clip(start, 0.0, step_ms), np.clip(end, 0.0, step_ms))
+
+
+def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompute_cost_ms: float) -> Breakdown:
+    step_ms = timeline.makespan_ms
+    compute, moving = rank.engine == Engine.COMPUTE, rank.engine == Engine.COMMUNICATION
     phases = _phases(rank.trace)
     device_ms = np.nan_to_num(rank.end_ms - np.where(moving, rank.transfer_ms, rank.start_ms))
     recompute_ms = float(device_ms[phases == Phase.RECOMPUTE].sum())
     return Breakdown(
         rank=rank.rank,
         step_ms=step_ms,
-        compute_ms=lengths[0],
-        exposed_communication_ms=lengths[1] - lengths[0],
-        exposed_copy_ms=lengths[2] - lengths[1],
-        bubble_ms=lengths[4] - lengths[2],
-        host_bound_ms=step_ms - lengths[4],
-        communication_ms=_length(parts[1]),
+        **step_parts(timeline, rank)._asdict(),
+        communication_ms=_length(_clipped(step_ms)(rank.transfer_ms[moving], rank.end_ms[moving])),
         recompute_ms=recompute_ms,
         hidden_recompute_ms=min(max(0.0, recompute_ms - recompute_cost_ms), recompute_ms),
         optimizer_ms=float(device_ms[phases == Phase.OPTIMIZER].sum()),

@@ -19,7 +19,7 @@ from autosac.runtime_sim.program import Engine, Program
 from autosac.trace import Trace
 
 if TYPE_CHECKING:
-    from autosac.runtime_sim.breakdown import Breakdown
+    from autosac.runtime_sim.breakdown import Breakdown, StepParts
     from autosac.runtime_sim.critical_path import PathSegment
     from autosac.runtime_sim.simulate import Problem
 
@@ -103,6 +103,12 @@ class Timeline:
     def breakdown(self, rank: int = 0) -> Breakdown:
         """Where the step's time goes on the rank at this position. See `Breakdown`."""
         return self.breakdowns[rank]
+
+    def parts(self, rank: int = 0) -> StepParts:
+        """What the step of the rank at this position consists of, without simulating anything else."""
+        from autosac.runtime_sim.breakdown import step_parts
+
+        return step_parts(self, self.ranks[rank])
 
     def critical_path(self) -> tuple[PathSegment, ...]:
         """What the step's time consists of, from its beginning to its end without a gap. See `PathSegment`."""

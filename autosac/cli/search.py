@@ -26,7 +26,9 @@ def add_search(commands: argparse._SubParsersAction[Any]) -> None:
         "search", help="find the fastest configuration of a job: parallelism, batch, checkpointing, FSDP"
     )
     command.epilog = "Arguments after -- go to TorchTitan. Example: -- --training.seq_len 4096"
-    command.add_argument("job", type=filled, metavar="JOB", nargs="?", help="TorchTitan job file (0.2)")
+    command.add_argument(
+        "job", type=filled, metavar="JOB", nargs="?", help="TorchTitan job file (0.2) or MODULE:CONFIG (0.3)"
+    )
     machine = command.add_argument_group("the GPUs")
     machine.add_argument(
         "--gpu", type=filled, help="GPU name (such as h100-sxm-80gb; see autosac gpus) or profile file"
@@ -51,7 +53,7 @@ def add_search(commands: argparse._SubParsersAction[Any]) -> None:
         "--output",
         type=filled_path,
         metavar="BEST.toml",
-        help="job file for the best configuration (and its plan)",
+        help="file for the best configuration, with its plan beside it (TorchTitan 0.3: BEST.py)",
     )
     command.add_argument(
         "--html", dest="search_html", type=filled_path, metavar="FILE", help="draw the study as a web page"
@@ -114,12 +116,16 @@ def _add_study(command: argparse.ArgumentParser) -> None:
 def search(arguments: argparse.Namespace) -> None:
     """Search, write the best job, print the table. Interrupted, the best so far."""
     from autosac.cli.progress import progress_line
+    from autosac.configurations.python_files import check_python_file
     from autosac.configurations.sessions import searching
+    from autosac.titan.version import has_python_jobs
 
     if arguments.show_space:
         _show_space(arguments)
         return
     inputs = _inputs(arguments)
+    if arguments.output is not None and has_python_jobs():
+        check_python_file(arguments.output)
     check_outputs((("-o", arguments.output), ("--html", arguments.search_html)), (Path(inputs.config_file),))
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
         with searching(inputs, progress) as found:
@@ -147,7 +153,7 @@ def _inputs(arguments: argparse.Namespace) -> Inputs:
     from autosac.configurations.space import Space, load_space
 
     if arguments.job is None:
-        raise UsageError("a search needs a job file (see autosac search --help)")
+        raise UsageError("a search needs a job (see autosac search --help)")
     if bool(arguments.gpu) == bool(arguments.gpus):
         raise UsageError("give --gpu with --world-size, or --gpus (one of them)")
     if arguments.gpus is not None:
@@ -162,7 +168,7 @@ def _inputs(arguments: argparse.Namespace) -> Inputs:
         offers = (Offer(gpu=named.gpu, world_size=world_size, cluster=arguments.cluster, price=named.price),)
     if arguments.study is not None and arguments.resume is not None:
         raise UsageError("give --study or --resume, not both")
-    study = arguments.resume or arguments.study or Path(f"{Path(arguments.job).stem}.search")
+    study = arguments.resume or arguments.study or Path(f"{Path(arguments.job).stem.rpartition(':')[2]}.search")
     return Inputs(
         config_file=arguments.job,
         offers=offers,
@@ -204,6 +210,7 @@ def _report(arguments: argparse.Namespace, inputs: Inputs, result: Result) -> No
 def _write_best(output: Path, inputs: Inputs, result: Result) -> list[Path]:
     """The best configuration's job file, and its plan beside it."""
     from autosac.configurations.job_files import checkpointing_settings, written_job
+    from autosac.configurations.python_files import written_python_job
 
     best = result.best
     if best is None:
@@ -213,11 +220,14 @@ def _write_best(output: Path, inputs: Inputs, result: Result) -> list[Path]:
     if best.plan_key:
         write_bytes_atomically(plan_file, result.plans[best.plan_key].encode())
         written.append(plan_file)
-    settings = {
-        **result.settings[best.layout],
-        **checkpointing_settings(best.measured.checkpointing, str(plan_file) if best.plan_key else None),
-    }
-    write_text_atomically(output, written_job(inputs.config_file, inputs.overrides, settings))
+    settings, name = result.settings[best.layout], best.measured.checkpointing
+    plan = str(plan_file) if best.plan_key else None
+    if result.python is not None:
+        text = written_python_job(result.python, settings, name, plan)
+    else:
+        settings = {**settings, **checkpointing_settings(name, plan)}
+        text = written_job(inputs.config_file, inputs.overrides, settings)
+    write_text_atomically(output, text)
     return written
 
 

@@ -17,8 +17,16 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
 3. FSDP copies what it gathered into the layers' parameters on the compute stream: each of a layer's gathers reads and
    writes them once, at no more than the memory's bandwidth; once for each microbatch's forward, and again for its backward
    where parameters were freed. Counted once a step in a pipeline.
-4. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
+4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients.
+5. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
    rank's own part grows by r.
+6. Computation beside a transfer of FSDP is slower by a factor k > 1. Of a rank's own part W, w is transfers that the model
+   waits for (tensor and context parallelism), the rest is computation. FSDP's transfers are under way for X at least
+   (`autosac.configurations.traffic`). At most w of X lies beside w, at most as much as the rank has nothing to do lies beside
+   that (in 2., at least the sum F of the stages before), and what lies beside computation makes it take (1 - 1/k) of it
+   longer. Time with nothing to do adds more to the step than it takes from X. So a step takes no less than
+   F + W + (1 - 1/k) max(0, X - w - F). It grows with W and with w: lower bounds of both give a lower bound; a larger w
+   with the same W gives a smaller one.
 
 **Memory** (`memory_bound_bytes`): parameters and optimizer states live during the whole step, on P / (tensor * FSDP's
 shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
@@ -43,8 +51,10 @@ from typing import NamedTuple
 
 from autosac.configurations.layout import SINGLE_STAGE, Layout
 from autosac.configurations.splits import balanced_split, torchtitan_split
+from autosac.configurations.traffic import NO_TRAFFIC, Traffic
 
 INFEASIBLE = math.inf
+_OUTPUTS = ("output", "lm_head")  # what TorchTitan 0.2 and 0.3 call it
 _WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 
@@ -54,10 +64,12 @@ class Part:
 
     `kept`: (bytes, least milliseconds that recomputing them takes) of what the step keeps for the backward without
     checkpointing; infinite milliseconds for what cannot be freed. Times are lower bounds, bytes are those of a rank.
+    `waits_ms`: what of forward and backward is transfers that computation waits for.
     """
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
+    waits_ms: float = 0.0
     kept: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -72,7 +84,7 @@ class Shape:
 
     `layer_parameters`: of one layer on average; sizes are of the whole model, unsharded. The `last` part's kept tensors are
     those that are there while the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are
-    balanced.
+    balanced. `traffic`: of FSDP, for one layer.
     """
 
     layers: int
@@ -86,6 +98,7 @@ class Shape:
     compute_bytes: int = 2
     memory_gbps: float = math.inf
     budget_bytes: float = math.inf
+    traffic: Traffic = NO_TRAFFIC
 
 
 def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
@@ -146,31 +159,58 @@ def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
     """The least step time. `extra_ms`: recomputation that each pipeline rank cannot avoid in the step. See the module."""
     counts, ranks, m = split_of(layout, shape), layout.pipeline, layout.microbatches
     stages = len(counts)
-    both = shape.layer.both_ms
     worst = 0.0
     for rank in range(ranks):
         own = sum(counts[stage] for stage in range(stages) if _rank_of(layout, stage) == rank)
-        work = m * own * both + (extra_ms[rank] if extra_ms else 0.0) + own * _copies_ms(layout, shape)
-        if _rank_of(layout, stages - 1) == rank:
-            work += m * shape.last.both_ms
-        if ranks == 1:
-            work += m * shape.first.both_ms
-        fill = sum(counts[:rank]) * both if layout.schedule in _WHOLE_BACKWARDS else 0.0
-        worst = max(worst, work + fill)
+        parts = [(m * own, shape.layer)]
+        parts += [(m, shape.last)] if _rank_of(layout, stages - 1) == rank else []
+        parts += [(m, shape.first)] if ranks == 1 else []
+        work = sum(times * part.both_ms for times, part in parts)
+        work += (extra_ms[rank] if extra_ms else 0.0) + own * _copies_ms(layout, shape)
+        work += _optimizer_ms(layout, shape, own)
+        fill = sum(counts[:rank]) * shape.layer.both_ms if layout.schedule in _WHOLE_BACKWARDS else 0.0
+        waits = sum(times * part.waits_ms for times, part in parts)
+        if waits and extra_ms:  # what is made again may be transfers, too
+            waits += extra_ms[rank]
+        beside = shape.traffic.busy_ms(own * _gathers(layout), own * _scatters(layout)) - waits - fill
+        worst = max(worst, fill + work + (1 - 1 / shape.traffic.slowdown) * max(0.0, beside))
     return worst
+
+
+def _gathers(layout: Layout) -> int:
+    """How often FSDP gathers a layer's parameters in a step, at least."""
+    if layout.shard * layout.context == 1:
+        return 0
+    if layout.pipeline > 1:
+        return 1
+    return layout.microbatches * (1 if layout.keeps_parameters else 2)
+
+
+def _scatters(layout: Layout) -> int:
+    """How often FSDP scatters a layer's gradients in a step, at least."""
+    if layout.shard * layout.context == 1:
+        return 0
+    return 1 if layout.pipeline > 1 else layout.microbatches
 
 
 def _copies_ms(layout: Layout, shape: Shape) -> float:
     """What FSDP's copies of one layer's gathered parameters take in a step at least."""
-    if layout.shard * layout.context == 1:
-        return 0.0
-    gathers = 1 if layout.keeps_parameters else 2
-    if layout.pipeline == 1:
-        gathers *= layout.microbatches
-    elif not layout.keeps_parameters:
-        gathers = 1
     nbytes = 2 * shape.compute_bytes * shape.layer_parameters / _expert_shards(layout)
-    return gathers * nbytes / shape.memory_gbps / 1e6
+    return _gathers(layout) * nbytes / shape.memory_gbps / 1e6
+
+
+def _optimizer_ms(layout: Layout, shape: Shape, layers: int) -> float:
+    """What the optimizer's step takes at least on a rank with so many layers."""
+    if layout.cpu_offload:
+        return 0.0
+    each = 2 * shape.state_bytes + shape.gradient_bytes
+    return each * _own_parameters(layout, shape, layers) / shape.memory_gbps / 1e6
+
+
+def _own_parameters(layout: Layout, shape: Shape, layers: int) -> float:
+    """The parameters of a rank with so many layers, at least; FSDP's, tensor and expert parallelism's parts of them."""
+    parameters = layers * shape.layer_parameters + (shape.outside_parameters if layout.pipeline == 1 else 0.0)
+    return parameters / (layout.tensor * layout.shard * layout.context)
 
 
 def _rank_of(layout: Layout, stage: int) -> int:
@@ -184,11 +224,8 @@ def _states_bytes(layout: Layout, shape: Shape, place: _Place, *, gradients: boo
     """What parameters, optimizer states and, if asked for, gradients of a pipeline rank take at least."""
     if layout.cpu_offload:
         return 0.0
-    parameters = place.layers * shape.layer_parameters
-    if layout.pipeline == 1:
-        parameters += shape.outside_parameters
     each = shape.state_bytes + (shape.gradient_bytes if gradients else 0)
-    return each * parameters / (layout.tensor * layout.shard * layout.context)
+    return each * _own_parameters(layout, shape, place.layers)
 
 
 def _before_backward_bytes(layout: Layout, shape: Shape, place: _Place) -> float:
@@ -319,7 +356,7 @@ def shape_of_parameters(
         (shape[0] for name, shape in of_layers.items() if name.endswith("norm.weight") and len(shape) == 1), default=0
     )
     inner = sum(math.prod(shape) for shape in of_layers.values() if len(shape) == 2) / present
-    outer = sum(math.prod(shape) for name, shape in others.items() if len(shape) == 2 and name.startswith("output"))
+    outer = sum(math.prod(shape) for name, shape in others.items() if len(shape) == 2 and name.startswith(_OUTPUTS))
     return Shape(
         layers=layers,
         layer=Part(

@@ -28,7 +28,6 @@ from autosac.plans import Plan
 from autosac.simulation import Pipeline, Simulation, simulation_of
 
 _SMALLEST = -2  # the cut with one period of layers
-_PARTS = ("compute_ms", "exposed_communication_ms", "exposed_copy_ms", "bubble_ms", "host_bound_ms", "recompute_ms")
 
 
 class Task(Protocol):
@@ -40,8 +39,9 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A configuration's predicted step. `parts`: milliseconds by `_PARTS` on the fullest rank; recomputation is a part of
-    computation. `errors_ms`: by how much each cost model's standard error would lengthen the operators that it priced.
+    """A configuration's predicted step. `parts`: milliseconds of the fullest rank, by `runtime_sim.breakdown.StepParts`, and
+    of recomputation, a part of computation. `errors_ms`: by how much each cost model's standard error would lengthen
+    the operators that it priced.
     """
 
     checkpointing: str
@@ -60,16 +60,16 @@ class Measured:
         joined = Pipeline(stages=tuple(stages)).joined() if len(stages) > 1 else stages
         peaks = [stage.peak_bytes(kind) for stage in joined]
         fullest = joined[int(np.argmax(peaks))]
-        throughput, breakdown = fullest.throughput, asdict(fullest.breakdown)
+        throughput, recompute_ms = fullest.throughput, fullest.recompute_ms
         return Measured(
             checkpointing=name,
             step_ms=fullest.step_ms,
-            recompute_ms=fullest.recompute_ms,
+            recompute_ms=recompute_ms,
             peak_reserved_bytes=max(stage.peak_reserved_bytes for stage in joined),
             fits=max(peaks) <= budget_bytes,
             tokens_per_second=throughput.tokens_per_second,
             mfu=throughput.mfu,
-            parts={part: breakdown[part] for part in _PARTS},
+            parts={**fullest.timeline.parts(fullest.stage)._asdict(), "recompute_ms": recompute_ms},
             errors_ms=_errors_ms(fullest),
         )
 

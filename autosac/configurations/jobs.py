@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from autosac.configurations.layout import ModelFacts
-from autosac.configurations.space import MEANINGS
+from autosac.configurations.space import MEANINGS, Space
 from autosac.configurations.wanted import Own
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings, read_setting
+from autosac.titan.python_jobs import PythonJob, read_python_job
 from autosac.titan.source import model_facts
+from autosac.titan.version import has_python_jobs
 
 _KNOB_OF = {
     "parallelism.data_parallel_replicate_degree": "data_parallel_replicate",
@@ -24,6 +26,7 @@ _KNOB_OF = {
     "parallelism.expert_parallel_degree": "expert_parallel",
     "parallelism.expert_tensor_parallel_degree": "expert_tensor_parallel",
     "parallelism.enable_async_tensor_parallel": "async_tensor_parallel",
+    "compile.enable_async_tensor_parallel": "async_tensor_parallel",
     "activation_checkpoint.mode": "checkpointing",
     "activation_checkpoint.selective_ac_option": "checkpointing",
     "training.enable_cpu_offload": "cpu_offload",
@@ -44,14 +47,16 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
             raise UsageError(
                 f"--{name} is a knob of the search: give its values with --space ({_KNOB_OF[name]} = [...])"
             )
-    read = read_setting(config_file, overrides)
-    model = model_facts(str(read("model.name")), str(read("model.flavor")))
+    python = read_python_job(config_file, overrides) if has_python_jobs() else None
+    read = python.settings.get if python is not None else read_setting(config_file, overrides)
+    model = python.facts if python is not None else model_facts(str(read("model.name")), str(read("model.flavor")))
     facts = ModelFacts(
         layers=model.get("n_layers", 0),
         heads=model.get("n_heads", 0),
         kv_heads=model.get("n_kv_heads", 0),
         experts=model.get("n_experts", 0),
         seq_len=_number(read("training.seq_len")) or 0,
+        pipelines=python is None or python.pipelines,
     )
     each = 2 if read("training.dtype") == "bfloat16" else 4
     converters = read("model.converters") or ()
@@ -62,7 +67,20 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
         converters=tuple(converters.split(",")) if isinstance(converters, str) else tuple(converters),
         state_bytes=each * (1 + _PER_PARAMETER.get(str(read("optimizer.name")), 0)),
         gradient_bytes=each,
+        python=python,
     )
+
+
+def check_space(space: Space, python: PythonJob | None) -> None:
+    """UsageError for what a space asks of a job of TorchTitan 0.3 and cannot be set there."""
+    if python is None:
+        return
+    if True in space.float8:
+        raise UsageError(
+            "float8 = [true]: with TorchTitan 0.3 the configuration itself chooses it (its model's converters)"
+        )
+    if "balanced" in space.pipeline_split:
+        raise UsageError('pipeline_split = ["balanced"] needs TorchTitan 0.2')
 
 
 def _global_batch(read: Any, world_size: int) -> int:

@@ -107,6 +107,7 @@ class Layout:
             "cpu offload": self.cpu_offload,
             "offload": self.activation_offload,
             self.optimizer: self.optimizer != "fused",
+            f"allocator {self.allocator}": self.allocator not in ("", "expandable_segments:True"),
         }
         return ", ".join([*words, *(name for name, on in flags.items() if on)])
 
@@ -117,19 +118,26 @@ class Layout:
 
 
 class ModelFacts(NamedTuple):
-    """What of a model decides legality, as far as it is known (0: not known)."""
+    """What of a model decides legality, as far as it is known (0: not known). `pipelines`: whether any can run."""
 
     layers: int = 0
     heads: int = 0
     kv_heads: int = 0
     experts: int = 0
     seq_len: int = 0
+    pipelines: bool = True
 
 
 def settings_of(
-    layout: Layout, own_converters: tuple[str, ...] = (), split: tuple[int, ...] | None = None
+    layout: Layout,
+    own_converters: tuple[str, ...] = (),
+    split: tuple[int, ...] | None = None,
+    *,
+    python: bool = False,
 ) -> dict[str, Any]:
-    """TorchTitan's settings that make a job so, by their names. `split`: layers of each stage, if not TorchTitan's."""
+    """TorchTitan's settings that make a job so, by their names. `split`: layers of each stage, if not TorchTitan's. `python`:
+    as TorchTitan 0.3 names them, which has neither tensor parallelism within experts nor converters.
+    """
     settings: dict[str, Any] = {
         "training.local_batch_size": layout.local_batch,
         "training.global_batch_size": layout.global_batch,
@@ -158,6 +166,10 @@ def settings_of(
             else ("quantize.linear.float8", *own_converters)
         )
         settings["model.converters"] = ",".join(converters)
+    if python:
+        del settings["parallelism.expert_tensor_parallel_degree"]
+        del settings["parallelism.enable_async_tensor_parallel"]
+        settings["compile.enable_async_tensor_parallel"] = layout.async_tensor
     return settings
 
 
@@ -250,6 +262,8 @@ def _combinations(
 def _divides(layout: Layout, facts: ModelFacts) -> bool:
     """Whether heads, sequence, experts and layers can be divided as the degrees ask for."""
     tensor, context, expert = layout.tensor, layout.context, layout.expert
+    if layout.pipeline > 1 and not facts.pipelines:
+        return False
     if any(heads % tensor for heads in (facts.heads, facts.kv_heads)):
         return False
     if facts.seq_len % (tensor * 2 * context):

@@ -10,6 +10,8 @@ from typing import Any
 from autosac.configurations.evaluations import Measured
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Objective, Offer
+from autosac.quantities import format_ms
+from autosac.titan.python_jobs import PythonJob
 
 # Ratios between configurations of one job have been seen to be off by so much, whatever their operators
 # (docs/accuracy.md: checkpointing modes up to 2.7 %, compilation up to 1.9 %).
@@ -74,7 +76,7 @@ def why_lost(best: Row, other: Row) -> str:
     worst = max(more, key=lambda name: more[name])
     if more[worst] <= 0:
         return "its price" if other.offer != best.offer else "its interference"
-    return f"{more[worst]:,.0f} ms more {worst}"
+    return f"{format_ms(more[worst])} more {worst}"
 
 
 def _times(row: Row) -> dict[str, float]:
@@ -104,7 +106,8 @@ class Counts:
 class Result:
     """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
     the best by more than `gap`. `refused`: why a job cannot run with a layout; `failed`: why nobody knows. `plans`: AutoSAC's
-    plans by their rows' keys.
+    plans by their rows' keys. `offers`: the GPUs to choose from. `sampled`: the space was too large to list, and proposals
+    came to an end. `python`: the job, if it is one of TorchTitan 0.3.
     """
 
     rows: tuple[Row, ...]
@@ -119,6 +122,9 @@ class Result:
     budget_bytes: int = 0
     least_open: float = math.inf
     seconds: float = 0.0
+    offers: tuple[Offer, ...] = ()
+    sampled: bool = False
+    python: PythonJob | None = None
 
     @property
     def fitting(self) -> Sequence[Row]:

@@ -52,6 +52,7 @@ from autosac.configurations.results import Counts, Result, Row
 from autosac.configurations.sampling import Sampler, sampled
 from autosac.configurations.sheets import Sheet, sheet_layout
 from autosac.configurations.study import Study
+from autosac.configurations.traffic import Roads
 from autosac.configurations.wanted import Own, Wanted
 from autosac.configurations.workers import WorkerLost, Workers
 from autosac.errors import AutosacError, CaptureError, UsageError
@@ -76,6 +77,7 @@ class TitanSearch:
         self._offers = {offer.gpu: offer for offer in wanted.offers}
         self._targets: dict[tuple[str, str], Target] = {}
         self._machines: dict[str, str] = {}
+        self._roads: dict[str, Roads] = {}
         self._sheets: dict[str, Sheet | str] = {}
         self._tries: dict[Any, int] = {}
         self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
@@ -88,6 +90,7 @@ class TitanSearch:
         self._reused = 0
         self._asked = 0
         self._begin = time.monotonic()
+        self._ended = False
         self.sampled = False  # whether there are too many layouts to list: `layouts` are those proposed so far
         self.layouts = self._legal()
         self.outcome: Outcome[Layout] = Outcome()
@@ -146,6 +149,7 @@ class TitanSearch:
             sampled(self._sampler(), propose)
         else:
             work_out(self.layouts)
+        self._ended = True
         return self.result()
 
     def _sampler(self) -> Sampler[Layout]:
@@ -178,7 +182,7 @@ class TitanSearch:
         split = None
         if layout.split == "balanced" and layout.pipeline > 1:
             split = split_of(layout, self._shape(layout))
-        return settings_of(layout, self._own.converters, split)
+        return settings_of(layout, self._own.converters, split, python=self._own.python is not None)
 
     def _job(self, layout: Layout) -> TitanJob:
         settings = self.settings(layout)
@@ -276,10 +280,14 @@ class TitanSearch:
 
     def _completed(self, layout: Layout, shape: Shape) -> Shape:
         """With what the job and the GPU say."""
+        gradient_bytes = self._own.gradient_bytes
+        roads = self._roads.get(layout.gpu) or self._roads.setdefault(layout.gpu, Roads(self._target(layout.gpu, "")))
+        traffic = roads.traffic(layout, shape.layers, shape.layer_parameters, shape.compute_bytes, gradient_bytes)
         return replace(
             shape,
+            traffic=traffic,
             state_bytes=self._own.state_bytes,
-            gradient_bytes=self._own.gradient_bytes,
+            gradient_bytes=gradient_bytes,
             memory_gbps=self._target(layout.gpu, layout.allocator).hardware.mem_bandwidth_gbps,
             budget_bytes=self._goal(layout).budget_bytes,
         )
@@ -467,6 +475,9 @@ class TitanSearch:
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._goal(self.layouts[0]).budget_bytes,
             seconds=time.monotonic() - self._begin,
+            offers=self._wanted.offers,
+            sampled=self.sampled and self._ended,
+            python=self._own.python,
         )
 
     def _why_lost(self, layout: Layout) -> str:

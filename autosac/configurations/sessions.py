@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from autosac.configurations.jobs import own_of
+from autosac.configurations.jobs import check_space, own_of
 from autosac.configurations.layout import arguments_of
 from autosac.configurations.offers import Objective, Offer
 from autosac.configurations.search import TitanSearch
@@ -18,7 +18,7 @@ from autosac.configurations.space import Space
 from autosac.configurations.study import Study
 from autosac.configurations.wanted import Wanted
 from autosac.configurations.workers import workers_of
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.files.documents import TEXT_BYTES, read_bounded
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.checks import check_job_file
@@ -27,9 +27,10 @@ from autosac.planning.closed_loop import Goal
 from autosac.planning.confidence import confidence_of
 from autosac.quantities import parse_budget
 from autosac.simulation import Target
-from autosac.titan.version import check_job, has_python_jobs, installed_version
+from autosac.titan.python_jobs import PythonJob
+from autosac.titan.version import check_job, installed_version
 
-_ANSWERS = "answers 2"  # of what form the answers in a study are
+_ANSWERS = "answers 4"  # of what form the answers in a study are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +58,11 @@ class Inputs:
 def searching(inputs: Inputs, progress: Callable[[str], None] = lambda _: None) -> Iterator[TitanSearch]:
     """The search, ready to run. UsageError, on one line, for whatever of the inputs cannot be."""
     check_job(inputs.config_file)
-    if has_python_jobs():
-        raise UsageError("searches need torchtitan 0.2 and its job files: pip install torchtitan==0.2.2")
     if not 0 <= inputs.gap < 1:
         raise UsageError(f"gap {inputs.gap}: expected a share of at least 0 and below 1, such as 0.005")
     first = inputs.offers[0]
     own = own_of(inputs.config_file, inputs.overrides, first.world_size, inputs.global_batch)
+    check_space(inputs.space, own.python)
     target = Target.of(first.gpu, first.world_size, cluster=first.cluster, allocator=inputs.space.allocator[0])
     if inputs.confidence is not None:
         confidence_of(inputs.confidence, inputs.budget_kind, target.allocator)
@@ -86,23 +86,33 @@ def searching(inputs: Inputs, progress: Callable[[str], None] = lambda _: None) 
     )
     with contextlib.ExitStack() as stack:
         folder = inputs.study or stack.enter_context(temporary_folder())
-        study = Study(folder, _identity(inputs), resume=inputs.resume)
-        workers = stack.enter_context(workers_of(inputs.workers, inputs.ray, use_cache=inputs.use_cache))
-        search = TitanSearch(wanted, own, workers, study, progress)
-        some = search.layouts[0]
-        arguments = (*inputs.overrides, *arguments_of(search.settings(some)))
-        check_job_file(inputs.config_file, arguments, some.world_size)
-        yield search
+        study = Study(folder, _identity(inputs, own.python), resume=inputs.resume)
+        try:
+            workers = stack.enter_context(workers_of(inputs.workers, inputs.ray, use_cache=inputs.use_cache))
+            search = TitanSearch(wanted, own, workers, study, progress)
+            if own.python is None:
+                some = search.layouts[0]
+                arguments = (*inputs.overrides, *arguments_of(search.settings(some)))
+                check_job_file(inputs.config_file, arguments, some.world_size)
+            yield search
+        except (UsageError, CaptureError):
+            study.forget()
+            raise
 
 
-def _identity(inputs: Inputs) -> dict[str, Any]:
+def _identity(inputs: Inputs, python: PythonJob | None) -> dict[str, Any]:
     """What the answers of a study depend on, beside what is in their questions."""
     try:
         own = version("autosac")
     except PackageNotFoundError:  # run from a checkout
         own = ""
+    job = (
+        hashlib.sha256(read_bounded(inputs.config_file, TEXT_BYTES)).hexdigest()[:16]
+        if python is None
+        else python.digest
+    )
     return {
-        "job": hashlib.sha256(read_bounded(inputs.config_file, TEXT_BYTES)).hexdigest()[:16],
+        "job": job,
         "arguments": list(inputs.overrides),
         "budget": f"{inputs.budget} {inputs.budget_kind}",
         "confidence": inputs.confidence,

@@ -13,10 +13,10 @@ Counted is a *chain* (`_chain_ms`): operators of the compute stream, which run o
 issued from it and that it waits for before its next operator (tensor and context parallelism). FSDP's own copies are left out:
 their shapes depend on the shards. Neither host nor interference shortens a chain, so the sum is a lower bound of the time.
 
-Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator runs again at least; the
-input of a layer is never freed (`autosac.configurations.bounds`). What others read as well (the last layer's result) is not
-counted. Between the layers' forward and backward, all of that is there, and whatever the operator that runs reads and writes:
-logits and their gradient, which no plan makes smaller.
+Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator or collective runs again;
+the input of a layer is never freed (`autosac.configurations.bounds`). What others read as well (the last layer's result) does
+not count. Between the layers' forward and backward, all of that is there, and whatever the operator that runs reads and
+writes: logits and their gradient, which no plan makes smaller.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
 
 _SHARDS_OWN = ("fsdp.", "aten.split_with_sizes_copy", "c10d.", "_c10d_functional.")
+_MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
 _COMPUTE = 0  # the stream that models run on
 _NONE = -1  # no layer
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
@@ -90,7 +91,7 @@ class Sheet:
 
         def part(table: Mapping[str, Any]) -> Part:
             kept = tuple((int(size), math.inf if ms is None else float(ms)) for size, ms in table["kept"])
-            return Part(forward_ms=table["forward_ms"], backward_ms=table["backward_ms"], kept=kept)
+            return Part(**{**table, "kept": kept})
 
         shapes = tuple((str(name), tuple(shape)) for name, shape in document["parameter_shapes"])
         parts = {name: part(document[name]) for name in _PART_NAMES}
@@ -122,7 +123,8 @@ def sheet_of(simulation: Simulation) -> Sheet:
     info = trace.info
     event_ms = simulation.pricing.event_ms.tolist()
     layer_of = [_layer_number(name) for name in trace.modules]
-    chain = _parts(_chain(trace, event_ms), layer_of)
+    members = _chain(trace, event_ms)
+    chain, waits = _parts(members, layer_of), _waits(members, layer_of)
     numbers = {name: math.prod(shape) for name, shape in info.parameter_shapes.items()}
     present = sorted({_layer_number(name) for name in numbers} - {_NONE})
     repeating = present[-info.cut.period :] if info.cut is not None else present
@@ -153,14 +155,25 @@ def sheet_of(simulation: Simulation) -> Sheet:
         layer=Part(
             forward_ms=layer_ms[Phase.FORWARD],
             backward_ms=layer_ms[Phase.BACKWARD],
+            waits_ms=average(waits.layers),
             kept=_items(least_kept),
         ),
-        least=Part(forward_ms=least[Phase.FORWARD], backward_ms=least[Phase.BACKWARD]),
+        least=Part(
+            forward_ms=least[Phase.FORWARD],
+            backward_ms=least[Phase.BACKWARD],
+            waits_ms=max((waits.layers.get(layer, 0.0) for layer in present), default=0.0),
+        ),
         first=Part(
             forward_ms=chain.first[Phase.FORWARD] + excess[Phase.FORWARD],
             backward_ms=chain.first[Phase.BACKWARD] + excess[Phase.BACKWARD],
+            waits_ms=waits.first + sum(waits.layers.get(layer, 0.0) - average(waits.layers) for layer in present),
         ),
-        last=Part(forward_ms=chain.last[Phase.FORWARD], backward_ms=chain.last[Phase.BACKWARD], kept=_items(rest)),
+        last=Part(
+            forward_ms=chain.last[Phase.FORWARD],
+            backward_ms=chain.last[Phase.BACKWARD],
+            waits_ms=waits.last,
+            kept=_items(rest),
+        ),
         layer_parameters=layer_parameters,
         least_parameters=float(min((parameters[layer] for layer in present), default=0)),
         outside_parameters=sum(parameters.values()) + added * layer_parameters - total * layer_parameters,
@@ -196,35 +209,65 @@ class _Parts(NamedTuple):
     last: dict[Phase, float]
 
 
-def _chain(trace: Trace, event_ms: Sequence[float]) -> list[tuple[Phase, int, float]]:
-    """(phase, module, milliseconds) of all members of the chain, in their order. See the module."""
-    found: list[tuple[Phase, int, float]] = []
-    issued: dict[int, tuple[Phase, int, float]] = {}  # collectives since the last operator, by their work
+class _Member(NamedTuple):
+    """A member of the chain: an operator, or a transfer that the next one waits for."""
+
+    phase: Phase
+    module: int
+    ms: float
+    transfer: bool
+
+
+def _chain(trace: Trace, event_ms: Sequence[float]) -> list[_Member]:
+    """All members of the chain, in their order. See the module."""
+    found: list[_Member] = []
+    issued: dict[int, _Member] = {}  # collectives since the last operator, by their work
     event: Any
     for event, ms in zip(trace.events, event_ms, strict=True):
         kind = type(event)
         if kind is Op and event.stream == _COMPUTE and ms:
             issued.clear()
             if event.phase in _PHASES and not trace.signatures[event.signature].name.startswith(_SHARDS_OWN):
-                found.append((event.phase, event.module, ms))
+                found.append(_Member(event.phase, event.module, ms, transfer=False))
         elif kind is Collective and event.stream == _COMPUTE and event.phase in _PHASES:
             if event.asynchronous:
-                issued[event.work] = (event.phase, event.module, ms)
+                issued[event.work] = _Member(event.phase, event.module, ms, transfer=True)
             else:
-                found.append((event.phase, event.module, ms))
+                found.append(_Member(event.phase, event.module, ms, transfer=True))
         elif kind is WorkWait and event.stream == _COMPUTE and event.work in issued:
             # Of several in flight at once only the longest counts: they may run side by side.
-            phase, module, longest = issued.pop(event.work)
-            overlapping = max((other for *_, other in issued.values()), default=0.0)
-            found.append((phase, module, max(0.0, longest - overlapping)))
+            longest = issued.pop(event.work)
+            overlapping = max((other.ms for other in issued.values()), default=0.0)
+            found.append(longest._replace(ms=max(0.0, longest.ms - overlapping)))
     return found
 
 
-def _parts(chain: Sequence[tuple[Phase, int, float]], layer_of: Sequence[int]) -> _Parts:
+class _Waits(NamedTuple):
+    """Milliseconds of transfers, forward and backward: before the layers, of each layer, behind the layers."""
+
+    first: float
+    layers: dict[int, float]
+    last: float
+
+
+def _waits(chain: Sequence[_Member], layer_of: Sequence[int]) -> _Waits:
+    """What of the chain is transfers."""
+    found = _parts([member if member.transfer else member._replace(ms=0.0) for member in chain], layer_of)
+    layers: Counter[int] = Counter()
+    for of_phase in found.layers.values():
+        layers.update(of_phase)
+    return _Waits(sum(found.first.values()), dict(layers), sum(found.last.values()))
+
+
+def _parts(chain: Sequence[_Member], layer_of: Sequence[int]) -> _Parts:
     """The chain's members by where they stand. What stands between layers and belongs to none counts nothing."""
     found = _Parts(dict.fromkeys(_PHASES, 0.0), {phase: {} for phase in _PHASES}, dict.fromkeys(_PHASES, 0.0))
     for phase in _PHASES:
-        members = [(layer_of[module] if module >= 0 else _NONE, ms) for at, module, ms in chain if at is phase]
+        members = [
+            (layer_of[member.module] if member.module >= 0 else _NONE, member.ms)
+            for member in chain
+            if member.phase is phase
+        ]
         inside = [i for i, (layer, _) in enumerate(members) if layer != _NONE]
         begin, end = (inside[0], inside[-1]) if inside else (len(members), len(members))
         early, late = (found.first, found.last) if phase is Phase.FORWARD else (found.last, found.first)
@@ -274,6 +317,10 @@ def _kept(trace: Trace, event_ms: Sequence[float], layer_of: Sequence[int]) -> t
                 for storage in event.outputs:
                     if storage in alive and event.stream == _COMPUTE:
                         alive[storage] = max(alive[storage], (ms, trace.signatures[event.signature].name))
+        elif kind is Collective and event.phase is not Phase.BACKWARD and event.stream == _COMPUTE:
+            for storage in event.outputs:
+                if storage in alive:
+                    alive[storage] = max(alive[storage], (ms, event.kind))
     kept: dict[int, _Kept] = defaultdict(Counter)
     for storage, (ms, name) in alive.items():
         size, layer = trace.storages[storage].nbytes, layer_of[trace.storages[storage].module]
@@ -329,6 +376,7 @@ def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
 
 
 def _is_activation(trace: Trace, storage: int) -> bool:
-    """Made by the model's own forward: neither gathered parameters nor buffers of communication."""
+    """Made by the model's own forward, its own collectives included: neither gathered parameters nor FSDP's buffers."""
     row = trace.storages[storage]
-    return row.phase is Phase.FORWARD and row.stream == _COMPUTE and row.label is Label.NONE
+    own = row.label is Label.NONE or (row.label is Label.COMMUNICATION and row.op.startswith(_MODELS_OWN))
+    return own and row.phase is Phase.FORWARD and row.stream == _COMPUTE

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from autosac.display.printable import printable
 from autosac.errors import UsageError
@@ -120,8 +121,23 @@ def space_of(document: dict[str, Any], where: str = "space") -> Space:
         return Space(**listed)
     except ValidationError as e:
         first = e.errors()[0]
-        value = printable(repr(first["input"]))[:60]
-        raise UsageError(f"{where}: {first['loc'][0]} is {value}: {first['msg'].removeprefix('Value error, ')}") from e
+        given = first["input"] if first["type"] != "too_short" else []
+        value = printable(repr(list(given) if isinstance(given, tuple) else given))[:60]
+        raise UsageError(f"{where}: {first['loc'][0]} is {value}: {_expected(first)}") from e
+
+
+def _expected(error: ErrorDetails) -> str:
+    """What is allowed, in plain words."""
+    context = error.get("ctx", {})
+    plain = {
+        "int_type": "expected whole numbers",
+        "bool_type": "expected true or false",
+        "greater_than_equal": f"expected {context.get('ge')} or more",
+        "less_than_equal": f"expected {context.get('le')} or less",
+        "literal_error": f"expected {context.get('expected')}",
+        "too_short": "expected at least one value",
+    }
+    return plain.get(error["type"], error["msg"].removeprefix("Value error, "))
 
 
 def space_text(space: Space) -> str:

@@ -9,6 +9,7 @@ A search is a function of its inputs and of the answers: resumed, it asks the sa
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,10 @@ class Study:
             raise UsageError(f"--resume {folder}: there is no study (no {_FILE}); give --study {folder} to begin one")
         if not resume and journal.is_file():
             raise UsageError(f"{folder} holds a study: --resume {folder} continues it, or give another folder")
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"study {folder} is a file: give a folder")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._new = not journal.is_file()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             storage = JournalStorage(JournalFileBackend(str(journal)))
@@ -61,6 +65,13 @@ class Study:
                     f"study {self.folder} belongs to another search: its {name} is {_short(known.get(name))}, here it is "
                     f"{_short(value)}; give another folder"
                 )
+
+    def forget(self) -> None:
+        """Remove a study that was begun here and has no answers but refusals: the search could not start."""
+        if self._new and not (len(self) and any("refused" not in answer for answer in self._answers.values())):
+            (self.folder / _FILE).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # there is something else in it
+                self.folder.rmdir()
 
     def answer(self, key: str) -> dict[str, Any] | None:
         """What is known of a question, by whoever asked it."""

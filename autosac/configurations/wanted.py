@@ -9,6 +9,7 @@ from autosac.configurations.offers import Objective, Offer
 from autosac.configurations.space import Space
 from autosac.jobs.titan import TitanJob
 from autosac.planning.closed_loop import Goal
+from autosac.titan.python_jobs import PythonJob
 
 _ADAM = 12  # bytes of a float32 parameter with Adam's two states
 
@@ -30,7 +31,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What the job's settings say of themselves."""
+    """What the job's settings say of themselves. `python`: the job, if it is one of TorchTitan 0.3."""
 
     facts: ModelFacts
     compiled: bool
@@ -38,3 +39,4 @@ class Own:
     converters: tuple[str, ...] = ()
     state_bytes: int = _ADAM
     gradient_bytes: int = 4
+    python: PythonJob | None = None

@@ -12,10 +12,15 @@ from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.writing import write_text_atomically
 from autosac.quantities import format_bytes, format_ms
-from autosac.report.search_tables import MOST_ROWS, notes
+from autosac.report.search_tables import MOST_ROWS, best_rows, headings, notes
 
 GIB = 2**30
-_STYLE = "body{font-family:sans-serif;max-width:1200px;margin:2em auto}li{margin:.3em 0}"
+_STYLE = (
+    "body{font-family:sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}h1{font-size:1.6em}"
+    "li{margin:.3em 0}table{border-collapse:collapse;font-size:.9em;margin:1.5em 0}"
+    "th,td{padding:.35em .8em;border-bottom:1px solid #ddd;text-align:left}.n{text-align:right}"
+    "tbody tr:first-child{font-weight:bold}"
+)
 _KNOBS = {
     "gpu": "GPU",
     "replicate": "replicas",
@@ -36,6 +41,7 @@ _KNOBS = {
     "activation_offload": "offload",
     "allocator": "allocator",
 }
+_SPEEDS = [[0.0, "#08306b"], [0.3, "#4292c6"], [1.0, "#d9d9d9"]]  # the fastest stand out
 _PARTS = {
     "compute": "#1f77b4",
     "recompute": "#aec7e8",
@@ -62,9 +68,9 @@ def search_page(result: Result) -> str:
     figures = (_coordinates(go, result), _against_memory(go, result), _parts(go, result))
     body = [f"<h1>{html.escape(title(result))}</h1><ul>"]
     body += [f"<li>{html.escape(printable(note))}</li>" for note in notes(result)]
-    body.append("</ul>")
+    body += ["</ul>", _table(result)]
     for i, figure in enumerate(figures):
-        body.append(figure.to_html(full_html=False, include_plotlyjs=i == 0))
+        body.append(figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displaylogo": False}))
     head = f"<meta charset='utf-8'><title>{html.escape(title(result))}</title><style>{_STYLE}</style>"
     return f"<!doctype html><html><head>{head}</head><body>{''.join(body)}</body></html>"
 
@@ -73,6 +79,24 @@ def title(result: Result) -> str:
     """What was searched."""
     offers = dict.fromkeys(row.offer for row in result.rows)
     return f"Configurations on {' or '.join(printable(f'{o.world_size} x {o.gpu}') for o in offers)}"
+
+
+def _table(result: Result) -> str:
+    """The ten best, as in the terminal."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        kinds = ["n" if right else "" for _, right in headings(result)]
+        texts = (
+            f"<{tag} class='{kind}'>{html.escape(printable(cell))}</{tag}>"
+            for cell, kind in zip(cells, kinds, strict=True)
+        )
+        return f"<tr>{''.join(texts)}</tr>"
+
+    rows = best_rows(result)
+    if not rows:
+        return ""
+    head = row([heading for heading, _ in headings(result)], "th")
+    return f"<table><thead>{head}</thead><tbody>{''.join(row(cells, 'td') for cells in rows)}</tbody></table>"
 
 
 def _coordinates(go: Any, result: Result) -> Any:
@@ -88,7 +112,7 @@ def _coordinates(go: Any, result: Result) -> Any:
     figure = go.Figure(
         go.Parcoords(
             dimensions=dimensions,
-            line={"color": step_ms, "colorscale": "Viridis", "reversescale": True, "showscale": True},
+            line={"color": step_ms, "colorscale": _SPEEDS, "showscale": True},
         )
     )
     figure.update_layout(title="Knobs of the configurations that fit", height=420, margin={"t": 110, "l": 90})
@@ -185,6 +209,7 @@ def _parts(go: Any, result: Result) -> Any:
         xaxis_title="milliseconds",
         template="plotly_white",
         barmode="stack",
+        legend={"traceorder": "normal"},
         height=180 + 36 * len(rows),
         yaxis={"autorange": "reversed", "automargin": True},
     )

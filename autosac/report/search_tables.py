@@ -23,19 +23,29 @@ def search_summary(result: Result) -> RenderableType:
 
 def search_table(result: Result) -> Table:
     """The ten best that fit."""
-    costs = result.objective == "cost-per-token"
     table = Table(title=f"Configurations (budget {format_bytes(result.budget_bytes)} of each GPU)")
-    table.add_column("")
-    table.add_column("configuration")
-    table.add_column("checkpointing")
-    for heading in ("step time", "tokens/s/GPU", "MFU", "peak reserved", *(["cost of 1M tokens"] if costs else [])):
-        table.add_column(heading, justify="right")
-    table.add_column("limit")
-    offers = {row.offer for row in result.fitting}
+    for heading, right in headings(result):
+        table.add_column(heading, justify="right" if right else "left")
+    for cells in best_rows(result):
+        table.add_row(*cells)
+    return table
+
+
+def headings(result: Result) -> list[tuple[str, bool]]:
+    """The columns of the ten best, and whether they hold numbers."""
+    numbers = ["step time", "tokens/s/GPU", "MFU", "peak reserved"]
+    numbers += ["cost of 1M tokens"] if result.objective == "cost-per-token" else []
+    left = [("", False), ("configuration", False), ("checkpointing", False)]
+    return [*left, *((heading, True) for heading in numbers), ("limit", False)]
+
+
+def best_rows(result: Result) -> list[list[str]]:
+    """The cells of the ten best that fit."""
+    found = []
     for position, row in enumerate(result.fitting[:MOST_ROWS], start=1):
         m = row.measured
-        gpu = f"{row.offer.world_size} x {row.offer.gpu}, " if len(offers) > 1 else ""
-        table.add_row(
+        gpu = f"{row.offer.world_size} x {row.offer.gpu}, " if len(result.offers) > 1 else ""
+        cells = [
             str(position) if not _tied(result, row) else f"{position} =",
             f"{gpu}{row.layout}",
             m.checkpointing,
@@ -43,10 +53,15 @@ def search_table(result: Result) -> Table:
             f"{m.tokens_per_second:,.0f}",
             f"{m.mfu:.1%}",
             format_bytes(m.peak_reserved_bytes),
-            *([f"{cost_per_million(row):,.3f}"] if costs else []),
-            row.binds,
-        )
-    return table
+        ]
+        cells += [_price(cost_per_million(row))] if result.objective == "cost-per-token" else []
+        found.append([*cells, row.binds])
+    return found
+
+
+def _price(price: float) -> str:
+    """Three decimals, or two digits of what is less than a tenth."""
+    return f"{price:,.3f}" if price >= 0.1 else f"{price:.2g}"
 
 
 def cost_per_million(row: Row) -> float:
@@ -75,22 +90,29 @@ def notes(result: Result) -> list[str]:
     if result.proven and best is not None:
         found.append(f"proven: no configuration of the space is better than the best by more than {result.gap:.1%}")
     elif not result.proven:
-        found.append(
-            f"not proven: {counts.failed} evaluations failed, and their bounds are below the best; --resume tries them again"
-            if counts.failed
-            else "not proven: the search was not finished"
-        )
+        found.append(f"not proven: {_why_not_proven(result)}")
     open_ = counts.legal - counts.bounded - counts.evaluated - counts.refused - counts.failed
     left = f", {open_:,} open" if open_ else ""
+    sheets = f"{counts.sheets:,} one-layer capture{'' if counts.sheets == 1 else 's'} gave bounds"
     found.append(
         f"{counts.configurations:,} configurations in {counts.legal:,} layouts: {counts.bounded:,} ruled out by bounds, "
-        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {counts.sheets:,} one-layer captures gave bounds"
+        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {sheets}"
     )
     if counts.reused:
-        found.append(f"{counts.reused:,} answers came from the study")
+        found.append(f"{counts.reused:,} answer{' came' if counts.reused == 1 else 's came'} from the study")
     for what, reasons in (("refused", result.refused), ("failed", result.failed)):
         found += [f"{number} {what}: {why}" for why, number in Counter(reasons.values()).most_common(3)]
     return found
+
+
+def _why_not_proven(result: Result) -> str:
+    failed = result.counts.failed
+    if failed:
+        evaluations = f"{failed} evaluation{'' if failed == 1 else 's'} failed"
+        return f"{evaluations}, with bounds below the best; --resume tries again"
+    if result.sampled:
+        return "the space is too large to list; this is the best of the layouts that were proposed (a smaller --space proves)"
+    return "the search was not finished"
 
 
 def _tied(result: Result, row: Row) -> bool:

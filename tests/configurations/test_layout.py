@@ -128,13 +128,13 @@ def test_a_space_survives_being_written() -> None:
     ("document", "message"),
     [
         ({"tensor_paralel": [1]}, "there is no knob 'tensor_paralel'"),
-        ({"tensor_parallel": ["two"]}, "tensor_parallel is 'two': Input should be a valid integer"),
-        ({"tensor_parallel": [0]}, "tensor_parallel is 0: Input should be greater than or equal to 1"),
+        ({"tensor_parallel": ["two"]}, "tensor_parallel is 'two': expected whole numbers"),
+        ({"tensor_parallel": [0]}, "tensor_parallel is 0: expected 1 or more"),
         ({"microbatch": [2, 2]}, "a value is given twice"),
         ({"checkpointing": ["most"]}, "checkpointing is 'most'"),
-        ({"compile": [1]}, "compile is 1: Input should be a valid boolean"),
+        ({"compile": [1]}, "compile is 1: expected true or false"),
         ({"allocator": ["what:ever"]}, "allocator is"),
-        ({"microbatch": []}, "microbatch is ()"),
+        ({"microbatch": []}, "microbatch is []: expected at least one value"),
     ],
 )
 def test_wrong_spaces(document: dict[str, object], message: str) -> None:

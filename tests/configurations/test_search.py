@@ -256,6 +256,7 @@ def test_wrong_input_is_one_line(
     code = main(["search", str(job), *before, *study, "--quiet", *after])
     complaint = capfd.readouterr().err
     assert code == 2 and message in complaint and complaint.count("\n") == 1
+    assert not (tmp_path / "study").exists()  # which the corrected command would be refused for
 
 
 def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:

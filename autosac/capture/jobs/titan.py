@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -90,12 +89,6 @@ def import_torchtitan() -> None:
         import torchtitan.train  # noqa: F401
     except ImportError as e:
         raise CaptureError(f"torchtitan cannot be imported: {one_line(e)}") from e
-
-
-def plain_text(message: str) -> str:
-    """A message that TorchTitan's argument parser has drawn in a box, on one line."""
-    words = [word for word in message.split() if any(map(str.isalnum, word))]
-    return re.split(r" (?:For full|Argument) helptext", " ".join(words))[0][:300]
 
 
 def job_fingerprint(settings: dict[str, str], world_size: int) -> str:

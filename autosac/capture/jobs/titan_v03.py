@@ -16,11 +16,12 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from autosac.capture.failures import one_line
 from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
 from autosac.capture.jobs.layers import config_attributes
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer, plain_text
+from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer
 from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.integrations.torchtitan.policy_hook import ModelPolicy
+from autosac.titan.python_jobs import plain_text
 from autosac.titan.settings import python_job_settings
 from autosac.titan.version import split_python_job
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -213,9 +214,10 @@ def _loading(note: Callable[[str], None]) -> None:
 
 def _profiler(note: Callable[[str], None]) -> None:
     """PyTorch's profiler sees the host. For kernels, a build without CUDA would try, and fail, once for each operator."""
-    from torch.autograd.profiler import ProfilerActivity, ProfilerState, profile
+    from torch._C._autograd import ProfilerState
+    from torch._C._profiler import ProfilerActivity
 
-    profiler: Any = profile
+    profiler: Any = torch.autograd.profiler.profile
     original = profiler.__init__
 
     @functools.wraps(original)
@@ -232,7 +234,8 @@ def _profiler(note: Callable[[str], None]) -> None:
 def _spawned() -> None:
     """A script that starts one process for each GPU: this one is the process of its own rank, and others are not started."""
     import torch.multiprocessing as multiprocessing
-    from torch.multiprocessing import spawn as module
+
+    module: Any = importlib.import_module("torch.multiprocessing.spawn")
 
     def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
         given = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

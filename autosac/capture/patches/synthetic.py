@@ -95,9 +95,13 @@ def _made_up(original: Any, fill: Callable[[Any], None], note: Callable[[str], N
             original(self, root, *args, **kwargs)
         except (OSError, RuntimeError):  # its errors for missing files and failed downloads
             if not hasattr(self, "transforms"):  # it failed before its base was set up
-                base = next(c for c in type(self).__mro__ if c.__name__ == "VisionDataset")
-                told = {name: kwargs[name] for name in ("transform", "target_transform") if name in kwargs}
-                base.__init__(self, root, **({"transform": args[0]} if args and callable(args[0]) else told))
+                base: Any = next(c for c in type(self).__mro__ if c.__name__ == "VisionDataset")
+                told: dict[str, Any] = {
+                    name: kwargs[name] for name in ("transform", "target_transform") if name in kwargs
+                }
+                if args and callable(args[0]):
+                    told["transform"] = args[0]
+                base.__init__(self, root, **told)
             fill(self)
             note(f"the data set {type(self).__name__} is made up: {ROWS} images (--synthetic-data)")
 

@@ -1,0 +1,93 @@
+"""What FSDP's transfers take of a rank's time and links at least, layer by layer.
+
+A rank gathers the parameters of its layers and scatters their gradients, over the ranks of FSDP's group. The time X during
+which at least one of these transfers is under way on a rank is no less than
+
+1. the sum of its gathers, and that of its scatters, each as long as alone: those of one kind wait for each other on a stream;
+2. for each of its links, the sum over all of them of (time alone) times (share of the link that it takes alone): a link is
+   never used for more than the whole (`autosac.runtime_sim.sharing`).
+
+Every layer's message is taken to be as fast, byte for byte, as one message of all layers would be: no model of collectives
+gives fewer bytes a millisecond to a larger message. Padding, and what stands before and behind the layers, count nothing.
+A step's transfers lie in it: gathers follow the optimizer's last step, scatters come before its next one.
+
+What that means for a step's time is said in `autosac.configurations.bounds`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autosac.configurations.layout import Layout
+from autosac.estimator.models import Estimate
+from autosac.estimator.pricing import default_models
+from autosac.runtime_sim import ConstantOverlap
+from autosac.simulation import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Of one layer: milliseconds of a gather and of a scatter, and what of them each link (port, adapter, uplink) is taken.
+
+    `slowdown`: by which factor computation beside such a transfer is slower, at least.
+    """
+
+    gather_ms: float = 0.0
+    scatter_ms: float = 0.0
+    gather_links_ms: tuple[float, ...] = ()
+    scatter_links_ms: tuple[float, ...] = ()
+    slowdown: float = 1.0
+
+    def busy_ms(self, gathers: float, scatters: float) -> float:
+        """How long at least one of so many transfers is under way, at least. See the module."""
+        links = zip(self.gather_links_ms, self.scatter_links_ms, strict=True)
+        return max(
+            gathers * self.gather_ms,
+            scatters * self.scatter_ms,
+            *(gathers * gather + scatters * scatter for gather, scatter in links),
+        )
+
+
+NO_TRAFFIC = Traffic()
+
+
+class Roads:
+    """The links of a target, and what transfers take on them."""
+
+    def __init__(self, target: Target) -> None:
+        self._cluster, self._overlap = target.cluster, target.overlap
+        self._model = target.collectives or default_models(target.hardware).collectives
+        self._estimate = lru_cache(maxsize=4096)(self._estimated)
+
+    def traffic(
+        self, layout: Layout, layers: int, layer_parameters: float, compute_bytes: int, gradient_bytes: int
+    ) -> Traffic:
+        """Of one layer of a layout; none without FSDP. Sizes are of the whole model, unsharded."""
+        group, per_node = layout.shard * layout.context, self._cluster.gpus_per_node
+        stage = layout.world_size // layout.pipeline
+        aligned = layout.pipeline == 1 or stage % per_node == 0 or per_node % stage == 0
+        numbers = layers * layer_parameters / (layout.tensor * layout.expert)
+        if group == 1 or not aligned or not isinstance(self._overlap, ConstantOverlap) or numbers < 1:
+            return NO_TRAFFIC
+        gather = self._estimate("all_gather", int(numbers * compute_bytes), group, layout.tensor)
+        scatter = self._estimate("reduce_scatter", int(numbers * gradient_bytes), group, layout.tensor)
+        last = (group - 1) * layout.tensor
+        slowdown = self._overlap.compute_inter if last >= per_node else self._overlap.compute_intra
+        return Traffic(
+            gather_ms=gather.ms / layers,
+            scatter_ms=scatter.ms / layers,
+            gather_links_ms=_links_ms(gather, layers),
+            scatter_links_ms=_links_ms(scatter, layers),
+            slowdown=slowdown,
+        )
+
+    def _estimated(self, kind: str, nbytes: int, ranks: int, stride: int) -> Estimate:
+        return self._model.estimate(kind, nbytes, self._cluster.place(range(0, ranks * stride, stride)))
+
+
+def _links_ms(estimate: Estimate, layers: int) -> tuple[float, ...]:
+    use = estimate.use
+    return (
+        (0.0, 0.0, 0.0) if use is None else tuple(estimate.ms * x / layers for x in (use.port, use.adapter, use.uplink))
+    )
