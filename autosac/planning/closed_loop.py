@@ -73,6 +73,11 @@ class PlanningCaptures(Protocol):
     def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
 
+    def sample(self, plan: Plan, layers: int) -> Callable[[], Simulation]:
+        """Begin to capture the step of the model's first so many layers under a plan, or that of all where they cannot be left
+        out; the answer waits for it. CaptureError, at once or from there.
+        """
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
@@ -173,10 +178,7 @@ def _mixes(
     groups = groups_of(planner.policies, baselines["none"].trace)
     if not groups:
         return None
-    mixes = CompiledMixes(groups, baselines, planner.base, captures.begin, progress)
-    if "full" not in baselines:
-        mixes.leave_to_compiler("the job cannot be compiled under full checkpointing")
-    return mixes
+    return CompiledMixes(groups, baselines["none"], planner.base, captures.sample, progress)
 
 
 def derivation_for(captures: Derivable, planner: Planner) -> Derivation:

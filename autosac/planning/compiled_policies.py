@@ -22,6 +22,7 @@ from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Unit
 from autosac.simulation import Simulation
 from autosac.solvers import frontier
+from autosac.solvers.mix import Cost
 from autosac.trace import ModuleEnter, Op, Phase, Trace
 
 BUDGETS = tuple(tenths / 10 for tenths in range(1, 10))
@@ -49,12 +50,15 @@ class CompiledPolicy:
         """Whether it is checkpointing, and no choice of the compiler's."""
         return self.template is not None and self.template.memory_budget is None
 
-    def expected_bytes(self, free_bytes: int) -> float:
-        """About what a unit saves that saves `free_bytes` by itself."""
+    def expected(self, own: Cost) -> Cost:
+        """About what a unit costs that costs `own` as the compiler does by itself. Bytes of what has decisions are exact but
+        for small change; a memory budget is taken to cost no time.
+        """
         if self.template is None:
-            return free_bytes
+            return own
         budget = self.template.memory_budget
-        return self.template.kept_bytes if budget is None else budget * free_bytes
+        nbytes = self.template.kept_bytes if budget is None else int(budget * own.nbytes)
+        return Cost(nbytes, own.ms + self.template.recompute_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +153,16 @@ def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
     return tuple(known.values())
 
 
-def nearest(group: UnitGroup, wanted_bytes: float, free_bytes: int) -> list[CompiledPolicy]:
-    """The policies that save about `wanted_bytes`, by what is expected of them (`CompiledPolicy.expected_bytes`), on either
-    side: two of those that decide, and a memory budget.
+def nearest(group: UnitGroup, wanted_bytes: float, own: Cost) -> list[CompiledPolicy]:
+    """The policies that save about `wanted_bytes`, by what is expected of them (`CompiledPolicy.expected`), on either side one
+    that decides and a memory budget.
     """
     found: list[CompiledPolicy] = []
-    for count, decided in ((2, True), (1, False)):
-        expected = {p: p.expected_bytes(free_bytes) for p in group.policies[1:] if p.has_decisions is decided}
+    for decided in (True, False):
+        expected = {p: p.expected(own).nbytes for p in group.policies[1:] if p.has_decisions is decided}
         ordered = sorted(expected, key=expected.__getitem__)
-        found += [p for p in ordered if expected[p] <= wanted_bytes][-count:]
-        found += [p for p in ordered if expected[p] > wanted_bytes][:count]
+        found += [p for p in ordered if expected[p] <= wanted_bytes][-1:]
+        found += [p for p in ordered if expected[p] > wanted_bytes][:1]
     return found
 
 
@@ -169,7 +173,8 @@ def left_to_compiler(group: UnitGroup) -> UnitGroup:
     unit = group.units[0]
     policies = [policy for policy in group.policies if not policy.has_decisions]
     if not any(operator.random for operator in unit.sac.stats.operators):
-        policies.append(CompiledPolicy(name="memory_budget 0", template=_left_to_compiler(unit, 0.0)))
+        everything = replace(_left_to_compiler(unit, 0.0), recompute_ms=unit.recompute_all().recompute_ms)
+        policies.append(CompiledPolicy(name="memory_budget 0", template=everything))
     return replace(group, policies=tuple(policies))
 
 
