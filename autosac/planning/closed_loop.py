@@ -120,8 +120,8 @@ def make_plans(
             planner = planner_for(base, baselines["none"], goal)
             derivation = derivation_for(captures, planner)
             mixes = _mixes(captures, planner, baselines, progress)
-            partly_compiled = base.trace.info.compiled and mixes is None
-            search = Search(derivation, planner, progress, mixes, partly_compiled=partly_compiled)
+            partly = base.trace.info.compiled and mixes is None
+            search = Search(derivation, planner, progress, mixes, baselines["none"] if partly else None)
             offloading = Offloading(planner, derivation, progress) if goal.offload else None
         try:
             best = find_verified(search, derivation, wanted, baselines, progress)
