@@ -178,7 +178,7 @@ def _mixes(
     groups = groups_of(planner.policies, baselines["none"].trace)
     if not groups:
         return None
-    return CompiledMixes(groups, baselines["none"], planner.base, captures.sample, progress)
+    return CompiledMixes(groups, baselines, planner.base, captures.begin, captures.sample, progress)
 
 
 def derivation_for(captures: Derivable, planner: Planner) -> Derivation:

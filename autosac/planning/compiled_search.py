@@ -45,21 +45,25 @@ _Sampled: TypeAlias = Callable[[], Simulation]
 
 
 class CompiledMixes:
-    """Chooses mixes for the groups of one job. `none`: the compiled step without checkpointing; `observed`: the eager one, of
-    which plans are made. `sample`: see `autosac.planning.closed_loop.PlanningCaptures`.
+    """Chooses mixes for the groups of one job. `baselines`: the compiled step without checkpointing ("none"), and those that
+    plans are shown beside; `observed`: the eager step, of which plans are made. `begin` and `sample`: see
+    `autosac.planning.closed_loop.PlanningCaptures`.
     """
 
     def __init__(
         self,
         groups: tuple[UnitGroup, ...],
-        none: Simulation,
+        baselines: Mapping[str, Simulation],
         observed: Simulation,
+        begin: Callable[[Plan], None],
         sample: Callable[[Plan, int], _Sampled],
         progress: Callable[[str], None],
     ) -> None:
         self._groups = groups
-        self._none = none
+        self._baselines = baselines
+        self._none = baselines["none"]
         self._observed = observed
+        self._begin = begin
         self._sample = sample
         self._progress = progress
         self._measured: list[dict[CompiledPolicy, Cost]] = [{} for _ in groups]
@@ -85,7 +89,11 @@ class CompiledMixes:
             except InfeasibleError:
                 bracket.unsolved()
                 continue
-            candidate = candidates.verify(self._plan(goal, choice))
+            plan = self._plan(goal, choice)
+            self._begin(plan)
+            for baseline in self._baselines.values():
+                baseline.prediction()  # worked out while that capture goes on
+            candidate = candidates.verify(plan)
             self._excess = candidate.simulation.peak_bytes(goal.budget_kind) - choice.nbytes
             again = candidate.plan.units in seen
             seen.add(candidate.plan.units)
@@ -157,6 +165,7 @@ class CompiledMixes:
             ]
             waiting.append((own, self._sample(self._in_turns(goal, own), self._layers(own))))
         self._progress("measuring policies as compiled")
+        self._none.prediction()  # worked out while those captures go on
         for own, sampled in waiting:
             self._learn(sampled(), own)
 
