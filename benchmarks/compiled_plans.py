@@ -11,6 +11,7 @@ table is of all rows in it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -88,7 +89,9 @@ def run(row: Job) -> dict[str, Any]:
         if isinstance(planned, InfeasibleError):
             raise planned
         found = dict(planned.plan.predictions)
-        value, own = _largest_budget(server, job, budget_bytes, found)
+        value, own = None, None
+        with contextlib.suppress(CaptureError):  # what the job cannot run under is no competitor
+            value, own = _largest_budget(server, job, budget_bytes, found)
     if own is not None:
         found["memory_budget"] = own
     fitting = {n: p for n, p in found.items() if n != "autosac" and (p.peak_reserved_bytes or 0) <= budget_bytes}

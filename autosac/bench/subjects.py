@@ -43,7 +43,7 @@ class Subject(Protocol):
     def begin(self, plan: Plan) -> None:
         """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
-    def sample(self, plan: Plan, layers: int) -> Callable[[], Simulation]:
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
     def under(self, plan: Plan) -> Simulation:
@@ -128,7 +128,7 @@ class TitanSubject:
         """See `Subject`."""
         self._captures.begin(plan)
 
-    def sample(self, plan: Plan, layers: int) -> Callable[[], Simulation]:
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `Subject`."""
         return self._captures.sample(plan, layers)
 

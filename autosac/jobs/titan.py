@@ -15,7 +15,7 @@ from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
-from autosac.jobs.untrainable import simulation_of_trainable
+from autosac.jobs.untrainable import check_trainable, simulation_of_trainable
 from autosac.limits import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
@@ -278,11 +278,11 @@ class TitanCaptures:
         plan.save(path)
         return self.job.request(plan_file=str(path))
 
-    def sample(self, plan: Plan, layers: int) -> Callable[[], Simulation]:
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `autosac.planning.closed_loop.PlanningCaptures`. A pipeline's stages keep all of their layers."""
         info = self.observed().trace.info
         check_trainable(info, plan)
-        if info.parallelism.pp > 1:
+        if layers is None or info.parallelism.pp > 1:
             self.begin(plan)
             return lambda: self.under(plan)
         capture = self._server.submit(replace(self._request(plan), layers=layers))

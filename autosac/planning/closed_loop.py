@@ -73,9 +73,9 @@ class PlanningCaptures(Protocol):
     def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
 
-    def sample(self, plan: Plan, layers: int) -> Callable[[], Simulation]:
-        """Begin to capture the step of the model's first so many layers under a plan, or that of all where they cannot be left
-        out; the answer waits for it. CaptureError, at once or from there.
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
+        """Begin to capture the step of the model's first so many layers under a plan, or that of all (None, and where they
+        cannot be left out); the answer waits for it. CaptureError, at once or from there.
         """
 
     def under(self, plan: Plan) -> Simulation:

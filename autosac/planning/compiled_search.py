@@ -56,7 +56,7 @@ class CompiledMixes:
         baselines: Mapping[str, Simulation],
         observed: Simulation,
         begin: Callable[[Plan], None],
-        sample: Callable[[Plan, int], _Sampled],
+        sample: Callable[[Plan, int | None], _Sampled],
         progress: Callable[[str], None],
     ) -> None:
         self._groups = groups
@@ -114,6 +114,8 @@ class CompiledMixes:
     def mirror(self, goal: Goal, baseline: str) -> Plan | None:
         """The plan in which every unit does what it does under a baseline; None if no policy is known to do that."""
         wanted = _BASELINES.get(baseline)
+        if any(group.of_parts for group in self._groups):
+            return None  # the baseline checkpoints what these units are parts of
         units = [p.of(unit) for g in self._groups for p in g.policies if p.name == wanted for unit in g.units]
         found = tuple(unit for unit in units if unit is not None)
         return plan_of(self._observed, goal, found) if found else None
@@ -198,10 +200,11 @@ class CompiledMixes:
         ]
         return plan_of(self._observed, goal, tuple(unit for unit in units if unit is not None))
 
-    def _layers(self, own: Sequence[Sequence[CompiledPolicy]]) -> int:
-        """How many layers there must be for every policy to have its turns."""
+    def _layers(self, own: Sequence[Sequence[CompiledPolicy]]) -> int | None:
+        """How many layers there must be for every policy to have its turns; None for all."""
         last = [g.units[: _TURNS * len(policies)][-1] for g, policies in zip(self._groups, own, strict=True)]
-        return 1 + max(layer_number(unit.name) or 0 for unit in last)
+        numbers = [number for number in (layer_number(unit.name) for unit in last) if number is not None]
+        return 1 + max(numbers) if len(numbers) == len(last) else None
 
     def _learn(self, simulation: Simulation, own: Sequence[Sequence[CompiledPolicy]]) -> None:
         """What policies cost, from a step whose units take turns with them."""
@@ -218,7 +221,7 @@ class CompiledMixes:
         """What has been measured. Full checkpointing, which may be all that fits, costs what is expected until it is."""
         found = []
         for group, known in zip(self._groups, self._measured, strict=True):
-            least = group.policies[1] if group.policies[1].has_decisions else group.policies[-1]
+            least = next((p for p in group.policies if p.has_decisions), group.policies[-1])
             own = known[group.policies[0]]
             found.append({**known, least: known.get(least, least.expected(own))})
         return found

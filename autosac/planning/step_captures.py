@@ -46,7 +46,7 @@ class StepCaptures(ABC):
     def begin(self, plan: Plan) -> None:  # noqa: B027 # nothing to do is a complete answer
         """Nothing: one step is captured at a time."""
 
-    def sample(self, plan: Plan, layers: int) -> Callable[[], Simulation]:
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """All layers: those of a step cannot be left out."""
         return lambda: self.under(plan)
 

@@ -12,9 +12,9 @@ _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.(.*))?")
 
 
 def layer_number(name: str) -> int | None:
-    """The number of the layer with this name; None if it is no layer."""
+    """The number of the layer that the module of this name is, or lies in; None if there is none."""
     place = _IN_LAYER.fullmatch(name)
-    return int(place[1]) if place is not None and place[2] is None else None
+    return int(place[1]) if place is not None else None
 
 
 def doings(plan: Plan, layers: int) -> list[Hashable]:

@@ -97,3 +97,12 @@ def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, captur
     own, some, nothing = (costs[f"layers.{i}"] for i in (5, 1, 2))
     assert costs["layers.3"] == some and costs["layers.4"] == nothing
     assert own.nbytes > some.nbytes > nothing.nbytes and own.ms < some.ms < nothing.ms
+
+
+def test_what_is_expected_of_a_policy() -> None:
+    """Decisions cost their bytes and their recomputation, a memory budget its share of what the compiler saves by itself."""
+    own = Cost(1000, 5.0)
+    decided = replace(_policy("keeps 10", 10).template, recompute_ms=2.0)  # type: ignore[type-var]
+    assert CompiledPolicy(name="own", template=None).expected(own) == own
+    assert CompiledPolicy(name="keeps 10", template=decided).expected(own) == Cost(10, 7.0)
+    assert _policy("budget", budget=0.3).expected(own) == Cost(300, 5.0)
