@@ -212,7 +212,7 @@ class CompiledMixes:
         costs = unit_costs(simulation, [u.name for group in self._groups for u in group.units if u.name in there])
         for group, policies, known in zip(self._groups, own, self._measured, strict=True):
             units = [unit for unit in group.units if unit.name in there]
-            for turn, policy in enumerate(policies):
+            for turn, policy in enumerate(policies[: len(units)]):  # a group may have fewer units than policies
                 known.setdefault(policy, _typical([costs[unit.name] for unit in units[turn :: len(policies)]]))
 
     # ---- mixes ------------------------------------------------------------------------------------------------------
