@@ -37,6 +37,8 @@ _SAMPLES = 2
 # Units of a sample that follow one policy: the first and the last of a model differ a little.
 _TURNS = 3
 _NARROW_BYTES = 2**24
+# Another capture of the step must promise to shorten it by this share.
+_WORTH = 2e-3
 # What the allocator reserves beyond what is active grows about by this share where units are checkpointed.
 _SCATTERED = 1 / 16
 # The policies that do what the job does under its own ways of checkpointing.
@@ -97,11 +99,16 @@ class CompiledMixes:
             self._excess = candidate.simulation.peak_bytes(goal.budget_kind) - choice.nbytes
             again = candidate.plan.units in seen
             seen.add(candidate.plan.units)
-            if candidate.fits(goal) and (candidate.uses(goal) or again):
+            if candidate.fits(goal) and (candidate.uses(goal) or again or not self._is_worthwhile(goal, choice)):
                 return
             bracket.verified(candidate, goal)
             if bracket.high - bracket.low < _NARROW_BYTES:
                 return
+
+    def _is_worthwhile(self, goal: Goal, choice: Choice) -> bool:
+        """Whether what a verified choice leaves of the budget is worth another capture."""
+        richer = best_mix(_sizes(self._groups, self._costs()), goal.target_bytes - self._excess)
+        return choice.ms - richer.ms >= _WORTH * self._none.step_ms
 
     def smallest(self, goal: Goal) -> Plan:
         """The plan in which every unit follows the policy with the fewest saved bytes."""
