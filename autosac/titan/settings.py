@@ -92,12 +92,10 @@ def compiles_model(settings: Mapping[str, str]) -> bool:
 
 
 def asks_to_compile(config_file: str | None, overrides: Sequence[str]) -> bool | None:
-    """Whether the job's file or arguments turn compilation on, as far as their text tells; None if it does not."""
-    words = [word.partition("=")[0] for word in overrides]
-    if any(word.endswith("compile.enable") for word in words):
-        return True
-    if any("compile." in word for word in words):
-        return None
+    """Whether the job's file or arguments ask for a compiled model, as far as their text tells; None if it does not."""
+    words = [word.partition("=")[0] for word in overrides if "compile." in word]
+    if words:
+        return True if all(word.endswith("compile.enable") for word in words) else None
     if config_file is None:
         return False
     if not config_file.endswith(".toml"):
@@ -107,7 +105,9 @@ def asks_to_compile(config_file: str | None, overrides: Sequence[str]) -> bool |
     except (OSError, DocumentError):  # whoever reads the job says what is wrong with it
         return None
     section = document.get("compile")
-    return bool(section.get("enable")) if isinstance(section, dict) else False
+    if not isinstance(section, dict):
+        return False
+    return bool(section.get("enable")) and "model" in str(section.get("components", "model"))
 
 
 def check_settings(planned: Mapping[str, str], running: Mapping[str, str]) -> None:
