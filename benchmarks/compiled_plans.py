@@ -11,16 +11,20 @@ table is of all rows in it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autosac.capture.process.server import CaptureServer
 from autosac.errors import AutosacError, CaptureError, InfeasibleError
-from autosac.jobs.tasks import plan_titan_job, simulate_job
+from autosac.induction import capturing
+from autosac.jobs.tasks import plan_in, simulation_of
 from autosac.jobs.titan import TitanJob
 from autosac.planning.closed_loop import Goal
 from autosac.plans import Prediction
@@ -79,12 +83,15 @@ def run(row: Job) -> dict[str, Any]:
         progress=lambda text: print(f"{time.monotonic() - began:6.1f} {row.name}: {text}", file=sys.stderr),
     )
     budget_bytes = parse_budget(row.budget, job.target.hardware.usable_bytes)
-    (planned,) = plan_titan_job(job, Goal(budget_bytes=budget_bytes))
-    planning_s = time.monotonic() - began
-    if isinstance(planned, InfeasibleError):
-        raise planned
-    found = dict(planned.plan.predictions)
-    value, own = _largest_budget(job, budget_bytes)
+    with CaptureServer(on_progress=job.progress) as server:
+        (planned,) = plan_in(server, job, Goal(budget_bytes=budget_bytes))
+        planning_s = time.monotonic() - began
+        if isinstance(planned, InfeasibleError):
+            raise planned
+        found = dict(planned.plan.predictions)
+        value, own = None, None
+        with contextlib.suppress(CaptureError):  # what the job cannot run under is no competitor
+            value, own = _largest_budget(server, job, budget_bytes, found)
     if own is not None:
         found["memory_budget"] = own
     fitting = {n: p for n, p in found.items() if n != "autosac" and (p.peak_reserved_bytes or 0) <= budget_bytes}
@@ -104,19 +111,33 @@ def _figures(prediction: Prediction) -> list[float]:
     return [prediction.step_ms, (prediction.peak_reserved_bytes or 0) / 2**30]
 
 
-def _largest_budget(job: TitanJob, budget_bytes: int) -> tuple[float | None, Prediction | None]:
-    """The largest memory budget that fits, by bisection."""
-    low, high, best = 0, len(_BUDGETS), None
-    while low < high:
-        middle = (low + high) // 2
-        arguments = ("--activation_checkpoint.mode", "memory_budget")
-        value = ("--activation_checkpoint.memory_budget", str(_BUDGETS[middle]))
-        prediction = simulate_job(replace(job, overrides=(*job.overrides, *arguments, *value)))[0].prediction()
-        if (prediction.peak_reserved_bytes or 0) <= budget_bytes:
-            low, best = middle + 1, prediction
-        else:
-            high = middle
-    return (_BUDGETS[low - 1], best) if best is not None else (None, None)
+def _largest_budget(
+    server: CaptureServer, job: TitanJob, budget_bytes: int, known: Mapping[str, Prediction]
+) -> tuple[float | None, Prediction | None]:
+    """The largest memory budget that fits, from where it would be if peaks were linear in it."""
+
+    @cache
+    def predicted(i: int) -> Prediction:
+        values = (
+            "--activation_checkpoint.mode",
+            "memory_budget",
+            "--activation_checkpoint.memory_budget",
+            str(_BUDGETS[i]),
+        )
+        request = replace(job, overrides=(*job.overrides, *values)).request()
+        return simulation_of(capturing(server, request).result(), job.target).prediction()
+
+    def fits(i: int) -> bool:
+        return i < 0 or (i < len(_BUDGETS) and (predicted(i).peak_reserved_bytes or 0) <= budget_bytes)
+
+    most, least = ((known[name].peak_reserved_bytes or 0) if name in known else 0 for name in ("none", "full"))
+    share = (budget_bytes - least) / max(1, most - least)
+    i = min(max(round(len(_BUDGETS) * share) - 1, 0), len(_BUDGETS) - 1)
+    while fits(i + 1) and i + 1 < len(_BUDGETS):
+        i += 1
+    while not fits(i):
+        i -= 1
+    return (_BUDGETS[i], predicted(i)) if i >= 0 else (None, None)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

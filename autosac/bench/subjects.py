@@ -43,6 +43,9 @@ class Subject(Protocol):
     def begin(self, plan: Plan) -> None:
         """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
+        """See `autosac.planning.closed_loop.PlanningCaptures`."""
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
@@ -124,6 +127,10 @@ class TitanSubject:
     def begin(self, plan: Plan) -> None:
         """See `Subject`."""
         self._captures.begin(plan)
+
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
+        """See `Subject`."""
+        return self._captures.sample(plan, layers)
 
     def under(self, plan: Plan) -> Simulation:
         """See `Subject`."""

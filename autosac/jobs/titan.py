@@ -15,15 +15,18 @@ from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
-from autosac.jobs.untrainable import simulation_of_trainable
+from autosac.jobs.untrainable import check_trainable, simulation_of_trainable
 from autosac.limits import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
+from autosac.titan.settings import asks_to_compile
 from autosac.titan.version import check_job, has_python_jobs
 from autosac.trace import Trace, TraceInfo
 
 # The policies that a plan is shown beside.
 BASELINES = ("none", "full", "selective-op")
+# The observed step, "none", is of a model that is not compiled.
+_NONE_COMPILED = "none, compiled"
 Progress = Callable[[str], None]
 StageInputs = tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
 
@@ -177,6 +180,7 @@ class TitanCaptures:
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
+        self._written = 0  # plans, into the folder
 
     def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
         """Captures of the same job that computes its loss in chunks; `folder` is for its plans."""
@@ -186,6 +190,8 @@ class TitanCaptures:
         """Begin to capture the step under some of BASELINES, unless that has begun."""
         for name in names:
             self._begin(name, self.job.request(name, observe=name == "none"))
+            if name == "none" and asks_to_compile(self.job.config_file, self.job.overrides):
+                self._begin(_NONE_COMPILED, self.job.request("none"))
 
     def _begin(self, key: str, request: TitanRequest) -> None:
         if key not in self._started:
@@ -200,11 +206,9 @@ class TitanCaptures:
         """The step under one of BASELINES. CaptureError if the job cannot run so."""
         if name == "none" and not self.compiled:
             return self.observed()
-        key = "none, compiled" if name == "none" else name
+        key = _NONE_COMPILED if name == "none" else name
         if key not in self._simulations:
-            if name == "none":
-                self._begin(key, self.job.request("none"))
-            self.start(name)
+            self._begin(key, self.job.request(name))
             trace = self._started[key].result()
             self._simulations[key] = simulation_of_trainable(trace, self.job.target)
         return self._simulations[key]
@@ -265,11 +269,24 @@ class TitanCaptures:
     def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan, unless that has begun."""
         if (plan.units, plan.settings) not in self._under_plans:
-            path = self._folder / f"plan{len(self._under_plans) + 1}.json"
-            plan.save(path)
-            request = self.job.request(plan_file=str(path))
-            started = capturing(self._server, request, self.job.progress, whole=self.job.whole)
+            started = capturing(self._server, self._request(plan), self.job.progress, whole=self.job.whole)
             self._under_plans[plan.units, plan.settings] = started
+
+    def _request(self, plan: Plan) -> TitanRequest:
+        self._written += 1
+        path = self._folder / f"plan{self._written}.json"
+        plan.save(path)
+        return self.job.request(plan_file=str(path))
+
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
+        """See `autosac.planning.closed_loop.PlanningCaptures`. A pipeline's stages keep all of their layers."""
+        info = self.observed().trace.info
+        check_trainable(info, plan)
+        if layers is None or info.parallelism.pp > 1:
+            self.begin(plan)
+            return lambda: self.under(plan)
+        capture = self._server.submit(replace(self._request(plan), layers=layers))
+        return lambda: simulation_of(capture.result(), self.job.target, plan)
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""

@@ -73,6 +73,11 @@ class PlanningCaptures(Protocol):
     def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
 
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
+        """Begin to capture the step of the model's first so many layers under a plan, or that of all (None, and where they
+        cannot be left out); the answer waits for it. CaptureError, at once or from there.
+        """
+
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
@@ -115,8 +120,8 @@ def make_plans(
             planner = planner_for(base, baselines["none"], goal)
             derivation = derivation_for(captures, planner)
             mixes = _mixes(captures, planner, baselines, progress)
-            partly_compiled = base.trace.info.compiled and mixes is None
-            search = Search(derivation, planner, progress, mixes, partly_compiled=partly_compiled)
+            partly = base.trace.info.compiled and mixes is None
+            search = Search(derivation, planner, progress, mixes, baselines["none"] if partly else None)
             offloading = Offloading(planner, derivation, progress) if goal.offload else None
         try:
             best = find_verified(search, derivation, wanted, baselines, progress)
@@ -173,10 +178,7 @@ def _mixes(
     groups = groups_of(planner.policies, baselines["none"].trace)
     if not groups:
         return None
-    mixes = CompiledMixes(groups, baselines, planner.base, captures.begin, progress)
-    if "full" not in baselines:
-        mixes.leave_to_compiler("the job cannot be compiled under full checkpointing")
-    return mixes
+    return CompiledMixes(groups, baselines, planner.base, captures.begin, captures.sample, progress)
 
 
 def derivation_for(captures: Derivable, planner: Planner) -> Derivation:

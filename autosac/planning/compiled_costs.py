@@ -1,4 +1,4 @@
-"""What each unit takes of a step that runs compiled: the device time of its kernels, and the bytes that it saves.
+"""What each unit takes of a step that runs compiled: the time of its kernels and collectives, and the bytes that it saves.
 
 Both come from the captured step, so they are what the partitioner and the fusion made of the unit's policy. A storage is
 *saved* by the unit in whose forward it was allocated if it is still there when a backward of that unit begins. With several
@@ -11,19 +11,22 @@ from collections.abc import Mapping, Sequence
 
 from autosac.simulation import Simulation
 from autosac.solvers.mix import Cost
-from autosac.trace import Alloc, Free, Label, Op, Phase, Trace
+from autosac.trace import Alloc, Collective, Free, Label, Op, Phase, Trace
 
 _WORKING = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
 _NOT_SAVED = (Label.PARAMETER, Label.UNSHARDED_PARAMETER, Label.COMMUNICATION, Label.GRADIENT)
 
 
 def unit_costs(simulation: Simulation, names: Sequence[str]) -> Mapping[str, Cost]:
-    """By module: the time of its kernels in forward and backward, and the bytes that it saves between them."""
+    """By module: the time of its kernels and collectives in forward and backward, and the bytes that it saves between them.
+
+    Collectives count as if they were waited for; those that a policy does not repeat are the same under all.
+    """
     trace = simulation.trace
     unit_of = _units(trace, names)
     ms = [0.0] * len(names)
     for event, event_ms in zip(trace.events, simulation.pricing.event_ms.tolist(), strict=True):
-        if type(event) is Op and event.phase in _WORKING and unit_of[event.module] >= 0:
+        if (type(event) is Op or type(event) is Collective) and event.phase in _WORKING and unit_of[event.module] >= 0:
             ms[unit_of[event.module]] += event_ms
     saved = _most_saved(trace, unit_of, len(names))
     return {name: Cost(nbytes, time) for name, nbytes, time in zip(names, saved, ms, strict=True)}

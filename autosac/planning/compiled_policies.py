@@ -10,7 +10,8 @@ here and measured as compiled (`compiled_costs`). Proposed are
 - every second product, what is no product and launches a kernel of its own kept (TorchTitan's selective checkpointing);
 - memory budgets of PyTorch's partitioner.
 
-A unit is *compiled as a whole* if no module inside it was entered in the compiled step.
+A unit is *compiled as a whole* if no module inside it was entered in the compiled step. One that is compiled in parts (a block
+with experts) is recomputed as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Unit
 from autosac.simulation import Simulation
 from autosac.solvers import frontier
+from autosac.solvers.mix import Cost
 from autosac.trace import ModuleEnter, Op, Phase, Trace
 
 BUDGETS = tuple(tenths / 10 for tenths in range(1, 10))
@@ -49,20 +51,27 @@ class CompiledPolicy:
         """Whether it is checkpointing, and no choice of the compiler's."""
         return self.template is not None and self.template.memory_budget is None
 
-    def expected_bytes(self, free_bytes: int) -> float:
-        """About what a unit saves that saves `free_bytes` by itself."""
+    def expected(self, own: Cost) -> Cost:
+        """About what a unit costs that costs `own` as the compiler does by itself. Bytes of what has decisions are exact but
+        for small change; a memory budget is taken to cost no time.
+        """
         if self.template is None:
-            return free_bytes
+            return own
         budget = self.template.memory_budget
-        return self.template.kept_bytes if budget is None else budget * free_bytes
+        nbytes = self.template.kept_bytes if budget is None else int(budget * own.nbytes)
+        return Cost(nbytes, own.ms + self.template.recompute_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitGroup:
-    """Equal units in the order in which they run, and the policies that they may follow; the first is the compiler's own."""
+    """Equal units in the order in which they run, and the policies that they may follow; the first is the compiler's own.
+
+    `of_parts`: the units are parts of what the job itself would checkpoint.
+    """
 
     units: tuple[UnitPolicy, ...]
     policies: tuple[CompiledPolicy, ...]
+    of_parts: bool = False
 
     def policy(self, name: str) -> CompiledPolicy | None:
         """The policy of this name; None if it is not proposed, or proposed as another one."""
@@ -90,30 +99,49 @@ def _operator(name: str) -> str:
 
 
 def groups_of(policies: UnitPolicies, compiled: Trace) -> tuple[UnitGroup, ...]:
-    """The outermost units, equal ones together, in the order in which they run; none if one is not compiled as a whole.
+    """The units that a plan decides on, equal ones together, in the order in which they run: the outermost ones, and of one
+    that is compiled in parts those directly inside it. None if nothing is compiled as a whole.
 
     Small units between the layers (a final norm) are not worth a policy, and do not count.
     """
     entered = {compiled.modules[e.module] for e in compiled.events if type(e) is ModuleEnter}
     inside = {name.rpartition(".")[0] for name in entered}
     around = {".".join(name.split(".")[:i]) for name in inside for i in range(1, name.count(".") + 2)}
-    names = {unit.name for unit in policies.units}
-    outermost = [
-        u for u in policies.units if not any(".".join(u.name.split(".")[:i]) in names for i in range(1, _depth(u)))
-    ]
+    gathered = policies.base.trace.info.fsdp_units
+
+    def in_parts(unit: UnitPolicy) -> bool:
+        """A unit that FSDP gathers in parts is compiled in parts."""
+        return unit.name in around or any(part.startswith(f"{unit.name}.") for part in gathered)
+
+    chosen: list[UnitPolicy] = []
+    outermost = _outermost(policies.units)
+    for unit in outermost:
+        members = [other for other in policies.units if policies.is_inside(other, unit)]
+        chosen += _outermost(members) if in_parts(unit) else [unit]
     first = {region.module: region.first for region in reversed(policies.base.trace.regions)}
     found: dict[object, list[UnitPolicy]] = {}
-    for unit in sorted(outermost, key=lambda unit: first[unit.module]):
+    for unit in sorted(chosen, key=lambda unit: first[unit.module]):
         found.setdefault(_kind(unit), []).append(unit)
     large = max((_total_bytes(units) for units in found.values()), default=0)
     worthwhile = [units for units in found.values() if _total_bytes(units) > _SMALL * large]
-    # A unit that FSDP gathers in parts is compiled in parts.
-    parts = policies.base.trace.info.fsdp_units
-    if any(part.startswith(f"{u.name}.") for units in worthwhile for u in units for part in parts):
+    if any(u.name not in entered for units in worthwhile for u in units):
         return ()
-    if any(u.name not in entered or u.name in around for units in worthwhile for u in units):
+    whole = [not any(map(in_parts, units)) for units in worthwhile]
+    if not any(whole):
         return ()
-    return tuple(UnitGroup(units=tuple(units), policies=proposed(units[0])) for units in worthwhile)
+    return tuple(
+        UnitGroup(
+            units=tuple(units),
+            policies=proposed(units[0]) if is_whole else all_or_nothing(units[0]),
+            of_parts=units[0] not in outermost,
+        )
+        for units, is_whole in zip(worthwhile, whole, strict=True)
+    )
+
+
+def _outermost(units: Sequence[UnitPolicy]) -> list[UnitPolicy]:
+    names = {unit.name for unit in units}
+    return [u for u in units if not any(".".join(u.name.split(".")[:i]) in names for i in range(1, _depth(u)))]
 
 
 def _total_bytes(units: Sequence[UnitPolicy]) -> int:
@@ -149,16 +177,22 @@ def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
     return tuple(known.values())
 
 
-def nearest(group: UnitGroup, wanted_bytes: float, free_bytes: int) -> list[CompiledPolicy]:
-    """The policies that save about `wanted_bytes`, by what is expected of them (`CompiledPolicy.expected_bytes`), on either
-    side: two of those that decide, and a memory budget.
+def all_or_nothing(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
+    """The policies of units that are compiled in parts: of their operators those inside the parts cannot be decided on."""
+    full = replace(unit.recompute_all(), decisions=())
+    return (CompiledPolicy(name="the compiler's own", template=None), CompiledPolicy(name="full", template=full))
+
+
+def nearest(group: UnitGroup, wanted_bytes: float, own: Cost) -> list[CompiledPolicy]:
+    """The policies that save about `wanted_bytes`, by what is expected of them (`CompiledPolicy.expected`), on either side one
+    that decides and a memory budget.
     """
     found: list[CompiledPolicy] = []
-    for count, decided in ((2, True), (1, False)):
-        expected = {p: p.expected_bytes(free_bytes) for p in group.policies[1:] if p.has_decisions is decided}
+    for decided in (True, False):
+        expected = {p: p.expected(own).nbytes for p in group.policies[1:] if p.has_decisions is decided}
         ordered = sorted(expected, key=expected.__getitem__)
-        found += [p for p in ordered if expected[p] <= wanted_bytes][-count:]
-        found += [p for p in ordered if expected[p] > wanted_bytes][:count]
+        found += [p for p in ordered if expected[p] <= wanted_bytes][-1:]
+        found += [p for p in ordered if expected[p] > wanted_bytes][:1]
     return found
 
 
@@ -168,8 +202,11 @@ def left_to_compiler(group: UnitGroup) -> UnitGroup:
     """
     unit = group.units[0]
     policies = [policy for policy in group.policies if not policy.has_decisions]
+    if len(policies) == 1:  # compiled in parts
+        return replace(group, policies=tuple(policies))
     if not any(operator.random for operator in unit.sac.stats.operators):
-        policies.append(CompiledPolicy(name="memory_budget 0", template=_left_to_compiler(unit, 0.0)))
+        everything = replace(_left_to_compiler(unit, 0.0), recompute_ms=unit.recompute_all().recompute_ms)
+        policies.append(CompiledPolicy(name="memory_budget 0", template=everything))
     return replace(group, policies=tuple(policies))
 
 

@@ -1,22 +1,25 @@
 """Plans for jobs whose layers are compiled as a whole: mixes of measured policies.
 
-1. Policies are proposed for each group of equal units (`compiled_policies`).
-2. What a unit costs under the compiler's own policy, under full and under selective checkpointing comes from the job's
-   baselines (`compiled_costs`). They also tell how many bytes of the budget are left for what units save. Of the other
-   policies those that save about as much are measured (`nearest`), by *trials*: plans in which the units of a group take
-   turns, captured as compiled.
+1. Policies are proposed for each group of equal units (`compiled_policies`). How many bytes a unit saves under them is known,
+   and about what recomputation takes (`CompiledPolicy.expected`).
+2. What a unit costs under the compiler's own policy comes from the step without checkpointing (`compiled_costs`). That also
+   tells how many bytes of the budget are left for what units save. Of the other policies those are measured that the best mix
+   would follow by what is expected, and those that save about as much as is left for a unit (`nearest`): in *samples*, which
+   are captures of a model with a few layers that take turns with them.
 3. The fastest mix within a limit of saved bytes is chosen (`autosac.solvers.mix`). Every policy of a mix is one more graph to
    compile, for which it has to save a little. The units that keep most run last: they are the first to let go of it.
-4. The step under that plan is simulated. By how much its peak is above its saved bytes moves the limit, until the peak uses
+4. The step under that plan is captured. By how much its peak is above its saved bytes moves the limit, until the peak uses
    the budget (`candidates.Bracket`).
 
-Trials and baselines compete with what is found.
+The job's own ways of checkpointing compete with what is found (`search`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from autosac.errors import CaptureError, InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates
@@ -24,28 +27,29 @@ from autosac.planning.compiled_costs import unit_costs
 from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, left_to_compiler, nearest
 from autosac.planning.planner import Goal, plan_of
 from autosac.plans import Plan, Reasons, Unit
+from autosac.plans.layers import layer_number
 from autosac.simulation import Simulation
-from autosac.solvers.mix import Choice, Cost, Group, best_mix
+from autosac.solvers.mix import Choice, Cost, Group, Mix, best_mix
 
 # Another graph to compile must save this share of the step.
 _GRAPH = 2e-4
-_TRIALS = 2
+_SAMPLES = 2
+# Units of a sample that follow one policy: the first and the last of a model differ a little.
+_TURNS = 3
 _NARROW_BYTES = 2**24
+# Another capture of the step must promise to shorten it by this share.
+_WORTH = 2e-3
+# What the allocator reserves beyond what is active grows about by this share where units are checkpointed.
+_SCATTERED = 1 / 16
 # The policies that do what the job does under its own ways of checkpointing.
 _BASELINES = {"full": "full", "selective-op": "every second product"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
-    """A plan in which units take turns, and the policy of each unit of each group in it."""
-
-    plan: Plan
-    turns: tuple[tuple[CompiledPolicy, ...], ...]
+_Sampled: TypeAlias = Callable[[], Simulation]
 
 
 class CompiledMixes:
-    """Chooses mixes for the groups of one job. `baselines`: the compiled step without checkpointing ("none") and under the
-    job's own; `observed`: the eager one, of which plans are made. `begin` starts a capture that will be asked for.
+    """Chooses mixes for the groups of one job. `baselines`: the compiled step without checkpointing ("none"), and those that
+    plans are shown beside; `observed`: the eager step, of which plans are made. `begin` and `sample`: see
+    `autosac.planning.closed_loop.PlanningCaptures`.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class CompiledMixes:
         baselines: Mapping[str, Simulation],
         observed: Simulation,
         begin: Callable[[Plan], None],
+        sample: Callable[[Plan, int | None], _Sampled],
         progress: Callable[[str], None],
     ) -> None:
         self._groups = groups
@@ -61,8 +66,9 @@ class CompiledMixes:
         self._none = baselines["none"]
         self._observed = observed
         self._begin = begin
+        self._sample = sample
         self._progress = progress
-        self._costs: list[dict[CompiledPolicy, Cost]] = [{} for _ in groups]
+        self._measured: list[dict[CompiledPolicy, Cost]] = [{} for _ in groups]
         self._excess = 0
         self._failure = ""
 
@@ -70,44 +76,53 @@ class CompiledMixes:
         """Units that are checkpointed cannot be compiled here: try memory budgets only."""
         self._failure = reason
         self._groups = tuple(map(left_to_compiler, self._groups))
-        for group, costs in zip(self._groups, self._costs, strict=True):
+        for group, costs in zip(self._groups, self._measured, strict=True):
             for policy in set(costs).difference(group.policies):
                 del costs[policy]
 
     def find(self, goal: Goal, candidates: Candidates) -> None:
         """Verify mixes until one fits and uses the budget, or none is left to try."""
-        self._measure(goal, candidates)
+        self._measure(goal)
         bracket = Bracket(goal.target_bytes - self._excess, goal.budget_bytes, goal.target_bytes)
         seen: set[tuple[Unit, ...]] = set()
         for _ in range(goal.rounds):
             try:
-                choice = best_mix(self._sizes(), bracket.inner, _GRAPH * self._none.step_ms)
+                choice = best_mix(_sizes(self._groups, self._costs()), bracket.inner, _GRAPH * self._none.step_ms)
             except InfeasibleError:
                 bracket.unsolved()
                 continue
-            candidate = candidates.verify(self._plan(goal, choice))
+            plan = self._plan(goal, choice)
+            self._begin(plan)
+            for baseline in self._baselines.values():
+                baseline.prediction()  # worked out while that capture goes on
+            candidate = candidates.verify(plan)
             self._excess = candidate.simulation.peak_bytes(goal.budget_kind) - choice.nbytes
             again = candidate.plan.units in seen
             seen.add(candidate.plan.units)
-            if candidate.fits(goal) and (candidate.uses(goal) or again):
+            if candidate.fits(goal) and (candidate.uses(goal) or again or not self._is_worthwhile(goal, choice)):
                 return
             bracket.verified(candidate, goal)
             if bracket.high - bracket.low < _NARROW_BYTES:
                 return
 
+    def _is_worthwhile(self, goal: Goal, choice: Choice) -> bool:
+        """Whether what a verified choice leaves of the budget is worth another capture."""
+        richer = best_mix(_sizes(self._groups, self._costs()), goal.target_bytes - self._excess)
+        return choice.ms - richer.ms >= _WORTH * self._none.step_ms
+
     def smallest(self, goal: Goal) -> Plan:
-        """The plan in which every unit follows the policy with the fewest saved bytes; without costs, one that recomputes
-        everything.
-        """
+        """The plan in which every unit follows the policy with the fewest saved bytes."""
         units = []
-        for group, costs in zip(self._groups, self._costs, strict=True):
-            policy = min(costs, key=lambda p: costs[p].nbytes) if costs else group.policies[1]
+        for group, costs in zip(self._groups, self._costs(), strict=True):
+            policy = min(costs, key=lambda p: costs[p].nbytes)
             units += [policy.of(unit) for unit in group.units]
         return plan_of(self._observed, goal, tuple(unit for unit in units if unit is not None))
 
     def mirror(self, goal: Goal, baseline: str) -> Plan | None:
         """The plan in which every unit does what it does under a baseline; None if no policy is known to do that."""
         wanted = _BASELINES.get(baseline)
+        if any(group.of_parts for group in self._groups):
+            return None  # the baseline checkpoints what these units are parts of
         units = [p.of(unit) for g in self._groups for p in g.policies if p.name == wanted for unit in g.units]
         found = tuple(unit for unit in units if unit is not None)
         return plan_of(self._observed, goal, found) if found else None
@@ -119,7 +134,7 @@ class CompiledMixes:
         kinds = len(self._groups)
         found.append(
             f"the compiler makes {graphs} {'graph' if graphs == 1 else 'graphs'} of {kinds} "
-            f"{'kind' if kinds == 1 else 'kinds'} of layers; {sum(map(len, self._costs))} policies were measured"
+            f"{'kind' if kinds == 1 else 'kinds'} of layers; {sum(map(len, self._measured))} policies were measured"
         )
         if self._failure:
             found.append(f"only memory budgets of the compiler's partitioner were tried: {self._failure}")
@@ -127,82 +142,100 @@ class CompiledMixes:
 
     # ---- what policies cost -----------------------------------------------------------------------------------------
 
-    def _measure(self, goal: Goal, candidates: Candidates) -> None:
-        if not any(self._costs):
-            self._learn_baselines(goal)
+    def _measure(self, goal: Goal) -> None:
+        """Measure what is near the goal and has not been measured."""
+        if not any(self._measured):
+            self._learn_own(goal)
         try:
-            self._try_out(goal, candidates)
+            self._take_samples(goal)
         except CaptureError as e:
             self.leave_to_compiler(str(e))
-            self._try_out(goal, candidates)
+            self._take_samples(goal)
 
-    def _learn_baselines(self, goal: Goal) -> None:
-        excess = []
-        for name, simulation in self._baselines.items():
-            if name != "none" and name not in _BASELINES:
-                continue
-            turns = []
-            for group in self._groups:
-                policy = group.policies[0] if name == "none" else group.policy(_BASELINES[name])
-                turns.append((policy,) * len(group.units))
-            excess.append(simulation.peak_bytes(goal.budget_kind) - self._costs_in(simulation, turns))
-        self._excess = max(excess)
+    def _learn_own(self, goal: Goal) -> None:
+        """The compiler's own policies, from the step without checkpointing, and what else is at its peak."""
+        costs = unit_costs(self._none, [unit.name for group in self._groups for unit in group.units])
+        for group, known in zip(self._groups, self._measured, strict=True):
+            known[group.policies[0]] = _typical([costs[unit.name] for unit in group.units])
+        active_bytes = self._none.peak_active_bytes
+        beyond_bytes = self._none.peak_bytes(goal.budget_kind) - active_bytes
+        saved_bytes = sum(cost.nbytes for cost in costs.values())
+        self._excess = active_bytes - saved_bytes + int(beyond_bytes * (1 + _SCATTERED))
 
-    def _try_out(self, goal: Goal, candidates: Candidates) -> None:
-        """Measure what is near the goal and has not been measured."""
-        near = [list(self._near(goal, g)) for g in range(len(self._groups))]
+    def _take_samples(self, goal: Goal) -> None:
+        near = self._near(goal)
         if not any(near):
             return
-        trials = list(self._trials(goal, near))
-        for trial in trials:
-            self._begin(trial.plan)
+        waiting = []
+        for number in range(min(_SAMPLES, max(map(len, near)))):
+            own = [
+                policies[number::_SAMPLES] or policies or g.policies[:1]
+                for g, policies in zip(self._groups, near, strict=True)
+            ]
+            waiting.append((own, self._sample(self._in_turns(goal, own), self._layers(own))))
         self._progress("measuring policies as compiled")
-        for trial in trials:
-            self._costs_in(candidates.verify(trial.plan).simulation, trial.turns)
+        self._none.prediction()  # worked out while those captures go on
+        for own, sampled in waiting:
+            self._learn(sampled(), own)
 
-    def _near(self, goal: Goal, number: int) -> Iterator[CompiledPolicy]:
-        """The policies of a group, without those that are known, that save about what the goal leaves for a unit of it: all
-        groups get the same share of what they would save by themselves.
+    def _near(self, goal: Goal) -> list[list[CompiledPolicy]]:
+        """The policies of each group that are worth measuring and have not been: those of the best mix by what is expected,
+        and those that save about what is left for a unit, if all groups get the same share of what they save by themselves.
         """
-        group, costs = self._groups[number], self._costs[number]
-        free = [known[g.policies[0]].nbytes for g, known in zip(self._groups, self._costs, strict=True)]
-        most = sum(nbytes * len(g.units) for nbytes, g in zip(free, self._groups, strict=True))
-        wanted = (goal.target_bytes - self._excess) / max(1, most) * free[number]
-        yield from (policy for policy in nearest(group, wanted, free[number]) if policy not in costs)
+        left_bytes = goal.target_bytes - self._excess
+        free = [known[group.policies[0]] for group, known in zip(self._groups, self._measured, strict=True)]
+        most = sum(cost.nbytes * len(group.units) for cost, group in zip(free, self._groups, strict=True))
+        expected = []
+        for group, known, own in zip(self._groups, self._measured, free, strict=True):
+            decided = {p: p.expected(own) for p in group.policies if p.has_decisions}
+            expected.append({**decided, **known})
+        mixes: Sequence[Mix] = [()] * len(expected)
+        with contextlib.suppress(InfeasibleError):
+            mixes = best_mix(_sizes(self._groups, expected), left_bytes, _GRAPH * self._none.step_ms).mixes
+        found = []
+        for group, known, costs, own, mix in zip(self._groups, self._measured, expected, free, mixes, strict=True):
+            mixed = [list(costs)[p] for p, _ in mix]
+            wanted = [*mixed, *nearest(group, left_bytes / max(1, most) * own.nbytes, own)]
+            found.append([policy for policy in dict.fromkeys(wanted) if policy not in known])
+        return found
 
-    def _trials(self, goal: Goal, near: Sequence[Sequence[CompiledPolicy]]) -> Iterator[_Trial]:
-        """Each policy in one trial, in as many units as there are turns for it."""
-        for number in range(min(_TRIALS, max(map(len, near)))):
-            turns = []
-            for group, policies in zip(self._groups, near, strict=True):
-                own = policies[number::_TRIALS] or policies or group.policies[1:2]
-                turns.append(tuple(own[i % len(own)] for i in range(len(group.units))))
-            pairs = zip(self._groups, turns, strict=True)
-            units = [p.of(unit) for group, own in pairs for unit, p in zip(group.units, own, strict=True)]
-            plan = plan_of(self._observed, goal, tuple(unit for unit in units if unit is not None))
-            yield _Trial(plan=plan, turns=tuple(turns))
+    def _in_turns(self, goal: Goal, own: Sequence[Sequence[CompiledPolicy]]) -> Plan:
+        """The plan in which the units of each group take turns with its policies."""
+        pairs = zip(self._groups, own, strict=True)
+        units = [
+            policies[i % len(policies)].of(unit) for group, policies in pairs for i, unit in enumerate(group.units)
+        ]
+        return plan_of(self._observed, goal, tuple(unit for unit in units if unit is not None))
 
-    def _costs_in(self, simulation: Simulation, turns: Sequence[Sequence[CompiledPolicy | None]]) -> int:
-        """Learn what policies cost from a step whose units follow them; the bytes that all units save in it."""
-        measured = unit_costs(simulation, [unit.name for group in self._groups for unit in group.units])
-        for group, own, known in zip(self._groups, turns, self._costs, strict=True):
-            rows: dict[CompiledPolicy, list[Cost]] = {}
-            for unit, policy in zip(group.units, own, strict=True):
-                if policy is not None:
-                    rows.setdefault(policy, []).append(measured[unit.name])
-            for policy, row in rows.items():
-                known.setdefault(policy, _typical(row))
-        return sum(cost.nbytes for cost in measured.values())
+    def _layers(self, own: Sequence[Sequence[CompiledPolicy]]) -> int | None:
+        """How many layers there must be for every policy to have its turns; None for all."""
+        last = [g.units[: _TURNS * len(policies)][-1] for g, policies in zip(self._groups, own, strict=True)]
+        numbers = [number for number in (layer_number(unit.name) for unit in last) if number is not None]
+        return 1 + max(numbers) if len(numbers) == len(last) else None
+
+    def _learn(self, simulation: Simulation, own: Sequence[Sequence[CompiledPolicy]]) -> None:
+        """What policies cost, from a step whose units take turns with them."""
+        there = set(simulation.trace.modules)
+        costs = unit_costs(simulation, [u.name for group in self._groups for u in group.units if u.name in there])
+        for group, policies, known in zip(self._groups, own, self._measured, strict=True):
+            units = [unit for unit in group.units if unit.name in there]
+            for turn, policy in enumerate(policies[: len(units)]):  # a group may have fewer units than policies
+                known.setdefault(policy, _typical([costs[unit.name] for unit in units[turn :: len(policies)]]))
 
     # ---- mixes ------------------------------------------------------------------------------------------------------
 
-    def _sizes(self) -> list[Group]:
-        pairs = zip(self._groups, self._costs, strict=True)
-        return [Group(len(group.units), tuple(costs.values())) for group, costs in pairs]
+    def _costs(self) -> list[dict[CompiledPolicy, Cost]]:
+        """What has been measured. Full checkpointing, which may be all that fits, costs what is expected until it is."""
+        found = []
+        for group, known in zip(self._groups, self._measured, strict=True):
+            least = next((p for p in group.policies if p.has_decisions), group.policies[-1])
+            own = known[group.policies[0]]
+            found.append({**known, least: known.get(least, least.expected(own))})
+        return found
 
     def _plan(self, goal: Goal, choice: Choice) -> Plan:
         units: list[Unit] = []
-        for group, costs, mix in zip(self._groups, self._costs, choice.mixes, strict=True):
+        for group, costs, mix in zip(self._groups, self._costs(), choice.mixes, strict=True):
             policies = list(costs)
             turns = [policies[p] for p, count in mix for _ in range(count)]
             for unit, policy in zip(group.units, turns, strict=True):
@@ -214,10 +247,15 @@ class CompiledMixes:
     def _reasons(self, choice: Choice) -> Reasons:
         """With what one GiB more would save, by the same costs."""
         price = _GRAPH * self._none.step_ms
-        richer = best_mix(self._sizes(), choice.nbytes + 2**30, price)
+        richer = best_mix(_sizes(self._groups, self._costs()), choice.nbytes + 2**30, price)
         return Reasons(
             objective="step", method="mix of measured policies", ms_per_gib=max(0.0, choice.ms - richer.ms), binding=()
         )
+
+
+def _sizes(groups: Sequence[UnitGroup], costs: Sequence[Mapping[CompiledPolicy, Cost]]) -> list[Group]:
+    pairs = zip(groups, costs, strict=True)
+    return [Group(len(group.units), tuple(known.values())) for group, known in pairs]
 
 
 def _typical(costs: Sequence[Cost]) -> Cost:

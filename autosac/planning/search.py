@@ -10,7 +10,8 @@ for which it may reserve less, as equal units keep nearly the same (`_level`), a
 was found, as a plan (`compete`). What is left of the budget then goes to a few more plans (`_spend`).
 
 Where the layers are compiled as a whole, plans are mixes of measured policies instead (`compiled_search`). Where only parts of
-them are, a memory budget of the compiler's partitioner competes (`_leave_to_compiler`).
+them are, a memory budget of the compiler's partitioner competes (`_leave_to_compiler`), and each plan costs a capture: few are
+tried, for what the step pays only.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _SETTINGS = {
     "full": 'activation_checkpoint.mode = "full"',
     "selective-op": 'activation_checkpoint.mode = "selective" with selective_ac_option = "op"',
 }
+# Plans that are tried for each objective where parts of layers are compiled.
+_CAPTURED = 4
 # Plans that are tried for what is left of the budget, if that is worth this share of the step.
 _LAST_TRIES = 3
 _WORTH = 1e-4
@@ -52,18 +55,23 @@ class Search:
         planner: Planner,
         progress: Callable[[str], None],
         mixes: CompiledMixes | None = None,
-        *,
-        partly_compiled: bool = False,
+        compiled: Simulation | None = None,
     ) -> None:
+        """`mixes` for a job whose layers are compiled as a whole; `compiled` for one of whose layers parts are: its step
+        without checkpointing.
+        """
         self._mixes = mixes
-        self._partly_compiled = partly_compiled
+        self._compiled = compiled
         self._verifier = verifier
         self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
         self._planner = planner
         self._progress = progress
         base, kind = planner.base, planner.goal.budget_kind
         # By how much the verified peak lies above what the problem promises; corrected by each verification.
-        self._excess_bytes = max(0, base.peak_bytes(kind) - base.peak_active_bytes)
+        if compiled is None:
+            self._excess_bytes = max(0, base.peak_bytes(kind) - base.peak_active_bytes)
+        else:
+            self._excess_bytes = compiled.peak_bytes(kind) - base.peak_active_bytes
 
     @property
     def verified(self) -> list[Candidate]:
@@ -75,8 +83,10 @@ class Search:
         if self._mixes is not None:
             self._mixes.find(goal, self._candidates)
             return self._fastest(goal)
-        if self._partly_compiled:
-            self._leave_to_compiler(goal)
+        if self._compiled is not None:
+            self._leave_to_compiler(goal, self._compiled)
+            self._fit(goal, self._planner.costs() if goal.objective == "step" else None)
+            return self._fastest(goal)
         self._fit(goal, None)
         best = self._fastest(goal)
         if best is None:
@@ -100,17 +110,24 @@ class Search:
         self._spend(goal)
         return self._fastest(goal)
 
-    def _leave_to_compiler(self, goal: Goal) -> None:
-        """Verify the largest memory budget of the compiler's partitioner that fits, for all that the job compiles."""
-        low, high = 0, len(BUDGETS)
-        while low < high:
-            middle = (low + high) // 2
+    def _leave_to_compiler(self, goal: Goal, none: Simulation) -> None:
+        """Verify the largest memory budget of the compiler's partitioner that fits, for all that the job compiles; from where
+        it would be if peaks were the budget's share of the peak without checkpointing.
+        """
+
+        def fits(i: int) -> bool:
+            if not 0 <= i < len(BUDGETS):
+                return i < 0
             plan = plan_of(self._planner.base, goal, ())
-            settings = replace(plan.settings, memory_budget=BUDGETS[middle])
-            if self._candidates.verify(replace(plan, settings=settings)).fits(goal):
-                low = middle + 1
-            else:
-                high = middle
+            settings = replace(plan.settings, memory_budget=BUDGETS[i])
+            return self._candidates.verify(replace(plan, settings=settings)).fits(goal)
+
+        share = goal.budget_bytes / max(1, none.peak_bytes(goal.budget_kind))
+        i = min(len(BUDGETS) - 1, int(len(BUDGETS) * share))
+        while fits(i + 1):
+            i += 1
+        while not fits(i):
+            i -= 1
 
     def _fit(self, goal: Goal, costs: Costs | None) -> None:
         """Verify plans until one fits and uses the budget, or no inner budget is left to try.
@@ -121,7 +138,8 @@ class Search:
         """
         exceeds = max(self._planner.base.peak_active_bytes, goal.budget_bytes)
         bracket = Bracket(goal.target_bytes - self._excess_bytes, exceeds, goal.target_bytes)
-        for _ in range(goal.rounds):
+        captured = self._compiled is not None
+        for _ in range(min(goal.rounds, _CAPTURED) if captured else goal.rounds):
             inner = bracket.inner
             self._progress(f"solving for {format_bytes(inner)} of active memory")
             candidate = self._candidate(inner, costs)
@@ -137,7 +155,7 @@ class Search:
             if bracket.high - bracket.low < _NARROW_BYTES:
                 break
         exceeded = bracket.high
-        if goal.budget_kind == "reserved" and exceeded < goal.budget_bytes:
+        if goal.budget_kind == "reserved" and exceeded < goal.budget_bytes and not captured:
             for step in range(1, _BEYOND + 1):
                 inner = exceeded + (goal.budget_bytes - exceeded) * step // (_BEYOND + 1)
                 self._progress(f"solving for {format_bytes(inner)} of active memory")

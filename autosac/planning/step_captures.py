@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autosac.files.temporary import temporary_folder
@@ -45,6 +45,10 @@ class StepCaptures(ABC):
 
     def begin(self, plan: Plan) -> None:  # noqa: B027 # nothing to do is a complete answer
         """Nothing: one step is captured at a time."""
+
+    def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
+        """All layers: those of a step cannot be left out."""
+        return lambda: self.under(plan)
 
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""

@@ -11,6 +11,12 @@ from autosac.plans.plan import Plan
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.(.*))?")
 
 
+def layer_number(name: str) -> int | None:
+    """The number of the layer that the module of this name is, or lies in; None if there is none."""
+    place = _IN_LAYER.fullmatch(name)
+    return int(place[1]) if place is not None else None
+
+
 def doings(plan: Plan, layers: int) -> list[Hashable]:
     """For each of so many layers what the plan does in it: equal values for equal doings."""
     found: list[list[Hashable]] = [[] for _ in range(layers)]

@@ -6,10 +6,11 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autosac.errors import PlanError
+from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
 
 # What decides the computation, by section of the job file (None: all of it). Other settings (metrics, learning rate, data
 # set, number of steps, ...) may differ between the job that was planned and the one that runs.
@@ -88,6 +89,25 @@ def _digest(component: Any) -> str:
 def compiles_model(settings: Mapping[str, str]) -> bool:
     """Whether the job compiles its model, by the settings that decide what it computes."""
     return settings.get("compile.enable") == "True" and "model" in settings.get("compile.components", "model")
+
+
+def asks_to_compile(config_file: str | None, overrides: Sequence[str]) -> bool | None:
+    """Whether the job's file or arguments ask for a compiled model, as far as their text tells; None if it does not."""
+    words = [word.partition("=")[0] for word in overrides if "compile." in word]
+    if words:
+        return True if all(word.endswith("compile.enable") for word in words) else None
+    if config_file is None:
+        return False
+    if not config_file.endswith(".toml"):
+        return None
+    try:
+        document = parse_toml(read_bounded(config_file, TEXT_BYTES))
+    except (OSError, DocumentError):  # whoever reads the job says what is wrong with it
+        return None
+    section = document.get("compile")
+    if not isinstance(section, dict):
+        return False
+    return bool(section.get("enable")) and "model" in str(section.get("components", "model"))
 
 
 def check_settings(planned: Mapping[str, str], running: Mapping[str, str]) -> None:

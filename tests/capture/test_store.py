@@ -179,8 +179,12 @@ def test_the_least_recently_used_goes_first(tmp_path: Path, saved: bytes) -> Non
     assert kept.get("a") is not None
     kept.put("c", saved)
     assert sorted(path.name for path in tmp_path.glob("*.trace")) == ["a.trace", "c.trace"]
+    (tmp_path / "e.program").write_bytes(b"the compiler's")
+    assert kept.size() == (2, 2 * len(saved) + 14)
     CaptureStore(tmp_path, limit_bytes=1).put("d", saved)
-    assert [path.name for path in tmp_path.glob("*.trace")] == ["d.trace"]
+    assert [path.name for path in tmp_path.glob("*.*")] == ["d.trace"]
+    kept.clear()
+    assert not list(tmp_path.glob("*.*"))
 
 
 def test_where_the_users_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bytes) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from autosac.capture.process import worker
 from autosac.capture.process.worker import Worker, available_bytes
+from autosac.capture.request import TitanRequest
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,24 @@ def test_room(monkeypatch: pytest.MonkeyPatch, running: int, free_gib: int, room
     server.processors = 3
     server.children = dict.fromkeys(range(running), 0)
     assert server.has_room() is room
+
+
+def test_what_is_planned_with_comes_first() -> None:
+    """As long as the compiler is not prepared, a capture without it; then plans and the plain step, in the order asked for."""
+    server = Worker(-1, "")
+    asked = ("full", "none", "observed", "selective-op", "plan")
+    server.pending = [({"id": name}, _request(name)) for name in asked]
+    server.compiles = True
+    started = [server.pending.pop(server.next())[0]["id"]]
+    server.compiles = False
+    started += [server.pending.pop(server.next())[0]["id"] for _ in asked[1:]]
+    assert started == ["observed", "none", "plan", "full", "selective-op"]
+
+
+def _request(name: str) -> TitanRequest:
+    if name == "observed":
+        return TitanRequest(config_file=None, checkpointing="none", observe=True)
+    return TitanRequest(config_file=None, checkpointing=name, plan_file="plan.json" if name == "plan" else None)
 
 
 def test_available_memory() -> None:

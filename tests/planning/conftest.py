@@ -187,6 +187,10 @@ class Job:
     def begin(self, plan: Plan) -> None:
         """Nothing goes on beside the planning."""
 
+    def sample(self, plan: Plan, _: int | None) -> Callable[[], Simulation]:
+        """Of all layers."""
+        return lambda: self.under(plan)
+
     def is_derived(self, _: Simulation) -> bool:
         """All steps are made here, at the cost of a derived one."""
         return True

@@ -14,6 +14,7 @@ from autosac.planning.compiled_costs import unit_costs
 from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, nearest
 from autosac.plans import Decision, Plan, Unit
 from autosac.simulation import Simulation, Target, simulation_of
+from autosac.solvers.mix import Cost
 from autosac.trace import Label, Phase
 from plans import MADE_FOR as ANY_JOB
 from traces import TraceBuilder, trace_of
@@ -67,14 +68,14 @@ def _policy(name: str, kept_bytes: int = 0, budget: float | None = None) -> Comp
 
 
 def test_policies_that_save_about_what_is_left_are_tried() -> None:
-    """Two policies and one memory budget on either side, a budget's bytes being its share of what the compiler saves."""
+    """One policy and one memory budget on either side, a budget's bytes being its share of what the compiler saves."""
     kept = [_policy(f"keeps {nbytes}", nbytes) for nbytes in (0, 10, 20, 30, 40, 50)]
     budgets = [_policy(f"budget {k}", budget=k / 10) for k in (1, 2, 3, 4)]
     own = CompiledPolicy(name="own", template=None)
     group = UnitGroup(units=(), policies=(own, *kept, *budgets))
-    chosen = [policy.name for policy in nearest(group, 25.0, 100)]
-    assert chosen == ["keeps 10", "keeps 20", "keeps 30", "keeps 40", "budget 2", "budget 3"]
-    assert [policy.name for policy in nearest(group, 5.0, 100)] == ["keeps 0", "keeps 10", "keeps 20", "budget 1"]
+    chosen = [policy.name for policy in nearest(group, 25.0, Cost(100, 1.0))]
+    assert chosen == ["keeps 20", "keeps 30", "budget 2", "budget 3"]
+    assert [policy.name for policy in nearest(group, 5.0, Cost(100, 1.0))] == ["keeps 0", "keeps 10", "budget 1"]
 
 
 def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, capture_server: CaptureServer) -> None:
@@ -96,3 +97,12 @@ def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, captur
     own, some, nothing = (costs[f"layers.{i}"] for i in (5, 1, 2))
     assert costs["layers.3"] == some and costs["layers.4"] == nothing
     assert own.nbytes > some.nbytes > nothing.nbytes and own.ms < some.ms < nothing.ms
+
+
+def test_what_is_expected_of_a_policy() -> None:
+    """Decisions cost their bytes and their recomputation, a memory budget its share of what the compiler saves by itself."""
+    own = Cost(1000, 5.0)
+    decided = replace(_policy("keeps 10", 10).template, recompute_ms=2.0)  # type: ignore[type-var]
+    assert CompiledPolicy(name="own", template=None).expected(own) == own
+    assert CompiledPolicy(name="keeps 10", template=decided).expected(own) == Cost(10, 7.0)
+    assert _policy("budget", budget=0.3).expected(own) == Cost(300, 5.0)

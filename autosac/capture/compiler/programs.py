@@ -1,4 +1,4 @@
-"""The programs that Inductor has written for the captures of one process tree: equal graphs are compiled once.
+"""The programs that Inductor has written for captures: equal graphs are compiled once.
 
 A program is kept as its text and the strides of its outputs, under the key that Inductor's own cache of graphs would use: the
 graph, the layouts of its inputs, what it was asked, its settings, and the GPU. What Inductor would not cache is not kept
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +28,26 @@ class Program:
 
 
 class Programs:
-    """Those in a folder, and those that this process has seen. Without a folder only the latter."""
+    """Those in a folder, and those that this process has seen. Without a folder only the latter.
 
-    def __init__(self, folder: Path | None = None) -> None:
+    `salt` stands for what programs depend on beside their keys. Programs are run: of a folder's only those of this user are.
+    """
+
+    def __init__(self, folder: Path | None = None, salt: str = "") -> None:
         self._folder = folder
+        self._salt = salt
         self._seen: dict[str, Program] = {}
 
     def get(self, key: str) -> Program | None:
         """The program under this key, if there is one."""
         if key not in self._seen and self._folder is not None:
-            with contextlib.suppress(OSError):
-                text, strides = json.loads(self._path(key).read_bytes())
-                found = tuple(None if s is None else tuple(s) for s in strides)
-                self._seen[key] = Program(text, found)
+            path = self._path(key)
+            with contextlib.suppress(OSError, ValueError):
+                if {self._folder.stat().st_uid, path.stat().st_uid} == {os.getuid()}:
+                    text, strides = json.loads(path.read_bytes())
+                    found = tuple(None if s is None else tuple(s) for s in strides)
+                    self._seen[key] = Program(text, found)
+                    os.utime(path)  # used now
         return self._seen.get(key)
 
     def put(self, key: str, program: Program) -> None:
@@ -52,7 +60,7 @@ class Programs:
 
     def _path(self, key: str) -> Path:
         assert self._folder is not None
-        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}.program"
+        return self._folder / f"{hashlib.sha256(f'{self._salt} {key}'.encode()).hexdigest()}.program"
 
 
 def key_of(graph: Any, inputs: Any, options: Mapping[str, Any]) -> str | None:

@@ -134,7 +134,7 @@ def capture_titan(
             stages.on_inferred = routing.begin_step  # those runs are none of the step
         progress("building the model")
         try:
-            trainer = adapter.build(config, transform_of(request, recorder, cut.layers if cut else None))
+            trainer = adapter.build(config, transform_of(request, recorder, cut.layers if cut else request.layers))
         except Exception as e:
             raise capture_error(e, "building the job") from e
         for part in trainer.model_parts:

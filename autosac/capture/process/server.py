@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from autosac import errors
 from autosac.capture.failures import how_it_ended, one_line
-from autosac.capture.process.store import default_store, request_fingerprint, surroundings
+from autosac.capture.process.store import default_store, fingerprint, request_fingerprint, surroundings
 from autosac.capture.request import TitanRequest
 from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
@@ -171,7 +171,7 @@ class CaptureServer:
         with contextlib.ExitStack() as files:
             log = None if self._debug else files.enter_context((self._folder / "log").open("wb"))
             return subprocess.Popen(
-                [*_PROGRAM, str(answers), str(os.getpid()), str(self._folder), str(_AUTOSAC), str(Path.cwd())],
+                [*_PROGRAM, str(answers), str(os.getpid()), *self._folders(), str(_AUTOSAC), str(Path.cwd())],
                 stdin=requests,
                 stdout=log or sys.stderr,
                 stderr=log,
@@ -179,6 +179,14 @@ class CaptureServer:
                 env=environment,
                 start_new_session=True,
             )
+
+    def _folders(self) -> tuple[str, str, str]:
+        """For answers and for the compiler's programs, and what these depend on beside their keys."""
+        if self._store is not None and self._surroundings is not None:
+            with contextlib.suppress(OSError, errors.UsageError):  # then they are kept for this process only
+                self._store.make_private()
+                return str(self._folder), str(self._store.folder), fingerprint(self._surroundings)
+        return str(self._folder), str(self._folder), ""
 
     def submit(self, request: TitanRequest) -> CaptureFuture:
         """Start a capture. The future's exception is an AutosacError if it fails."""

@@ -1,4 +1,4 @@
-"""The capture process's program: ``python -P start.py FD PARENT FOLDER AUTOSAC CURRENT`` (see `worker`).
+"""The capture process's program: ``python -P start.py FD PARENT FOLDER PROGRAMS SALT AUTOSAC CURRENT`` (see `worker`).
 
 Python is told (``-P``) not to look for modules in the current folder, which may hold a ``json.py`` of the user's. That folder,
 CURRENT, comes last, for a job's own modules may be there: none of them ever stands for a module of Python's or an installed
@@ -13,14 +13,14 @@ import sys
 
 def main() -> None:
     """Complete the search path, then serve."""
-    answers, parent, folder, autosac, current = sys.argv[1:]
+    answers, parent, folder, programs, salt, autosac, current = sys.argv[1:]
     if importlib.util.find_spec("autosac") is None:
         sys.path.append(autosac)
     if current not in sys.path:
         sys.path.append(current)
     from autosac.capture.process.worker import main as serve
 
-    serve(int(answers), int(parent), folder)
+    serve(int(answers), int(parent), folder, programs, salt)
 
 
 if __name__ == "__main__":

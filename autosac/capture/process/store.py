@@ -8,7 +8,8 @@ reads files of its own when it is built.
 
 The folder is ``$XDG_CACHE_HOME/autosac/captures`` (``~/.cache``), which nobody but its owner can read. Files appear whole
 (rename), a damaged one is removed, and the least recently used go when there is more than `LIMIT_BYTES`. ``AUTOSAC_CACHE=off``
-turns all of it off; ``AUTOSAC_CACHE=/some/folder`` keeps the captures below that folder instead.
+turns all of it off; ``AUTOSAC_CACHE=/some/folder`` keeps the captures below that folder instead. The programs that the
+compiler wrote for captures are kept there too (`autosac.capture.compiler.programs`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from autosac.files.writing import remove_unfinished, write_bytes_atomically
 from autosac.trace import Trace
 
 LIMIT_BYTES = 2**30
+_KEPT = ("*.trace", "*.program")
 # TorchTitan's models that are built from the job's settings alone.
 _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")
 SOURCES = ("autosac", "torch", "torchtitan", "torchao")
@@ -69,7 +71,7 @@ class CaptureStore:
 
     def put(self, key: str, capture: bytes) -> None:
         """Keep a saved capture. OSError if that is not possible, UsageError if the folder is another user's."""
-        self._make_private()
+        self.make_private()
         write_bytes_atomically(self._path(key), capture, private=True)
         self._shrink()
 
@@ -84,39 +86,44 @@ class CaptureStore:
         return self._folder
 
     def size(self) -> tuple[int, int]:
-        """How many captures are kept, and their bytes."""
-        sizes = []
-        for path in self._folder.glob("*.trace"):
-            with contextlib.suppress(FileNotFoundError):
-                sizes.append(path.stat().st_size)
-        return len(sizes), sum(sizes)
+        """How many captures are kept, and the bytes of all files."""
+        kept = self._kept()
+        return sum(path.suffix == ".trace" for _, _, path in kept), sum(nbytes for _, nbytes, _ in kept)
 
     def clear(self) -> None:
-        """Remove all captures, and what an interrupted writer left. OSError if that is not possible."""
-        for path in [*self._folder.glob("*.trace"), *self._folder.glob(".*.trace.*")]:
-            path.unlink(missing_ok=True)
+        """Remove all that is kept, and what an interrupted writer left. OSError if that is not possible."""
+        for pattern in _KEPT:
+            for path in [*self._folder.glob(pattern), *self._folder.glob(f".{pattern}.*")]:
+                path.unlink(missing_ok=True)
 
-    def _make_private(self) -> None:
-        """Nobody else can list or read the folder. A capture holds the job's settings and lines of its source."""
+    def make_private(self) -> None:
+        """Nobody else can list, read or write the folder: a capture holds the job's settings and lines of its source, and
+        programs are run. OSError if that is not possible, UsageError if the folder is another user's.
+        """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = self._folder.stat()
         if status.st_uid != os.getuid():
             raise UsageError(f"{self._folder} belongs to another user: set XDG_CACHE_HOME to a folder of your own")
         if stat.S_IMODE(status.st_mode) != 0o700:
             self._folder.chmod(0o700)
-            for path in self._folder.glob("*.trace"):
+            for _, _, path in self._kept():
                 path.chmod(0o600)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.trace"
 
-    def _shrink(self) -> None:
-        """Remove the least recently used; others may do the same at the same time."""
+    def _kept(self) -> list[tuple[int, int, Path]]:
+        """When each file was used, its bytes, its path."""
         found = []
-        for path in self._folder.glob("*.trace"):
+        for path in itertools.chain.from_iterable(map(self._folder.glob, _KEPT)):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 found.append((status.st_mtime_ns, status.st_size, path))
+        return found
+
+    def _shrink(self) -> None:
+        """Remove the least recently used; others may do the same at the same time."""
+        found = self._kept()
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found)[:-1]:
             if total <= self._limit_bytes:
@@ -149,6 +156,11 @@ def surroundings() -> dict[str, Any] | None:
         "python": (sys.version, platform.platform()),
         "environment": _environment(),
     }
+
+
+def fingerprint(around: dict[str, Any]) -> str:
+    """A hash of these `surroundings`."""
+    return hashlib.sha256(json.dumps(around, sort_keys=True).encode()).hexdigest()
 
 
 def request_fingerprint(request: TitanRequest, around: dict[str, Any] | None) -> str | None:

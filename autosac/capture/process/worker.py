@@ -22,7 +22,6 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,7 @@ from autosac.capture import lifeline
 from autosac.capture.failures import capture_error, how_it_ended
 from autosac.capture.patches import imports
 from autosac.capture.request import TitanRequest
-from autosac.files.documents import TEXT_BYTES, parse_toml, read_bounded
-from autosac.titan.settings import compiles_model
+from autosac.titan.settings import asks_to_compile, compiles_model
 
 if TYPE_CHECKING:
     from autosac.capture.jobs.adapter import TitanAdapter
@@ -42,11 +40,12 @@ _SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its o
 class Worker:
     """See the module's docstring."""
 
-    def __init__(self, answers: int, folder: str) -> None:
+    def __init__(self, answers: int, folder: str, programs: tuple[str, str] = ("", "")) -> None:
         self.answers = answers
         self.folder = folder
+        self.programs = programs
         self.children: dict[int, int] = {}
-        self.pending: deque[tuple[dict[str, Any], TitanRequest]] = deque()
+        self.pending: list[tuple[dict[str, Any], TitanRequest]] = []
         self.compiles = False
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -70,10 +69,23 @@ class Worker:
                         self.pending.append((message, request))
             self.reap()
             while self.pending and self.has_room():
-                self.start(*self.pending.popleft())
+                self.start(*self.pending.pop(self.next()))
+                if self.compiles and self.pending:
+                    self.prepare(self.pending[0][1])  # beside the first capture
         for child in self.children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+    def next(self) -> int:
+        """The place of the capture to start next: one that the compiler need not be prepared for, as long as it is not; what
+        is planned with or verified; then what that is shown beside.
+        """
+
+        def order(request: TitanRequest) -> tuple[bool, bool]:
+            decisive = request.plan_file is not None or request.checkpointing == "none"
+            return (self.compiles and not request.observe, not decisive)
+
+        return min(range(len(self.pending)), key=lambda i: (*order(self.pending[i][1]), i))
 
     def has_room(self) -> bool:
         """Whether another capture may run beside those that do."""
@@ -92,12 +104,18 @@ class Worker:
     def preload(self, request: TitanRequest) -> None:
         """See `preload`; remember whether the job compiles."""
         self.compiles = preload(request)
+        if self.compiles:
+            share_programs(*self.programs)
+
+    def prepare(self, request: TitanRequest) -> None:
+        """See `prepare_compiler`. Once."""
+        self.compiles = False
+        prepare_compiler(request)
 
     def start(self, message: dict[str, Any], request: TitanRequest) -> None:
         """Fork a child that captures and exits."""
         if self.compiles and not request.observe:
-            self.compiles = False  # once
-            prepare_compiler(request, self.folder)
+            self.prepare(request)
         identity, parent, code = message["id"], os.getpid(), 1
         try:
             child = os.fork()
@@ -178,12 +196,18 @@ def preload(request: TitanRequest) -> bool:
     return compiles
 
 
-def prepare_compiler(request: TitanRequest, folder: str) -> None:
-    """What captures with compilation share: a compiler that has compiled something, and the programs that it writes."""
+def share_programs(folder: str, salt: str) -> None:
+    """Captures find there what the compiler has written for others."""
     from autosac.capture.compiler import inductor, programs
 
+    inductor.programs[0] = programs.Programs(Path(folder), salt)
+
+
+def prepare_compiler(request: TitanRequest) -> None:
+    """What captures with compilation share: a compiler that has compiled something."""
+    from autosac.capture.compiler import inductor
+
     if inductor.is_here():
-        inductor.programs[0] = programs.Programs(Path(folder))
         with contextlib.suppress(Exception):  # captures say why they cannot compile
             inductor.warm_up(request.gpu)
         gc.freeze()
@@ -191,18 +215,17 @@ def prepare_compiler(request: TitanRequest, folder: str) -> None:
 
 def may_compile(request: TitanRequest, adapter: TitanAdapter) -> bool:
     """Whether the job asks for compilation, as far as that shows without building anything."""
-    if any("compile." in override for override in request.overrides):
-        return True
-    with contextlib.suppress(Exception):  # the capture says what is wrong with the job
-        if request.config_file is not None and request.config_file.endswith(".toml"):
-            document = parse_toml(read_bounded(request.config_file, TEXT_BYTES))
-            return bool(document.get("compile", {}).get("enable"))
-        return compiles_model(adapter.settings(adapter.parse(request)))
-    return False
+    told = asks_to_compile(request.config_file, request.overrides)
+    if told is None:
+        with contextlib.suppress(Exception):  # the capture says what is wrong with the job
+            return compiles_model(adapter.settings(adapter.parse(request)))
+    return bool(told)
 
 
-def main(answers: int, parent: int, folder: str) -> None:
-    """Serve the process `parent`; `folder` takes the answers that are too long for one line."""
+def main(answers: int, parent: int, folder: str, programs: str, salt: str) -> None:
+    """Serve the process `parent`; `folder` takes the answers that are too long for one line, `programs` what the compiler
+    writes, under keys that begin with `salt`.
+    """
     if (
         sys.platform == "linux"
     ):  # elsewhere the end of its input ends it: a process that forks shall have one thread only
@@ -213,7 +236,7 @@ def main(answers: int, parent: int, folder: str) -> None:
     imports.install()
     with contextlib.suppress(ImportError):  # the first capture says so
         import torch  # noqa: F401 # before the first request comes
-    Worker(answers, folder).serve()
+    Worker(answers, folder, (programs, salt)).serve()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # nothing is left to do, and to take PyTorch down module by module takes seconds
