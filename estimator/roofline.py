@@ -1,6 +1,6 @@
 """The roofline: an operator takes as long as its arithmetic or its memory traffic, whichever is longer.
 
-    t = max(kernel_us, flops / (peak * efficiency), bytes / (bandwidth * efficiency))
+    t = kernel_us + max(flops / (peak * efficiency), bytes / (bandwidth * efficiency))
 
 The efficiencies are what large operators of each family sustain on data-centre GPUs in PyTorch; a profile may
 override them (its `[efficiency]` table). They are rough on purpose: this model knows every operator on every
@@ -83,7 +83,7 @@ class Roofline:
         if work.flops:
             rate = hardware.peak_flops(work.arithmetic) * efficiency[work.family]
             seconds = max(seconds, work.flops / rate)
-        return max(hardware.kernel_us * 1e-3, seconds * 1e3)
+        return hardware.kernel_us * 1e-3 + seconds * 1e3
 
     def _estimate(self, signature: Signature) -> Estimate:
         metas = (*signature.inputs, *signature.outputs)
