@@ -45,7 +45,7 @@ from autosac.trace import Signature
 
 # HolisticTraceAnalysis's trace of a recommender on A100s (f4d0062c), float32: 14 us and 5 us at 1,410 MHz; checked on the sums
 # over rows in TraceLens's H100 traces (171dd747).
-_INNER_CYCLES, _OUTER_CYCLES = 7_500.0, 19_700.0
+ROW_SUM_CYCLES, _OUTER_CYCLES = 7_500.0, 19_700.0
 _OUTER_BYTES_A_CYCLE = 2.9  # for each byte of an element
 _CACHED = 2.0
 # TraceLens's trace of a ResNet-18 in bfloat16 on an MI300X: five sizes of channels each way.
@@ -107,7 +107,7 @@ class Latencies:
     def _sum_us(self, signature: Signature) -> float:
         hardware = self._hardware
         moved = moved_bytes(signature, "reduction")
-        rate, cycles = self._bytes_per_us, _INNER_CYCLES
+        rate, cycles = self._bytes_per_us, ROW_SUM_CYCLES
         if reduces_outer(signature):
             item = item_bytes(signature.inputs[0].dtype)
             issued = _OUTER_BYTES_A_CYCLE * item * hardware.sm_count * hardware.boost_mhz

@@ -48,6 +48,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.estimator.hardware import Hardware, load_hardware
+from autosac.estimator.latencies import ROW_SUM_CYCLES
 from autosac.estimator.models import Estimate
 from autosac.estimator.sectors import overfetched_bytes
 from autosac.estimator.work import argument, base_name, crosses_to_host, family, item_bytes, moved_bytes, tensor_bytes
@@ -153,8 +154,7 @@ _ESTIMATED = {
 # Elsewhere: float32 broadcasts in NeuSight's tables 1.0 and 1.3 on an H100, 0.9 and 1.1 on an A100; a fill on a B200 1.0.
 _ISSUED_ELEMENTS = 1.5
 _BY_ELEMENT = ("strided", "strided_reals", "broadcast", "converted", "assembled")
-# What each dimension beyond two takes, of an element's time and for every operand beside the result: 0.9 and 1.4 divisions' worth
-# for four kinds of calls with four dimensions in those traces.
+# What each dimension beyond two takes, of an element's time and for every input: eight kinds of calls in those traces.
 _DIVISION = 0.08
 # Cycles that such a kernel takes longer to start, and a gather, which waits for its indices: 0.9 to 1.4 us for eleven kinds of
 # small calls in those traces, 1.3 to 1.9 us for three gathers. Held out: 0.7 us on a B200.
@@ -170,7 +170,8 @@ _SOFTMAX = {
     "softmax_backward_reread": Slowdown(constant=0.3, rel_std=0.2),  # by count: only the gradient is read twice
 }
 _REGISTERS_ELEMENTS, _SHARED_BYTES, _ALIGNED_BYTES = 1024, 48 * 1024 - 128, 16
-_ISSUED = ("norm", "norm_backward", "random_elementwise")
+_NORMS = ("norm", "norm_backward")  # which wait for their rows' sums as sums do
+_ISSUED = (*_NORMS, "random_elementwise")
 _WORD_BYTES = 4
 _SIXTEEN_BITS = ("float16", "bfloat16")
 _FLOATS = (*_SIXTEEN_BITS, "float32", "float64")
@@ -296,6 +297,7 @@ class LearnedMemory:
         measured = {name: Slowdown(**values) for name, values in fitted["slowdowns"].items()}
         self._slowdowns = {"elementwise": plain, "fill": plain, "optimizer": plain} | _ESTIMATED | measured | _SOFTMAX
         self._l2_bytes = hardware.l2_bytes
+        self._waits_ms = ROW_SUM_CYCLES / (hardware.boost_mhz * 1e3)
         self._late_ms = _LATE_CYCLES / (hardware.boost_mhz * 1e3)
         self._elements_per_ms = _ISSUED_ELEMENTS * hardware.sm_count * hardware.boost_mhz * 1e3
         self._fed = min(1.0, _bytes_per_cycle(hardware) / _bytes_per_cycle(reference))
@@ -336,8 +338,10 @@ class LearnedMemory:
         fetched = self._segments.milliseconds(np.array(moved) + np.array(extra))
         for (i, name), ms, wasteful in zip(chosen, plain.tolist(), fetched.tolist(), strict=True):
             signature = signatures[i]
-            rows = row_bytes(signature) if name in ("norm", "norm_backward") else 0.0
+            rows = row_bytes(signature) if name in _NORMS else 0.0
             longest = max(self._slowed_ms(ms, name, rows), self._issue_ms(signature, name), self._floor_ms)
+            if name in _NORMS:
+                longest = max(longest, self._waits_ms)
             if wasteful > ms:
                 longest = max(longest, wasteful)
             if name in _LATE:
