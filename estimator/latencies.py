@@ -37,6 +37,7 @@ from autosac.estimator.work import (
     crosses_to_host,
     family,
     item_bytes,
+    kernel_count,
     moved_bytes,
     reduces_outer,
     tensor_bytes,
@@ -90,7 +91,8 @@ class Latencies:
         if kind == "reduction" and math.prod(signature.outputs[0].shape) < math.prod(signature.inputs[0].shape):
             return self._answer("sum", self._sum_us(signature))
         if base in _BATCH_NORMS:
-            return self._answer("batch_norm", self._batch_norm_us(signature, kind))
+            shortest = self._hardware.kernel_us * kernel_count(signature)
+            return self._answer("batch_norm", max(shortest, self._batch_norm_us(signature, kind)))
         if base in ("embedding_dense_backward", "embedding_backward") and len(signature.inputs) > 1:
             return self._answer("embedding", self._embedding_us(signature))
         return None

@@ -51,7 +51,16 @@ from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.latencies import ROW_SUM_CYCLES
 from autosac.estimator.models import Estimate
 from autosac.estimator.sectors import overfetched_bytes
-from autosac.estimator.work import argument, base_name, crosses_to_host, family, item_bytes, moved_bytes, tensor_bytes
+from autosac.estimator.work import (
+    argument,
+    base_name,
+    crosses_to_host,
+    family,
+    item_bytes,
+    kernel_count,
+    moved_bytes,
+    tensor_bytes,
+)
 from autosac.trace import Signature, TensorMeta
 
 _ROW, _LONG_ROW, _SHORT_ROW = 8192.0, 65536.0, 2048.0
@@ -339,7 +348,11 @@ class LearnedMemory:
         for (i, name), ms, wasteful in zip(chosen, plain.tolist(), fetched.tolist(), strict=True):
             signature = signatures[i]
             rows = row_bytes(signature) if name in _NORMS else 0.0
-            longest = max(self._slowed_ms(ms, name, rows), self._issue_ms(signature, name), self._floor_ms)
+            longest = max(
+                self._slowed_ms(ms, name, rows),
+                self._issue_ms(signature, name),
+                self._floor_ms * kernel_count(signature),
+            )
             if name in _NORMS:
                 longest = max(longest, self._waits_ms)
             if wasteful > ms:

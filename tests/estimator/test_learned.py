@@ -123,6 +123,16 @@ def test_a_capped_part_sustains_less(mm: Callable[..., Signature]) -> None:
     assert slow.ms - START_MS == pytest.approx(2 * (fast.ms - START_MS))
 
 
+def test_float8_may_sustain_another_share(meta: Meta) -> None:
+    """`sustained_float8 = 0.8` beside `sustained = 0.5`: a product in 8 bits takes 1.25 times as long, not twice."""
+    a, b = meta((8192, 8192), "float8_e4m3fn"), TensorMeta((8192, 8192), (1, 8192), "float8_e4m3fn")
+    product = Signature("aten._scaled_mm.default", (a, b), (meta((8192, 8192)),))
+    capped = replace(H100, efficiency=(("sustained", 0.5), ("sustained_float8", 0.8)))
+    (fast,), (slow,) = LearnedMatmul(H100).estimate([product]), LearnedMatmul(capped).estimate([product])
+    assert fast is not None and slow is not None
+    assert slow.ms - START_MS == pytest.approx(1.25 * (fast.ms - START_MS))
+
+
 @pytest.mark.parametrize("gpu", LEARNED)
 def test_attention_grows_with_the_square_of_the_length(gpu: str, meta: Meta) -> None:
     """From 4096 to 16384 tokens, 16 times the operations take 10 to 18 times as long; the backward 2 to 4 forwards."""
