@@ -20,8 +20,9 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing
-from autosac.jobs.tasks import TitanJob, simulation_of
+from autosac.jobs.tasks import TitanJob
 from autosac.jobs.titan import TitanCaptures
+from autosac.jobs.untrainable import simulation_of_trainable
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import Simulation, Target
@@ -158,7 +159,7 @@ class TitanSubject:
     def _capture(self, request: TitanRequest) -> Simulation:
         if request not in self._requests:
             trace = capturing(self._server, request, self._job.progress).result()
-            self._requests[request] = simulation_of(trace, self._job.target)
+            self._requests[request] = simulation_of_trainable(trace, self._job.target)
         return self._requests[request]
 
 

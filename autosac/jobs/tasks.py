@@ -16,7 +16,7 @@ from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing, early_info
 from autosac.jobs.dynamic_shapes import has_router
 from autosac.jobs.titan import BASELINES, Capture, Progress, TitanCaptures, TitanJob, own_stage
-from autosac.jobs.untrainable import check_trainable
+from autosac.jobs.untrainable import check_trainable, simulation_of_trainable
 from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
@@ -123,7 +123,7 @@ def simulate_draws(
     if not any(map(has_router, traces[0])):
         raise UsageError(f"expert load imbalance {job.moe_load}: the job has no mixture of experts")
     job.progress("simulating")
-    return [_fullest([simulation_of(trace, job.target, plan) for trace in found]) for found in traces]
+    return [_fullest([simulation_of_trainable(trace, job.target, plan) for trace in found]) for found in traces]
 
 
 def _fullest(stages: Sequence[Simulation]) -> Simulation:

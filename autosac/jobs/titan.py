@@ -15,7 +15,7 @@ from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
-from autosac.jobs.untrainable import check_trainable
+from autosac.jobs.untrainable import simulation_of_trainable
 from autosac.limits import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
@@ -206,8 +206,7 @@ class TitanCaptures:
                 self._begin(key, self.job.request("none"))
             self.start(name)
             trace = self._started[key].result()
-            check_trainable(trace.info)
-            self._simulations[key] = simulation_of(trace, self.job.target)
+            self._simulations[key] = simulation_of_trainable(trace, self.job.target)
         return self._simulations[key]
 
     @property
@@ -276,8 +275,7 @@ class TitanCaptures:
         """The step under a plan."""
         self.begin(plan)
         trace = self._under_plans[plan.units, plan.settings].result()
-        check_trainable(trace.info, plan)
-        return simulation_of(trace, self.job.target, plan)
+        return simulation_of_trainable(trace, self.job.target, plan)
 
 
 class _Baselines(Mapping[str, Simulation]):
