@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 
 from autosac.capture.record.sources import innermost_line
 from autosac.errors import AutosacError, CaptureError
 
 _LIMIT = 400  # characters of a message
-# What to do about errors whose own messages do not help, by a part of the message.
 # How an error of a step begins: the job could be built.
 IN_A_STEP = "training step"
 
+_SPARSE = (
+    "sparse tensors cannot be simulated: plan the model with dense ones (Embedding and EmbeddingBag with sparse=True make "
+    "sparse gradients)"
+)
+# What to do about errors whose own messages do not help, by a part of the message.
 _REMEDIES = {
     "is shared with a parameter already managed by another FSDP group": (
         "the model ties parameters, as an embedding and its output layer, that lie in different FSDP units, which this torch "
@@ -22,9 +28,15 @@ _REMEDIES = {
         "(data_parallel_shard_degree = 1 and data_parallel_replicate_degree = the number of GPUs), or a flavor without tied "
         "embeddings"
     ),
-    "Cannot access storage of SparseTensorImpl": (
-        "sparse tensors cannot be simulated: plan the model with dense ones (Embedding and EmbeddingBag with sparse=True "
-        "make sparse gradients)"
+    "Cannot access storage of SparseTensorImpl": _SPARSE,
+    "memory format option is only supported by strided tensors": _SPARSE,
+    "aten::_to_sparse": _SPARSE,
+    "DynamicOutputShapeException": (
+        "the size of a result depends on values that are not known without the data: bring them from the host, or give the "
+        "size itself"
+    ),
+    "self.shape_env must not be None": (
+        "nested tensors (torch.nested) cannot be simulated: plan the model with padded ones"
     ),
     "Cannot access storage of TensorWrapper": (
         "function transforms (torch.func: grad, vmap, jvp) cannot be simulated: plan the model with an ordinary backward"
@@ -48,6 +60,7 @@ _REMEDIES = {
         "the step checks the values of tensors, and simulated tensors have none: leave the check out"
     ),
 }
+_SHAPELESS = re.compile(r"(\S+): attempted to run this operator with Meta tensors")
 
 
 def one_line(error: BaseException) -> str:
@@ -65,10 +78,17 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
     if isinstance(error, AutosacError):
         return error
     where = innermost_line(error.__traceback__)
+    said = "".join(f"{type(e).__name__}: {e}\n" for e in _chain(error))
     for part in _REMEDIES:
-        if part in f"{type(error).__name__}: {error}":
+        if part in said:
             version = str(getattr(sys.modules.get("torch"), "__version__", ""))
             return CaptureError(f"{doing}: {remedy_of(part, version)} (at {where})")
+    shapeless = _SHAPELESS.search(said)
+    if shapeless:
+        return CaptureError(
+            f"{doing}: PyTorch knows no shapes for {shapeless[1]}: give it a shape function (torch.library.register_fake) "
+            f"(at {where})"
+        )
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
@@ -76,6 +96,14 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
         _told(error, _LIMIT) if root is error else f"{_told(error, _LIMIT // 2)}, because of {_told(root, _LIMIT // 2)}"
     )
     return CaptureError(f"{doing}: {told} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that were handled when it was raised."""
+    present: BaseException | None = error
+    while present is not None:
+        yield present
+        present = present.__context__
 
 
 def remedy_of(part: str, torch_version: str) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from autosac.capture.cuda import functions
 from autosac.capture.device import device as simulated
-from autosac.capture.device import values
+from autosac.capture.device import dynamic, values
 from autosac.capture.device.device import CUDA
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
@@ -68,6 +68,7 @@ class ScriptRun:
         if request.synthetic is not None:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._falling)
+        dynamic.on_assumption(self._note)
         simulated.set_clock(self._times)
         self._clock = clock
         self._finder = self._model_finder()
@@ -142,7 +143,8 @@ class ScriptRun:
 
     def _note_step(self, trace: Trace) -> None:
         """What was assumed in the step that is kept."""
-        if any(signature.name.startswith("aten.topk") for signature in trace.signatures):
+        routes = {i for i, signature in enumerate(trace.signatures) if signature.name.startswith("aten.topk")}
+        if any(type(event) is Op and event.signature in routes and event.module for event in trace.events):
             self._note(f"where a router chooses experts for tokens the load is {self._request.moe_load} (--moe-load)")
         if self._request.stand_ins:
             self._note(f"stand-ins are in the place of kernels: {', '.join(self._request.stand_ins)}")
@@ -157,8 +159,8 @@ class ScriptRun:
                 'simulated; is its device "cuda"?'
             )
         return (
-            "the script has ended before its first step was complete: a step ends with the step() of a torch.optim optimizer "
-            "after a module's forward with gradients"
+            "the script has ended before its first step was complete: a step ends with the step() of a torch.optim "
+            "optimizer, or, without one, when parameters change after a backward"
         )
 
     # ---- ScriptListener ---------------------------------------------------------------------------------------------

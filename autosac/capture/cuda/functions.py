@@ -148,6 +148,8 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_clearCublasWorkspaces": nothing,
+        "_scatter": _scatter,
+        "_broadcast_coalesced": _broadcast,
         "_nccl_version": lambda: _NCCL_VERSION,
         "_nccl_version_suffix": lambda: b"",
     }
@@ -176,6 +178,26 @@ def _choose(index: int, device_count: int) -> None:
         raise torch.AcceleratorError("CUDA error: invalid device ordinal")
     torch.cuda.init()  # until then fake tensors take "cuda" for its first device
     shim.set_device(index)
+
+
+def _scatter(tensor: Any, devices: Sequence[int], *_: Any) -> tuple[Any, ...]:
+    """What DataParallel does with a batch: one GPU gets all of it."""
+    return (tensor.to(f"cuda:{_single(devices)}"),)
+
+
+def _broadcast(tensors: Sequence[Any], devices: Sequence[int], *_: Any) -> list[Any]:
+    """DataParallel's copies of parameters: one GPU has them."""
+    _single(devices)
+    return [list(tensors)]
+
+
+def _single(devices: Sequence[int]) -> int:
+    if len(devices) > 1:
+        raise NotImplementedError(
+            "DataParallel over several GPUs of one process is not simulated: train with DistributedDataParallel, or run the "
+            "script with --nproc 1"
+        )
+    return devices[0]
 
 
 def _synchronise() -> None:

@@ -5,6 +5,8 @@
    smaller with native RMSNorm and SiLU backward). The list is {operators with a CUDA and a CompositeImplicitAutograd kernel}.
 3. softmax and log_softmax of float16 into float32, which need no cast copy on CUDA.
 4. Autocast (autocast.py).
+5. Shapes of operators that PyTorch has none for (shapes.py).
+6. CTC loss with tensors of lengths, which reads them; for tensor subclasses PyTorch takes a path that never runs on CUDA.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from autosac.capture.device import shapes, values
 from autosac.capture.device.attention import Attention
 from autosac.capture.device.autocast import Autocast
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, key_of, stand_for
@@ -38,6 +42,9 @@ def install(gpu: TargetGPU, device_type: str = DEVICE_TYPE) -> None:
     library.impl("scaled_dot_product_attention", attention, key)
     for name in NATIVE_ON_CUDA:
         library.impl(name, _unreachable(name), key)
+    shapes.install(library)
+    for target in (f"Autograd{key}", key):
+        library.impl("ctc_loss.Tensor", _ctc_loss, target)
     if device_type == CUDA:
         return
     library.impl("empty.memory_format", _empty, key)
@@ -53,6 +60,26 @@ def _library(namespace: str) -> torch.library.Library:
     library = torch.library.Library(namespace, "IMPL")
     _libraries.append(library)
     return library
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    *rest: Any,
+    **named: Any,
+) -> torch.Tensor:
+    """Unknown lengths are the largest that they can be."""
+    longest = targets.shape[-1] // (1 if targets.dim() == 2 else target_lengths.numel())
+    lengths = _lengths(input_lengths, log_probs.shape[0]), _lengths(target_lengths, longest)
+    out: torch.Tensor = aten.ctc_loss.IntList(log_probs, targets, *lengths, *rest, **named)
+    return out
+
+
+def _lengths(lengths: torch.Tensor, longest: int) -> list[int]:
+    known = values.shadow(lengths) if isinstance(lengths, FakeTensor) else lengths
+    return [longest] * lengths.numel() if known is None else known.reshape(-1).tolist()
 
 
 def _empty(

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from autosac.capture.device import values
 from autosac.capture.device.cache import DispatchCache, Entry
 from autosac.capture.device.device import CUDA
+from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic
 from autosac.capture.device.operators import per_operator
 
 aten = torch.ops.aten
@@ -130,8 +131,8 @@ class SimulatedDeviceMode(FakeTensorMode):
             return out if self._depth else self._observe(func, args, kwargs, out, None, None)
         if func is _empty_like and not isinstance(args[0], FakeTensor):
             return self._materialised(func, args, kwargs)
-        if _is_dynamic(func):
-            real = values.dynamic(func, args, kwargs)
+        if is_dynamic(func):
+            real = dynamic(func, args, kwargs)
             if real is not None:
                 out = self._observe(func, args, kwargs, self._with_shadow(real, args), None, None)
                 if not kwargs.get("output_size"):  # the size is read from the device
@@ -192,13 +193,15 @@ class SimulatedDeviceMode(FakeTensorMode):
         return out if self._depth else self._observe(func, args, kwargs, out, None, None)
 
     def _with_shadow(self, real: Any, args: Any) -> Any:
+        if isinstance(real, OnHost):
+            return real.tensor
         if isinstance(real, (tuple, list)):
             return type(real)(self._with_shadow(part, args) for part in real)
         device = next(a.fake_device for a in args if isinstance(a, FakeTensor))
         with in_kernel_invocation_manager(self):
             meta = torch.empty_like(real, device="meta")
         out: Any = FakeTensor(self, meta, device)
-        out._shadow = real
+        out._shadow = None if real.is_meta else real
         return out
 
     def _higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -223,11 +226,6 @@ def _is_c10d(func: Any) -> bool:
 @per_operator
 def _is_composite(func: Any) -> bool:
     return isinstance(func, torch._ops.OpOverload) and func._can_decompose()
-
-
-@per_operator
-def _is_dynamic(func: Any) -> bool:
-    return torch.Tag.dynamic_output_shape in func.tags and func is not aten.index.Tensor
 
 
 def _without_dynamo_guard(cls: type) -> None:

@@ -1,11 +1,15 @@
-"""The value model: answers to data-dependent questions (`.item()`, `.tolist()`, `nonzero`, MoE splits) without data.
+"""The value model: answers to data-dependent questions (`.item()`, `.tolist()`, MoE splits) without data.
 
 Small integer tensors (and tiny floating ones) carry shadow values that are computed for real on the CPU beside the fake
-ones. Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin,
-that is perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts
-of tokens that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside
-this one (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), an unknown integer or float is 1
-(`assume_floats`), and finite.
+ones, and so do numbers that the step draws (`torch.rand` for a mask, `torch.randint` for labels), but for single ones: what a
+coin decides is the same for all layers.
+
+Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin, that is
+perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts of tokens
+that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside this one
+(`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), but `all` of unknown bools holds (arguments
+are valid); an unknown integer or float is 1 (`assume_floats`), and finite. Shapes that depend on values are next door
+(`dynamic`).
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from autosac.capture.device.operators import per_operator
 from autosac.capture.moe_load import Routing
 
 aten = torch.ops.aten
-_INTEGER_LIMIT = 1 << 22  # elements: token ids, routing counts, masks
+MOST_KNOWN = 1 << 22  # elements: token ids, routing counts, masks
 _FLOAT_LIMIT = 64
 
 _UNINITIALISED = {
@@ -34,6 +38,21 @@ _UNINITIALISED = {
     aten.empty_permuted.default,
     aten.resize_.default,
 }
+
+_DRAWN = {
+    aten.rand.default,
+    aten.rand_like.default,
+    aten.randn.default,
+    aten.randn_like.default,
+    aten.randint.default,
+    aten.randint.low,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+    aten.randperm.default,
+}
+_ALL = {aten.all.default, aten.all.dim, aten._is_all_true.default}
+_random: list[torch.Tensor] = []  # the state of the generator that draws them, one at most
+_SEED = 0
 
 _FINITENESS = {aten.eq.Tensor, aten.ne.Tensor, aten.ne.Scalar, aten.isnan.default, aten.isinf.default}
 
@@ -153,15 +172,6 @@ def item(tensor: torch.Tensor) -> bool | int | float:
     return False if tensor.dtype is torch.bool else 1
 
 
-def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
-    """The real result of an operator whose output shape depends on data, or None if an input has no shadow."""
-    leaves = pytree.tree_leaves(args)
-    if any(isinstance(leaf, FakeTensor) and shadow(leaf) is None for leaf in leaves):
-        return None
-    with torch._C._DisableTorchDispatch():
-        return func(*_shadows(args), **kwargs)
-
-
 def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Give the outputs of `func` their shadows, if they follow from those of its inputs."""
     rule = _rule_of(func)
@@ -184,6 +194,10 @@ def _rule_of(func: Any) -> Rule | None:
         return _topk
     if func in _FINITENESS:
         return _is_finite
+    if func in _DRAWN:
+        return _draw
+    if func in _ALL:
+        return _all
     if getattr(func, "namespace", "") == "c10d":
         return lambda func, args, _, __: _collective_in_place(func, args)
     return None if func in _UNINITIALISED else _compute
@@ -191,20 +205,46 @@ def _rule_of(func: Any) -> Rule | None:
 
 def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, out: Any) -> None:
     # Of floating-point numbers only single ones (a scale, a sum): vectors of zeros are weights, which training changes.
-    most = 1 if out.dtype.is_floating_point else _INTEGER_LIMIT
+    most = 1 if out.dtype.is_floating_point else MOST_KNOWN
     if isinstance(out, FakeTensor) and out.numel() <= most:
         _overwrite(out, constant(out, args))
 
 
 def _is_finite(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Unknown values are finite numbers: ``x == x`` and ``x != inf`` hold, ``x != x`` and ``isnan`` do not."""
-    if shadow(args[0]) is None and out.numel() <= _INTEGER_LIMIT and args[0].dtype.is_floating_point:
+    if shadow(args[0]) is None and out.numel() <= MOST_KNOWN and args[0].dtype.is_floating_point:
         other = args[1] if len(args) > 1 else args[0]
         if other is args[0] or (isinstance(other, float) and not math.isfinite(other)):
             holds = func is aten.eq.Tensor or func is aten.ne.Scalar
             out._shadow = torch.full(out.shape, holds)
             return
     _compute(func, args, kwargs, out)
+
+
+def _draw(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Real numbers, from a generator of their own: those of the script on the host stay what they are."""
+    if not isinstance(out, FakeTensor) or not 1 < out.numel() <= MOST_KNOWN:
+        return
+    sizes = {"dtype": out.dtype, "layout": torch.strided, "device": torch.device("cpu")}
+    like = [torch.empty(out.shape, dtype=out.dtype)] if args and isinstance(args[0], torch.Tensor) else []
+    with torch._C._DisableTorchDispatch():
+        before = torch.get_rng_state()
+        if _random:
+            torch.set_rng_state(_random[0])
+        else:
+            torch.manual_seed(_SEED)
+        try:
+            vars(out)["_shadow"] = func(*like, *args[len(like) :], **sizes)
+        finally:
+            _random[:] = [torch.get_rng_state()]
+            torch.set_rng_state(before)
+
+
+def _all(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    if shadow(args[0]) is None and out.numel() <= MOST_KNOWN:
+        out._shadow = torch.ones(out.shape, dtype=out.dtype)
+    else:
+        _compute(func, args, kwargs, out)
 
 
 def _topk(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -219,20 +259,25 @@ def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if not (_inputs_known(args) or _is_constant(func)):
         _forget_mutated(func, args)
         return
-    if any(isinstance(o, FakeTensor) and o.numel() > _limit(o) for o in pytree.tree_leaves(out)):
+    leaves: list[Any] = pytree.tree_leaves(out)
+    kept = [isinstance(leaf, FakeTensor) and leaf.numel() <= _limit(func, leaf) for leaf in leaves]
+    if not any(kept):
+        _forget_mutated(func, args)
         return
     result = _evaluate(func, getattr(func, "namespace", ""), args, kwargs, out)
-    leaves: list[Any] = pytree.tree_leaves(out)
-    for fake, real in zip(leaves, pytree.tree_leaves(result), strict=False):
-        if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor):
+    for fake, real, is_kept in zip(leaves, pytree.tree_leaves(result), kept, strict=False):
+        if is_kept and isinstance(real, torch.Tensor):
             vars(fake)["_shadow"] = real
 
 
-def _limit(tensor: torch.Tensor) -> int:
-    return _FLOAT_LIMIT if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _INTEGER_LIMIT
+def _limit(func: Any, tensor: torch.Tensor) -> int:
+    """Views share what is known of their base, however large: who writes into them must tell it."""
+    computed = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return _FLOAT_LIMIT if computed and not getattr(func, "is_view", False) else MOST_KNOWN
 
 
-def _shadows(tree: Any) -> Any:
+def shadows(tree: Any) -> Any:
+    """The values of all fake tensors in a tree in their places."""
     return pytree.tree_map(lambda x: shadow(x) if isinstance(x, FakeTensor) else x, tree)
 
 
@@ -245,7 +290,7 @@ def _inputs_known(args: Any) -> bool:
                 return False
             found = True
         elif isinstance(arg, torch.Tensor):
-            if arg.numel() > _INTEGER_LIMIT:
+            if arg.numel() > MOST_KNOWN:
                 return False
             found = True
         elif isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], torch.Tensor):
@@ -275,7 +320,7 @@ def _forget_mutated(func: Any, args: Any) -> None:
 
 
 def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:
-    args, kwargs = _shadows(args), _shadows(kwargs)
+    args, kwargs = shadows(args), shadows(kwargs)
     if namespace in ("_c10d_functional", "_c10d_functional_autograd"):
         return _functional_collective(func, args, out)
     if "device" in kwargs:
@@ -303,7 +348,7 @@ def _histogram(args: Any, out: Any) -> None:
 
 def _route(args: Any, out: Any) -> None:
     indices = out[1]
-    if not indices.dim() or indices.numel() > _INTEGER_LIMIT:
+    if not indices.dim() or indices.numel() > MOST_KNOWN:
         return
     for routing in _routing:
         chosen = routing.route(args[0].shape, args[1])
@@ -351,7 +396,7 @@ def _exchange(peers: Peers, name: str, args: Any) -> None:
     peer = torch.distributed.get_process_group_ranks(process_group)[args[2]]
     for tensor in args[0]:
         is_real = not isinstance(tensor, FakeTensor)
-        is_message = (is_real or not tensor.dtype.is_floating_point) and tensor.numel() <= _INTEGER_LIMIT
+        is_message = (is_real or not tensor.dtype.is_floating_point) and tensor.numel() <= MOST_KNOWN
         known = tensor if is_real else shadow(tensor)
         if name == "broadcast_":
             found = peers.broadcast(group, peer, known, tensor.dtype) if is_message else None

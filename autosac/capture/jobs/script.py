@@ -3,11 +3,14 @@
 Nobody says what a step of a script is. It is what happens from one `Optimizer.step` of the script's first optimizer to the
 next. More exactly, after that call a step ends, and the next one begins, with
 
-- a module's forward with gradients enabled that no other module calls, or
-- an operator on the device that reads nothing of it: a batch comes from the host, or is drawn;
+- a module's forward with gradients enabled that no other module calls,
+- an operator on the device that reads nothing of it: a batch comes from the host, or is drawn, or
+- an operator with gradients enabled that reads a parameter: the script calls functions, or methods of modules;
 
 so that reading the loss, clearing gradients and averaging weights belong to the step before. Evaluation is a part of the step
-in which it happens. The first step begins with the first such forward of a module that has parameters to train.
+in which it happens. The first step begins with the first such forward of a module that has parameters to train; without any,
+after the first call of `Optimizer.step`. A script without a torch.optim optimizer steps where it first writes into a parameter
+after a backward.
 
 Every step is recorded. What it did to memory becomes a part of the prologue when the next one begins (`EventLog`).
 """
@@ -22,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.cache import Entry
+from autosac.capture.device.operators import per_operator
 from autosac.capture.jobs.fast_forward import FastForward
 from autosac.capture.jobs.marker import Marker
 from autosac.capture.record.recorder import Recorder
@@ -70,12 +74,13 @@ class ScriptSteps:
         self._calls = 0
         self._first: torch.optim.Optimizer | None = None
         self._is_over = False
+        self._has_gradients = False  # a backward has run, and no optimizer has stepped yet
         self._depth = 0
 
     def install(self) -> None:
         """Follow modules and optimizers. Before the recorder does, so that a step begins before its first module."""
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         # Dynamo traces global hooks into its graphs; there they shall do nothing.
         def enter(module: torch.nn.Module, _: Any) -> None:
@@ -90,6 +95,7 @@ class ScriptSteps:
 
         register_module_forward_pre_hook(enter)
         register_module_forward_hook(leave, with_kwargs=True, always_call=True)
+        register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer))
         register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))
 
     @property
@@ -124,14 +130,17 @@ class ScriptSteps:
         self._enter(module)
         self._depth -= 1
 
-    def _after(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._marker is not None:
-            return
+    def _before(self, optimizer: torch.optim.Optimizer) -> None:
         if self._first is None:
             self._first = optimizer
-        if self.number and optimizer is self._first:
-            self._calls += 1
-            self._is_over = self._calls % self._period == 0
+
+    def _after(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._marker is None and optimizer is self._first:
+            self._stepped()
+
+    def _stepped(self) -> None:
+        self._calls += self.number > 0  # one before the first step is not a part of any
+        self._is_over = self._calls % self._period == 0
 
     def _marked(self) -> None:
         self._is_over = self.number > 0
@@ -147,6 +156,8 @@ class ScriptSteps:
 
     def _end(self) -> None:
         self._is_over = False
+        if not self.number:
+            return
         if not self.forward.active:
             self.recorder.end_recording()
         self.complete = self.number
@@ -158,16 +169,38 @@ class ScriptSteps:
         self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
     ) -> None:
         """An operator ran on the device."""
-        if self._is_over and not self._reads_device(args, kwargs, tensors):
+        if self._first is None and self._marker is None:
+            self._look_for_updates(func, args)
+        if self._is_over and self._begins_step(args, kwargs, tensors):
             self._begin()
         if self.forward.active:
             return
         self.recorder.operator(func, args, kwargs, out, entry, tensors)
         self._listener.operator_ran()
 
-    def _reads_device(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
+    def _begins_step(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
         found = tensors if tensors is not None else pytree.arg_tree_leaves(*args, **kwargs)
-        return any(isinstance(t, torch.Tensor) and t.device.type == self.recorder.target for t in found)
+        on_device = [t for t in found if isinstance(t, torch.Tensor) and t.device.type == self.recorder.target]
+        trains = torch.is_grad_enabled() and not _in_backward()
+        return not on_device or (trains and any(t.requires_grad and t.is_leaf for t in on_device))
+
+    def _look_for_updates(self, func: Any, args: Any) -> None:
+        """Without an optimizer: a step is over when a parameter changes after a backward."""
+        if _in_backward():
+            self._has_gradients = True
+        elif self._has_gradients and args and _writes(func) and self._is_parameter(args[0]):
+            self._has_gradients = False
+            self._stepped()
+
+    def _is_parameter(self, written: Any) -> bool:
+        """Whether a tensor, or the first of a list, is memory of a parameter, as ``parameter.data`` is."""
+        first = written[0] if isinstance(written, (list, tuple)) and written else written
+        if not isinstance(first, torch.Tensor):
+            return False
+        memory = first.untyped_storage()._cdata
+        return any(
+            p.untyped_storage()._cdata == memory for part in self.recorder.model_parts for p in part.parameters()
+        )
 
     def triton_kernel(self, name: str, arguments: Iterable[Any], **details: Any) -> None:
         """A generated kernel was launched."""
@@ -184,3 +217,14 @@ class ScriptSteps:
     def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None:
         """`Tensor.record_stream`."""
         self.recorder.record_stream(tensor, stream_id)
+
+
+@per_operator
+def _writes(func: Any) -> bool:
+    """Whether an operator writes into its first argument."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)

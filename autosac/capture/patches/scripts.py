@@ -5,7 +5,9 @@ Installed for scripts only (`autosac.scripts`).
 
 from __future__ import annotations
 
+import copy
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +91,12 @@ def _readable_tensors() -> None:
         # one number for one memory
         return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
 
+    def formatted(self: torch.Tensor, specification: str) -> str:
+        if self.dim() or not specification:
+            return str(object.__format__(self, specification))
+        return format(self.item(), specification)
+
+    fake.__format__ = formatted
     fake.data_ptr = data_ptr
     fake.numpy = numpy
     fake.__array__ = array
@@ -134,13 +142,20 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 
 
 def _checkpoints(note: Callable[[str], None], written: bool) -> None:
-    """Simulated tensors have no values: nothing is written, or zeros where a file is asked for."""
+    """Simulated tensors have no values: nothing is written, or zeros where a file is asked for.
+
+    What a script loads again, because it has saved it before, is a copy of what it saved.
+    """
+    unwritten: dict[Any, Any] = {}
 
     def writer(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
             if not written:
                 note("checkpoints are not written: simulated tensors have no values (--checkpoints writes zeros)")
+                unwritten[_place(args[1] if len(args) > 1 else kwargs.get("f"))] = (
+                    args[0] if args else kwargs.get("obj")
+                )
                 return None
             note("checkpoints hold zeros in place of simulated tensors")
             found = pytree.tree_map(_zeros, (args, kwargs))
@@ -149,7 +164,15 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
         return save
 
+    read = torch.load
+
+    @functools.wraps(read)
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        place = _place(f)
+        return copy.deepcopy(unwritten[place]) if place in unwritten else read(f, *args, **kwargs)
+
     vars(torch)["save"] = torch.serialization.save = writer(torch.save)
+    vars(torch)["load"] = torch.serialization.load = load
 
     def replace(*names: str) -> Callable[[Any], None]:
         def act(module: Any) -> None:
@@ -160,6 +183,12 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
     after_import("safetensors.torch", replace("save_file", "save_model"))
     after_import("torch.distributed.checkpoint.state_dict_saver", replace("save", "async_save"))
+
+
+def _place(file: Any) -> Any:
+    """Where a file is: its path, however it is given, or the buffer itself."""
+    name = getattr(file, "name", file)
+    return os.path.realpath(name) if isinstance(name, (str, os.PathLike)) else id(file)
 
 
 def _loading(note: Callable[[str], None]) -> None:

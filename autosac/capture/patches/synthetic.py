@@ -1,6 +1,7 @@
 """Made-up data sets and tokenizers in place of those that would have to be downloaded; only where a user asks for it.
 
-`datasets.load_dataset` and the tokenizers' `from_pretrained` do what they can without the network first.
+`datasets.load_dataset`, the tokenizers' `from_pretrained` and torchvision's data sets do what they can without the network
+first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,22 @@ _WORDS_OF_A_TEXT = 400
 _WORDS = ("the", "of", "training", "model", "and", "a", "memory", "to", "step", "in", "time", "is", "layer", "it")
 _SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<mask>", "<cls>", "<sep>")
 _SPLITS = ("train", "validation", "test")
+# torchvision's data sets of images in memory: shape of an image as it is kept, and classes.
+_IN_MEMORY: Mapping[str, tuple[tuple[int, ...], int]] = {
+    "MNIST": ((28, 28), 10),
+    "FashionMNIST": ((28, 28), 10),
+    "KMNIST": ((28, 28), 10),
+    "EMNIST": ((28, 28), 47),
+    "CIFAR10": ((32, 32, 3), 10),
+    "CIFAR100": ((32, 32, 3), 100),
+    "SVHN": ((3, 32, 32), 10),
+    "STL10": ((3, 96, 96), 10),
+}
+_OF_TENSORS = ("MNIST", "FashionMNIST", "KMNIST", "EMNIST")  # the others hold arrays
+_OF_LABELS = ("SVHN", "STL10")  # `labels`, not `targets`
+_IN_FILES = ("ImageFolder", "ImageNet")
+_CLASSES_IN_FILES = 1000
+_FILE_SIZE = (375, 500, 3)  # what most images of ImageNet have
 
 
 def columns_of(text: str) -> dict[str, str]:
@@ -39,6 +56,7 @@ def install(columns: Mapping[str, str], note: Callable[[str], None]) -> None:
     """`note` is told what was made up."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     after_import("datasets", functools.partial(_data_sets, columns=columns, note=note))
+    after_import("torchvision.datasets", functools.partial(_images, note=note))
     for module, name in (
         ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
         ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
@@ -60,6 +78,60 @@ def _data_sets(module: Any, columns: Mapping[str, str], note: Callable[[str], No
         return made if split is not None else module.DatasetDict(dict.fromkeys(_SPLITS, made))
 
     module.load_dataset = load_dataset
+
+
+def _images(module: Any, note: Callable[[str], None]) -> None:
+    """Make data sets of torchvision up if their files are missing and cannot be downloaded."""
+    for name, fill in (*((name, _in_memory) for name in _IN_MEMORY), *((name, _in_files) for name in _IN_FILES)):
+        owner = getattr(module, name)
+        if "__init__" in vars(owner):  # the others inherit one that is replaced
+            owner.__init__ = _made_up(owner.__init__, fill, note)
+
+
+def _made_up(original: Any, fill: Callable[[Any], None], note: Callable[[str], None]) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(self, root, *args, **kwargs)
+        except (OSError, RuntimeError):  # its errors for missing files and failed downloads
+            if not hasattr(self, "transforms"):  # it failed before its base was set up
+                base = next(c for c in type(self).__mro__ if c.__name__ == "VisionDataset")
+                told = {name: kwargs[name] for name in ("transform", "target_transform") if name in kwargs}
+                base.__init__(self, root, **({"transform": args[0]} if args and callable(args[0]) else told))
+            fill(self)
+            note(f"the data set {type(self).__name__} is made up: {ROWS} images (--synthetic-data)")
+
+    return init
+
+
+def _in_memory(data_set: Any) -> None:
+    import torch
+
+    kind = next(c.__name__ for c in type(data_set).__mro__ if c.__name__ in _IN_MEMORY)
+    shape, classes = _IN_MEMORY[kind]
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (ROWS, *shape), dtype=np.uint8)
+    labels = random.integers(0, classes, ROWS)
+    data_set.data = torch.from_numpy(pixels) if kind in _OF_TENSORS else pixels
+    if kind in _OF_TENSORS:
+        data_set.targets = torch.from_numpy(labels)
+    else:
+        setattr(data_set, "labels" if kind in _OF_LABELS else "targets", labels.tolist())
+    if "classes" not in dir(data_set):
+        data_set.classes = [str(i) for i in range(classes)]
+
+
+def _in_files(data_set: Any) -> None:
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, _FILE_SIZE, dtype=np.uint8))
+    data_set.loader = lambda _: image
+    data_set.classes = [str(i) for i in range(_CLASSES_IN_FILES)]
+    data_set.class_to_idx = {name: i for i, name in enumerate(data_set.classes)}
+    labels = random.integers(0, _CLASSES_IN_FILES, ROWS).tolist()
+    data_set.samples = data_set.imgs = [(f"{i}.jpeg", label) for i, label in enumerate(labels)]
+    data_set.targets = labels
 
 
 def _column(kind: str) -> list[Any]:

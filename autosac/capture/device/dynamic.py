@@ -1,0 +1,129 @@
+"""Results of operators whose output shape depends on data (`nonzero`, `unique`, packed sequences).
+
+They are real where their inputs are known. Where values are not, the shape is the largest that it can be: an unknown mask
+selects everything, and unknown numbers are all different. So memory and time are upper bounds; who wants to know is told
+(`on_assumption`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from autosac.capture.device.operators import per_operator
+from autosac.capture.device.values import MOST_KNOWN, shadow, shadows
+
+aten = torch.ops.aten
+
+
+class OnHost(NamedTuple):
+    """A part of a result that is a real tensor on the host."""
+
+    tensor: torch.Tensor
+
+
+_told: list[Callable[[str], None]] = []  # one at most
+
+
+def on_assumption(note: Callable[[str], None]) -> None:
+    """Who is told what is assumed of unknown values from now on."""
+    _told[:] = [note]
+
+
+@per_operator
+def is_dynamic(func: Any) -> bool:
+    """Whether the operator's output shapes depend on data. Indexing is not one: it asks `nonzero` for its masks."""
+    return func in _FROM_SIZES or (torch.Tag.dynamic_output_shape in func.tags and func is not aten.index.Tensor)
+
+
+def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result, with tensors on the meta device where their values are unknown; None if nothing is known of it."""
+    from_sizes = _FROM_SIZES.get(func)
+    with torch._C._DisableTorchDispatch():
+        if from_sizes is not None:
+            return from_sizes(args)
+        if all(shadow(leaf) is not None for leaf in pytree.tree_leaves(args) if isinstance(leaf, FakeTensor)):
+            return func(*shadows(args), **kwargs)
+        largest = _LARGEST.get(func)
+        if largest is None:
+            return None
+        found, assumption = largest(args)
+    if assumption:
+        for note in _told:
+            note(assumption)
+    return found
+
+
+_EVERYTHING = "masks that are computed from the data select everything: what they select is not known"
+_DIFFERENT = "numbers whose repetitions are dropped are all different: what they are is not known"
+
+
+def _nonzero(args: Any) -> tuple[Any, str]:
+    x = args[0]
+    if x.numel() > MOST_KNOWN:
+        return _meta(x.numel(), x.dim(), dtype=torch.int64), _EVERYTHING
+    return torch.ones(x.shape, dtype=torch.bool).nonzero(), _EVERYTHING
+
+
+def _masked_select(args: Any) -> tuple[Any, str]:
+    x, mask = args
+    shape, known = torch.broadcast_shapes(x.shape, mask.shape), shadow(mask)
+    if known is not None:
+        return _meta(int(known.expand(shape).sum()), dtype=x.dtype), ""
+    return _meta(shape.numel(), dtype=x.dtype), _EVERYTHING
+
+
+def _unique(args: Any) -> tuple[Any, str]:
+    x = args[0]
+    each = _meta(*x.shape, dtype=torch.int64)
+    return (_meta(x.numel(), dtype=x.dtype), each, _meta(x.numel(), dtype=torch.int64)), _DIFFERENT
+
+
+def _unique_rows(args: Any) -> tuple[Any, str]:
+    x, dim = args[0], args[1]
+    counts = _meta(x.shape[dim], dtype=torch.int64)
+    return (_meta(*x.shape, dtype=x.dtype), counts, counts.clone()), _DIFFERENT
+
+
+# Their largest results where values are unknown, and what that assumes.
+_LARGEST: dict[Any, Callable[[Any], tuple[Any, str]]] = {
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: _unique,
+    aten.unique_dim.default: _unique_rows,
+}
+
+
+def _pack_padded_sequence(args: Any) -> Any:
+    """``(padded, lengths on the host, batch_first)``: rows of all times, and how many sequences reach each time."""
+    padded, lengths, _ = args
+    known = shadow(lengths) if isinstance(lengths, FakeTensor) else lengths
+    if known is None:
+        return None
+    sizes = (known[None, :] > torch.arange(int(known.max()))[:, None]).sum(1)
+    rows = _meta(int(sizes.sum()), *padded.shape[2:], dtype=padded.dtype)
+    return rows, sizes if known is not lengths else OnHost(sizes)
+
+
+def _ctc_loss(args: Any) -> Any:
+    """``(log_probs [T, B, classes], targets, input lengths, target lengths)``: losses, and log alpha [B, T, 2 S + 1]."""
+    log_probs, lengths = args[0], args[3]
+    batch = len(lengths)
+    states = 2 * max(lengths, default=0) + 1
+    return _meta(batch, dtype=log_probs.dtype), _meta(batch, log_probs.shape[0], states, dtype=log_probs.dtype)
+
+
+# Those whose shapes follow from some of their inputs alone.
+_FROM_SIZES: dict[Any, Callable[[Any], Any]] = {
+    aten._pack_padded_sequence.default: _pack_padded_sequence,
+    aten._ctc_loss.default: _ctc_loss,
+}
+
+
+def _meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")

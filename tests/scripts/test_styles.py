@@ -1,0 +1,73 @@
+"""Scripts that train in other ways than a module's call and an optimizer of torch.optim."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+BY_HAND = """
+import torch
+from torch import nn
+
+model = nn.DataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))).cuda()
+x = torch.randn(16, 8).cuda()
+for epoch in range(100):
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=-0.1)
+    with open("model.pt", "wb") as file:
+        torch.save({"epoch": epoch, "model": model.state_dict()}, file)
+    print(f"epoch {epoch}: loss {loss:.2f}", flush=True)
+    if epoch == 1:
+        with open("model.pt", "rb") as file:
+            found = torch.load(file)
+        model.load_state_dict(found["model"])
+        print(f"loaded epoch {found['epoch']} of {len(found['model'])} tensors", flush=True)
+"""
+FUNCTIONS = """
+import torch
+
+weight = torch.nn.Parameter(torch.randn(8, 8, device="cuda"))
+layer = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD([weight, *layer.parameters()], lr=0.1)
+x = torch.randn(16, 8, device="cuda")
+for step in range(4):
+    optimizer.zero_grad()
+    layer.forward(x @ weight).sum().backward()
+    optimizer.step()
+"""
+SEVERAL_GPUS = """
+import torch
+
+model = torch.nn.DataParallel(torch.nn.Linear(8, 8)).cuda()
+model(torch.randn(16, 8, device="cuda")).sum().backward()
+"""
+
+
+def test_a_script_without_optimizer_steps_when_parameters_change(run: Any) -> None:
+    """Three steps run; DataParallel on one GPU is its module; what was saved can be loaded; a loss can be formatted."""
+    ended = run(BY_HAND)
+    assert ended.returncode == 0, ended.stderr
+    assert [int(n) for n in re.findall(r"epoch (\d+): loss \d+\.\d\d\n", ended.stdout)] == [0, 1, 2]
+    assert "loaded epoch 1 of 4 tensors" in ended.stdout
+    assert "step 2 of the script, which ran 3" in ended.stdout
+
+
+def test_functions_in_place_of_modules(run: Any) -> None:
+    """A step begins where a parameter is read: the first call of the optimizer only shows where steps end."""
+    ended = run(FUNCTIONS)
+    assert ended.returncode == 0, ended.stderr
+    assert "step 2 of the script, which ran 3" in ended.stdout
+
+
+def test_several_gpus_in_one_process_are_refused(run: Any) -> None:
+    """DataParallel over more than one says what to do."""
+    ended = run(SEVERAL_GPUS, "--nproc", "2")
+    assert ended.returncode == 1
+    assert (
+        "DataParallel over several GPUs of one process is not simulated: train with DistributedDataParallel"
+        in ended.stderr
+    )
