@@ -113,6 +113,24 @@ class Residual(nn.Module):
         return torch.relu(x + self.body(x))
 
 
+class Separable(nn.Module):
+    """A depthwise convolution between two of 1x1 (MobileNetV2) or before them (ConvNeXt); the input is added."""
+
+    def __init__(self, channels: int, kernel: int, *, first: bool) -> None:
+        super().__init__()
+        wide = 4 * channels
+        size = channels if first else wide
+        depthwise = nn.Conv2d(size, size, kernel, padding=kernel // 2, groups=size, bias=first)
+        widen, narrow = nn.Conv2d(channels, wide, 1, bias=first), nn.Conv2d(wide, channels, 1, bias=first)
+        inverted = [widen, nn.BatchNorm2d(wide), nn.ReLU6(), depthwise, nn.BatchNorm2d(wide), nn.ReLU6(), narrow]
+        convnext = [depthwise, nn.GroupNorm(1, channels), widen, nn.GELU(), narrow]
+        self.body = nn.Sequential(*(convnext if first else [*inverted, nn.BatchNorm2d(channels)]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, channels, height, width] -> the same."""
+        return x + self.body(x)
+
+
 def _language(
     device: torch.device, *, batch: int, length: int, optimizer: Any, checkpointed: bool = False, **shape: Any
 ) -> Any:
@@ -163,6 +181,12 @@ def _residual() -> list[nn.Module]:
     return [nn.Conv2d(3, 48, 3, 2, 1), nn.ReLU(), *(Residual(48) for _ in range(4)), *head]
 
 
+def _separable(channels: int, kernel: int, stride: int, *, first: bool) -> list[nn.Module]:
+    stem = nn.Conv2d(3, channels, stride + 1 - stride % 2, stride)
+    blocks = [Separable(channels, kernel, first=first) for _ in range(4)]
+    return [stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
+
+
 adamw = partial(torch.optim.AdamW, lr=1e-3)
 MODELS: dict[str, MakeStep] = {
     "gpt": partial(
@@ -201,6 +225,8 @@ MODELS: dict[str, MakeStep] = {
     "mlp, wide": partial(_classifier, parts=partial(_dense, 1536, 3, nn.GELU), inputs=(512, 1536)),
     "convnet": partial(_classifier, parts=partial(_pooled, (16, 32, 64)), inputs=(16, 3, 64, 64)),
     "resnet": partial(_classifier, parts=_residual, inputs=(8, 3, 64, 64)),
+    "mobilenet": partial(_classifier, parts=partial(_separable, 24, 3, 2, first=False), inputs=(8, 3, 96, 96)),
+    "convnext": partial(_classifier, parts=partial(_separable, 48, 7, 4, first=True), inputs=(8, 3, 128, 128)),
 }
 
 

@@ -7,7 +7,8 @@ DIR holds traces of PyTorch's profiler, `<gpu>_<what>.json` or `.json.gz`; those
 An error is that of one way of calling an operator, against the median of its calls in one trace. After: the shipped
 models corrected by the *other* traces of that GPU, and the operators that those measured. Held out: corrected by four
 fifths of the calls of all traces of the GPU, the fifth that is judged left out. Fitted: corrected by all. A GPU of
-which there is one trace has no other: its cells are empty, and it does not count in that column of "all".
+which there is one trace has no other: its cells are empty, and it does not count in that column of "all". Operators that
+never ran without a collective beside them are corrected by, not judged: a price is that of an operator alone.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def judge(gpu: str, traces: Sequence[TraceEvidence]) -> list[Judged]:
     return [
         Judged(p, *(_error(p, log) for log in (0.0, *logs)))
         for p, *logs in zip(priced, other, held_out, fitted, strict=True)
+        if not p.row.beside
     ]
 
 
@@ -158,11 +160,15 @@ def _worst(judged: Sequence[Judged]) -> list[str]:
 
 
 def _coverage(traces: Mapping[str, Sequence[TraceEvidence]]) -> list[str]:
-    lines = ["| trace | device ms | priced operators | collectives | unknown operators | not readable | no operator |"]
-    lines.append("|---|" + "---:|" * 6)
+    lines = [
+        "| trace | device ms | priced operators | of them beside collectives only | collectives | unknown operators "
+        "| not readable | no operator |"
+    ]
+    lines.append("|---|" + "---:|" * 7)
     for mine in traces.values():
         for t in mine:
-            parts = [t.covered_us, t.collectives_us, sum(t.unknown.values()), sum(t.unreadable.values())]
+            beside = sum(row.us * row.calls for row in t.rows if row.beside)
+            parts = [t.covered_us, beside, t.collectives_us, sum(t.unknown.values()), sum(t.unreadable.values())]
             parts.append(sum(us for _, us in t.lost.values()))
             cells = [Path(t.path).name, f"{t.total_us / 1e3:.1f}", *(f"{us / t.total_us:.1%}" for us in parts)]
             lines.append("| " + " | ".join(cells) + " |")

@@ -18,6 +18,10 @@ the sum, one after it converts the sum. Their traffic grows with the length wher
 it, what remains of backward / forward is the same number from 2k to 32k.
 
 Dropout inside the kernel costs a constant factor (`_DROPOUT`, an estimate).
+
+With context parallelism a rank attends to its own keys, then to those that it receives, of which it takes one half, or
+one half of its queries. These chunks take longer than kernels of their size do (`_RECEIVED`). Why is not known: neither
+rotation nor merging the results is a fourth of it.
 """
 
 from __future__ import annotations
@@ -48,6 +52,10 @@ _QUERY_TILE, _KEY_TILE = 128, 64
 _SIZE_TILE = 32  # of a head, as the accumulated gradient is laid out
 _ACCUMULATION = 2 + 2 + 4 + 4 + 2  # bytes an element: output and its gradient, float32 written and read, the result
 _CORRECTED_STD, _TRAINING_STD = 0.10, 0.03
+# TorchTitan's tables of December 2024 (Llama 3.1 8B, float8, compiled, 32,768 tokens a rank): a step takes 22.2 s longer with
+# 4 ranks than with 1. That is 231 ms for each layer and chunk, of which kernels that run like those of the rank's own keys
+# explain 138 ms, and merging and rotation 15 ms. Held out (`docs/causes.md`): 2 and 8 ranks, and Llama 3.1 405B.
+_RECEIVED, _RECEIVED_STD = 1.55, 0.25
 
 
 @cache
@@ -118,6 +126,18 @@ class LearnedAttention:
             )
             ms[other] *= _forward_ms(ada, rows[other], rates) / _forward_ms(ada, known[other], rates)
         return ms
+
+
+def received_chunk(signature: Signature, estimate: Estimate) -> Estimate:
+    """The price of an operator in a step with context parallelism: more for attention to keys of another rank, of which there
+    are fewer or more than queries.
+    """
+    if family(signature.name) not in ("attention_forward", "attention_backward"):
+        return estimate
+    shape = attention_shape(signature)
+    if shape is None or shape.causal or shape.backend == "flex" or shape.query_length == shape.key_length:
+        return estimate
+    return estimate._replace(ms=estimate.ms * _RECEIVED, rel_std=math.hypot(estimate.rel_std, _RECEIVED_STD))
 
 
 def _bundle(name: str) -> Bundle:

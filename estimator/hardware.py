@@ -27,6 +27,7 @@ _EFFICIENCIES = (
     "scatter",
     "link",
     "sustained",
+    "sustained_float8",
 )
 
 _HOST_COSTS = (
@@ -172,6 +173,6 @@ def load_hardware(name_or_path: str) -> Hardware:
     if hardware.device not in ("cuda", "cpu"):
         reader.fail("device", f"must be cuda or cpu, not {hardware.device!r}")
     for name, value in hardware.efficiency:
-        if value > 1 and name != "sustained":  # which is relative to what another GPU reaches of its peak
+        if value > 1 and not name.startswith("sustained"):  # which is relative to what another GPU reaches of its peak
             reader.fail(f"efficiency.{name}", f"must be at most 1, not {value!r}")
     return hardware

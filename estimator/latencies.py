@@ -18,7 +18,8 @@ embeddings  the gradient of a table of v rows from n indices: indices are sorted
             `share` is that of the row with the most indices. A trace does not hold it: 1 / v is assumed (symbols drawn
             evenly), but 1/2 for tables of up to 64 rows (kinds, buckets), as T5's 32 buckets of distances have.
 
-host        copies from and to memory that is not pinned pass through the driver's staging buffers.
+host        copies have no kernel to start. From and to memory that is not pinned they pass through the driver's staging
+            buffers, small ones at once.
 
 Numbers and their sources stand beside the constants; `docs/causes.md` has the errors, fitted and held out.
 """
@@ -37,6 +38,7 @@ from autosac.estimator.work import (
     crosses_to_host,
     family,
     item_bytes,
+    kernel_count,
     moved_bytes,
     reduces_outer,
     tensor_bytes,
@@ -45,7 +47,7 @@ from autosac.trace import Signature
 
 # HolisticTraceAnalysis's trace of a recommender on A100s (f4d0062c), float32: 14 us and 5 us at 1,410 MHz; checked on the sums
 # over rows in TraceLens's H100 traces (171dd747).
-_INNER_CYCLES, _OUTER_CYCLES = 7_500.0, 19_700.0
+ROW_SUM_CYCLES, _OUTER_CYCLES = 7_500.0, 19_700.0
 _OUTER_BYTES_A_CYCLE = 2.9  # for each byte of an element
 _CACHED = 2.0
 # TraceLens's trace of a ResNet-18 in bfloat16 on an MI300X: five sizes of channels each way.
@@ -62,8 +64,10 @@ _BATCH_NORM_PASSES = {"norm": 3.0, "norm_backward": 5.0}  # statistics or gradie
 _EMBEDDING_BASE_US, _PARTIAL_ROWS, _PARTIAL_US = 60.0, 10, 0.12
 _SORTED_INDICES = 3072  # from more indices on they are sorted
 _FEW_ROWS, _FEW_SHARE = 64, 0.5
-# Of the link: 22 GB/s in the H100 traces (PCIe 5), 8 to 12 in the A100's (PCIe 4).
-_PAGEABLE = 0.36
+# Of the link: 22 GB/s in the H100 traces (PCIe 5), 8 to 12 in the A100's (PCIe 4). The driver stages 64 KiB at once (CUDA's
+# manual). Starts: 14 kinds in the H100 traces, and six in the B200's; held out: small ones of the A100's, within 0.5 us.
+_PAGEABLE, _STAGED_AT_ONCE = 0.36, 65_536
+_PAGEABLE_START_US, _PINNED_START_US = 3.4, 2.2
 _REL_STD = {"sum": 0.2, "batch_norm": 0.25, "embedding": 0.4, "host": 0.3}
 
 
@@ -80,17 +84,22 @@ class Latencies:
         return [self._estimate(signature) for signature in signatures]
 
     def _estimate(self, signature: Signature) -> Estimate | None:
-        if self._hardware.device == "cpu" or not signature.inputs or not signature.outputs:
+        if self._hardware.device == "cpu" or not signature.inputs:
+            return None
+        if base_name(signature.name) == "_local_scalar_dense":
+            return Estimate(_PAGEABLE_START_US * 1e-3, "latency:host", _REL_STD["host"])
+        if not signature.outputs:
             return None
         if crosses_to_host(signature):
-            return self._answer("host", self._copy_us(signature))
+            return Estimate(self._copy_us(signature) * 1e-3, "latency:host", _REL_STD["host"])
         if any(meta.place != "device" for meta in signature.inputs):
             return None
         base, kind = base_name(signature.name), family(signature.name)
         if kind == "reduction" and math.prod(signature.outputs[0].shape) < math.prod(signature.inputs[0].shape):
             return self._answer("sum", self._sum_us(signature))
         if base in _BATCH_NORMS:
-            return self._answer("batch_norm", self._batch_norm_us(signature, kind))
+            shortest = self._hardware.kernel_us * kernel_count(signature)
+            return self._answer("batch_norm", max(shortest, self._batch_norm_us(signature, kind)))
         if base in ("embedding_dense_backward", "embedding_backward") and len(signature.inputs) > 1:
             return self._answer("embedding", self._embedding_us(signature))
         return None
@@ -101,13 +110,16 @@ class Latencies:
     def _copy_us(self, signature: Signature) -> float:
         moved = max(tensor_bytes(signature.inputs), tensor_bytes(signature.outputs))
         pinned = bool(argument(signature, "non_blocking", False))
-        share = dict(self._hardware.efficiency).get("link", 0.8) if pinned else _PAGEABLE
-        return self._hardware.kernel_us + moved / (self._hardware.pcie_gbps * 1e3 * share)
+        direct = moved if pinned else min(moved, _STAGED_AT_ONCE)
+        share = dict(self._hardware.efficiency).get("link", 0.8)
+        bytes_per_us = self._hardware.pcie_gbps * 1e3
+        start_us = _PINNED_START_US if pinned else _PAGEABLE_START_US
+        return start_us + direct / (bytes_per_us * share) + (moved - direct) / (bytes_per_us * _PAGEABLE)
 
     def _sum_us(self, signature: Signature) -> float:
         hardware = self._hardware
         moved = moved_bytes(signature, "reduction")
-        rate, cycles = self._bytes_per_us, _INNER_CYCLES
+        rate, cycles = self._bytes_per_us, ROW_SUM_CYCLES
         if reduces_outer(signature):
             item = item_bytes(signature.inputs[0].dtype)
             issued = _OUTER_BYTES_A_CYCLE * item * hardware.sm_count * hardware.boost_mhz

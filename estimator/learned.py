@@ -11,7 +11,8 @@ processor count; the source then says whose trees they are ("learned:matmul@h100
 The trees know y = x W^T (both operands contiguous along k). The gradients' products read one or both operands across,
 which costs a few percent (`_LAYOUT`; an estimate, not fitted). TF32 on [m, n, k] runs as bf16 on [m, n, 2k]: same
 bytes, half the rate. A batch of products fills tiles like one product with as many rows. `sustained` (a profile's
-`efficiency.sustained`) is the share of the measured rates that a GPU under a power cap keeps up; above one where a GPU
+`efficiency.sustained`; `sustained_float8` for 8 bits, which draw less power for a product) is the share of the measured rates
+that a GPU under a power cap keeps up; above one where a GPU
 reaches more of its own peak than the one whose trees it borrows.
 
 Rows of an operand or of the result that do not begin at multiples of 16 bytes (a vocabulary of 50,257) cannot be loaded
@@ -47,8 +48,10 @@ _ROW_BYTES = 16  # what rows must be aligned to
 _UNALIGNED = {9: (3.5, 0.3), 7: (1.5, 0.2)}
 # The trees know kernels that were timed back to back, where one starts while the one before it drains. Between other kernels
 # products of less than 15 us took longer by 2.2 to 4.0 us (quartiles) in TraceLens's H100 traces (171dd747), by 2.6 to 3.4 on
-# its B200 and by 4.3 to 5.0 on the A100s of HolisticTraceAnalysis's trace (f4d0062c), of which it was fitted to the first.
-_START_MS = 0.003
+# its B200 and by 4.3 to 5.0 on the A100s of HolisticTraceAnalysis's trace (f4d0062c): by a short kernel's time and 0.4 us,
+# which was fitted to the first.
+_START_MS = 0.0004
+_LEAST_MS = 0.0024  # of the tables' products: their start, whatever the alignment of rows
 _SCALED_STD = 0.10  # of trees that were fitted to another GPU
 
 
@@ -85,9 +88,10 @@ def scaled_estimate(hardware: Hardware, bundle: Bundle, ms: float, what: str, re
     return Estimate(ms, f"learned:{what}@{bundle.name}", math.hypot(rel_std, _SCALED_STD))
 
 
-def sustained(hardware: Hardware) -> float:
-    """What this GPU keeps up, relative to the rates that the trees know."""
-    return dict(hardware.efficiency).get("sustained", 1.0)
+def sustained(hardware: Hardware, kind: str = "") -> float:
+    """What this GPU keeps up, relative to the rates that the trees know; float8 may have a share of its own (`kind`)."""
+    shares = dict(hardware.efficiency)
+    return shares.get(f"sustained_{kind}", shares.get("sustained", 1.0))
 
 
 class _Product(NamedTuple):
@@ -138,9 +142,10 @@ class LearnedMatmul:
         efficiency = np.exp(bundle.trees[model].predict(gemm_features(m, n, k, item, rates)))
         layout = np.array([_LAYOUT[r.shape.a_transposed, r.shape.b_transposed] for r in rows])
         fallback, fallback_std = self._unaligned()
-        slower = np.where([row.aligned for row in rows], 1.0, fallback)
-        ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout * slower / sustained(self._hardware)
-        ms = np.maximum(ms, moved_ms) + _START_MS
+        slower = np.where([row.aligned for row in rows], 0.0, fallback - 1)
+        ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout / sustained(self._hardware, kind)
+        ms += slower * np.maximum(ms - _LEAST_MS, 0.0)
+        ms = np.maximum(ms, moved_ms) + self._hardware.kernel_us * 1e-3 + _START_MS
         estimates = []
         for row, t, f in zip(rows, ms, layout, strict=True):
             what, known = ("matmul", 0.0) if row.aligned else ("unaligned-matmul", fallback_std)

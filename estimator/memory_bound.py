@@ -6,9 +6,9 @@ An elementwise kernel that moves x bytes takes (TorchSim section E, category one
              = a2 + b2 log x      K1 <= x < K2             transition
              = a3 +    log x      K2 <= x                  bandwidth-bound
 
-continuous at K1 and K2 (`Segments`). The parameters are fitted where contiguous elementwise kernels were
-measured and scaled elsewhere: knots with the size of the L2, the last segment with the memory bandwidth, the
-first with the shortest kernel.
+continuous at K1 and K2 (`Segments`). The parameters are fitted where contiguous elementwise kernels were measured, and
+scaled elsewhere: knots with the size of the L2, the last segment with the memory bandwidth. What the first takes
+beyond the shortest kernel follows the processors and their clock, which decide how fast the L2 is read.
 
 Any other family takes as long as an elementwise kernel of the same bytes times a slowdown (`Slowdown`)
 
@@ -16,11 +16,13 @@ Any other family takes as long as an elementwise kernel of the same bytes times 
     0, 3))
 
 with the bytes of one row that is reduced: long rows need several blocks or passes, short ones leave threads
-idle. Inputs that are not laid out like the output (transposed, sliced, broadcast) defeat vectorised loads and
-have a slowdown of their own, may fetch more than they use (`sectors.py`), and leave a kernel that computes an address for
-every element. Such kernels are bound by the instructions that their processors issue, whatever the type (`_ISSUED_ELEMENTS`):
+idle. Inputs that are not laid out like the output (transposed, sliced, broadcast) defeat vectorised loads, have a
+slowdown of their own beyond the shortest kernel T0, may fetch more than they use (`sectors.py`), and leave a kernel that
+computes an address for every element, with a division for each dimension that is left when neighbours are joined. Such
+kernels start later (`_LATE_CYCLES`) and are bound by the instructions that their processors issue, whatever the type
+(`_ISSUED_ELEMENTS`):
 
-    T = max(exp(c0) T(x), elements / (1.5 a cycle * processors * clock))
+    T = late + max(T0 + exp(c0) (T(x) - T0), elements / (1.5 a cycle * processors * clock) * (1 + 0.08 (d - 2) inputs))
 
 A softmax has three regimes, which are those of PyTorch's kernels (SoftMax.cu): rows of up to 1,024 elements stay in
 registers; longer ones in shared memory, if they fit and begin at multiples of 16 bytes; all others are read three times,
@@ -38,6 +40,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +48,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.estimator.hardware import Hardware, load_hardware
+from autosac.estimator.latencies import ROW_SUM_CYCLES
 from autosac.estimator.models import Estimate
 from autosac.estimator.sectors import overfetched_bytes
-from autosac.estimator.work import argument, crosses_to_host, family, item_bytes, moved_bytes
+from autosac.estimator.work import (
+    argument,
+    base_name,
+    crosses_to_host,
+    family,
+    item_bytes,
+    kernel_count,
+    moved_bytes,
+    tensor_bytes,
+)
 from autosac.trace import Signature, TensorMeta
 
 _ROW, _LONG_ROW, _SHORT_ROW = 8192.0, 65536.0, 2048.0
@@ -58,10 +71,7 @@ _MODELS = Path(__file__).resolve().parent / "data" / "models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """The three-segment model.
-
-    Times in milliseconds, knots in bytes; `floor_ms` is T at `knot1_bytes` and below b1.
-    """
+    """The three-segment model. Times in milliseconds, knots in bytes."""
 
     slope1: float
     slope2: float
@@ -84,16 +94,34 @@ class Segments:
             ),
         )
 
-    def scaled(self, source: Hardware, target: Hardware) -> Segments:
-        """The same kernel on another GPU: knots follow the L2, the rate follows the memory bandwidth."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledSegments:
+    """The three segments of `source`, on `target`; see the module's docstring."""
+
+    segments: Segments
+    source: Hardware
+    target: Hardware
+
+    def milliseconds(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """T(x) on the target."""
+        segments, source, target = self.segments, self.source, self.target
         cache = target.l2_bytes / source.l2_bytes
-        return Segments(
-            slope1=self.slope1,
-            slope2=self.slope2,
-            knot1_bytes=self.knot1_bytes * cache,
-            knot2_bytes=self.knot2_bytes * cache,
-            bandwidth_gbps=self.bandwidth_gbps * target.mem_bandwidth_gbps / source.mem_bandwidth_gbps,
-        )
+        knot1, knot2 = segments.knot1_bytes * cache, segments.knot2_bytes * cache
+        at2 = knot2 / (segments.bandwidth_gbps * 1e6) * source.mem_bandwidth_gbps / target.mem_bandwidth_gbps
+        x = np.maximum(nbytes, 1.0)
+        near, at1 = self._cached_ms(np.minimum(x, knot1)), float(self._cached_ms(np.array([knot1]))[0])
+        between = at1 * (x / knot1) ** (max(0.0, math.log(at2 / at1)) / math.log(knot2 / knot1))
+        return np.where(x >= knot2, at2 * x / knot2, np.where(x >= knot1, between, near))
+
+    def _cached_ms(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """In the L2: what is beyond the shortest kernel is read at the processors' clock."""
+        base, source, target = self.segments, self.source, self.target
+        first = base.milliseconds(np.minimum(nbytes, base.knot1_bytes))
+        first *= np.maximum(1.0, nbytes / base.knot1_bytes) ** base.slope1
+        beyond = np.maximum(first - source.kernel_us * 1e-3, 0.0)
+        cycles = source.sm_count * source.boost_mhz / (target.sm_count * target.boost_mhz)
+        return np.asarray(target.kernel_us * 1e-3 + beyond * cycles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +163,12 @@ _ESTIMATED = {
 # Elsewhere: float32 broadcasts in NeuSight's tables 1.0 and 1.3 on an H100, 0.9 and 1.1 on an A100; a fill on a B200 1.0.
 _ISSUED_ELEMENTS = 1.5
 _BY_ELEMENT = ("strided", "strided_reals", "broadcast", "converted", "assembled")
+# What each dimension beyond two takes, of an element's time and for every input: eight kinds of calls in those traces.
+_DIVISION = 0.08
+# Cycles that such a kernel takes longer to start, and a gather, which waits for its indices: 0.9 to 1.4 us for eleven kinds of
+# small calls in those traces, 1.3 to 1.9 us for three gathers. Held out: 0.7 us on a B200.
+_LATE_CYCLES = 1_850.0
+_LATE = (*_BY_ELEMENT, "gather")
 # NeuSight's tables, float32 on H100, A100 and V100: rows of 512 and 1,024 take 0.96 to 1.07 of an elementwise kernel's time,
 # rows of 2,048 1.10 to 1.16. Rows of 5,185 in bfloat16 (TraceLens, H100) take 3.5 times as long.
 _SOFTMAX = {
@@ -145,9 +179,13 @@ _SOFTMAX = {
     "softmax_backward_reread": Slowdown(constant=0.3, rel_std=0.2),  # by count: only the gradient is read twice
 }
 _REGISTERS_ELEMENTS, _SHARED_BYTES, _ALIGNED_BYTES = 1024, 48 * 1024 - 128, 16
-_ISSUED = ("norm", "norm_backward", "random_elementwise")
+_NORMS = ("norm", "norm_backward")  # which wait for their rows' sums as sums do
+_ISSUED = (*_NORMS, "random_elementwise")
 _WORD_BYTES = 4
 _SIXTEEN_BITS = ("float16", "bfloat16")
+_FLOATS = (*_SIXTEEN_BITS, "float32", "float64")
+_NUMBERS = ("float64", "int64", "complex128")
+_COPIES = ("_to_copy", "copy", "clone")
 
 
 @cache
@@ -196,9 +234,10 @@ def softmax_regime(row_bytes: float, item: int) -> str:
 def access(signature: Signature) -> str:
     """How a kernel walks its memory: "elementwise" (vectorised), "strided", "broadcast", "assembled" or "converted".
 
-    Strided: an input of the output's size has another layout, or the table of a complex product is broadcast. Assembled: an
-    input is a part of the output (concatenation, padding). Converted: an input has 16 bits, the
-    output is float32.
+    Strided: an input of the output's size has another layout, or the table of a complex product is broadcast. Broadcast:
+    an input is repeated, be it a single element on the device: only numbers on the host are passed to the fast kernels.
+    Assembled: an input is a part of the output (concatenation, padding). Converted: an input has 16 bits and the output
+    is float32, inputs have different types, or a copy changes the type, unless from float32 to 16 bits.
     """
     if not signature.outputs or signature.name.startswith("aten._foreach"):
         return "elementwise"  # each tensor of a list is walked on its own
@@ -206,16 +245,32 @@ def access(signature: Signature) -> str:
     size = math.prod(signature.outputs[0].shape)
     found = "elementwise"
     for meta in signature.inputs:
-        if meta.place != "device" or math.prod(meta.shape) <= 1:
+        if meta.place != "device" or (math.prod(meta.shape) <= 1 and not (size > 1 and _is_element(meta))):
             continue
         smaller = math.prod(meta.shape) < size or any(s == 0 < n - 1 for n, s in zip(*meta[:2], strict=True))
         if smaller and not meta.dtype.startswith("complex"):
             found = "broadcast" if _spreads(meta, signature.outputs[0]) else "assembled"
         elif smaller or (math.prod(meta.shape) == size and _layout(meta) != out):
             return "strided"
-        elif meta.dtype in _SIXTEEN_BITS and signature.outputs[0].dtype == "float32":
+        elif found == "elementwise" and _converts(signature, meta):
             found = "converted"
     return found
+
+
+def _is_element(meta: TensorMeta) -> bool:
+    """Whether this is a tensor of one element, rather than a number, which has no dimensions and a wide type."""
+    return bool(meta.shape) or meta.dtype not in _NUMBERS
+
+
+def _converts(signature: Signature, meta: TensorMeta) -> bool:
+    """Whether the kernel changes the type of this input as it loads it."""
+    out = signature.outputs[0].dtype
+    if meta.dtype in _SIXTEEN_BITS and out == "float32":
+        return True
+    if base_name(signature.name) in _COPIES:
+        return meta.dtype != out and not (meta.dtype == "float32" and out in _SIXTEEN_BITS)
+    types = {m.dtype for m in signature.inputs if m.place == "device" and m.shape and m.dtype in _FLOATS}
+    return len(types) > 1 and not signature.name.endswith("out")
 
 
 def _spreads(meta: TensorMeta, out: TensorMeta) -> bool:
@@ -246,11 +301,13 @@ class LearnedMemory:
         reference = load_hardware(fitted["reference"])
         self._known = hardware.vendor == reference.vendor
         self._floor_ms = hardware.kernel_us * 1e-3
-        self._segments = Segments(**fitted["segments"]).scaled(reference, hardware)
+        self._segments = ScaledSegments(segments=Segments(**fitted["segments"]), source=reference, target=hardware)
         plain = Slowdown(constant=0.0, rel_std=fitted["rel_std"])
         measured = {name: Slowdown(**values) for name, values in fitted["slowdowns"].items()}
         self._slowdowns = {"elementwise": plain, "fill": plain, "optimizer": plain} | _ESTIMATED | measured | _SOFTMAX
         self._l2_bytes = hardware.l2_bytes
+        self._waits_ms = ROW_SUM_CYCLES / (hardware.boost_mhz * 1e3)
+        self._late_ms = _LATE_CYCLES / (hardware.boost_mhz * 1e3)
         self._elements_per_ms = _ISSUED_ELEMENTS * hardware.sm_count * hardware.boost_mhz * 1e3
         self._fed = min(1.0, _bytes_per_cycle(hardware) / _bytes_per_cycle(reference))
         self._suffix = "" if hardware.name == reference.name else f"@{reference.name}"
@@ -259,11 +316,18 @@ class LearnedMemory:
         factor = self._slowdowns[name].factor(row_bytes)
         return float(min(factor, max(1.0, factor * self._fed))) if name in _ISSUED else factor
 
+    def _slowed_ms(self, ms: float, name: str, row: float) -> float:
+        factor = self._factor(name, row)
+        if name in _LATE:  # what is slower is the traffic, not the start
+            return self._floor_ms + (ms - self._floor_ms) * factor
+        return ms * factor
+
     def _issue_ms(self, signature: Signature, name: str) -> float:
         """What the instructions of a kernel take that computes an address for every element."""
         if name not in _BY_ELEMENT:
             return 0.0
-        return math.prod(signature.outputs[0].shape) / self._elements_per_ms
+        divisions = _DIVISION * (_walked_dimensions(signature) - 2) * len(_walked(signature))
+        return math.prod(signature.outputs[0].shape) / self._elements_per_ms * (1 + divisions)
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the operators whose family was fitted."""
@@ -283,10 +347,20 @@ class LearnedMemory:
         fetched = self._segments.milliseconds(np.array(moved) + np.array(extra))
         for (i, name), ms, wasteful in zip(chosen, plain.tolist(), fetched.tolist(), strict=True):
             signature = signatures[i]
-            rows = row_bytes(signature) if name in ("norm", "norm_backward") else 0.0
-            longest = max(ms * self._factor(name, rows), self._issue_ms(signature, name), self._floor_ms)
+            rows = row_bytes(signature) if name in _NORMS else 0.0
+            longest = max(
+                self._slowed_ms(ms, name, rows),
+                self._issue_ms(signature, name),
+                self._floor_ms * kernel_count(signature),
+            )
+            if name in _NORMS:
+                longest = max(longest, self._waits_ms)
             if wasteful > ms:
                 longest = max(longest, wasteful)
+            if name in _LATE:
+                longest += self._late_ms
+            if base_name(signature.name) == "constant_pad_nd":  # fills the result first
+                longest += float(self._segments.milliseconds(np.array([tensor_bytes(signature.outputs)]))[0])
             answers[i] = Estimate(longest, f"learned:{_label(name)}{self._suffix}", self._slowdowns[name].rel_std)
         return answers
 
@@ -302,6 +376,26 @@ def _kernel(signature: Signature) -> str:
         regime = softmax_regime(row_bytes(signature), item_bytes(signature.inputs[0].dtype))
         return "softmax_backward_reread" if regime == "softmax_reread" and "_backward" in signature.name else regime
     return kind
+
+
+def _walked_dimensions(signature: Signature) -> int:
+    """Dimensions that are left when those that all operands walk as one are joined, as TensorIterator does; at least 2."""
+    out = signature.outputs[0]
+    strides = [out.stride]
+    for meta in _walked(signature):
+        missing = len(out.shape) - len(meta.shape)
+        if not _spreads(meta, out):
+            return 2  # a concatenation has dimensions of its own
+        repeated = (s if n == m else 0 for n, m, s in zip(meta.shape, out.shape[missing:], meta.stride, strict=True))
+        strides.append((*(0,) * missing, *repeated))
+    order = sorted((d for d, size in enumerate(out.shape) if size > 1), key=lambda d: out.stride[d])
+    joined = sum(all(s[outer] == s[inner] * out.shape[inner] for s in strides) for inner, outer in pairwise(order))
+    return max(2, len(order) - joined)
+
+
+def _walked(signature: Signature) -> list[TensorMeta]:
+    """The inputs of which a kernel reads an element for every element of the result."""
+    return [meta for meta in signature.inputs if meta.place == "device" and math.prod(meta.shape) > 1]
 
 
 def _label(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autosac.estimator.attention import LearnedAttention
+from autosac.estimator.attention import LearnedAttention, received_chunk
 from autosac.estimator.calibration.fitted import CalibratedCollectives, CalibratedOperators, load_calibrated
 from autosac.estimator.calibration.host_memory import memory_state_ms
 from autosac.estimator.calibration.traces.correction import CorrectedOperators, CorrectedTransfers, load_correction
@@ -125,6 +125,8 @@ def price(
     estimates: dict[int, Estimate] = dict(
         zip(priced, first_estimates(models.operators, [trace.signatures[i] for i in priced]), strict=True)
     )
+    if trace.info.parallelism.cp > 1:
+        estimates = {i: received_chunk(trace.signatures[i], answer) for i, answer in estimates.items()}
     slowdown = straggling(trace.info.world_size, cluster.gpu_spread)
     if slowdown > 1:
         estimates = {i: answer._replace(ms=answer.ms * slowdown) for i, answer in estimates.items()}

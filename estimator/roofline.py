@@ -1,6 +1,6 @@
 """The roofline: an operator takes as long as its arithmetic or its memory traffic, whichever is longer.
 
-    t = max(kernel_us, flops / (peak * efficiency), bytes / (bandwidth * efficiency))
+    t = kernels * kernel_us + max(flops / (peak * efficiency), bytes / (bandwidth * efficiency))
 
 The efficiencies are what large operators of each family sustain on data-centre GPUs in PyTorch; a profile may
 override them (its `[efficiency]` table). They are rough on purpose: this model knows every operator on every
@@ -21,6 +21,7 @@ from autosac.estimator.work import (
     attention_shape,
     crosses_to_host,
     family,
+    kernel_count,
     reduces_outer,
     tensor_bytes,
     work_of,
@@ -75,15 +76,15 @@ class Roofline:
         """Every operator's time; see the module's docstring."""
         return [self._estimate(signature) for signature in signatures]
 
-    def milliseconds(self, work: Work) -> float:
-        """The roofline of this much work."""
+    def milliseconds(self, work: Work, kernels: int = 1) -> float:
+        """The roofline of this much work, in as many kernels."""
         hardware, efficiency = self._hardware, self._efficiency
         memory = efficiency[_MEMORY_KEY.get(work.family, "memory")]
         seconds = work.nbytes / (hardware.mem_bandwidth_gbps * 1e9 * memory)
         if work.flops:
             rate = hardware.peak_flops(work.arithmetic) * efficiency[work.family]
             seconds = max(seconds, work.flops / rate)
-        return max(hardware.kernel_us * 1e-3, seconds * 1e3)
+        return kernels * hardware.kernel_us * 1e-3 + seconds * 1e3
 
     def _estimate(self, signature: Signature) -> Estimate:
         metas = (*signature.inputs, *signature.outputs)
@@ -102,7 +103,7 @@ class Roofline:
         if work.family == "reduction" and reduces_outer(signature):
             work = work._replace(family="outer_reduction")
         spread = _REL_STD["matmul" if work.flops else "memory"]
-        return Estimate(self.milliseconds(work), "roofline", spread)
+        return Estimate(self.milliseconds(work, kernel_count(signature)), "roofline", spread)
 
 
 def _padding(signature: Signature) -> float:

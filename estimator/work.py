@@ -128,6 +128,29 @@ def family(name: str) -> str:
     return _families().get(base, "")
 
 
+# Kernels of operators that launch several, and how many more with weights: PyTorch's sources, and the traces that
+# `benchmarks/traces` reads.
+_KERNELS = {
+    "mse_loss": (2, 0),
+    "mse_loss_backward": (2, 0),
+    "binary_cross_entropy_with_logits": (10, 0),
+    "constant_pad_nd": (2, 0),
+    "max_pool2d_with_indices_backward": (2, 0),
+    "native_batch_norm": (3, 0),
+    "native_group_norm": (2, 1),
+    "native_group_norm_backward": (3, 2),
+    "native_layer_norm_backward": (1, 1),
+    "_fused_rms_norm_backward": (1, 2),
+}
+
+
+def kernel_count(signature: Signature) -> int:
+    """How many kernels an operator launches at least, each of which takes the shortest time that one can take."""
+    alone, more = _KERNELS.get(base_name(signature.name), (1, 0))
+    weights = len(signature.outputs) > 1 if "backward" in signature.name else len(signature.inputs) > 1
+    return alone + more * weights
+
+
 _GENERATED = {"triton_poi": "pointwise", "triton_per": "persistent", "triton_red": "looped"}
 
 

@@ -6,7 +6,8 @@ the results come from calling it on meta tensors, under the dispatch mode that a
 
 Older traces hold no strides (tensors are then taken to be contiguous) and no values: numbers take the schema's default,
 or 1 if there is none, for no kernel's time depends on them. Lists that shape the result must follow from other
-arguments (`_IMPLIED`); where they do not, the call is Unreadable.
+arguments (`_IMPLIED`); where they do not, the call is Unreadable, and so is one whose result was given another type. Copies of
+memory alone convert nothing.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def to_signature(op: HostEvent, copies: Sequence[str] = (), node: str = "") -> S
         raise Unreadable("no shapes: record with record_shapes=True")
     if len(types) == 0 and _overloads(op.name)[0]._schema.arguments:
         raise Unreadable("no shapes: record with record_shapes=True")
-    call = _Call(op, types, dims, node)
+    call = _Call(op, types, dims, node, bool(copies))
     why = "no overload of this PyTorch fits its arguments"
     for overload in _overloads(op.name):
         if _fits(overload, call.types):
@@ -206,8 +207,8 @@ def _on_host(meta: TensorMeta) -> TensorMeta:
 class _Call:
     """What a trace holds of one call."""
 
-    def __init__(self, op: HostEvent, types: list[Any], dims: list[Any], node: str) -> None:
-        self.name, self.node = op.name, node
+    def __init__(self, op: HostEvent, types: list[Any], dims: list[Any], node: str, is_copy: bool) -> None:
+        self.name, self.node, self.is_copy = op.name, node, is_copy
         self.types, self.dims = [str(t) for t in types], dims
         strides, values = op.args.get("Input Strides"), op.args.get("Concrete Inputs")
         self.strides = strides if isinstance(strides, list) and len(strides) == len(dims) else None
@@ -253,6 +254,8 @@ class _Call:
             )
         text = self.values[i] if self.values else _UNSET
         if text is _UNSET or (text == "" and held not in ("", "None")):
+            if parameter.name == "dtype" and held == "Scalar" and not self.is_copy:
+                raise Unreadable("the trace does not hold its result's type")
             return _default(parameter, kind, held)
         return _parsed(text, kind, parameter)
 

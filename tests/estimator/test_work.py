@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autosac.estimator.work import attention_shape, family, matmul_shape, work_of
+from autosac.estimator.work import attention_shape, family, kernel_count, matmul_shape, work_of
 from autosac.trace import Signature, TensorMeta
 
 Meta = Callable[..., TensorMeta]
@@ -240,3 +240,14 @@ def test_some_families_pass_over_their_memory_more_than_once(meta: Meta) -> None
     assert work_of(norm).nbytes == 1.5 * (3 * 8 * 64 * 4 + 2 * 8 * 4)
     order = meta((8, 64), "int64")
     assert work_of(Signature("aten.sort.default", (x,), (x, order))).nbytes == 4 * (2 * 8 * 64 * 4 + 8 * 64 * 8)
+
+
+def test_some_operators_launch_several_kernels(meta: Meta) -> None:
+    """A layer norm's backward: one for the input's gradient, one more for those of weights; an addition has one."""
+    x, w = meta((8, 16)), meta((16,))
+    name = "aten.native_layer_norm_backward.default"
+    assert kernel_count(Signature(name, (x, x, w, w), (x,))) == 1
+    assert kernel_count(Signature(name, (x, x, w, w, w, w), (x, w, w))) == 2
+    assert kernel_count(Signature("aten.native_group_norm.default", (x,), (x, w, w))) == 2
+    assert kernel_count(Signature("aten.native_group_norm.default", (x, w, w), (x, w, w))) == 3
+    assert kernel_count(Signature("aten.add_.Tensor", (x, x), (x,))) == 1

@@ -13,6 +13,7 @@ import pytest
 from autosac.cli.parser import main
 from autosac.estimator import load_hardware
 from autosac.estimator.calibration.traces.evidence import gather, occupied
+from autosac.estimator.calibration.traces.learn import measured_operators, price_rows
 from autosac.estimator.models import first_estimates
 from autosac.estimator.pricing import default_models
 from autosac.kineto import read_profile
@@ -182,6 +183,30 @@ def test_calls_beside_collectives_are_left_out(tmp_path: Path, trace_file: Make)
     evidence = gather(read_profile(trace.save(tmp_path / "t.json")))
     assert [row.us for row in evidence.rows] == [10.0] * 5
     assert evidence.overlap == (pytest.approx(1.5), 5)
+
+
+def test_what_only_ran_beside_collectives_is_taken_for_slowed_down(tmp_path: Path, trace_file: Make) -> None:
+    """119 us beside a collective are 100 us alone, and the gap; such an operator is no measured one."""
+    trace = trace_file()
+    trace.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)", 0, 5.0, 200.0, stream=20)
+    trace.op("aten::relu", 10.0, 5.0, [((1024,), "c10::BFloat16")])
+    trace.kernel("relu", 12.0, 20.0, 119.0)
+    evidence = gather(read_profile(trace.save(tmp_path / "t.json")))
+    assert [row.beside for row in evidence.rows] == [True]
+    (alone,) = occupied([evidence])
+    assert alone.rows[0].us == pytest.approx(101.0)
+    assert measured_operators(price_rows(load_hardware("h100-sxm-80gb"), [alone])) == {}
+
+
+def test_a_layout_that_is_not_held_is_not_guessed(tmp_path: Path, trace_file: Make) -> None:
+    """A copy by the kernel for any layout, in a trace without strides: its input was not contiguous."""
+    trace = trace_file()
+    for i, kernel in enumerate(("vectorized_elementwise_kernel<4", "elementwise_kernel<128, 2")):
+        trace.op("aten::clone", 100.0 * i, 5.0, [((64, 32 + i), "float"), None])
+        trace.kernel(f"void at::native::{kernel}, ...", 100.0 * i + 2, 100.0 * i + 9, 7.0)
+    evidence = gather(read_profile(trace.save(tmp_path / "t.json")))
+    assert [row.signature.inputs[0].shape for row in evidence.rows] == [(64, 32)]
+    assert evidence.unreadable == {"aten::clone: the trace does not hold its strides": 7.0}
 
 
 def test_a_gap_that_is_not_seen_is_that_of_the_other_traces(tmp_path: Path, trace_file: Make) -> None:

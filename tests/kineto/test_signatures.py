@@ -78,6 +78,10 @@ def test_old_traces_imply_what_they_do_not_hold() -> None:
     [
         (_op("aten::sum", ["float", "", "Scalar", ""], [[8, 32], [], [], []]), "does not hold its argument dim"),
         (_op("aten::cat", ["TensorList", "Scalar"], [[], []]), "tensors of its list"),
+        (
+            _op("aten::_to_copy", ["int", "Scalar", "", "", "", "Scalar", ""], [[4], *[[]] * 6]),
+            "does not hold its result's type",
+        ),
         (_op("aten::mm", ["float", "float"], [[2, 3], [4, 5]]), "PyTorch refuses"),
         (_op("aten::mm", ["float", "strange"], [[2, 3], [3, 5]]), "no overload"),
         (_op("aten::relu", ["float"], [["x"]]), "a shape is damaged"),

@@ -5,7 +5,10 @@ for each kernel the gap that the device leaves before the next one of a full que
 price.
 
 Calls whose kernels ran beside a collective are left out where there are others; what they took longer is the overlap
-slowdown.
+slowdown. Where there are no others, their time is divided by that slowdown.
+
+A trace without strides does not tell layouts. Where a kernel ran that PyTorch takes for other layouts than the
+contiguous one, and the shapes do not call for it, the call counts as unreadable.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autosac.estimator.memory_bound import access
 from autosac.estimator.work import family
 from autosac.kineto import Attribution, HostEvent, Kernel, Measured, Profile, Unreadable, attribute, to_signature
 from autosac.trace import Signature
@@ -28,6 +32,8 @@ _OVERLAPPED, _FREE = 0.5, 0.01  # shares of an operator's time beside collective
 _TF32_KERNELS = ("tf32", "s1688gemm", "s1688fprop", "s1688dgrad", "s1688wgrad", "xf32")
 _FEWEST_OVERLAPS = 5
 _GAP_US = 1.0  # what H100s and B200s leave
+_SLOWER_BESIDE = 1.19  # as `runtime_sim.ConstantOverlap`, where a trace does not say
+_ANY_LAYOUT = "::elementwise_kernel"  # of TensorIterator's kernels, the one that computes an address for every element
 
 
 class Row(NamedTuple):
@@ -35,7 +41,7 @@ class Row(NamedTuple):
 
     `us`: the sum of its kernels, the median of `calls` calls; `kernels`: how many they are, in the mean; `rel_std`:
     standard deviation of the calls, relative; `tf32`: float32 products ran on tensor cores; `has_strides`: the trace
-    held strides, else tensors were taken to be contiguous.
+    held strides, else tensors were taken to be contiguous; `beside`: no call ran without a collective beside it.
     """
 
     trace: str
@@ -46,6 +52,7 @@ class Row(NamedTuple):
     tf32: bool
     kernels: float = 1.0
     has_strides: bool = True
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,8 @@ def gather(profile: Profile) -> TraceEvidence:
     reader = _Signatures()
     for measured in found.measured:
         signature, why = reader.read(measured)
+        if signature is not None and not profile.with_strides and _layout_is_lost(signature, measured.kernels):
+            signature, why = None, "the trace does not hold its strides"
         if signature is None:
             text = f"{measured.op.name}: {why}"
             unreadable[text] = unreadable.get(text, 0.0) + measured.us
@@ -125,7 +134,8 @@ def gather(profile: Profile) -> TraceEvidence:
 def _row(
     profile: Profile, signature: Signature, tf32: bool, times: Sequence[tuple[float, float]], kernels: Sequence[int]
 ) -> Row:
-    alone = [us for us, share in times if share <= _FREE] or [us for us, _ in times]
+    free = [us for us, share in times if share <= _FREE]
+    alone = free or [us for us, _ in times]
     middle = statistics.median(alone)
     spread = statistics.pstdev(alone) / middle if middle else 0.0
     return Row(
@@ -137,11 +147,12 @@ def _row(
         tf32,
         statistics.fmean(kernels),
         profile.with_strides,
+        not free,
     )
 
 
 def occupied(traces: Sequence[TraceEvidence]) -> tuple[TraceEvidence, ...]:
-    """The traces of one GPU with the gaps of a full queue in every row's time.
+    """The traces of one GPU with the gaps of a full queue in every row's time, and without what collectives beside it cost.
 
     A trace whose device mostly waited for its host does not show the gap: it is then that of the other traces, or `_GAP_US`.
     """
@@ -152,7 +163,9 @@ def occupied(traces: Sequence[TraceEvidence]) -> tuple[TraceEvidence, ...]:
 
 def _occupied(trace: TraceEvidence, usual_us: float) -> TraceEvidence:
     gap = trace.queue_gap_us if math.isfinite(trace.queue_gap_us) else usual_us
-    return replace(trace, rows=tuple(row._replace(us=row.us + gap * row.kernels) for row in trace.rows))
+    slower = max(1.0, trace.overlap[0]) if math.isfinite(trace.overlap[0]) else _SLOWER_BESIDE
+    alone = (row._replace(us=row.us / slower) if row.beside else row for row in trace.rows)
+    return replace(trace, rows=tuple(row._replace(us=row.us + gap * row.kernels) for row in alone))
 
 
 class _Signatures:
@@ -179,6 +192,10 @@ def _is_tf32(signature: Signature, kernels: Iterable[Kernel]) -> bool:
     if family(signature.name) not in ("matmul", "batched_matmul") or signature.inputs[0].dtype != "float32":
         return False
     return any(mark in kernel.name for kernel in kernels for mark in _TF32_KERNELS)
+
+
+def _layout_is_lost(signature: Signature, kernels: Iterable[Kernel]) -> bool:
+    return access(signature) == "elementwise" and any(_ANY_LAYOUT in kernel.name for kernel in kernels)
 
 
 def _host_us(found: Attribution) -> dict[str, float]:

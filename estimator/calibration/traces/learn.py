@@ -46,6 +46,7 @@ _LONG_US, _PRODUCTS = 100.0, ("matmul", "batched_matmul")
 _FEWEST_CALLS_STD = 0.02
 _ONE_NODE = 8
 _TRANSFER_STD = 0.1
+_BESIDE_STD = 0.3  # of the slowdown beside collectives, from one kind of call to another
 Report = Callable[[int, int, str], None]
 
 
@@ -155,6 +156,7 @@ def price_rows(hardware: Hardware, traces: Iterable[TraceEvidence]) -> tuple[Pri
                 if point is None or not row.us > 0:
                     continue
                 variance = (_QUANTUM * trace.resolution_us / row.us) ** 2 + row.rel_std**2 / row.calls + _LEAST_RESIDUE
+                variance += _BESIDE_STD**2 if row.beside else 0.0
                 log_ratio = math.log(row.us / (estimate.ms * 1e3))
                 observed = Observed(point, log_ratio, variance)
                 priced.append(Priced(row, estimate.ms * 1e3, estimate.source, observed))
@@ -291,12 +293,14 @@ def write_learned(learned: Learned, output: Path, gpu: str = "") -> None:
 def measured_operators(priced: Sequence[Priced]) -> dict[Signature, tuple[float, float]]:
     """Milliseconds and relative standard error of the operators that a capture would show alike.
 
-    Products in float32 are left out, for their price depends on whether a job allows TF32, and copies from and to the host.
+    Left out are products in float32, for their price depends on whether a job allows TF32, copies from and to the
+    host, and what only ran beside collectives.
     """
     rows: dict[Signature, list[Row]] = {}
     for p in priced:
         product = family(p.row.signature.name) in _PRODUCTS and p.row.signature.inputs[0].dtype == "float32"
-        if not product and p.observed.point.family != "host copy" and p.row.has_strides:
+        known = p.row.has_strides and not p.row.beside
+        if known and not product and p.observed.point.family != "host copy":
             rows.setdefault(p.row.signature, []).append(p.row)
     found = {}
     for signature, mine in rows.items():
