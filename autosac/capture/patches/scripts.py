@@ -214,10 +214,8 @@ def _loading(note: Callable[[str], None]) -> None:
 
 def _profiler(note: Callable[[str], None]) -> None:
     """PyTorch's profiler sees the host. For kernels, a build without CUDA would try, and fail, once for each operator."""
-    from torch._C._autograd import ProfilerState
-    from torch._C._profiler import ProfilerActivity
-
-    profiler: Any = torch.autograd.profiler.profile
+    module: Any = torch.autograd.profiler
+    profiler = module.profile
     original = profiler.__init__
 
     @functools.wraps(original)
@@ -225,8 +223,8 @@ def _profiler(note: Callable[[str], None]) -> None:
         original(self, *args, **kwargs)
         if self.use_device == "cuda":
             note("the script's profiler sees the host only: --trace FILE writes the simulated kernels")
-            self.profiler_kind = ProfilerState.KINETO
-            self.kineto_activities = {ProfilerActivity.CPU}
+            self.profiler_kind = module.ProfilerState.KINETO
+            self.kineto_activities = {module.ProfilerActivity.CPU}
 
     profiler.__init__ = begin
 
