@@ -217,6 +217,16 @@ class Keeper:
         )
 
 
+def _is_seen_twice(signature: Signature, result: TensorMeta) -> bool:
+    """Whether the `detach` of a result is recorded once more: above autograd, of a type that it differentiates.
+
+    There an operator without inputs runs, but for tensors that PyTorch makes of numbers (`wrapped_scalar_tensor` in
+    ATen/ScalarOps.h).
+    """
+    above = not signature.inputs and signature.name != "aten.scalar_tensor.default"
+    return above and result.dtype.startswith(("float", "bfloat", "complex"))
+
+
 def _is_on_host(call: Call) -> bool:
     """Whether an operator makes a result in host memory, which no storage stands for."""
     return any(meta.place == "cpu" for meta in call.outputs) and not call.writes
@@ -348,8 +358,7 @@ class _Keeping:
             signature = Signature(DETACH, (meta,), (meta,), is_view=True)
             number = self._signatures.setdefault(signature, len(self._signatures))
             alias = Op(number, last.stream, last.module, last.phase, last.source, (old,), (old,))
-            # What has no inputs runs above autograd, where a `detach` is recorded once more.
-            made += [alias] if template.trace.signatures[last.signature].inputs else [alias, alias]
+            made += [alias] * (2 if _is_seen_twice(template.trace.signatures[last.signature], meta) else 1)
         if own:
             raise NotDerivableError("the plan keeps an operator whose result is not known")
         self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)

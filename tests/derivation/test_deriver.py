@@ -16,9 +16,10 @@ SEEDS = range(2)
 
 
 def deriver_of(subject: Any) -> Deriver:
-    """With templates of all outermost and all innermost modules."""
+    """With templates of all outermost and all innermost modules, and of those between them."""
     deriver = Deriver(subject.base.trace)
-    for policies in (subject.outer, subject.inner):
+    between = [policy for policy in subject.policies if policy not in subject.outer + subject.inner]
+    for policies in filter(None, (subject.outer, subject.inner, between)):
         deriver.add(subject.captured(subject.plain(policies)))
     return deriver
 

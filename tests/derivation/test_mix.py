@@ -102,7 +102,7 @@ def recomputing() -> Trace:
 def test_events_works_and_storages_are_those_of_the_first_capture() -> None:
     """Rows of the block come from the capture that recomputes it, in the numbers of the observed one.
 
-    What only the former has, keeps its number (event 7) or gets the next (storage 1).
+    What only the former has gets the next number (event 10, storage 1).
     """
     found = mixed(Steps(observed()), [Steps(recomputing())], {1: 0})
     assert found.events == (
@@ -122,7 +122,7 @@ def test_events_works_and_storages_are_those_of_the_first_capture() -> None:
         ModuleEnter(1, RECOMPUTE),
         Alloc(1),
         OP[RECOMPUTE]._replace(outputs=(1,)),
-        EventRecord(7, 0),
+        EventRecord(10, 0),
         ModuleExit(1, RECOMPUTE),
         Op(0, 0, 1, BACKWARD, 0, (1,), ()),
         Free(1),

@@ -275,8 +275,7 @@ def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     leaves: list[Any] = pytree.tree_leaves(out)
     kept = [isinstance(leaf, FakeTensor) and leaf.numel() <= _limit(func, leaf) for leaf in leaves]
-    if not any(kept):
-        _forget_mutated(func, args)
+    if leaves and not any(kept) and not _mutates(func):
         return
     result = _evaluate(func, getattr(func, "namespace", ""), args, kwargs, out)
     for fake, real, is_kept in zip(leaves, pytree.tree_leaves(result), kept, strict=False):
@@ -327,10 +326,14 @@ def _is_constant(func: Any) -> bool:
 
 def _forget_mutated(func: Any, args: Any) -> None:
     """Writing unknown data into a tensor invalidates its shadow."""
-    if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None:
-        schema = getattr(func, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            _forget(args[0])
+    if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None and _mutates(func):
+        _forget(args[0])
+
+
+@per_operator
+def _mutates(func: Any) -> bool:
+    schema = getattr(func, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:
