@@ -46,6 +46,7 @@ def _profiled(path: Path) -> set[Signature]:
     return found
 
 
+@pytest.mark.capture
 def test_a_real_profile_and_a_capture_of_the_same_step_agree(tmp_path: Path) -> None:
     """Every operator that launches work has the same signature in both: shapes, strides, types, scalars, overloads."""
     trace = capture_eager(_make_step(), EagerRequest(target="cpu"))

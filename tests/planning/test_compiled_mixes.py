@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
@@ -78,6 +79,8 @@ def test_policies_that_save_about_what_is_left_are_tried() -> None:
     assert [policy.name for policy in nearest(group, 5.0, Cost(100, 1.0))] == ["keeps 0", "keeps 10", "budget 1"]
 
 
+@pytest.mark.capture
+@pytest.mark.slow
 def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, capture_server: CaptureServer) -> None:
     """TorchTitan's debug model, six layers under FSDP with three policies: equal policies cost the same, others do not."""
     observed = capture_server.capture(replace(REQUEST, observe=True))
