@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 BY_HAND = """
+import io
 import torch
 from torch import nn
 
@@ -21,6 +22,12 @@ for epoch in range(100):
     with open("model.pt", "wb") as file:
         torch.save({"epoch": epoch, "model": model.state_dict()}, file)
     print(f"epoch {epoch}: loss {loss:.2f}", flush=True)
+    before = torch.cuda.memory_allocated()
+    buffer = io.BytesIO()
+    torch.save(torch.ones(2**20, device="cuda"), buffer)
+    assert torch.cuda.memory_allocated() == before
+    loaded = torch.load(buffer, map_location="cpu")
+    assert loaded.shape == (2**20,) and loaded.device.type == "cpu" and torch.cuda.memory_allocated() == before
     if epoch == 1:
         with open("model.pt", "rb") as file:
             found = torch.load(file)
@@ -48,7 +55,9 @@ model(torch.randn(16, 8, device="cuda")).sum().backward()
 
 
 def test_a_script_without_optimizer_steps_when_parameters_change(run: Any) -> None:
-    """Three steps run; DataParallel on one GPU is its module; what was saved can be loaded; a loss can be formatted."""
+    """Three steps run; DataParallel on one GPU is its module; what was saved can be loaded, and
+    takes no memory of the device until then; a loss can be formatted.
+    """
     ended = run(BY_HAND)
     assert ended.returncode == 0, ended.stderr
     assert [int(n) for n in re.findall(r"epoch (\d+): loss \d+\.\d\d\n", ended.stdout)] == [0, 1, 2]

@@ -20,3 +20,10 @@ def per_operator(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
 
     call.__doc__ = function.__doc__
     return call
+
+
+@per_operator
+def mutates(func: Any) -> bool:
+    """Whether an operator writes into an argument."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)

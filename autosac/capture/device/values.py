@@ -22,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from autosac.capture.device.operators import per_operator
+from autosac.capture.device.operators import mutates, per_operator
 from autosac.capture.moe_load import Routing
 
 aten = torch.ops.aten
@@ -275,7 +275,7 @@ def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     leaves: list[Any] = pytree.tree_leaves(out)
     kept = [isinstance(leaf, FakeTensor) and leaf.numel() <= _limit(func, leaf) for leaf in leaves]
-    if leaves and not any(kept) and not _mutates(func):
+    if leaves and not any(kept) and not mutates(func):
         return
     result = _evaluate(func, getattr(func, "namespace", ""), args, kwargs, out)
     for fake, real, is_kept in zip(leaves, pytree.tree_leaves(result), kept, strict=False):
@@ -326,14 +326,8 @@ def _is_constant(func: Any) -> bool:
 
 def _forget_mutated(func: Any, args: Any) -> None:
     """Writing unknown data into a tensor invalidates its shadow."""
-    if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None and _mutates(func):
+    if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None and mutates(func):
         _forget(args[0])
-
-
-@per_operator
-def _mutates(func: Any) -> bool:
-    schema = getattr(func, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:

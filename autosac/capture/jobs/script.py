@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.cache import Entry
-from autosac.capture.device.operators import per_operator
+from autosac.capture.device.operators import mutates
 from autosac.capture.jobs.fast_forward import FastForward
 from autosac.capture.jobs.marker import Marker
 from autosac.capture.record.recorder import Recorder
@@ -188,7 +188,7 @@ class ScriptSteps:
         """Without an optimizer: a step is over when a parameter changes after a backward."""
         if _in_backward():
             self._has_gradients = True
-        elif self._has_gradients and args and _writes(func) and self._is_parameter(args[0]):
+        elif self._has_gradients and args and mutates(func) and self._is_parameter(args[0]):
             self._has_gradients = False
             self._stepped()
 
@@ -217,13 +217,6 @@ class ScriptSteps:
     def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None:
         """`Tensor.record_stream`."""
         self.recorder.record_stream(tensor, stream_id)
-
-
-@per_operator
-def _writes(func: Any) -> bool:
-    """Whether an operator writes into its first argument."""
-    schema = getattr(func, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _in_backward() -> bool:

@@ -10,6 +10,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -154,16 +155,13 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
     What a script loads again, because it has saved it before, is a copy of what it saved.
     """
-    unwritten: dict[Any, Any] = {}
+    unwritten: dict[Any, tuple[Any, Any]] = {}
 
     def writer(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
             if not written:
                 note("checkpoints are not written: simulated tensors have no values (--checkpoints writes zeros)")
-                unwritten[_place(args[1] if len(args) > 1 else kwargs.get("f"))] = (
-                    args[0] if args else kwargs.get("obj")
-                )
                 return None
             note("checkpoints hold zeros in place of simulated tensors")
             found = pytree.tree_map(_zeros, (args, kwargs))
@@ -172,14 +170,23 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
         return save
 
-    read = torch.load
+    write, read = writer(torch.save), torch.load
+
+    @functools.wraps(torch.save)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if not written:  # with the file, so that no other one gets the identity of a buffer
+            unwritten[_place(f)] = f, pytree.tree_map(_Saved.of, obj)
+        return write(obj, f, *args, **kwargs)
 
     @functools.wraps(read)
-    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        place = _place(f)
-        return copy.deepcopy(unwritten[place]) if place in unwritten else read(f, *args, **kwargs)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = unwritten.get(_place(f))
+        if found is None:
+            return read(f, map_location, *args, **kwargs)
+        device = map_location if isinstance(map_location, (str, torch.device)) else None
+        return pytree.tree_map(lambda x: x.loaded(device) if isinstance(x, _Saved) else copy.deepcopy(x), found[1])
 
-    vars(torch)["save"] = torch.serialization.save = writer(torch.save)
+    vars(torch)["save"] = torch.serialization.save = save
     vars(torch)["load"] = torch.serialization.load = load
 
     def replace(*names: str) -> Callable[[Any], None]:
@@ -191,6 +198,27 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
     after_import("safetensors.torch", replace("save_file", "save_model"))
     after_import("torch.distributed.checkpoint.state_dict_saver", replace("save", "async_save"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A simulated tensor that was saved: it takes no memory on the device until it is loaded."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """Everything else is itself."""
+        if not isinstance(value, FakeTensor):
+            return value
+        return cls(tuple(value.shape), value.stride(), value.dtype, value.device)
+
+    def loaded(self, device: Any) -> torch.Tensor:
+        """A new tensor like it, on this device or (None) where it was."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device)
 
 
 def _place(file: Any) -> Any:
