@@ -77,8 +77,8 @@ def search_page(result: Result) -> str:
 
 def title(result: Result) -> str:
     """What was searched."""
-    offers = dict.fromkeys(row.offer for row in result.rows)
-    return f"Configurations on {' or '.join(printable(f'{o.world_size} x {o.gpu}') for o in offers)}"
+    offers = dict.fromkeys(printable(f"{row.offer.world_size} x {row.offer.gpu}") for row in result.rows)
+    return f"Configurations on {' or '.join(offers)}"
 
 
 def _table(result: Result) -> str:

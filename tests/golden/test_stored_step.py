@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pinned
 import pytest
+from pinned import digest, rounded
 
 from autosac.cli.parser import main
 from autosac.derivation.deriver import Deriver
@@ -38,27 +39,8 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(name: str, text: str) -> None:
-    """Compare with a file of this folder, line by line (blanks at the ends of lines do not count)."""
-    path = FOLDER / name
-    lines = [line.rstrip() for line in text.splitlines()]
-    if os.environ.get("AUTOSAC_UPDATE_GOLDEN") == "1":
-        path.write_text("\n".join(lines) + "\n")
-    assert lines == path.read_text().splitlines()
-
-
-def rounded(value: Any) -> Any:
-    """A document with six digits of each number: times go through exp and log, whose last digits differ between processors."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, Mapping):
-        return {str(key): rounded(v) for key, v in value.items()}
-    return [rounded(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def digest(document: Any) -> str:
-    """How long a document is, and its hash."""
-    text = json.dumps(rounded(document), default=str, sort_keys=True)
-    return f"{len(text)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    """Compare with a file of this folder."""
+    pinned.check(FOLDER / name, text)
 
 
 @pytest.fixture(scope="module")
