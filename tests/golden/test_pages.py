@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pictures import Pictures, plotly_figures, without_figures
+from pinned import check, digest, lines_of
 
 from autosac.bench.case_study import BudgetChoice, CaseResult, ModuleChoice, OperatorRow
 from autosac.bench.report import markdown, write_document, write_report
@@ -31,8 +33,6 @@ from autosac.report.search_tables import search_document, search_summary
 from autosac.report.summaries import console
 from autosac.simulation import Target, simulation_of
 from autosac.trace import Trace
-from pictures import Pictures, plotly_figures, without_figures
-from pinned import check, digest, lines_of
 
 FOLDER = Path(__file__).parent
 GIB = 2**30
