@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,3 +60,26 @@ def make_trace() -> Callable[..., Trace]:
         return trace_of(events, signatures=signatures, groups=(group,), world_size=world, **info)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def operators() -> list[Signature]:
+    """300 operators of real steps: `operators.json`."""
+
+    def meta(row: list[Any]) -> TensorMeta:
+        shape, stride, dtype, place = row
+        return TensorMeta(tuple(shape), tuple(stride), dtype, place)
+
+    rows = json.loads(Path(__file__).with_name("operators.json").read_text())
+    return [
+        Signature(
+            name,
+            tuple(map(meta, inputs)),
+            tuple(map(meta, outputs)),
+            tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in arguments),
+            is_view,
+            is_random,
+            tuple(mutates),
+        )
+        for name, inputs, outputs, arguments, is_view, is_random, mutates in rows
+    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from autosac.estimator import AlphaBeta, ChunkModel, FlowModel, LogSigmoid, load
 from autosac.estimator.models import CollectiveModel, Estimate, first_estimates
 from autosac.estimator.pricing import default_models
 from autosac.estimator.work import work_of
-from autosac.trace import Signature, TensorMeta
+from autosac.trace import Signature
 
 GOLDEN = Path(__file__).with_name("golden.json")
 GPUS = ("h100-sxm-80gb", "b200-sxm-180gb", "a40", "mi300x")  # fitted, fitted with other units, without a fit, of AMD
@@ -28,29 +29,6 @@ GROUPS = {"alone": (0,), "pair": (0, 1), "node": range(8), "rails": range(0, 64,
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "barrier")
 SIZES = (512, 3 * 2**20, 2**30)
 MODELS: tuple[type[Any], ...] = (FlowModel, LogSigmoid, ChunkModel, AlphaBeta)
-
-
-def _meta(row: list[Any]) -> TensorMeta:
-    shape, stride, dtype, place = row
-    return TensorMeta(tuple(shape), tuple(stride), dtype, place)
-
-
-@pytest.fixture(scope="module")
-def signatures() -> list[Signature]:
-    """The operators."""
-    rows = json.loads(GOLDEN.with_name("operators.json").read_text())
-    return [
-        Signature(
-            name,
-            tuple(map(_meta, inputs)),
-            tuple(map(_meta, outputs)),
-            tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in arguments),
-            is_view,
-            is_random,
-            tuple(mutates),
-        )
-        for name, inputs, outputs, arguments, is_view, is_random, mutates in rows
-    ]
 
 
 def _check(section: str, found: dict[str, Any]) -> None:
@@ -66,12 +44,12 @@ def _check(section: str, found: dict[str, Any]) -> None:
             assert row == pytest.approx(expected, rel=1e-5, abs=1e-12), (section, key, number)
 
 
-def test_the_work_of_operators(signatures: list[Signature]) -> None:
+def test_the_work_of_operators(operators: Sequence[Signature]) -> None:
     """Operations and bytes of each operator, with TF32 allowed and without."""
     found = {
         "float32" if not tf32 else "tf32": [
             [work.flops, work.nbytes, len(work.family), len(work.arithmetic)]
-            for work in (work_of(signature, tf32=tf32) for signature in signatures)
+            for work in (work_of(signature, tf32=tf32) for signature in operators)
         ]
         for tf32 in (False, True)
     }
@@ -79,7 +57,7 @@ def test_the_work_of_operators(signatures: list[Signature]) -> None:
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_the_prices_of_operators(signatures: list[Signature], gpu: str) -> None:
+def test_the_prices_of_operators(operators: Sequence[Signature], gpu: str) -> None:
     """Time in microseconds and relative standard error of each operator, by the models that serve by default; and by the
     roofline alone.
     """
@@ -88,7 +66,7 @@ def test_the_prices_of_operators(signatures: list[Signature], gpu: str) -> None:
         models = default_models(load_hardware(gpu), learned=learned)
         found[name] = [
             [float(f"{1e3 * answer.ms:.7g}"), round(float(answer.rel_std), 6)]
-            for answer in first_estimates(models.operators, signatures)
+            for answer in first_estimates(models.operators, operators)
         ]
     _check(gpu, found)
 
