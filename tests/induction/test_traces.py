@@ -184,6 +184,12 @@ def test_what_is_no_repetition_is_refused(shorter: str, longer: str) -> None:
         insertions(keys(shorter), keys(longer), "text")
 
 
+def test_a_run_is_no_longer_than_what_is_too_much() -> None:
+    """Four keys repeat, but only two are too many: the place where the sequences part is named."""
+    with pytest.raises(Refusal, match="text: rows 4 and 4 differ"):
+        insertions(keys("ababcyy"), keys("ababababc"), "text")
+
+
 @given(
     block=st.text("abcd", min_size=1, max_size=5),
     copies=st.integers(2, 4),
