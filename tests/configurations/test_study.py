@@ -1,0 +1,144 @@
+"""What a search keeps in a folder, and the processes that work for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosac.configurations.evaluations import Measured
+from autosac.configurations.layout import Layout
+from autosac.configurations.offers import Offer
+from autosac.configurations.results import Row, why_lost
+from autosac.configurations.study import Study
+from autosac.configurations.workers import LocalWorkers, WorkerLost
+from autosac.errors import UsageError
+
+IDENTITY = {"job": "a", "gpus": [8]}
+
+
+def test_a_study_is_continued(tmp_path: Path) -> None:
+    """Answers are there again, also those that another search has added since; values are Optuna's."""
+    first = Study(tmp_path / "s", IDENTITY, resume=False)
+    first.record("a", {"ms": 3.0}, {"tensor": 2}, 3.0)
+    second = Study(tmp_path / "s", IDENTITY, resume=True)
+    assert second.answer("a") == {"ms": 3.0} and second.answer("b") is None and len(second) == 1
+    first.record("b", {"refused": "no"}, {}, None)
+    assert second.answer("b") == {"refused": "no"} and len(second) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "resume", "message"),
+    [
+        (lambda folder: None, True, "there is no study (no journal.log); give --study"),
+        (lambda folder: Study(folder, IDENTITY, resume=False), False, "holds a study: --resume"),
+        (lambda folder: folder.write_text(""), False, "is a file: give a folder"),
+        (
+            lambda folder: Study(folder, {"job": "b" * 80, "gpus": [8]}, resume=False),
+            True,
+            f"belongs to another search: its job is {'b' * 57}..., here it is a; give another folder",
+        ),
+        (
+            lambda folder: (folder.mkdir(), (folder / "journal.log").write_text("{nothing\n{}\n")),
+            True,
+            "journal.log is damaged",
+        ),
+    ],
+)
+def test_folders_that_are_refused(make: Any, resume: bool, message: str, tmp_path: Path) -> None:
+    """One line that says why, and what to give instead."""
+    make(tmp_path / "s")
+    with pytest.raises(UsageError) as caught:
+        Study(tmp_path / "s", IDENTITY, resume=resume)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("answer", "kept"), [(None, False), ({"refused": "no"}, False), ({"ms": 1.0}, True)])
+def test_a_search_that_could_not_start_leaves_no_study(answer: Any, kept: bool, tmp_path: Path) -> None:
+    """Without answers but refusals it is removed, with its folder; one with answers stays."""
+    study = Study(tmp_path / "s", IDENTITY, resume=False)
+    if answer is not None:
+        study.record("a", answer, {}, None)
+    study.forget()
+    assert (tmp_path / "s" / "journal.log").is_file() == kept == (tmp_path / "s").exists()
+
+
+def test_what_was_there_before_is_not_forgotten(tmp_path: Path) -> None:
+    """A study that is continued, and other files in the folder."""
+    Study(tmp_path / "s", IDENTITY, resume=False)
+    Study(tmp_path / "s", IDENTITY, resume=True).forget()
+    assert (tmp_path / "s" / "journal.log").is_file()
+    new = Study(tmp_path / "t", IDENTITY, resume=False)
+    (tmp_path / "t" / "notes").write_text("mine")
+    new.forget()
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["notes"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A task that answers at once, or ends its process."""
+
+    ends: bool
+
+    def run(self, server: Any) -> dict[str, Any]:
+        """The process's number."""
+        if self.ends:
+            os._exit(1)
+        return {"pid": os.getpid()}
+
+
+def test_workers_are_started_again() -> None:
+    """A process that ends loses its task; the next task finds another one. Closing ends them, twice is no mistake."""
+    workers = LocalWorkers(1, use_cache=False)
+    workers.close()
+    try:
+        first = workers.submit(Ask(ends=False)).result(60)["pid"]
+        with pytest.raises(WorkerLost):
+            workers.submit(Ask(ends=True)).result(60)
+        second = workers.submit(Ask(ends=False)).result(60)["pid"]
+        assert len({first, second, os.getpid()}) == 3
+    finally:
+        workers.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(second, 0)
+    workers.close()
+
+
+def row(step_ms: float, *, price: float = 0.0, score: float | None = None, **parts: float) -> Row:
+    """A configuration with these parts of its step."""
+    measured = Measured(
+        checkpointing="none",
+        step_ms=step_ms,
+        recompute_ms=parts.get("recompute_ms", 0.0),
+        peak_reserved_bytes=1,
+        fits=True,
+        tokens_per_second=1.0,
+        mfu=0.1,
+        parts=parts,
+        errors_ms={},
+    )
+    offer = Offer(gpu="any", world_size=8, price=price)
+    return Row(layout=Layout(gpu="any"), measured=measured, score=score or step_ms, offer=offer)
+
+
+def test_why_another_configuration_is_worse() -> None:
+    """The part that is longer by most; the price where no part is longer; nothing where it is no worse."""
+    best = row(10, compute_ms=8, bubble_ms=1)
+    assert why_lost(best, row(13, compute_ms=9, bubble_ms=3)) == "2.0 ms more pipeline bubble"
+    assert why_lost(best, row(13, compute_ms=11, recompute_ms=2, bubble_ms=2)) == "2.0 ms more recomputation"
+    assert why_lost(best, row(9, compute_ms=8)) == "" == why_lost(best, row(10, compute_ms=9))
+    assert why_lost(best, row(10, compute_ms=8, price=2.0, score=20)) == "its price"
+    assert why_lost(best, row(11, compute_ms=8)) == "its interference"
+
+
+def test_what_limits_a_configuration() -> None:
+    """Memory if recomputation is the longest part and counts, a part of more than a tenth of the step, else computation."""
+    assert row(100, compute_ms=90, bubble_ms=10).binds == "compute"
+    assert row(100, compute_ms=80, bubble_ms=10.1, exposed_copy_ms=9).binds == "pipeline bubble"
+    assert row(100, compute_ms=80, bubble_ms=12, recompute_ms=12).binds == "pipeline bubble"
+    assert row(100, compute_ms=80, bubble_ms=12, recompute_ms=12.1).binds == "memory"
+    assert row(100, compute_ms=98, recompute_ms=2.0).binds == "compute"
+    assert row(100, compute_ms=98, recompute_ms=2.1).binds == "memory"
