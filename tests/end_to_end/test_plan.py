@@ -154,7 +154,8 @@ def test_a_compiled_job(autosac: Run, job_file: str, tmp_path: Path) -> None:
     `autosac simulate` says of the compiled job, and no host pays for selective checkpointing.
     """
     path, machine = tmp_path / "plan.json", (*GPU, "--budget", "1GiB", "--budget-kind", "active")
-    ran = autosac("plan", job_file, *machine, "-o", path, "--", "--compile.enable")
+    compiling = ("--", "--compile.enable", "--compile.components", "model")
+    ran = autosac("plan", job_file, *machine, "-o", path, *compiling)
     assert ran.code == 0, ran.err
     plan = Plan.load(path)
     stated, none = plan.predictions["autosac"], plan.predictions["none"]
@@ -164,7 +165,7 @@ def test_a_compiled_job(autosac: Run, job_file: str, tmp_path: Path) -> None:
     assert stated.recompute_ms == stated.step_ms - none.step_ms
 
     def simulated(*arguments: object) -> Any:
-        return autosac("simulate", job_file, *GPU, *arguments, "--json", "--", "--compile.enable").document
+        return autosac("simulate", job_file, *GPU, *arguments, "--json", *compiling).document
 
     assert simulated("--plan", path)["peak_active_bytes"] == stated.peak_active_bytes
     assert simulated("--ac", "none")["step"]["step_ms"] == none.step_ms

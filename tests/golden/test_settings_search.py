@@ -1,0 +1,101 @@
+"""The search over settings of an eager step, on a stored step: its work is the batch that a setting names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosac.configurations.eager import EagerResult, EagerSearch, combinations
+from autosac.errors import CaptureError, InfeasibleError, UsageError
+from autosac.planning.planner import Goal
+from autosac.simulation import Simulation, Target, simulation_of
+from autosac.trace import Trace
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def step() -> Callable[[str], Simulation]:
+    """A stored step on H100s."""
+    target = Target.of("h100-sxm-80gb", 8)
+    known = {name: simulation_of(Trace.load(FOLDER / f"{name}.trace"), target) for name in ("observed", "selective")}
+    return known.__getitem__
+
+
+class Captures:
+    """The captures of one setting: a step that fits as it is or has to be planned for, which here cannot be done."""
+
+    def __init__(self, step: Simulation) -> None:
+        self._step = step
+
+    def observed(self) -> Simulation:
+        """The step."""
+        return self._step
+
+    def baselines(self) -> Mapping[str, Simulation]:
+        """None can be captured."""
+        raise CaptureError("no baselines here")
+
+
+def searched(
+    step: Callable[[str], Simulation], budget: int, batches: Any, told: list[str] | None = None
+) -> EagerResult:
+    """The search over batches and two ways of checkpointing. A batch of 7 cannot be captured."""
+
+    def captures(settings: Mapping[str, Any]) -> Any:
+        if settings["batch"] == 7:
+            raise CaptureError("seven is too odd")
+        return Captures(step(settings["how"]))
+
+    space = {"batch": batches, "how": ["observed", "selective"]}
+    goal = Goal(budget_bytes=budget, budget_kind="active")
+    note = (told if told is not None else []).append
+    return EagerSearch(list(combinations(space)), captures, lambda settings: settings["batch"], goal, note).run()
+
+
+def test_all_combinations_are_tried() -> None:
+    """Every choice of one value for each name, in order; none, and too many, are refused."""
+    assert list(combinations({"a": [1, 2], "b": ["x"]})) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
+    assert list(combinations({})) == [{}]
+    with pytest.raises(UsageError, match="space: b has no values"):
+        list(combinations({"a": [1], "b": []}))
+    assert len(list(combinations({"a": range(10_000)}))) == 10_000
+    with pytest.raises(UsageError, match="more than 10,000 combinations"):
+        list(combinations({"a": range(10_001)}))
+
+
+def test_the_fastest_setting_is_found(step: Callable[[str], Simulation]) -> None:
+    """Work in a second, best first; what cannot be captured has its reason and no rate; progress names each setting."""
+    told: list[str] = []
+    found = searched(step, 2**40, [8, 4, 7], told)
+    assert found.best.settings == {"batch": 8, "how": "observed"} and found.best.plan is None
+    assert found.best.rate == pytest.approx(8 / step("observed").step_ms * 1e3)
+    assert [row.reason for row in found.rows if row.settings["batch"] == 7] == ["seven is too odd"] * 2
+    assert [row.rate for row in found.rows] == sorted((row.rate for row in found.rows), reverse=True)
+    assert found.ruled_out + len(found.rows) == 6
+    assert told == [
+        f"simulating {dict(settings)}"
+        for settings in combinations({"batch": [8, 4, 7], "how": ["observed", "selective"]})
+    ]
+
+
+def test_what_does_not_fit_is_planned_for(step: Callable[[str], Simulation]) -> None:
+    """A step at the budget fits as it is; one above it needs a plan, and is no answer if there is none."""
+    low, high = step("selective").peak_active_bytes, step("observed").peak_active_bytes
+    assert low < high
+    found = searched(step, low, [4])
+    assert found.best.settings["how"] == "selective" and found.best.simulation is step("selective")
+    reasons = {row.settings["how"]: row.reason for row in found.rows}
+    assert reasons == {"selective": "", "observed": "no baselines here"}
+    assert searched(step, high, [4]).best.settings["how"] == "observed"
+    with pytest.raises(InfeasibleError, match=r"no settings fit: no baselines here$"):
+        _ = searched(step, low - 1, [4]).best
+
+
+def test_work_must_be_above_nothing(step: Callable[[str], Simulation]) -> None:
+    """A batch of 0 is refused with its settings."""
+    with pytest.raises(UsageError, match=r"work of \{'batch': 0, 'how': 'observed'\} is 0: it must be above 0"):
+        searched(step, 2**40, [0])
