@@ -1,11 +1,14 @@
-"""The project's own layout: what is packaged, what the links point to, what may be imported cheaply."""
+"""The project's own layout: what is packaged, what the links point to, what may be imported cheaply, how long files are."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("estimator", "integrations", "memory_sim", "runtime_sim", "solvers")
@@ -57,3 +60,32 @@ def test_public_names() -> None:
     assert sorted(autosac.__all__) == list(autosac.__all__)
     assert all(getattr(autosac, name) is not None for name in autosac.__all__)
     assert callable(autosac.plan) and callable(autosac.simulate) and callable(autosac.apply)
+
+
+def tracked(pattern: str) -> list[Path]:
+    """The files of the project with this name pattern."""
+    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for name in listed.splitlines() if (path := ROOT / name).is_file()]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_files_and_functions_are_short() -> None:
+    """At most 500 lines, and at most 60 without the docstring."""
+    long = []
+    for path in tracked("*.py"):
+        text = path.read_text()
+        long += [str(path)] if text.count("\n") > 500 else []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[0]
+                is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+                skipped = (first.end_lineno or 0) - first.lineno + 1 if is_docstring else 0
+                if (node.end_lineno or 0) - node.lineno + 1 - skipped > 60:
+                    long.append(f"{path}: {node.name}")
+    assert not long
+
+
+def test_the_models_that_are_shipped_are_small() -> None:
+    """Each refit adds them to the history: a million bytes in all."""
+    models = list((ROOT / "estimator/data/models").glob("*.npz"))
+    assert models and sum(path.stat().st_size for path in models) <= 1_000_000

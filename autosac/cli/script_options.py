@@ -54,6 +54,20 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="S",
         help="give up if the script takes no step for this many seconds (default 600)",
     )
+    _add_surroundings(what)
+    _add_machine(command.add_argument_group("the machine"))
+    decision = command.add_argument_group("a plan")
+    decision.add_argument(
+        "--plan", metavar="BUDGET", help="also plan checkpointing within this memory of each GPU: 60GiB, 64GB or 85%%"
+    )
+    decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
+    add_breakdowns(command.add_argument_group("what to show"))
+    add_output(command, debug="show tracebacks")
+    command.set_defaults(run="script")
+
+
+def _add_surroundings(what: argparse._ArgumentGroup) -> None:
+    """What stands in the place of data, kernels and files that a script finds on a real machine."""
     what.add_argument(
         "--moe-load",
         default="balanced",
@@ -78,15 +92,6 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     what.add_argument(
         "--checkpoints", action="store_true", help="let the script write its checkpoints, of zeros (default: no file)"
     )
-    _add_machine(command.add_argument_group("the machine"))
-    decision = command.add_argument_group("a plan")
-    decision.add_argument(
-        "--plan", metavar="BUDGET", help="also plan checkpointing within this memory of each GPU: 60GiB, 64GB or 85%%"
-    )
-    decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
-    add_breakdowns(command.add_argument_group("what to show"))
-    add_output(command, debug="show tracebacks")
-    command.set_defaults(run="script")
 
 
 def _add_machine(machine: argparse._ArgumentGroup) -> None:

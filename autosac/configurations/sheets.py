@@ -142,11 +142,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
         phase: sum(chain.layers[phase].get(layer, 0.0) - layer_ms[phase] for layer in present) for phase in _PHASES
     }
     kept, rest = _kept(trace, event_ms, layer_of)
-    least_kept = min((kept[layer] for layer in present), key=_total, default=_Kept())
-    if info.compiled:  # a kernel makes several results, and it need not be the same one that makes one of them again
-        least_kept = _Kept(
-            {(size, ms if math.isinf(ms) else 0.0, name): n for (size, ms, name), n in least_kept.items()}
-        )
+    least_kept = _least_kept([kept[layer] for layer in present], info.compiled)
     least = {phase: min((chain.layers[phase].get(layer, 0.0) for layer in present), default=0.0) for phase in _PHASES}
     layer_parameters = average(parameters)
     flops = info.flops_per_token or 0.0
@@ -182,6 +178,15 @@ def sheet_of(simulation: Simulation) -> Sheet:
         selective_ms=_recomputed_ms(least_kept, _SAVED),
         parameter_shapes=tuple(info.parameter_shapes.items()),
     )
+
+
+def _least_kept(kept: Sequence[_Kept], compiled: bool) -> _Kept:
+    """What the layer that keeps least keeps."""
+    least = min(kept, key=_total, default=_Kept())
+    if not compiled:
+        return least
+    # A kernel makes several results, and it need not be the same one that makes one of them again.
+    return _Kept({(size, ms if math.isinf(ms) else 0.0, name): n for (size, ms, name), n in least.items()})
 
 
 def _layer_number(name: str) -> int:

@@ -109,7 +109,11 @@ def _eager_force_stride(input_tensor: torch.Tensor, stride: tuple[int, ...]) -> 
 
 @contextlib.contextmanager
 def _code(function: Any, code: CodeType) -> Iterator[None]:
-    """The function does something else while this is entered, for those too who hold it."""
+    """The function does something else while this is entered, for those too who hold it.
+
+    Inductor has registered the function with its operator: another one under the same name would never be called, and the
+    copy that the registered one makes cannot run on the simulated device.
+    """
     original = function.__code__
     function.__code__ = code
     try:
