@@ -110,3 +110,14 @@ def test_categories_of_old_versions_are_read(tmp_path: Path, trace_file: Callabl
     assert [op.name for op in profile.operators] == ["aten::relu"]
     assert [(k.name, k.kind, k.us) for k in profile.kernels] == [("k", "kernel", 5.0)]
     assert len(profile.launches) == 1
+
+
+@pytest.mark.parametrize(("us", "damaged"), [(0, 0), (0.0, 0), (-0.001, 1), (float("inf"), 1), (float("nan"), 1)])
+def test_durations(us: float, damaged: int, tmp_path: Path, trace_file: Callable[..., Any]) -> None:
+    """None at all is one, none below and no infinite one."""
+    trace = trace_file()
+    trace.kernel("k", 1, 20, us)
+    trace.kernel("other", 2, 30, 5)
+    profile = read_profile(trace.save(tmp_path / "t.json"))
+    assert profile.damaged == damaged
+    assert [kernel.us for kernel in profile.kernels if kernel.name == "k"] == ([] if damaged else [us])

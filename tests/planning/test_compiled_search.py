@@ -90,3 +90,21 @@ def test_few_policies_are_measured_on_few_layers(
     assert set().union(*(names for _, names in job.sampled)) == tried
     (found,) = candidates.verified
     assert found.simulation.peak_bytes("reserved") == peak_gib * GIB and job.steps == 1
+
+
+def test_baselines_that_policies_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full checkpointing is the policy of that name for every unit; no plan where no policy is known, or units are parts."""
+    monkeypatch.setattr(compiled_search, "plan_of", lambda _, __, units: Plan(made_for=MADE_FOR, units=units))
+    job: Any = Compiled()
+    units: Any = tuple(SimpleNamespace(name=f"layers.{i}", parameters=()) for i in range(2))
+    policies = (CompiledPolicy(name="own", template=None), policy("full"))
+
+    def mixes(**more: Any) -> CompiledMixes:
+        baselines = {"none": job.simulation(None)}
+        group = UnitGroup(units=units, policies=policies, **more)
+        return CompiledMixes((group,), baselines, baselines["none"], lambda _: None, job.sample, lambda _: None)
+
+    goal = Goal(budget_bytes=GIB)
+    mirror = mixes().mirror(goal, "full")
+    assert mirror is not None and [unit.fqn for unit in mirror.units] == ["layers.0", "layers.1"]
+    assert mixes().mirror(goal, "selective-op") is None is mixes().mirror(goal, "none")

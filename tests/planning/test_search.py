@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autosac.errors import InfeasibleError
+from autosac.planning.candidates import Candidate
 from autosac.planning.planner import Goal
 from autosac.planning.search import Search
 from autosac.plans import MadeFor, Plan, Unit
@@ -130,6 +131,46 @@ def test_nothing_is_captured_for_the_rest_of_the_budget() -> None:
     search(captured, 60.0)
     assert captured.solved == pytest.approx([59.7])
     assert derived.solved == pytest.approx([59.7, 60.0])
+
+
+def test_the_rest_of_the_budget_is_halved_where_it_exceeds() -> None:
+    """Above 59.9 GiB a plan takes 1 GiB more than its solver knows: all of the rest is tried, then half of it."""
+
+    class Jumps(Fake):
+        def simulation(self, inner: float, level: bool = False) -> Any:
+            found = super().simulation(inner, level)
+            found.peak_bytes = lambda _: int((inner + (59.9 < inner < 100)) * GIB)
+            return found
+
+    fake = Jumps(lambda x: x, "active")
+    assert search(fake, 60.0).inner == pytest.approx(59.85)
+    assert fake.solved == pytest.approx([59.7, 60.0, 59.85])
+
+
+@pytest.mark.parametrize(("method", "level"), [("milp", False), ("greedy", False), ("milp with a relaxed gap", True)])
+def test_how_a_plan_was_decided_is_told(method: str, level: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not the MILP's own answer, and equal modules alike; how many plans were simulated, and where the peak is."""
+    fake = Fake(lambda x: x, "active")
+    goal = Goal(budget_bytes=60 * GIB, budget_kind="active")
+    found = Search(fake, fake, lambda _: None)  # type: ignore[arg-type]
+    plan, solution = fake.solve(30 * GIB, None)
+    solution.method, solution.level = method, level
+    best = Candidate(plan=plan, simulation=fake.simulation(30.0), solution=solution)
+    found.verified.append(best)
+    monkeypatch.setattr(fake, "gap", lambda plan, costs: 0.01, raising=False)
+    monkeypatch.setattr(fake, "policies", SimpleNamespace(refusals=("layers.9: views only",)), raising=False)
+    notes = found.notes(goal, best)
+    assert notes[:2] == (
+        "the verified peak uses 50.0% of the budget; 1 plan was simulated",
+        "the peak is at aten.mm in the backward of the step",
+    )
+    assert (f"the MILP found nothing within its time limit; decided by: {method}" in notes) == (method != "milp")
+    assert any("equal modules keep nearly the same operators" in note for note in notes) == level
+    assert notes[-3:] == (
+        "recomputation is at most 1.0% above the least possible at this peak (linear bound)",
+        "1 GiB more would save about 1.0 ms of recomputation",
+        "layers.9: views only",
+    )
 
 
 def test_what_is_active_has_one_border() -> None:
