@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pinned import check, lines_of
 
 from autosac.cli.parser import main
 from autosac.errors import HardwareError, UsageError
@@ -144,6 +145,20 @@ def test_a_run_that_agrees_corrects_nothing(tmp_path: Path) -> None:
     gather = Signature("aten.embedding.default", (_matrix(100, 64), TensorMeta((9,), (1,), "int64")), (_matrix(9, 64),))
     trace = trace_of([Op(0, 0, 0, Phase.FORWARD, 0, (-1,), (-1,))], signatures=[gather])
     assert np.array_equal(price(trace, hardware).event_ms, price(trace, load_hardware(GPU)).event_ms)
+
+
+def test_what_a_run_says_in_numbers(tmp_path: Path) -> None:
+    """Products 30 % and sines 10 % slower than predicted, measured with noise: the corrected parts, and a record that JSON
+    cannot hold.
+    """
+    simulation = simulated(step())
+    found = learn(record_of(simulation, 1.3, 1.1, noise=0.2), simulation).parts
+    rows = [
+        [part.name, part.part, part.alike, part.predicted_ms, part.measured_ms, part.corrected_ms] for part in found
+    ]
+    check(Path(__file__).with_name("run.txt"), lines_of({str(n): row for n, row in enumerate(rows)}))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        replace(record_of(simulation, 1, 1), steps_ms=(math.inf,)).save(tmp_path / "run.json")
 
 
 def test_memory_that_was_not_simulated_counts_from_then_on(tmp_path: Path) -> None:

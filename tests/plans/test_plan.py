@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from autosac.errors import PlanError
 from autosac.plans import Decision, MadeFor, Plan, Prediction, Settings, Unit
+from plans import MADE_FOR
 
 PARAMETERS = (("layers.0.w", (4, 8)), ("layers.1.w", (4, 8)))
 
@@ -269,3 +270,11 @@ def test_the_largest_number_of_bytes() -> None:
     assert Plan.from_bytes(largest.to_bytes()) == largest
     with pytest.raises(PlanError, match=r"units\[0\]\.kept_bytes"):
         Plan.from_bytes(largest.to_bytes().replace(str(2**62).encode(), str(2**62 + 1).encode()))
+
+
+@pytest.mark.parametrize("ms", [float("inf"), float("nan")])
+def test_files_hold_only_numbers_that_are_json(ms: float) -> None:
+    """An infinite time is not written."""
+    stated = Prediction(step_ms=ms, peak_active_bytes=1, peak_reserved_bytes=1, fits=True, recompute_ms=1.0)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Plan(made_for=MADE_FOR, units=(), predictions={"autosac": stated}).to_bytes()

@@ -118,17 +118,18 @@ def _campaign(path: Path, signatures: list[Signature], seconds: float, *, resume
 
 
 def test_what_cannot_be_measured_is_listed(tmp_path: Path, op: Callable[..., Any], meta: Callable[..., Any]) -> None:
-    """A tensor of 4 TiB, an unknown operator and a wrong call are skipped with their reasons; the rest is measured."""
+    """A tensor of 4 TiB, unknown operators and a wrong call are skipped with their reasons; the rest is measured."""
     huge = op("relu.default", [meta((2**40,))], [meta((2**40,))])
     unknown = op("no_such.default", [meta((4,))], [meta((4,))])
     wrong = op("mm.default", [meta((2, 3)), meta((2, 3))], [meta((2, 3))])
+    many = op("no_such.other", [meta((n,)) for n in (1, 2, 3, 4)], [meta((4,))])
     good = op("relu.default", [meta((64,))], [meta((64,))])
-    result = calibrate(_campaign(tmp_path, [huge, unknown, wrong, good], 60))
+    result = calibrate(_campaign(tmp_path, [huge, unknown, wrong, many, good], 60))
     assert result.measured == 1 and result.left == 0
     reasons = sorted(result.skipped.values())
-    assert len(reasons) == 3
+    assert len(reasons) == 4 and "aten.no_such.other 1 2 3" in result.skipped
     assert reasons[0].startswith("RuntimeError") and reasons[1].startswith("it needs 8192.0 GiB")
-    assert "has no operator" in reasons[2]
+    assert "has no operator" in reasons[2] and "has no operator" in reasons[3]
 
 
 def test_a_second_start_measures_the_rest(tmp_path: Path, op: Callable[..., Any], meta: Callable[..., Any]) -> None:
