@@ -148,7 +148,7 @@ def budgets_table(found: Sequence[Planned]) -> Table:
             format_ms(p.step_ms),
             format_ms(p.recompute_ms),
             format_bytes(p.peak_active_bytes),
-            format_bytes(p.peak_reserved_bytes or 0),
+            format_bytes(p.peak_reserved_bytes) if p.peak_reserved_bytes is not None else "",
             f"{peak / made_for.budget_bytes:.1%}",
             str(len(planned.plan.units)),
         )
@@ -160,7 +160,7 @@ def budgets_table(found: Sequence[Planned]) -> Table:
                 format_ms(p.step_ms),
                 format_ms(p.recompute_ms),
                 format_bytes(p.peak_active_bytes),
-                format_bytes(p.peak_reserved_bytes or 0),
+                format_bytes(p.peak_reserved_bytes) if p.peak_reserved_bytes is not None else "",
                 "",
                 "",
             )
