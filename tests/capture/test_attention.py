@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosac.capture.device.attention import Attention
 from autosac.target import TargetGPU
@@ -100,3 +101,60 @@ def test_layout() -> None:
     assert attention.choose(flat, flat, flat, None, 0.0, False) == MATH
     q = torch.zeros(2, 4, 16, 16, dtype=torch.bfloat16)
     assert attention.choose(q, q, q.transpose(-1, -2), None, 0.0, False) == MATH
+
+
+class Called(TorchDispatchMode):
+    """The attention operators that run, with whether they were given a mask, their causality and scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, tuple[int, ...], Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note it, then do it."""
+        kwargs = kwargs or {}
+        if "attention" in str(func):
+            name = func._overloadpacket.__name__.removeprefix("_scaled_dot_product_").removesuffix("_attention")
+            named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+            mask = named.get("attn_bias", named.get("attn_mask"))
+            self.calls.append(
+                (name, tuple(args[0].shape), None if mask is None else tuple(mask.shape), kwargs.get("scale"))
+            )
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("backend", "head", "mask", "scale", "expected"),
+    [
+        (FLASH, 64, None, None, ("flash", (2, 4, 16, 64), None, 0.125)),
+        (FLASH, 20, None, None, ("flash", (2, 4, 16, 24), None, 20**-0.5)),
+        (FLASH, 64, None, 2.0, ("flash", (2, 4, 16, 64), None, 2.0)),
+        (EFFICIENT, 64, torch.bool, 2.0, ("efficient", (2, 4, 16, 64), (2, 4, 16, 16), 2.0)),
+        (EFFICIENT, 64, None, None, ("efficient", (2, 4, 16, 64), None, None)),
+        (CUDNN, 64, torch.bfloat16, 3.0, ("cudnn", (2, 4, 16, 64), (16, 16), 3.0)),
+    ],
+)
+def test_the_chosen_kernel_runs(
+    backend: SDPBackend, head: int, mask: Any, scale: float | None, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With padded heads, a mask for every head where the kernel wants one, and the usual scale where none is given."""
+    attention = Attention(TargetGPU(compute_capability=HOPPER))
+    monkeypatch.setattr(attention, "choose", lambda *_: backend)
+    q, k, v = (torch.empty(2, 4, 16, head, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    given = None if mask is None else torch.empty(16, 16, dtype=mask, device="meta")
+    with Called() as mode:
+        out = attention(q, k, v, given, scale=scale)
+    assert out.shape == (2, 4, 16, head)
+    ((name, shape, masked, used),) = mode.calls
+    assert (name, shape, masked) == expected[:3]
+    assert used == (None if expected[3] is None else pytest.approx(expected[3]))
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_without_a_kernel_attention_is_computed(scale: float | None) -> None:
+    """By products and a softmax, as PyTorch does on the CPU."""
+    attention = Attention(TargetGPU(compute_capability=HOPPER))
+    q, k, v = (torch.randn(2, 4, 16, 8, dtype=torch.float64) for _ in range(3))
+    assert attention.choose(q, k, v, None, 0.0, False, False) == MATH
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    assert torch.allclose(attention(q, k, v, is_causal=True, scale=scale), expected)
