@@ -64,7 +64,7 @@ def test_sizes_that_differ_between_loads_are_open() -> None:
 def test_sizes_that_differ_within_a_module_are_open() -> None:
     """Two executions of the same call; calls without a place of their own are not compared."""
     trace = captured((2, "mm", 0, (5, 8)), (2, "mm", 0, (6, 8)), (2, "x", -1, (1,)))
-    other = captured((2, "mm", 0, (5, 8)), (2, "x", -1, (2,)))
+    other = captured((2, "mm", 0, (6, 8)), (2, "x", -1, (2,)))
     assert shapes(with_dynamic_shapes(trace, other)) == [(ANY_SIZE, 8), (ANY_SIZE, 8), (1,)]
 
 
