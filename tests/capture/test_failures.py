@@ -1,0 +1,67 @@
+"""What is said of errors in a captured step: in one line, with their causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from autosac.capture.failures import capture_error
+
+Capture = Callable[..., Any]
+
+
+class Refusal(torch.autograd.Function):
+    """Its backward fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no gradient from here")
+
+
+@pytest.mark.parametrize("where", ["hook", "function"])
+def test_errors_in_a_backward_are_told(capture: Capture, where: str) -> None:
+    """An error raised in the autograd engine passes its stream guards, which ask a Python backend for its type."""
+
+    def make_step(device: torch.device) -> Any:
+        def refuse(_: torch.Tensor) -> None:
+            raise ValueError("no gradient from here")
+
+        def step() -> None:
+            x = torch.ones(4, device=device, requires_grad=True)
+            y = x * 2 if where == "hook" else Refusal.apply(x)
+            if where == "hook":
+                y.register_hook(refuse)
+            y.sum().backward()
+
+        return step
+
+    with pytest.raises(Exception, match=r"training step 1: ValueError: no gradient from here"):
+        capture(make_step)
+
+
+def test_causes_are_told() -> None:
+    """An error that another one has caused comes with it, each on one line of limited length."""
+    try:
+        try:
+            raise ValueError("no\nsuch shape")
+        except ValueError as e:
+            raise RuntimeError("stage 3 failed " + "x" * 300) from e
+    except RuntimeError as e:
+        told = str(capture_error(e, "training step 1"))
+    assert told.startswith("training step 1: RuntimeError: stage 3 failed xxx")
+    assert "..., because of ValueError: no such shape (at " in told and len(told) < 400
+
+
+def test_what_this_torch_cannot_compile_is_told() -> None:
+    """The assertion of torch 2.13 becomes one line: which torch it is, which can train the job, and what else helps."""
+    error = AssertionError("expected all tensors_saved_with_vc_check to be Tensors")
+    told = str(capture_error(error, "training step 1"))
+    assert told.startswith(f"training step 1: this torch ({torch.__version__}) cannot train the job")
+    assert "use torch 2.11 or 2.14.1" in told and "\n" not in told
