@@ -43,7 +43,8 @@ def power_share(clock: float, products_ms: float, others_ms: float) -> float:
     total_ms = products_ms / clock + others_ms
     if total_ms <= 0:
         return _IDLE
-    return _IDLE + (_PRODUCT * products_ms * clock ** (_EXPONENT - 1) + _MEMORY * others_ms) / total_ms
+    products: float = _PRODUCT * products_ms * clock ** (_EXPONENT - 1)
+    return _IDLE + (products + _MEMORY * others_ms) / total_ms
 
 
 def sustained_clock(hardware: Hardware, products_ms: float, others_ms: float) -> float:
