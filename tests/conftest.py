@@ -41,7 +41,14 @@ CAPTURE = (
     "scripts",
     "titan03",
 )
-SLOW = ("bad_input/test_generator.py", "bad_input/test_jobs.py", "estimator/calibration/test_models.py", "golden")
+SLOW = (
+    "bad_input/test_generator.py",
+    "bad_input/test_jobs.py",
+    "configurations/test_study.py",
+    "estimator/calibration/test_models.py",
+    "estimator/calibration/test_pinned.py",
+    "golden",
+)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
