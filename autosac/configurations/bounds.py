@@ -37,11 +37,13 @@ are not freed after the forward are gathered alike. How many microbatches a rank
 (`autosac.configurations.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of
 checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers runs,
 between their forward and their backward, all that the layers keep is there, and what the operator at work reads and writes.
+Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward first:
+as they were computed, and in float32 as one message.
 
-**Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. To free a
-tensor that an operator made, that operator runs again, at least. So the least recomputation is no less than the fractional
-knapsack over all kept tensors: free those with the most bytes per millisecond first. This is the linear relaxation of every
-plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading.
+**Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
+layer at least is a convex function of the bytes it frees (`autosac.configurations.recomputation`). So the least recomputation
+is no less than the fractional knapsack over all layers: free what has the most bytes per millisecond first. This is the linear
+relaxation of every plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ from autosac.configurations.splits import balanced_split, torchtitan_split
 from autosac.configurations.traffic import NO_TRAFFIC, Traffic
 
 INFEASIBLE = math.inf
+_REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
 _OUTPUTS = ("output", "lm_head")  # what TorchTitan 0.2 and 0.3 call it
 
 
@@ -84,9 +87,10 @@ class Part:
 class Shape:
     """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
 
-    `layer_parameters`: of one layer on average; sizes are of the whole model, unsharded. The `last` part's kept tensors are
-    those that are there while the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are
-    balanced. `traffic`: of FSDP, for one layer.
+    `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if that is
+    not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there while the last
+    of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`: of FSDP, for
+    one layer.
     """
 
     layers: int
@@ -95,6 +99,7 @@ class Shape:
     last: Part
     layer_parameters: float
     outside_parameters: float
+    least_parameters: float = 0.0
     state_bytes: int = 12
     gradient_bytes: int = 4
     compute_bytes: int = 2
@@ -246,12 +251,27 @@ def memory_bound_bytes(layout: Layout, shape: Shape) -> float:
     return max(_least_bytes(layout, shape, place) for place in _places(layout, shape))
 
 
+def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list[tuple[float, float]]]]:
+    """When a rank holds much: bytes that no plan changes, and what it keeps (`_kept`)."""
+    found = [
+        (_before_backward_bytes(layout, shape, place, moment), _kept(layout, shape, place, moment))
+        for moment in _moments(layout, place)
+    ]
+    if layout.pipeline == 1 and layout.shard * layout.context > 1 and shape.least_parameters:
+        fewer = Place(0, (shape.layers - 1,), False)
+        reducing = (shape.compute_bytes + _REDUCED_BYTES) * shape.least_parameters / _expert_shards(layout)
+        states = _before_backward_bytes(layout, shape, place, Moment((1,), (False,), False))
+        if layout.keeps_parameters:
+            states -= shape.compute_bytes * shape.layer_parameters / _expert_shards(layout)
+        found.append((states + reducing, _kept(layout, shape, fewer, Moment((1,), (False,), False))))
+    return found
+
+
 def _least_bytes(layout: Layout, shape: Shape, place: Place) -> float:
     worst = _states_bytes(layout, shape, place, gradients=True)
-    for moment in _moments(layout, place):
-        kept = _kept(layout, shape, place, moment)
+    for before, kept in _needs(layout, shape, place):
         fixed = sum(size for size, ms in kept if math.isinf(ms) and not layout.activation_offload)
-        worst = max(worst, _before_backward_bytes(layout, shape, place, moment) + fixed)
+        worst = max(worst, before + fixed)
     return worst
 
 
@@ -263,13 +283,7 @@ def recompute_bound_ms(layout: Layout, shape: Shape, rank: int, budget_bytes: fl
 def _recompute_ms(layout: Layout, shape: Shape, place: Place, budget_bytes: float) -> float:
     if layout.activation_offload:
         return 0.0
-    return max(
-        _least_ms(
-            _kept(layout, shape, place, moment),
-            budget_bytes - _before_backward_bytes(layout, shape, place, moment),
-        )
-        for moment in _moments(layout, place)
-    )
+    return max(_least_ms(kept, budget_bytes - before) for before, kept in _needs(layout, shape, place))
 
 
 def _least_ms(kept: Sequence[tuple[float, float]], room_bytes: float) -> float:

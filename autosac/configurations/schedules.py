@@ -1,7 +1,7 @@
 """In which order pipeline ranks work, as far as bounds of time and memory need it.
 
-p ranks, v stages on each, m microbatches (`torch.distributed.pipelining.schedules`). Stage s is on rank s mod p; under V-shaped
-schedules the stages run forth and back over the ranks. A rank's order of forwards (F) and backwards (B):
+p ranks, v stages on each, m microbatches (`torch.distributed.pipelining.schedules`). Stage s is on rank s mod p; under
+V-shaped schedules the stages run forth and back over the ranks. A rank's order of forwards (F) and backwards (B):
 
     GPipe               m F, then m B
     1F1B                w = min(m, p - rank) times F, then B and F in turns, then what is left of B
@@ -54,9 +54,9 @@ def rank_of(layout: Layout, stage: int) -> int:
 
 
 class Moment(NamedTuple):
-    """As a backward begins: how many microbatches each of a rank's stages holds; which stages have run backward before and will
-    after this one (they have gradients that are not complete); whether the model's last stage has just run forward, and what
-    follows is its backward.
+    """As a backward begins: how many microbatches each of a rank's stages holds; which stages have run backward before and
+    will after this one (they have gradients that are not complete); whether the model's last stage has just run forward, and
+    what follows is its backward.
     """
 
     held: tuple[int, ...]
