@@ -17,7 +17,6 @@ min(microbatches, stages) of them, which never becomes fewer sequences), and has
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import time
@@ -48,18 +47,15 @@ from autosac.configurations.layout import (
     legal,
     settings_of,
 )
+from autosac.configurations.machines import Machines
 from autosac.configurations.results import Counts, Result, Row
 from autosac.configurations.sampling import Sampler, sampled
 from autosac.configurations.sheets import Sheet, sheet_layout
 from autosac.configurations.study import Study
-from autosac.configurations.traffic import Roads
 from autosac.configurations.wanted import Own, Wanted
 from autosac.configurations.workers import WorkerLost, Workers
 from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.jobs.titan import TitanJob
-from autosac.planning.closed_loop import Goal
-from autosac.quantities import parse_budget
-from autosac.simulation import Target
 
 _TRIES = 3
 _MOST_LAYOUTS = 50_000
@@ -74,10 +70,7 @@ class TitanSearch:
         self._wanted, self._own, self._study = wanted, own, study
         self.workers = workers
         self._progress = progress
-        self._offers = {offer.gpu: offer for offer in wanted.offers}
-        self._targets: dict[tuple[str, str], Target] = {}
-        self._machines: dict[str, str] = {}
-        self._roads: dict[str, Roads] = {}
+        self._machines = Machines(wanted)
         self._sheets: dict[str, Sheet | str] = {}
         self._tries: dict[Any, int] = {}
         self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
@@ -98,7 +91,7 @@ class TitanSearch:
     def _legal(self) -> list[Layout]:
         found: list[Layout] = []
         for offer in self._wanted.offers:
-            per_node = self._target(offer.gpu, "").cluster.gpus_per_node
+            per_node = self._machines.per_node(offer.gpu)
             own = self._own
             some = legal(
                 self._wanted.space, offer.gpu, offer.world_size, per_node, own.global_batch, own.facts, own.compiled
@@ -154,14 +147,14 @@ class TitanSearch:
 
     def _sampler(self) -> Sampler[Layout]:
         own, space = self._own, self._wanted.space
-        knobs: dict[str, dict[Any, None]] = {"gpu": dict.fromkeys(self._offers)}
-        for gpu, offer in self._offers.items():
-            per_node = self._target(gpu, "").cluster.gpus_per_node
+        knobs: dict[str, dict[Any, None]] = {"gpu": dict.fromkeys(self._machines.offers)}
+        for gpu, offer in self._machines.offers.items():
+            per_node = self._machines.per_node(gpu)
             for name, values in knobs_of(space, offer.world_size, per_node, own.facts, own.compiled).items():
                 knobs.setdefault(name, {}).update(dict.fromkeys(values))
 
         def make(choice: Mapping[str, Any]) -> Layout | None:
-            offer = self._offers[choice["gpu"]]
+            offer = self._machines.offers[choice["gpu"]]
             rest = {name: value for name, value in choice.items() if name != "gpu"}
             layout = layout_of(rest, offer.gpu, offer.world_size, own.global_batch)
             return layout if layout is not None and is_legal(layout, space, own.facts) else None
@@ -169,13 +162,6 @@ class TitanSearch:
         return Sampler({name: tuple(values) for name, values in knobs.items()}, make)
 
     # ---- jobs ----
-
-    def _target(self, gpu: str, allocator: str) -> Target:
-        if (gpu, allocator) not in self._targets:
-            offer = self._offers[gpu]
-            conf = allocator or self._wanted.space.allocator[0]
-            self._targets[gpu, allocator] = Target.of(gpu, offer.world_size, cluster=offer.cluster, allocator=conf)
-        return self._targets[gpu, allocator]
 
     def settings(self, layout: Layout) -> dict[str, Any]:
         """TorchTitan's settings of a layout."""
@@ -195,30 +181,11 @@ class TitanSearch:
         return replace(
             job,
             config_file=file,
-            target=self._target(layout.gpu, layout.allocator),
+            target=self._machines.target(layout),
             overrides=(*job.overrides, *arguments_of(settings)),
             world_size=layout.world_size,
             progress=_silent,
         )
-
-    def _goal(self, layout: Layout) -> Goal:
-        usable = self._target(layout.gpu, layout.allocator).hardware.usable_bytes
-        return replace(
-            self._wanted.goal,
-            budget_bytes=parse_budget(self._wanted.budget, usable),
-            offload=layout.activation_offload,
-        )
-
-    def _key(self, kind: str, layout: Layout) -> str:
-        """The question's name: the layout, and the machines that it is asked for."""
-        target = self._target(layout.gpu, layout.allocator)
-        if layout.gpu not in self._machines:
-            described = f"{target.hardware} {target.cluster} {target.host} {target.overlap}"
-            self._machines[layout.gpu] = hashlib.sha256(described.encode()).hexdigest()[:12]
-        return f"{kind} {layout.key} on={self._machines[layout.gpu]}"
-
-    def _weight(self, layout: Layout) -> float:
-        return self._offers[layout.gpu].weight(self._wanted.objective)
 
     # ---- bounds ----
 
@@ -242,28 +209,27 @@ class TitanSearch:
         raise CaptureError(f"no layout of the space can be captured: {reasons[0]}")
 
     def _first_bound(self, layout: Layout, known: Sheet) -> float:
-        target = self._target(layout.gpu, layout.allocator)
+        target = self._machines.target(layout)
         peak = target.hardware.peak_flops("float8" if layout.float8 else "bfloat16")
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
         shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
         if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
-            return self._weight(layout) * any_split_bound_ms(layout, shape) * (1 - 1e-9)
+            return self._machines.weight(layout) * any_split_bound_ms(layout, shape) * (1 - 1e-9)
         return self._bound(layout, self._completed(layout, shape))
 
     def sheet_bound(self, layout: Layout, budget: str | None = None) -> float | None:
         """The second bound, in the objective's unit, within the search's or another budget; None before its sheet is there."""
         if not isinstance(self._sheet(layout), Sheet):
             return None
-        usable = self._target(layout.gpu, layout.allocator).hardware.usable_bytes
-        nbytes = parse_budget(budget, usable) if budget is not None else self._goal(layout).budget_bytes
-        return bound_ms(layout, self._shape(layout), nbytes) * self._weight(layout)
+        nbytes = self._machines.budget_bytes(layout, budget)
+        return bound_ms(layout, self._shape(layout), nbytes) * self._machines.weight(layout)
 
     def least_bytes(self, layout: Layout) -> float:
         """The memory bound by what is known."""
         return memory_bound_bytes(layout, self._shape(layout))
 
     def _bound(self, layout: Layout, shape: Shape) -> float:
-        return bound_ms(layout, shape, self._goal(layout).budget_bytes) * self._weight(layout) * (1 - 1e-9)
+        return bound_ms(layout, shape, self._machines.budget_bytes(layout)) * self._machines.weight(layout) * (1 - 1e-9)
 
     def _shape(self, layout: Layout) -> Shape:
         sheet = self._sheet(layout)
@@ -281,20 +247,20 @@ class TitanSearch:
     def _completed(self, layout: Layout, shape: Shape) -> Shape:
         """With what the job and the GPU say."""
         gradient_bytes = self._own.gradient_bytes
-        roads = self._roads.get(layout.gpu) or self._roads.setdefault(layout.gpu, Roads(self._target(layout.gpu, "")))
+        roads = self._machines.roads(layout.gpu)
         traffic = roads.traffic(layout, shape.layers, shape.layer_parameters, shape.compute_bytes, gradient_bytes)
         return replace(
             shape,
             traffic=traffic,
             state_bytes=self._own.state_bytes,
             gradient_bytes=gradient_bytes,
-            memory_gbps=self._target(layout.gpu, layout.allocator).hardware.mem_bandwidth_gbps,
-            budget_bytes=self._goal(layout).budget_bytes,
+            memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
+            budget_bytes=self._machines.budget_bytes(layout),
         )
 
     def _sheet(self, layout: Layout) -> Sheet | str | None:
         """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
-        key = self._key("sheet", sheet_layout(layout))
+        key = self._machines.key("sheet", sheet_layout(layout))
         if key in self._lost:
             return self._lost[key]
         if key not in self._sheets:
@@ -306,7 +272,7 @@ class TitanSearch:
 
     def _sheet_work(self, layout: Layout) -> Work:
         served = sheet_layout(layout)
-        return Work(self._key("sheet", served), SheetTask(job=self._job(served)))
+        return Work(self._machines.key("sheet", served), SheetTask(job=self._job(served)))
 
     def _answer(self, key: str) -> dict[str, Any] | None:
         answer = self._study.answer(key)
@@ -325,7 +291,7 @@ class TitanSearch:
             return self._sheet_work(layout)
         if isinstance(sheet, str):
             alike = layout.pipeline == 1 and (layout.shard > 1 or layout.context > 1)  # FSDP, as the sheet's
-            if alike and self._key("sheet", sheet_layout(layout)) not in self._lost:
+            if alike and self._machines.key("sheet", sheet_layout(layout)) not in self._lost:
                 self._refused[layout] = sheet
                 return Value(math.inf)
         else:
@@ -334,30 +300,30 @@ class TitanSearch:
                 return Bound(tight)
         if self._too_large.get(family(layout), math.inf) <= layout.microbatch:
             return Bound(math.inf)
-        key = self._key("layout", layout)
+        key = self._machines.key("layout", layout)
         if key in self._lost:
             self._failed[layout] = bound
             return Value(math.inf)
         answer = self._answer(key)
         if answer is not None and "cut_off" in answer:
-            tight = answer["at_least_ms"] * self._weight(layout)
+            tight = answer["at_least_ms"] * self._machines.weight(layout)
             if tight > bound:
                 return Bound(tight)
             answer = None  # its bound is below the best after all
         if answer is None:
-            return Work(key, self.task(layout, best * (1 - self._wanted.gap) / self._weight(layout)))
+            return Work(key, self.task(layout, best * (1 - self._wanted.gap) / self._machines.weight(layout)))
         if "refused" in answer:
             self._refused[layout] = answer["refused"]
             return Value(math.inf)
         value = self._noted(layout, key, answer)
         planned = next((row for row in answer["rows"] if row["checkpointing"] == "autosac"), None)
-        if value >= best or planned is None or planned["step_ms"] * self._weight(layout) > value:
+        if value >= best or planned is None or planned["step_ms"] * self._machines.weight(layout) > value:
             return Value(value)
         return self._confirmed(layout, answer, value)
 
     def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float) -> Value | Work:
         """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it."""
-        key = self._key("plan", layout)
+        key = self._machines.key("plan", layout)
         if key in self._lost:
             self._failed[layout] = value
             return Value(math.inf)
@@ -365,7 +331,7 @@ class TitanSearch:
         if captured is None:
             task = PlanTask(
                 job=self._job(layout),
-                goal=self._goal(layout),
+                goal=self._machines.goal(layout),
                 plan=answer["plan"],
                 pipeline=layout.pipeline > 1,
                 confidence=self._wanted.confidence,
@@ -373,13 +339,13 @@ class TitanSearch:
             return Work(key, task)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
         rows += [captured["row"]] if "row" in captured else []
-        return Value(self._noted(layout, self._key("layout", layout), {**answer, "rows": rows}))
+        return Value(self._noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows}))
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
         return LayoutTask(
             job=self._job(layout),
-            goal=self._goal(layout),
+            goal=self._machines.goal(layout),
             checkpointing=self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.confidence,
@@ -396,13 +362,13 @@ class TitanSearch:
 
     def _noted(self, layout: Layout, key: str, answer: Mapping[str, Any]) -> float:
         """Take an answer into the rows; the best score of what fits."""
-        weight = self._weight(layout)
+        weight = self._machines.weight(layout)
         rows = [
             Row(
                 layout=layout,
                 measured=(measured := Measured(**row)),
                 score=measured.step_ms * weight,
-                offer=self._offers[layout.gpu],
+                offer=self._machines.offers[layout.gpu],
                 plan_key=key if measured.checkpointing == "autosac" else "",
             )
             for row in answer["rows"]
@@ -473,7 +439,7 @@ class TitanSearch:
             failed={layout: self._why_lost(layout) for layout in self._failed},
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
-            budget_bytes=self._goal(self.layouts[0]).budget_bytes,
+            budget_bytes=self._machines.budget_bytes(self.layouts[0]),
             seconds=time.monotonic() - self._begin,
             offers=self._wanted.offers,
             sampled=self.sampled and self._ended,
@@ -481,7 +447,9 @@ class TitanSearch:
         )
 
     def _why_lost(self, layout: Layout) -> str:
-        return next(self._lost[key] for kind in ("layout", "plan") if (key := self._key(kind, layout)) in self._lost)
+        return next(
+            self._lost[key] for kind in ("layout", "plan") if (key := self._machines.key(kind, layout)) in self._lost
+        )
 
 
 def family(layout: Layout) -> tuple[Layout, bool]:
