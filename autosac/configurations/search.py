@@ -10,9 +10,10 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
 capture.
 
-If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same, if both
-accumulate gradients or neither does (`family`): it keeps at least as much of every tensor (a pipeline holds
-min(microbatches, stages) of them, which never becomes fewer sequences), and has the same states.
+If a layout cannot be made to fit, neither can one that differs from it only in ways that take memory (`is_larger`), if both
+accumulate gradients or neither does: a larger microbatch keeps at least as much of every tensor (a pipeline holds
+min(microbatches, stages) of them, which never becomes fewer sequences); more replicas of fewer shards leave each GPU more of
+the states and of the reduced gradients, and gather as much; parameters that stay gathered take what those do that are freed.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class TitanSearch:
         self._rows: dict[Layout, list[Row]] = {}
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
-        self._too_large: dict[tuple[Layout, bool], int] = {}
+        self._too_large: list[Layout] = []
+        self._derived: set[Layout] = set()
+        self._confirmed_plans: set[Layout] = set()
         self._evaluated: set[str] = set()
         self._reused = 0
         self._asked = 0
@@ -298,7 +301,7 @@ class TitanSearch:
             tight = self._bound(layout, self._shape(layout))
             if tight > bound:
                 return Bound(tight)
-        if self._too_large.get(family(layout), math.inf) <= layout.microbatch:
+        if any(is_larger(layout, other) for other in self._too_large):
             return Bound(math.inf)
         key = self._machines.key("layout", layout)
         if key in self._lost:
@@ -337,6 +340,7 @@ class TitanSearch:
                 confidence=self._wanted.confidence,
             )
             return Work(key, task)
+        self._confirmed_plans.add(layout)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
         rows += [captured["row"]] if "row" in captured else []
         return Value(self._noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows}))
@@ -377,10 +381,10 @@ class TitanSearch:
         self._rows[layout] = rows
         if "plan" in answer:
             self._plans[key] = answer["plan"]
+            self._derived.add(layout)
         fitting = [row.score for row in rows if row.measured.fits]
-        if not fitting:
-            alike = family(layout)
-            self._too_large[alike] = min(layout.microbatch, self._too_large.get(alike, layout.microbatch))
+        if not fitting and "skipped" not in answer:
+            self._too_large.append(layout)
         return min(fitting, default=math.inf)
 
     def finished(self, work: Work, future: Future[Any]) -> None:
@@ -426,6 +430,8 @@ class TitanSearch:
                 legal=len(self.layouts),
                 bounded=len(self.outcome.pruned),
                 evaluated=len(evaluated),
+                derived=len(self._derived),
+                confirmed=len(self._confirmed_plans),
                 captured=self._asked,
                 sheets=sum(isinstance(sheet, Sheet) for sheet in self._sheets.values()),
                 refused=len(refused),
@@ -452,9 +458,17 @@ class TitanSearch:
         )
 
 
-def family(layout: Layout) -> tuple[Layout, bool]:
-    """What layouts have in common whose memory grows with the microbatch: all else, and whether gradients are accumulated."""
-    return replace(layout, microbatch=0), layout.microbatches > 1
+def is_larger(layout: Layout, other: Layout) -> bool:
+    """Whether a layout needs the memory of another one at least, by what is said at the top of this module."""
+    free = {"microbatch": 0, "replicate": 0, "shard": 0, "reshard": ""}
+    return (
+        layout.microbatch >= other.microbatch
+        and layout.replicate % other.replicate == 0
+        and (layout.shard * layout.context > 1 or layout.shard == other.shard)
+        and (other.reshard == "always" or layout.reshard == "never")
+        and (layout.microbatches > 1) == (other.microbatches > 1)
+        and replace(layout, **free) == replace(other, **free)
+    )
 
 
 def _silent(_: str) -> None:

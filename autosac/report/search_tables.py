@@ -96,7 +96,8 @@ def notes(result: Result) -> list[str]:
     sheets = f"{counts.sheets:,} one-layer capture{'' if counts.sheets == 1 else 's'} gave bounds"
     found.append(
         f"{counts.configurations:,} configurations in {counts.legal:,} layouts: {counts.bounded:,} ruled out by bounds, "
-        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {sheets}"
+        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {sheets}; "
+        f"{counts.derived:,} plan{'' if counts.derived == 1 else 's'} derived, {counts.confirmed:,} of them captured"
     )
     if counts.reused:
         found.append(f"{counts.reused:,} answer{' came' if counts.reused == 1 else 's came'} from the study")
