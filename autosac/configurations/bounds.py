@@ -242,8 +242,12 @@ def _kept(layout: Layout, shape: Shape, place: Place, moment: Moment) -> list[tu
     """
     m = layout.microbatches
     stages = [(times, count) for times, count in zip(moment.held, place.counts, strict=True) if times]
-    kept = [(times * count * size, m * count * ms) for times, count in stages for size, ms in shape.layer.kept]
-    return kept + ([(size, m * ms) for size, ms in shape.last.kept] if moment.behind else [])
+    kept: list[tuple[float, float]] = [
+        (times * count * size, m * count * ms) for times, count in stages for size, ms in shape.layer.kept
+    ]
+    if moment.behind:
+        kept += [(size, m * ms) for size, ms in shape.last.kept]
+    return kept
 
 
 def memory_bound_bytes(layout: Layout, shape: Shape) -> float:

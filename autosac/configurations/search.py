@@ -460,14 +460,17 @@ class TitanSearch:
 
 def is_larger(layout: Layout, other: Layout) -> bool:
     """Whether a layout needs the memory of another one at least, by what is said at the top of this module."""
-    free = {"microbatch": 0, "replicate": 0, "shard": 0, "reshard": ""}
+
+    def without(one: Layout) -> Layout:
+        return replace(one, microbatch=0, replicate=0, shard=0, reshard="")
+
     return (
         layout.microbatch >= other.microbatch
         and layout.replicate % other.replicate == 0
         and (layout.shard * layout.context > 1 or layout.shard == other.shard)
         and (other.reshard == "always" or layout.reshard == "never")
         and (layout.microbatches > 1) == (other.microbatches > 1)
-        and replace(layout, **free) == replace(other, **free)
+        and without(layout) == without(other)
     )
 
 
