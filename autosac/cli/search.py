@@ -12,6 +12,7 @@ from autosac.cli.options import add_output, decimal, filled, filled_path, whole
 from autosac.errors import InfeasibleError, UsageError
 from autosac.files.writing import check_outputs, write_bytes_atomically, write_text_atomically
 from autosac.limits import MOST_BATCH, MOST_GPUS, world_size_of_environment
+from autosac.quantities import format_bytes
 
 if TYPE_CHECKING:
     from autosac.configurations.results import Result
@@ -234,7 +235,7 @@ def _write_best(output: Path, inputs: Inputs, result: Result) -> list[Path]:
 def _nothing_fits(result: Result) -> str:
     if result.rows:
         row = min(result.rows, key=lambda row: row.measured.peak_reserved_bytes)
-        least = f"the least that was simulated needs {row.measured.peak_reserved_bytes / 2**30:.2f} GiB ({row.name})"
+        least = f"the least that was simulated needs {format_bytes(row.measured.peak_reserved_bytes)} ({row.name})"
     else:
         least = "lower bounds of memory rule all of them out"
-    return f"no configuration of the space fits {result.budget_bytes / 2**30:.2f} GiB: {least}; more GPUs, or a wider --space"
+    return f"no configuration of the space fits {format_bytes(result.budget_bytes)}: {least}; more GPUs, or a wider --space"

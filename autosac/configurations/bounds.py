@@ -16,7 +16,8 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    DualPipeV) get neither.
 3. FSDP copies what it gathered into the layers' parameters on the compute stream: each of a layer's gathers reads and
    writes them once, at no more than the memory's bandwidth; once for each microbatch's forward, and again for its backward
-   where parameters were freed. Counted once a step in a pipeline.
+   where parameters were freed. In a pipeline, where they stay from a backward to the next forward, every forward frees
+   them, and after each of m forwards something reads them again: m + 1 gathers a step; one where forwards do not free them.
 4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients.
 5. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
    rank's own part grows by r.
@@ -30,15 +31,19 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
 
 **Memory** (`memory_bound_bytes`): parameters and optimizer states live during the whole step, on P / (tensor * FSDP's
 shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
-step all of them. The first stage's rank holds min(m, stages from its own to the last) microbatches at once under 1F1B, all
-under GPipe; one at least in every schedule. Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of
+step all of them. FSDP reduces a pipeline's gradients once, after the last microbatch: in between, a stage that has run
+backward has gradients of all its parameters, which are divided among tensor and expert parallel ranks only. Parameters that
+are not freed after the forward are gathered alike. How many microbatches a rank holds as a backward begins is the schedule's
+(`autosac.configurations.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of
 checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers runs,
 between their forward and their backward, all that the layers keep is there, and what the operator at work reads and writes.
+Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward first:
+as they were computed, and in float32 as one message.
 
-**Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. To free a
-tensor that an operator made, that operator runs again, at least. So the least recomputation is no less than the fractional
-knapsack over all kept tensors: free those with the most bytes per millisecond first. This is the linear relaxation of every
-plan. It holds only without offloading.
+**Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
+layer at least is a convex function of the bytes it frees (`autosac.configurations.recomputation`). So the least recomputation
+is no less than the fractional knapsack over all layers: free what has the most bytes per millisecond first. This is the linear
+relaxation of every plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading.
 """
 
 from __future__ import annotations
@@ -47,15 +52,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from typing import NamedTuple
 
-from autosac.configurations.layout import SINGLE_STAGE, Layout
+from autosac.configurations.layout import Layout
+from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, Place, moments, places, rank_of
 from autosac.configurations.splits import balanced_split, torchtitan_split
 from autosac.configurations.traffic import NO_TRAFFIC, Traffic
 
 INFEASIBLE = math.inf
+_REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
 _OUTPUTS = ("output", "lm_head")  # what TorchTitan 0.2 and 0.3 call it
-_WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +87,10 @@ class Part:
 class Shape:
     """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
 
-    `layer_parameters`: of one layer on average; sizes are of the whole model, unsharded. The `last` part's kept tensors are
-    those that are there while the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are
-    balanced. `traffic`: of FSDP, for one layer.
+    `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if that is
+    not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there while the last
+    of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`: of FSDP, for
+    one layer.
     """
 
     layers: int
@@ -93,6 +99,7 @@ class Shape:
     last: Part
     layer_parameters: float
     outside_parameters: float
+    least_parameters: float = 0.0
     state_bytes: int = 12
     gradient_bytes: int = 4
     compute_bytes: int = 2
@@ -130,29 +137,14 @@ def _stage_ms(layout: Layout, shape: Shape, stage: int, count: int) -> float:
     found = count * shape.layer.both_ms + (shape.last.both_ms if last else 0.0)
     if layout.stages_per_rank > 1 or math.isinf(shape.budget_bytes):
         return found
-    place = _Place(stage, count, count, count if last else None)
+    place = Place(stage, (count,), last)
     if _least_bytes(layout, shape, place) > shape.budget_bytes:
         return INFEASIBLE
     return found + _recompute_ms(layout, shape, place, shape.budget_bytes) / layout.microbatches
 
 
-class _Place(NamedTuple):
-    """How many layers a pipeline rank holds: in all its stages, in its first one, in the model's last one (None: not here)."""
-
-    rank: int
-    layers: int
-    first: int
-    last: int | None
-
-
-def _places(layout: Layout, shape: Shape) -> list[_Place]:
-    counts = split_of(layout, shape)
-    found = []
-    for rank in range(layout.pipeline):
-        own = [stage for stage in range(len(counts)) if _rank_of(layout, stage) == rank]
-        last = counts[-1] if own[-1] == len(counts) - 1 else None
-        found.append(_Place(rank, sum(counts[stage] for stage in own), counts[own[0]], last))
-    return found
+def _places(layout: Layout, shape: Shape) -> list[Place]:
+    return places(layout, split_of(layout, shape))
 
 
 def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) -> float:
@@ -161,14 +153,14 @@ def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
     stages = len(counts)
     worst = 0.0
     for rank in range(ranks):
-        own = sum(counts[stage] for stage in range(stages) if _rank_of(layout, stage) == rank)
+        own = sum(counts[stage] for stage in range(stages) if rank_of(layout, stage) == rank)
         parts = [(m * own, shape.layer)]
-        parts += [(m, shape.last)] if _rank_of(layout, stages - 1) == rank else []
+        parts += [(m, shape.last)] if rank_of(layout, stages - 1) == rank else []
         parts += [(m, shape.first)] if ranks == 1 else []
         work = sum(times * part.both_ms for times, part in parts)
         work += (extra_ms[rank] if extra_ms else 0.0) + own * _copies_ms(layout, shape)
         work += _optimizer_ms(layout, shape, own)
-        fill = sum(counts[:rank]) * shape.layer.both_ms if layout.schedule in _WHOLE_BACKWARDS else 0.0
+        fill = sum(counts[:rank]) * shape.layer.both_ms if layout.schedule in WHOLE_BACKWARDS else 0.0
         waits = sum(times * part.waits_ms for times, part in parts)
         if waits and extra_ms:  # what is made again may be transfers, too
             waits += extra_ms[rank]
@@ -182,7 +174,7 @@ def _gathers(layout: Layout) -> int:
     if layout.shard * layout.context == 1:
         return 0
     if layout.pipeline > 1:
-        return 1
+        return 1 if layout.keeps_parameters else layout.microbatches + 1
     return layout.microbatches * (1 if layout.keeps_parameters else 2)
 
 
@@ -213,14 +205,7 @@ def _own_parameters(layout: Layout, shape: Shape, layers: int) -> float:
     return parameters / (layout.tensor * layout.shard * layout.context)
 
 
-def _rank_of(layout: Layout, stage: int) -> int:
-    """The pipeline rank that holds a stage: in a loop, or forth and back for V-shaped schedules."""
-    if layout.schedule in ("ZBVZeroBubble", "DualPipeV") and layout.stages_per_rank == 2:
-        return min(stage, 2 * layout.pipeline - 1 - stage)
-    return stage % layout.pipeline
-
-
-def _states_bytes(layout: Layout, shape: Shape, place: _Place, *, gradients: bool) -> float:
+def _states_bytes(layout: Layout, shape: Shape, place: Place, *, gradients: bool) -> float:
     """What parameters, optimizer states and, if asked for, gradients of a pipeline rank take at least."""
     if layout.cpu_offload:
         return 0.0
@@ -228,15 +213,14 @@ def _states_bytes(layout: Layout, shape: Shape, place: _Place, *, gradients: boo
     return each * _own_parameters(layout, shape, place.layers)
 
 
-def _before_backward_bytes(layout: Layout, shape: Shape, place: _Place) -> float:
-    """States when a rank holds most activations: with the gradients of earlier microbatches, which FSDP has reduced and added
-    up (in a pipeline it may wait), and with the gathered parameters of all layers that are not freed after their forward.
-    """
-    earlier = layout.pipeline == 1 and layout.microbatches > 1
-    found = _states_bytes(layout, shape, place, gradients=earlier)
-    if layout.keeps_parameters:
-        found += shape.compute_bytes * place.first * shape.layer_parameters / _expert_shards(layout)
-    return found
+def _before_backward_bytes(layout: Layout, shape: Shape, place: Place, moment: Moment) -> float:
+    """States and what is whole of parameters and gradients, at a moment when a rank holds most activations. See the module."""
+    found = _states_bytes(layout, shape, place, gradients=layout.pipeline == 1 and layout.microbatches > 1)
+    whole = 0
+    for count, held, accumulating in zip(place.counts, moment.held, moment.accumulating, strict=True):
+        whole += count * shape.compute_bytes if layout.keeps_parameters and (held or accumulating) else 0
+        whole += count * shape.gradient_bytes if accumulating else 0
+    return found + whole * shape.layer_parameters / _expert_shards(layout)
 
 
 def _expert_shards(layout: Layout) -> int:
@@ -244,32 +228,26 @@ def _expert_shards(layout: Layout) -> int:
     return layout.tensor * layout.expert
 
 
-def held(layout: Layout, rank: int) -> int:
-    """How many microbatches a pipeline rank holds at once, at least."""
+def _moments(layout: Layout, place: Place) -> Sequence[Moment]:
+    """When a rank holds most. Without a pipeline, that is while what stands behind the layers runs."""
     if layout.pipeline == 1:
-        return 1
-    if layout.schedule == "GPipe":
-        return layout.microbatches
-    return min(layout.microbatches, layout.pipeline - rank) if layout.schedule == "1F1B" else 1
+        return (Moment((1,), (False,), True),)
+    found = moments(layout.schedule, layout.pipeline, layout.microbatches, len(place.counts), place.rank)
+    return [moment._replace(behind=moment.behind and place.last) for moment in found]
 
 
-class _Moment(NamedTuple):
-    """When a rank holds much: (bytes, milliseconds to free them) of all that it keeps then, of so many microbatches."""
-
-    kept: list[tuple[float, float]]
-    microbatches: int
-
-
-def _moments(layout: Layout, shape: Shape, place: _Place) -> list[_Moment]:
-    """When a pipeline rank holds most layers' tensors, and, where the last stage is, while what is behind the layers runs."""
-    times = held(layout, place.rank)
-
-    def of_layers(count: int) -> list[tuple[float, float]]:
-        return [(count * size, count * ms) for size, ms in shape.layer.kept]
-
-    behind = [] if place.last is None else [_Moment([*of_layers(place.last), *shape.last.kept], 1)]
-    # Of several stages, the first one is held alone at some moment.
-    return behind if layout.pipeline == 1 else [_Moment(of_layers(times * place.first), times), *behind]
+def _kept(layout: Layout, shape: Shape, place: Place, moment: Moment) -> list[tuple[float, float]]:
+    """(bytes, milliseconds of a step to free them) of all that a rank keeps at a moment. What is freed of one microbatch of a
+    stage is freed of all of them.
+    """
+    m = layout.microbatches
+    stages = [(times, count) for times, count in zip(moment.held, place.counts, strict=True) if times]
+    kept: list[tuple[float, float]] = [
+        (times * count * size, m * count * ms) for times, count in stages for size, ms in shape.layer.kept
+    ]
+    if moment.behind:
+        kept += [(size, m * ms) for size, ms in shape.last.kept]
+    return kept
 
 
 def memory_bound_bytes(layout: Layout, shape: Shape) -> float:
@@ -277,11 +255,27 @@ def memory_bound_bytes(layout: Layout, shape: Shape) -> float:
     return max(_least_bytes(layout, shape, place) for place in _places(layout, shape))
 
 
-def _least_bytes(layout: Layout, shape: Shape, place: _Place) -> float:
+def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list[tuple[float, float]]]]:
+    """When a rank holds much: bytes that no plan changes, and what it keeps (`_kept`)."""
+    found = [
+        (_before_backward_bytes(layout, shape, place, moment), _kept(layout, shape, place, moment))
+        for moment in _moments(layout, place)
+    ]
+    if layout.pipeline == 1 and layout.shard * layout.context > 1 and shape.least_parameters:
+        fewer = Place(0, (shape.layers - 1,), False)
+        reducing = (shape.compute_bytes + _REDUCED_BYTES) * shape.least_parameters / _expert_shards(layout)
+        states = _before_backward_bytes(layout, shape, place, Moment((1,), (False,), False))
+        if layout.keeps_parameters:
+            states -= shape.compute_bytes * shape.layer_parameters / _expert_shards(layout)
+        found.append((states + reducing, _kept(layout, shape, fewer, Moment((1,), (False,), False))))
+    return found
+
+
+def _least_bytes(layout: Layout, shape: Shape, place: Place) -> float:
     worst = _states_bytes(layout, shape, place, gradients=True)
-    for moment in _moments(layout, shape, place):
-        fixed = sum(size for size, ms in moment.kept if math.isinf(ms) and not layout.activation_offload)
-        worst = max(worst, _before_backward_bytes(layout, shape, place) + fixed)
+    for before, kept in _needs(layout, shape, place):
+        fixed = sum(size for size, ms in kept if math.isinf(ms) and not layout.activation_offload)
+        worst = max(worst, before + fixed)
     return worst
 
 
@@ -290,15 +284,10 @@ def recompute_bound_ms(layout: Layout, shape: Shape, rank: int, budget_bytes: fl
     return _recompute_ms(layout, shape, _places(layout, shape)[rank], budget_bytes)
 
 
-def _recompute_ms(layout: Layout, shape: Shape, place: _Place, budget_bytes: float) -> float:
+def _recompute_ms(layout: Layout, shape: Shape, place: Place, budget_bytes: float) -> float:
     if layout.activation_offload:
         return 0.0
-    before = _before_backward_bytes(layout, shape, place)
-    # Microbatches of a step are alike: what one needs, each needs.
-    return max(
-        _least_ms(moment.kept, budget_bytes - before) * layout.microbatches / moment.microbatches
-        for moment in _moments(layout, shape, place)
-    )
+    return max(_least_ms(kept, budget_bytes - before) for before, kept in _needs(layout, shape, place))
 
 
 def _least_ms(kept: Sequence[tuple[float, float]], room_bytes: float) -> float:
@@ -333,7 +322,7 @@ def recomputing_bound_ms(layout: Layout, shape: Shape, layer_ms: float) -> float
     """The least step time, whatever the memory, if every layer recomputes for so long for each microbatch."""
     counts = split_of(layout, shape)
     extra = [
-        layer_ms * layout.microbatches * sum(n for stage, n in enumerate(counts) if _rank_of(layout, stage) == rank)
+        layer_ms * layout.microbatches * sum(n for stage, n in enumerate(counts) if rank_of(layout, stage) == rank)
         for rank in range(layout.pipeline)
     ]
     return time_bound_ms(layout, shape, extra)

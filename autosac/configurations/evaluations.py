@@ -104,8 +104,9 @@ class LayoutTask:
     """A layout under every way of checkpointing. AutoSAC's plan is not captured (`PlanTask`).
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
-    left out. Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step without checkpointing; ``plan``, the
-    text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that could not be beaten; or ``refused``.
+    left out (``skipped``). Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step without checkpointing;
+    ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that could not be beaten; or
+    ``refused``.
     """
 
     job: TitanJob
@@ -139,7 +140,10 @@ class LayoutTask:
             answer |= self._planned(planned, answer["rows"], inner)
         best_ms = min((row["step_ms"] for row in answer["rows"] if row["fits"]), default=self.cutoff_ms)
         for name in ("full", "selective-op"):
-            if name not in self.checkpointing or self.least_ms.get(name, 0.0) >= min(best_ms, self.cutoff_ms):
+            if name not in self.checkpointing:
+                continue
+            if self.least_ms.get(name, 0.0) >= min(best_ms, self.cutoff_ms):
+                answer.setdefault("skipped", []).append(name)
                 continue
             for stage in captures:
                 stage.start(name)

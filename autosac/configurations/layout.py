@@ -9,7 +9,8 @@ accumulation (TorchTitan's local batch is the microbatch), with one in g / micro
 is g).
 
 `legal` leaves out what TorchTitan asserts: what does not divide (GPUs, batch, sequence, heads, experts), pipelines with fewer
-layers than stages, replicas without shards beside other parallelism, asynchronous tensor parallelism without compilation.
+layers than stages, replicas without shards beside other parallelism, asynchronous tensor parallelism without compilation;
+and what PyTorch's schedules do: too few microbatches, or numbers of them that are no whole rounds.
 What it refuses for other reasons shows in an evaluation, once.
 """
 
@@ -295,7 +296,19 @@ def _is_sensible(layout: Layout, space: Space) -> bool:
         return False
     if layout.schedule in ("ZBVZeroBubble", "DualPipeV") and layout.split == "balanced":
         return False  # their stages run forth and back over the ranks
-    return not (layout.pipeline > 1 and layout.microbatches < 1)
+    return layout.pipeline == 1 or _is_scheduled(layout)
+
+
+def _is_scheduled(layout: Layout) -> bool:
+    """Whether PyTorch's schedule takes so many microbatches."""
+    ranks, m = layout.pipeline, layout.microbatches
+    if layout.schedule == "1F1B":
+        return m >= ranks
+    if layout.schedule == "DualPipeV":
+        return m >= 2 * ranks
+    if layout.schedule.startswith("Interleaved"):  # in rounds of as many
+        return m >= 1 and m % max(1, m // ranks) == 0
+    return m >= 1
 
 
 def divisors(number: int) -> tuple[int, ...]:

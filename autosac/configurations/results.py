@@ -89,12 +89,16 @@ def _times(row: Row) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How much work a search was. `legal`: configurations (layouts times ways of checkpointing); the rest counts layouts."""
+    """How much work a search was. `configurations`: layouts times ways of checkpointing; the rest counts layouts. `derived`:
+    with a plan that was simulated without a capture under it, of which `confirmed` were captured; `captured`: evaluations.
+    """
 
     configurations: int
     legal: int
     bounded: int
     evaluated: int
+    derived: int
+    confirmed: int
     captured: int
     sheets: int
     refused: int

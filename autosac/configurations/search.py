@@ -10,14 +10,14 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
 capture.
 
-If a layout cannot be made to fit, neither can the one with a larger microbatch and everything else the same, if both
-accumulate gradients or neither does (`family`): it keeps at least as much of every tensor (a pipeline holds
-min(microbatches, stages) of them, which never becomes fewer sequences), and has the same states.
+If a layout cannot be made to fit, neither can one that differs from it only in ways that take memory (`is_larger`), if both
+accumulate gradients or neither does: a larger microbatch keeps at least as much of every tensor (a pipeline holds
+min(microbatches, stages) of them, which never becomes fewer sequences); more replicas of fewer shards leave each GPU more of
+the states and of the reduced gradients, and gather as much; parameters that stay gathered take what those do that are freed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import time
@@ -48,18 +48,15 @@ from autosac.configurations.layout import (
     legal,
     settings_of,
 )
+from autosac.configurations.machines import Machines
 from autosac.configurations.results import Counts, Result, Row
 from autosac.configurations.sampling import Sampler, sampled
 from autosac.configurations.sheets import Sheet, sheet_layout
 from autosac.configurations.study import Study
-from autosac.configurations.traffic import Roads
 from autosac.configurations.wanted import Own, Wanted
 from autosac.configurations.workers import WorkerLost, Workers
 from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.jobs.titan import TitanJob
-from autosac.planning.closed_loop import Goal
-from autosac.quantities import parse_budget
-from autosac.simulation import Target
 
 _TRIES = 3
 _MOST_LAYOUTS = 50_000
@@ -74,10 +71,7 @@ class TitanSearch:
         self._wanted, self._own, self._study = wanted, own, study
         self.workers = workers
         self._progress = progress
-        self._offers = {offer.gpu: offer for offer in wanted.offers}
-        self._targets: dict[tuple[str, str], Target] = {}
-        self._machines: dict[str, str] = {}
-        self._roads: dict[str, Roads] = {}
+        self._machines = Machines(wanted)
         self._sheets: dict[str, Sheet | str] = {}
         self._tries: dict[Any, int] = {}
         self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
@@ -85,7 +79,9 @@ class TitanSearch:
         self._rows: dict[Layout, list[Row]] = {}
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
-        self._too_large: dict[tuple[Layout, bool], int] = {}
+        self._too_large: list[Layout] = []
+        self._derived: set[Layout] = set()
+        self._confirmed_plans: set[Layout] = set()
         self._evaluated: set[str] = set()
         self._reused = 0
         self._asked = 0
@@ -98,7 +94,7 @@ class TitanSearch:
     def _legal(self) -> list[Layout]:
         found: list[Layout] = []
         for offer in self._wanted.offers:
-            per_node = self._target(offer.gpu, "").cluster.gpus_per_node
+            per_node = self._machines.per_node(offer.gpu)
             own = self._own
             some = legal(
                 self._wanted.space, offer.gpu, offer.world_size, per_node, own.global_batch, own.facts, own.compiled
@@ -154,14 +150,14 @@ class TitanSearch:
 
     def _sampler(self) -> Sampler[Layout]:
         own, space = self._own, self._wanted.space
-        knobs: dict[str, dict[Any, None]] = {"gpu": dict.fromkeys(self._offers)}
-        for gpu, offer in self._offers.items():
-            per_node = self._target(gpu, "").cluster.gpus_per_node
+        knobs: dict[str, dict[Any, None]] = {"gpu": dict.fromkeys(self._machines.offers)}
+        for gpu, offer in self._machines.offers.items():
+            per_node = self._machines.per_node(gpu)
             for name, values in knobs_of(space, offer.world_size, per_node, own.facts, own.compiled).items():
                 knobs.setdefault(name, {}).update(dict.fromkeys(values))
 
         def make(choice: Mapping[str, Any]) -> Layout | None:
-            offer = self._offers[choice["gpu"]]
+            offer = self._machines.offers[choice["gpu"]]
             rest = {name: value for name, value in choice.items() if name != "gpu"}
             layout = layout_of(rest, offer.gpu, offer.world_size, own.global_batch)
             return layout if layout is not None and is_legal(layout, space, own.facts) else None
@@ -169,13 +165,6 @@ class TitanSearch:
         return Sampler({name: tuple(values) for name, values in knobs.items()}, make)
 
     # ---- jobs ----
-
-    def _target(self, gpu: str, allocator: str) -> Target:
-        if (gpu, allocator) not in self._targets:
-            offer = self._offers[gpu]
-            conf = allocator or self._wanted.space.allocator[0]
-            self._targets[gpu, allocator] = Target.of(gpu, offer.world_size, cluster=offer.cluster, allocator=conf)
-        return self._targets[gpu, allocator]
 
     def settings(self, layout: Layout) -> dict[str, Any]:
         """TorchTitan's settings of a layout."""
@@ -195,30 +184,11 @@ class TitanSearch:
         return replace(
             job,
             config_file=file,
-            target=self._target(layout.gpu, layout.allocator),
+            target=self._machines.target(layout),
             overrides=(*job.overrides, *arguments_of(settings)),
             world_size=layout.world_size,
             progress=_silent,
         )
-
-    def _goal(self, layout: Layout) -> Goal:
-        usable = self._target(layout.gpu, layout.allocator).hardware.usable_bytes
-        return replace(
-            self._wanted.goal,
-            budget_bytes=parse_budget(self._wanted.budget, usable),
-            offload=layout.activation_offload,
-        )
-
-    def _key(self, kind: str, layout: Layout) -> str:
-        """The question's name: the layout, and the machines that it is asked for."""
-        target = self._target(layout.gpu, layout.allocator)
-        if layout.gpu not in self._machines:
-            described = f"{target.hardware} {target.cluster} {target.host} {target.overlap}"
-            self._machines[layout.gpu] = hashlib.sha256(described.encode()).hexdigest()[:12]
-        return f"{kind} {layout.key} on={self._machines[layout.gpu]}"
-
-    def _weight(self, layout: Layout) -> float:
-        return self._offers[layout.gpu].weight(self._wanted.objective)
 
     # ---- bounds ----
 
@@ -242,28 +212,27 @@ class TitanSearch:
         raise CaptureError(f"no layout of the space can be captured: {reasons[0]}")
 
     def _first_bound(self, layout: Layout, known: Sheet) -> float:
-        target = self._target(layout.gpu, layout.allocator)
+        target = self._machines.target(layout)
         peak = target.hardware.peak_flops("float8" if layout.float8 else "bfloat16")
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
         shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
         if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
-            return self._weight(layout) * any_split_bound_ms(layout, shape) * (1 - 1e-9)
+            return self._machines.weight(layout) * any_split_bound_ms(layout, shape) * (1 - 1e-9)
         return self._bound(layout, self._completed(layout, shape))
 
     def sheet_bound(self, layout: Layout, budget: str | None = None) -> float | None:
         """The second bound, in the objective's unit, within the search's or another budget; None before its sheet is there."""
         if not isinstance(self._sheet(layout), Sheet):
             return None
-        usable = self._target(layout.gpu, layout.allocator).hardware.usable_bytes
-        nbytes = parse_budget(budget, usable) if budget is not None else self._goal(layout).budget_bytes
-        return bound_ms(layout, self._shape(layout), nbytes) * self._weight(layout)
+        nbytes = self._machines.budget_bytes(layout, budget)
+        return bound_ms(layout, self._shape(layout), nbytes) * self._machines.weight(layout)
 
     def least_bytes(self, layout: Layout) -> float:
         """The memory bound by what is known."""
         return memory_bound_bytes(layout, self._shape(layout))
 
     def _bound(self, layout: Layout, shape: Shape) -> float:
-        return bound_ms(layout, shape, self._goal(layout).budget_bytes) * self._weight(layout) * (1 - 1e-9)
+        return bound_ms(layout, shape, self._machines.budget_bytes(layout)) * self._machines.weight(layout) * (1 - 1e-9)
 
     def _shape(self, layout: Layout) -> Shape:
         sheet = self._sheet(layout)
@@ -281,20 +250,20 @@ class TitanSearch:
     def _completed(self, layout: Layout, shape: Shape) -> Shape:
         """With what the job and the GPU say."""
         gradient_bytes = self._own.gradient_bytes
-        roads = self._roads.get(layout.gpu) or self._roads.setdefault(layout.gpu, Roads(self._target(layout.gpu, "")))
+        roads = self._machines.roads(layout.gpu)
         traffic = roads.traffic(layout, shape.layers, shape.layer_parameters, shape.compute_bytes, gradient_bytes)
         return replace(
             shape,
             traffic=traffic,
             state_bytes=self._own.state_bytes,
             gradient_bytes=gradient_bytes,
-            memory_gbps=self._target(layout.gpu, layout.allocator).hardware.mem_bandwidth_gbps,
-            budget_bytes=self._goal(layout).budget_bytes,
+            memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
+            budget_bytes=self._machines.budget_bytes(layout),
         )
 
     def _sheet(self, layout: Layout) -> Sheet | str | None:
         """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
-        key = self._key("sheet", sheet_layout(layout))
+        key = self._machines.key("sheet", sheet_layout(layout))
         if key in self._lost:
             return self._lost[key]
         if key not in self._sheets:
@@ -306,7 +275,7 @@ class TitanSearch:
 
     def _sheet_work(self, layout: Layout) -> Work:
         served = sheet_layout(layout)
-        return Work(self._key("sheet", served), SheetTask(job=self._job(served)))
+        return Work(self._machines.key("sheet", served), SheetTask(job=self._job(served)))
 
     def _answer(self, key: str) -> dict[str, Any] | None:
         answer = self._study.answer(key)
@@ -325,39 +294,39 @@ class TitanSearch:
             return self._sheet_work(layout)
         if isinstance(sheet, str):
             alike = layout.pipeline == 1 and (layout.shard > 1 or layout.context > 1)  # FSDP, as the sheet's
-            if alike and self._key("sheet", sheet_layout(layout)) not in self._lost:
+            if alike and self._machines.key("sheet", sheet_layout(layout)) not in self._lost:
                 self._refused[layout] = sheet
                 return Value(math.inf)
         else:
             tight = self._bound(layout, self._shape(layout))
             if tight > bound:
                 return Bound(tight)
-        if self._too_large.get(family(layout), math.inf) <= layout.microbatch:
+        if any(is_larger(layout, other) for other in self._too_large):
             return Bound(math.inf)
-        key = self._key("layout", layout)
+        key = self._machines.key("layout", layout)
         if key in self._lost:
             self._failed[layout] = bound
             return Value(math.inf)
         answer = self._answer(key)
         if answer is not None and "cut_off" in answer:
-            tight = answer["at_least_ms"] * self._weight(layout)
+            tight = answer["at_least_ms"] * self._machines.weight(layout)
             if tight > bound:
                 return Bound(tight)
             answer = None  # its bound is below the best after all
         if answer is None:
-            return Work(key, self.task(layout, best * (1 - self._wanted.gap) / self._weight(layout)))
+            return Work(key, self.task(layout, best * (1 - self._wanted.gap) / self._machines.weight(layout)))
         if "refused" in answer:
             self._refused[layout] = answer["refused"]
             return Value(math.inf)
         value = self._noted(layout, key, answer)
         planned = next((row for row in answer["rows"] if row["checkpointing"] == "autosac"), None)
-        if value >= best or planned is None or planned["step_ms"] * self._weight(layout) > value:
+        if value >= best or planned is None or planned["step_ms"] * self._machines.weight(layout) > value:
             return Value(value)
         return self._confirmed(layout, answer, value)
 
     def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float) -> Value | Work:
         """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it."""
-        key = self._key("plan", layout)
+        key = self._machines.key("plan", layout)
         if key in self._lost:
             self._failed[layout] = value
             return Value(math.inf)
@@ -365,21 +334,22 @@ class TitanSearch:
         if captured is None:
             task = PlanTask(
                 job=self._job(layout),
-                goal=self._goal(layout),
+                goal=self._machines.goal(layout),
                 plan=answer["plan"],
                 pipeline=layout.pipeline > 1,
                 confidence=self._wanted.confidence,
             )
             return Work(key, task)
+        self._confirmed_plans.add(layout)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
         rows += [captured["row"]] if "row" in captured else []
-        return Value(self._noted(layout, self._key("layout", layout), {**answer, "rows": rows}))
+        return Value(self._noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows}))
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
         return LayoutTask(
             job=self._job(layout),
-            goal=self._goal(layout),
+            goal=self._machines.goal(layout),
             checkpointing=self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.confidence,
@@ -396,13 +366,13 @@ class TitanSearch:
 
     def _noted(self, layout: Layout, key: str, answer: Mapping[str, Any]) -> float:
         """Take an answer into the rows; the best score of what fits."""
-        weight = self._weight(layout)
+        weight = self._machines.weight(layout)
         rows = [
             Row(
                 layout=layout,
                 measured=(measured := Measured(**row)),
                 score=measured.step_ms * weight,
-                offer=self._offers[layout.gpu],
+                offer=self._machines.offers[layout.gpu],
                 plan_key=key if measured.checkpointing == "autosac" else "",
             )
             for row in answer["rows"]
@@ -411,10 +381,10 @@ class TitanSearch:
         self._rows[layout] = rows
         if "plan" in answer:
             self._plans[key] = answer["plan"]
+            self._derived.add(layout)
         fitting = [row.score for row in rows if row.measured.fits]
-        if not fitting:
-            alike = family(layout)
-            self._too_large[alike] = min(layout.microbatch, self._too_large.get(alike, layout.microbatch))
+        if not fitting and "skipped" not in answer:
+            self._too_large.append(layout)
         return min(fitting, default=math.inf)
 
     def finished(self, work: Work, future: Future[Any]) -> None:
@@ -460,6 +430,8 @@ class TitanSearch:
                 legal=len(self.layouts),
                 bounded=len(self.outcome.pruned),
                 evaluated=len(evaluated),
+                derived=len(self._derived),
+                confirmed=len(self._confirmed_plans),
                 captured=self._asked,
                 sheets=sum(isinstance(sheet, Sheet) for sheet in self._sheets.values()),
                 refused=len(refused),
@@ -473,7 +445,7 @@ class TitanSearch:
             failed={layout: self._why_lost(layout) for layout in self._failed},
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
-            budget_bytes=self._goal(self.layouts[0]).budget_bytes,
+            budget_bytes=self._machines.budget_bytes(self.layouts[0]),
             seconds=time.monotonic() - self._begin,
             offers=self._wanted.offers,
             sampled=self.sampled and self._ended,
@@ -481,12 +453,25 @@ class TitanSearch:
         )
 
     def _why_lost(self, layout: Layout) -> str:
-        return next(self._lost[key] for kind in ("layout", "plan") if (key := self._key(kind, layout)) in self._lost)
+        return next(
+            self._lost[key] for kind in ("layout", "plan") if (key := self._machines.key(kind, layout)) in self._lost
+        )
 
 
-def family(layout: Layout) -> tuple[Layout, bool]:
-    """What layouts have in common whose memory grows with the microbatch: all else, and whether gradients are accumulated."""
-    return replace(layout, microbatch=0), layout.microbatches > 1
+def is_larger(layout: Layout, other: Layout) -> bool:
+    """Whether a layout needs the memory of another one at least, by what is said at the top of this module."""
+
+    def without(one: Layout) -> Layout:
+        return replace(one, microbatch=0, replicate=0, shard=0, reshard="")
+
+    return (
+        layout.microbatch >= other.microbatch
+        and layout.replicate % other.replicate == 0
+        and (layout.shard * layout.context > 1 or layout.shard == other.shard)
+        and (other.reshard == "always" or layout.reshard == "never")
+        and (layout.microbatches > 1) == (other.microbatches > 1)
+        and without(layout) == without(other)
+    )
 
 
 def _silent(_: str) -> None:

@@ -13,10 +13,10 @@ Counted is a *chain* (`_chain_ms`): operators of the compute stream, which run o
 issued from it and that it waits for before its next operator (tensor and context parallelism). FSDP's own copies are left out:
 their shapes depend on the shards. Neither host nor interference shortens a chain, so the sum is a lower bound of the time.
 
-Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator or collective runs again;
-the input of a layer is never freed (`autosac.configurations.bounds`). What others read as well (the last layer's result) does
-not count. Between the layers' forward and backward, all of that is there, and whatever the operator that runs reads and
-writes: logits and their gradient, which no plan makes smaller.
+Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator or collective runs again,
+and what made the inputs of that (`autosac.configurations.recomputation`); a layer's input is never freed. What others read
+as well (the last layer's result) does not count. Between the layers' forward and backward, all of that is there, and whatever
+the operator that runs reads and writes: logits and their gradient, which no plan makes smaller.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from autosac.configurations.bounds import Part, Shape
 from autosac.configurations.layout import Layout
+from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
 from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
 
@@ -39,7 +40,7 @@ _COMPUTE = 0  # the stream that models run on
 _NONE = -1  # no layer
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _PHASES = (Phase.FORWARD, Phase.BACKWARD)
-_Kept = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
+_Items = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
 _PART_NAMES = ("layer", "least", "first", "last")
 # What TorchTitan's selective checkpointing may save; of products it saves every second one.
 _SAVED = re.compile(r"aten\.(mm|addmm|linear|max)\b|attention|attn|reduce_scatter|inductor_compiled_code")
@@ -76,6 +77,8 @@ class Sheet:
             last=self.last,
             layer_parameters=self.least_parameters if pipeline else self.layer_parameters,
             outside_parameters=self.outside_parameters,
+            # FSDP reduces experts apart from what else a layer has.
+            least_parameters=0.0 if any(len(size) > 2 for _, size in self.parameter_shapes) else self.least_parameters,
         )
 
     def document(self) -> dict[str, Any]:
@@ -141,8 +144,10 @@ def sheet_of(simulation: Simulation) -> Sheet:
     excess = {
         phase: sum(chain.layers[phase].get(layer, 0.0) - layer_ms[phase] for layer in present) for phase in _PHASES
     }
-    kept, rest = _kept(trace, event_ms, layer_of)
-    least_kept = _least_kept([kept[layer] for layer in present], info.compiled)
+    costs_ms = {member.event: member.ms for member in members if not info.compiled}
+    # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
+    kept, rest = _kept(trace, event_ms, costs_ms, layer_of)
+    least_kept = _least_kept([kept[layer] for layer in present])
     least = {phase: min((chain.layers[phase].get(layer, 0.0) for layer in present), default=0.0) for phase in _PHASES}
     layer_parameters = average(parameters)
     flops = info.flops_per_token or 0.0
@@ -152,7 +157,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
             forward_ms=layer_ms[Phase.FORWARD],
             backward_ms=layer_ms[Phase.BACKWARD],
             waits_ms=average(waits.layers),
-            kept=_items(least_kept),
+            kept=least_kept.items(),
         ),
         least=Part(
             forward_ms=least[Phase.FORWARD],
@@ -174,19 +179,15 @@ def sheet_of(simulation: Simulation) -> Sheet:
         least_parameters=float(min((parameters[layer] for layer in present), default=0)),
         outside_parameters=sum(parameters.values()) + added * layer_parameters - total * layer_parameters,
         flops_per_token=flops,
-        full_ms=_recomputed_ms(least_kept, re.compile("$^")),
-        selective_ms=_recomputed_ms(least_kept, _SAVED),
+        full_ms=rerun_ms(least_kept.forward, lambda _: False),
+        selective_ms=rerun_ms(least_kept.forward, lambda name: bool(_SAVED.search(name))),
         parameter_shapes=tuple(info.parameter_shapes.items()),
     )
 
 
-def _least_kept(kept: Sequence[_Kept], compiled: bool) -> _Kept:
+def _least_kept(kept: Sequence[_Kept]) -> _Kept:
     """What the layer that keeps least keeps."""
-    least = min(kept, key=_total, default=_Kept())
-    if not compiled:
-        return least
-    # A kernel makes several results, and it need not be the same one that makes one of them again.
-    return _Kept({(size, ms if math.isinf(ms) else 0.0, name): n for (size, ms, name), n in least.items()})
+    return min(kept, key=lambda layer: layer.nbytes, default=_Kept((), LayerForward((), ())))
 
 
 def _layer_number(name: str) -> int:
@@ -194,13 +195,8 @@ def _layer_number(name: str) -> int:
     return int(place[1]) if place else _NONE
 
 
-def _items(kept: _Kept) -> tuple[tuple[int, float], ...]:
+def _items(kept: _Items) -> tuple[tuple[int, float], ...]:
     return tuple((size * n, ms * n) for (size, ms, _), n in kept.items())
-
-
-def _recomputed_ms(kept: _Kept, saved: re.Pattern[str]) -> float:
-    """What it takes to make again all that is not saved and can be made again."""
-    return sum(ms * n for (_, ms, name), n in kept.items() if not math.isinf(ms) and not saved.search(name))
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
@@ -215,8 +211,9 @@ class _Parts(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """A member of the chain: an operator, or a transfer that the next one waits for."""
+    """A member of the chain: an operator, or a transfer that the next one waits for. `event`: its position in the trace."""
 
+    event: int
     phase: Phase
     module: int
     ms: float
@@ -228,17 +225,17 @@ def _chain(trace: Trace, event_ms: Sequence[float]) -> list[_Member]:
     found: list[_Member] = []
     issued: dict[int, _Member] = {}  # collectives since the last operator, by their work
     event: Any
-    for event, ms in zip(trace.events, event_ms, strict=True):
+    for i, (event, ms) in enumerate(zip(trace.events, event_ms, strict=True)):
         kind = type(event)
         if kind is Op and event.stream == _COMPUTE and ms:
             issued.clear()
             if event.phase in _PHASES and not trace.signatures[event.signature].name.startswith(_SHARDS_OWN):
-                found.append(_Member(event.phase, event.module, ms, transfer=False))
+                found.append(_Member(i, event.phase, event.module, ms, transfer=False))
         elif kind is Collective and event.stream == _COMPUTE and event.phase in _PHASES:
             if event.asynchronous:
-                issued[event.work] = _Member(event.phase, event.module, ms, transfer=True)
+                issued[event.work] = _Member(i, event.phase, event.module, ms, transfer=True)
             else:
-                found.append(_Member(event.phase, event.module, ms, transfer=True))
+                found.append(_Member(i, event.phase, event.module, ms, transfer=True))
         elif kind is WorkWait and event.stream == _COMPUTE and event.work in issued:
             # Of several in flight at once only the longest counts: they may run side by side.
             longest = issued.pop(event.work)
@@ -289,58 +286,123 @@ def _parts(chain: Sequence[_Member], layer_of: Sequence[int]) -> _Parts:
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _kept(trace: Trace, event_ms: Sequence[float], layer_of: Sequence[int]) -> tuple[dict[int, _Kept], _Kept]:
+class _Kept(NamedTuple):
+    """What a layer leaves to its backward: `fixed` bytes that no plan frees, and what it can run again."""
+
+    fixed: tuple[int, ...]
+    forward: LayerForward
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return sum(self.fixed) + self.forward.needed_bytes
+
+    def items(self) -> tuple[tuple[int, float], ...]:
+        """(bytes, least milliseconds that recomputing them takes)."""
+        return (*((size, math.inf) for size in self.fixed), *frontier(self.forward))
+
+
+class _Forwards:
+    """The forwards of all layers: which operator made which tensor from which others."""
+
+    def __init__(self, costs_ms: Mapping[int, float]) -> None:
+        self._costs_ms = costs_ms
+        self.layer: dict[int, int] = {}  # of storages that layers made
+        self._maker: dict[int, int] = {}  # event that took longest to write a storage
+        self._runs: dict[int, tuple[str, list[tuple[int, int]]]] = {}
+
+    def note(self, event: int, name: str, layer: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """An operator or collective of a layer. `outputs`: those that are activations."""
+        reads = [(storage, self._maker[storage]) for storage in inputs if self.layer.get(storage) == layer]
+        self._runs[event] = name, [(storage, maker) for storage, maker in reads if storage not in outputs]
+        for storage in outputs:
+            self.layer.setdefault(storage, layer)
+            if storage not in self._maker or self._cost_ms(event) >= self._cost_ms(self._maker[storage]):
+                self._maker[storage] = event
+
+    def _cost_ms(self, event: int) -> float:
+        return self._costs_ms.get(event, 0.0)
+
+    def of(self, layer: int, needed: Collection[int], elsewhere: Collection[int], sizes: Sequence[int]) -> LayerForward:
+        """One layer's. `elsewhere`: storages that others keep or read, which are there; `sizes`: of all storages."""
+        own = [storage for storage, home in self.layer.items() if home == layer and storage not in elsewhere]
+        position = {storage: i for i, storage in enumerate(own)}
+        events = sorted(
+            {self._maker[storage] for storage in own}
+            | {maker for event in self._runs for storage, maker in self._runs[event][1] if storage in position}
+        )
+        number = {event: i for i, event in enumerate(events)}
+        runs = tuple(
+            Run(
+                round(self._cost_ms(event), 6),
+                self._runs[event][0],
+                tuple(
+                    (position[storage], number[maker]) for storage, maker in self._runs[event][1] if storage in position
+                ),
+            )
+            for event in events
+        )
+        made = tuple(Made(sizes[storage], storage in needed, number[self._maker[storage]]) for storage in own)
+        return LayerForward(runs, made)
+
+
+def _kept(
+    trace: Trace, event_ms: Sequence[float], costs_ms: Mapping[int, float], layer_of: Sequence[int]
+) -> tuple[dict[int, _Kept], _Items]:
     """Every tensor that the forward leaves to the backward, by layer; and of the
     others, at the operator between the layers' forward and backward at which they are most: what that one reads and writes
-    is fixed.
+    is fixed. `costs_ms`: of the chain's members, by their events.
     """
     inputs = _layer_inputs(trace, layer_of)
-    alive: dict[
-        int, tuple[float, str]
-    ] = {}  # milliseconds of the operator that takes longest to write it, and its name
+    alive: dict[int, tuple[float, str]] = {}  # longest operator that wrote it: milliseconds and name
+    forwards = _Forwards(costs_ms)
     shared: set[int] = set()  # made by a layer and read by others
-    behind: _Kept = Counter()
+    behind: _Items = Counter()
     event: Any
-    for event, ms in zip(trace.events, event_ms, strict=True):
+    for i, (event, ms) in enumerate(zip(trace.events, event_ms, strict=True)):
         kind = type(event)
         if kind is Alloc and _is_activation(trace, event.storage):
             alive[event.storage] = 0.0, ""
         elif kind is Free:
             alive.pop(event.storage, None)
-        elif kind is Op:
+        elif kind is Op or kind is Collective:
             layer = layer_of[event.module] if event.module >= 0 else _NONE
-            if event.phase is Phase.BACKWARD and layer != _NONE:
+            name = trace.signatures[event.signature].name if kind is Op else event.kind
+            if kind is Op and event.phase is Phase.BACKWARD and layer != _NONE:
                 break
-            if layer != _NONE:
+            if kind is Op and layer != _NONE:
                 behind = Counter()
-            elif event.stream == _COMPUTE and event.phase in _PHASES:
+            elif kind is Op and event.stream == _COMPUTE and event.phase in _PHASES:
                 behind = max(behind, _at_once(trace, event, alive, layer_of, inputs), key=_total)
-            for storage in event.inputs:
+            for storage in event.inputs if kind is Op else ():
                 if storage in alive and layer_of[trace.storages[storage].module] not in (_NONE, layer):
                     shared.add(storage)
-            if event.phase is not Phase.BACKWARD:
-                for storage in event.outputs:
-                    if storage in alive and event.stream == _COMPUTE:
-                        alive[storage] = max(alive[storage], (ms, trace.signatures[event.signature].name))
-        elif kind is Collective and event.phase is not Phase.BACKWARD and event.stream == _COMPUTE:
-            for storage in event.outputs:
-                if storage in alive:
-                    alive[storage] = max(alive[storage], (ms, event.kind))
-    kept: dict[int, _Kept] = defaultdict(Counter)
-    for storage, (ms, name) in alive.items():
-        size, layer = trace.storages[storage].nbytes, layer_of[trace.storages[storage].module]
+            if event.phase is Phase.BACKWARD or event.stream != _COMPUTE:
+                continue
+            written = [storage for storage in event.outputs if storage in alive]
+            for storage in written:
+                alive[storage] = max(alive[storage], (ms, name))
+            if layer != _NONE:
+                own = [storage for storage in written if layer_of[trace.storages[storage].module] == layer]
+                forwards.note(i, name, layer, event.inputs, own)
+    sizes = [row.nbytes for row in trace.storages]
+    fixed: dict[int, list[int]] = defaultdict(list)
+    for storage in alive:
         if storage in inputs:
-            kept[inputs[storage]][size, math.inf, name] += 1
-        elif layer != _NONE and storage not in shared:
-            kept[layer][size, round(ms, 6), name] += 1
-    return kept, behind
+            fixed[inputs[storage]].append(sizes[storage])
+    layers = {layer for layer in (*forwards.layer.values(), *fixed) if layer != _NONE}
+    elsewhere = shared | set(inputs)
+    return {
+        layer: _Kept(tuple(fixed[layer]), forwards.of(layer, alive.keys() - elsewhere, elsewhere, sizes))
+        for layer in layers
+    }, behind
 
 
 def _at_once(
     trace: Trace, op: Op, alive: Mapping[int, tuple[float, str]], layer_of: Sequence[int], inputs: Mapping[int, int]
-) -> _Kept:
+) -> _Items:
     """What is there while an operator outside of the layers runs, without what layers keep."""
-    found: _Kept = Counter()
+    found: _Items = Counter()
     touched = {storage for storage in (*op.inputs, *op.outputs) if storage >= 0}
     for storage in touched:
         row = trace.storages[storage]
@@ -352,7 +414,7 @@ def _at_once(
     return found
 
 
-def _total(kept: _Kept) -> int:
+def _total(kept: _Items) -> int:
     return sum(size * n for (size, _, _), n in kept.items())
 
 

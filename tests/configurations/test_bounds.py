@@ -197,10 +197,14 @@ def test_balanced_stages_are_as_short_as_memory_allows(
     def slowest(split: tuple[int, ...]) -> float:
         worst = 0.0
         for rank, count in enumerate(split):
-            copies = min(m, ranks - rank)  # microbatches that 1F1B holds there
-            room = budget - max(12 * count, 0) - copies * count * 4
-            excess = copies * count * 6 - room
-            freed = 0.0 if excess <= 0 else excess / 6 / copies if excess <= copies * count * 6 else math.inf
+            copies = min(
+                m, ranks - rank
+            )  # microbatches that 1F1B holds before its first backward, and later with gradients
+            freed = 0.0
+            for held, gradients in [(copies, 0), (min(m - 1, copies), 4 * count)][: min(m, 2)]:
+                room = budget - 12 * count - gradients - held * count * 4
+                excess = held * count * 6 - room
+                freed = max(freed, 0.0 if excess <= 0 else excess / 6 / held if room >= 0 else math.inf)
             freed = math.inf if 16 * count > budget else freed
             worst = max(worst, 3 * count + freed + (f_out if rank == ranks - 1 else 0.0))
         return worst

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from autosac.cli.parser import main
 from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
-from autosac.configurations.search import TitanSearch
+from autosac.configurations.search import TitanSearch, is_larger
 from autosac.configurations.sessions import Inputs, searching
 from autosac.configurations.space import Space
 from autosac.configurations.workers import ThreadWorker
@@ -267,6 +268,28 @@ def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:
 
     assert main(["search", "--show-space"]) == 0
     assert space_of(tomllib.loads(capfd.readouterr().out)) == Space()
+
+
+def test_what_needs_more_memory_than_another_layout() -> None:
+    """Larger microbatches, more replicas and parameters that stay; not one shard, other degrees, or accumulation."""
+    one = Layout(gpu="any", shard=8, tensor=2, microbatch=2, global_batch=16)
+    assert is_larger(one, one)
+    assert is_larger(replace(one, replicate=2, shard=4, reshard="never"), one)
+    accumulating = replace(one, global_batch=64)
+    assert is_larger(accumulating, replace(accumulating, microbatch=1))
+    assert not is_larger(one, replace(one, reshard="never"))
+    assert not is_larger(one, replace(one, replicate=2, shard=4))
+    assert not is_larger(replace(one, replicate=8, shard=1), one)
+    assert not is_larger(one, replace(one, microbatch=1))  # which accumulates gradients
+    assert not is_larger(replace(one, tensor=1, shard=16), one)
+
+
+def test_what_was_not_tried_says_nothing_of_memory(job: Path, h100_server: CaptureServer) -> None:
+    """Full checkpointing that is too slow to be the best is left out, and the answer says so."""
+    with searching(inputs(job, space=TINY, budget="300MiB")) as found:
+        task = replace(found.task(found.layouts[0], 1e9), least_ms={"full": 2e9})
+    answer = task.run(h100_server)
+    assert answer["skipped"] == ["full"] and [row["checkpointing"] for row in answer["rows"]] == ["none"]
 
 
 def test_ties_are_within_the_errors_of_the_difference() -> None:
