@@ -23,6 +23,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.errors import AutosacError
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.closed_loop import Goal, Planner, derivation_for, make_plan
+from autosac.planning.unit_policies import UnitPolicy
 from autosac.plans import Plan, Unit
 from autosac.simulation import Simulation
 
@@ -54,7 +55,7 @@ def changed(planner: Planner, plan: Plan, draw: random.Random) -> Plan:
         del units[draw.randrange(len(units))]
     elif how < 0.3 and len(units) > 1:
         a, b = draw.sample(range(len(units)), 2)
-        if _items(planner, units[a]) == _items(planner, units[b]):
+        if _policy(planner, units[a]).problem() == _policy(planner, units[b]).problem():
             units[a], units[b] = _as(units[a], units[b]), _as(units[b], units[a])
     else:
         for _ in range(draw.randint(1, 4)):
@@ -63,33 +64,27 @@ def changed(planner: Planner, plan: Plan, draw: random.Random) -> Plan:
 
 
 def _toggle(planner: Planner, units: list[Unit], draw: random.Random) -> None:
+    """One item of one module, or of all of its kind."""
     chosen = draw.randrange(len(units))
-    problem = _items(planner, units[chosen])
-    free = problem.free()
-    if not free:
+    problem = _policy(planner, units[chosen]).problem()
+    if not problem.free():
         return
-    item = draw.choice(free)
-    alike = [k for k, unit in enumerate(units) if _items(planner, unit) == problem]
+    item = draw.choice(problem.free())
+    alike = [k for k, unit in enumerate(units) if _policy(planner, unit).problem() == problem]
     for k in alike if draw.random() < 0.3 else [chosen]:
-        policy = planner.policies.of_module(planner.base.trace.modules.index(units[k].fqn))
-        kept = {
-            g
-            for g, group in enumerate(policy.sac.stats.groups)
-            if any(
-                (d.op, d.occurrence)
-                == (
-                    policy.sac.stats.operators[group.members[0]].name,
-                    policy.sac.stats.operators[group.members[0]].occurrence,
-                )
-                for d in units[k].decisions
-                if d.keep
-            )
-        }
-        units[k] = policy.keeping(tuple(kept ^ {item}))
+        policy = _policy(planner, units[k])
+        units[k] = policy.keeping(tuple(_kept(policy, units[k]) ^ {item}))
 
 
-def _items(planner: Planner, unit: Unit):  # type: ignore[no-untyped-def]
-    return planner.policies.of_module(planner.base.trace.modules.index(unit.fqn)).sac.problem
+def _policy(planner: Planner, unit: Unit) -> UnitPolicy:
+    return planner.policies.of_module(planner.base.trace.modules.index(unit.fqn))
+
+
+def _kept(policy: UnitPolicy, unit: Unit) -> set[int]:
+    """The items whose operators the unit keeps."""
+    keep = {(decision.op, decision.occurrence) for decision in unit.decisions if decision.keep}
+    names = [(operator.name, operator.occurrence) for operator in policy.sac.stats.operators]
+    return {g for g, group in enumerate(policy.sac.stats.groups) if all(names[i] in keep for i in group.members)}
 
 
 def _as(unit: Unit, other: Unit) -> Unit:
