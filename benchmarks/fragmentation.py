@@ -8,7 +8,7 @@ are tried where the budget bounds reserved memory). See `autosac.solvers.arrange
 
     python -m benchmarks.fragmentation --exhaustive
 
-Every choice there is, for a model of four small blocks and a large vocabulary: each block not checkpointed, or with any set of
+Every choice there is, for a model of three small blocks and a large vocabulary: each block not checkpointed, or with any set of
 its results kept. For budgets of reserved memory it prints the plan, the fastest of all choices that fit, and the least that
 the allocator reserves beyond the active peak in any choice that fits and is no slower than the plan.
 """
@@ -37,7 +37,7 @@ from autosac.quantities import format_bytes, format_ms
 from autosac.simulation import Simulation, Target
 
 JOB = Path(__file__).parents[1] / "examples" / "llama3_8b.toml"
-_BLOCKS = ("1", "2", "3", "4")
+_BLOCKS = ("1", "2", "3")
 WAYS = ("least first", "most first", "level")
 
 
@@ -108,7 +108,7 @@ class Choice(NamedTuple):
 
 
 def small_step(device: Any) -> tuple[Any, Any]:
-    """Four blocks of 1,024 features, 8 x 1,024 tokens, 16,384 words."""
+    """Three blocks of 1,024 features, 8 x 1,024 tokens, 16,384 words."""
     import torch
     from torch import nn
 
