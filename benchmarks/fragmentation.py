@@ -8,8 +8,8 @@ are tried where the budget bounds reserved memory). See `autosac.solvers.arrange
 
     python -m benchmarks.fragmentation --exhaustive
 
-Every choice there is, for a model of three small blocks and a large vocabulary: each block not checkpointed, or with any set of
-its results kept. For budgets of reserved memory it prints the plan, the fastest of all choices that fit, and the least that
+Every choice there is, for a model of three small blocks and a large vocabulary: each block not checkpointed, or with any set
+of its results kept. For budgets of reserved memory it prints the plan, the fastest of all choices that fit, and the least that
 the allocator reserves beyond the active peak in any choice that fits and is no slower than the plan.
 """
 

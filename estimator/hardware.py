@@ -28,7 +28,6 @@ _EFFICIENCIES = (
     "scatter",
     "link",
     "sustained",
-    "sustained_float8",
 )
 
 _HOST_COSTS = (

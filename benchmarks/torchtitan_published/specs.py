@@ -290,7 +290,7 @@ def _qwen3_spec(era: Era) -> TrainSpec:
 
 
 def parallelize_deepseek_v3(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
-    """As TorchTitan's own; where the era did so, selective checkpointing keeps no all-to-all and attention is never cuDNN's."""
+    """As TorchTitan's; where the era did so, attention is never cuDNN's and selective checkpointing keeps no all-to-all."""
     if not era.deepseek_flex:
         for module in model.modules():
             if isinstance(module, ScaledDotProductAttentionWrapper):
