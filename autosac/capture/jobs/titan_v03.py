@@ -77,9 +77,8 @@ class TitanV03:
 
     def classes(self, config: Any) -> set[type]:
         """By the configurations that they are built from."""
-        return {
-            kind._owner for kind in _kinds(config.model_spec.model) if isinstance(getattr(kind, "_owner", None), type)
-        }
+        owners = (getattr(kind, "_owner", None) for kind in _kinds(config.model_spec.model))
+        return {owner for owner in owners if isinstance(owner, type)}
 
     def with_layers(self, config: Any, count: int) -> Any:
         """The model's configuration lists its layers."""
