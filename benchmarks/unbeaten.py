@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autosac.errors import InfeasibleError
-from autosac.jobs.levers import pull
+from autosac.jobs.levers import plan_with_levers
 from autosac.jobs.tasks import plan_titan_job
 from autosac.jobs.titan import TitanJob
 from autosac.planning.closed_loop import Planned
@@ -66,7 +66,8 @@ def rows(case: Case) -> Iterator[Row]:
     (chunked,) = plan_titan_job(job, replace(goal, chunk_loss=True))
     yield _row("plan --chunk-loss", chunked)
     if case.levers and isinstance(own, Planned):
-        for pulled in pull(job, goal, own, "all"):
+        _, found = plan_with_levers(job, goal, "all")
+        for pulled in found:
             if pulled.planned is not None and not pulled.numbers:
                 yield _row(pulled.name, pulled.planned)
 

@@ -20,6 +20,14 @@ Equal items of one unit and interchangeable units share variables: cost and memo
 the number of kept copies counts, and any choice of copies has the same value. The linear relaxation bounds
 every plan from below (`joint_bound_ms`); for closures it is that of `global_milp.py` with every corner of the hulls, which
 also holds where a curve was too long to be listed.
+
+A long frontier makes a large program, of which an optimum uses little. By the relaxation's prices of memory pi_p, policy f
+of unit u costs
+
+    cost_u(t_f) + sum_p pi_p n_pu (b_f - stored_u)
+
+and an optimum's policies are near the least of these. `solve_joint` takes only the `columns` cheapest of each unit if asked to
+(price and branch): the plan may then be a little worse than the best, its bound is that of all policies.
 """
 
 from __future__ import annotations
@@ -31,6 +39,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from autosac.errors import UsageError
 from autosac.solvers.backend import make_backend
@@ -111,20 +121,44 @@ class _Items(_Choices):
 class _Columns(_Choices):
     """Policy by policy of the unit's curve."""
 
-    def __init__(self, model: PeakModel, c: int, unit: GlobalUnit, local: LocalProblem, copies: int) -> None:
+    def __init__(
+        self, model: PeakModel, c: int, unit: GlobalUnit, policies: Sequence[LocalSolution], copies: int
+    ) -> None:
         import pulp
 
-        self._policies = frontier(local).policies
+        self._policies = policies
         self._chosen = [pulp.LpVariable(f"z{c}_{f}", 0, copies, pulp.LpInteger) for f in range(len(self._policies))]
         model.model += pulp.lpSum(self._chosen) == model.y[c]
         pairs = list(zip(self._policies, self._chosen, strict=True))
-        self.change = pulp.lpSum(unit.change_bytes(policy.kept_bytes) / model.unit_bytes * z for policy, z in pairs)
-        self.cost_ms = pulp.lpSum(unit.cost_ms(policy.recompute_ms) * z for policy, z in pairs)
+        # From pairs: a sum of products copies every term several times.
+        self.change = pulp.LpAffineExpression(
+            (z, unit.change_bytes(policy.kept_bytes) / model.unit_bytes) for policy, z in pairs
+        )
+        self.cost_ms = pulp.LpAffineExpression((z, unit.cost_ms(policy.recompute_ms)) for policy, z in pairs)
 
     def policies(self, copies: int) -> list[LocalSolution]:
         """Those that keep most first."""
         pairs = zip(reversed(self._policies), reversed(self._chosen), strict=True)
         return [policy for policy, z in pairs for _ in range(round(z.value()))][:copies]
+
+
+class _Cheapest:
+    """Of each unit the `count` policies that cost least by the prices of memory in a solved relaxation."""
+
+    def __init__(self, problem: GlobalProblem, relaxed: PeakModel, count: int) -> None:
+        prices = np.array([max(0.0, -(row.pi or 0.0)) for row in relaxed.rows.values()])
+        per_byte_ms = prices / relaxed.unit_bytes / relaxed.ms_scale
+        self._held_ms = (
+            per_byte_ms @ problem.counts_at(tuple(relaxed.rows)) if len(prices) else np.zeros(len(problem.units))
+        )
+        self._problem, self._count = problem, count
+
+    def of(self, u: int, policies: Sequence[LocalSolution]) -> Sequence[LocalSolution]:
+        """Those of unit u, in the order given."""
+        unit, held_ms = self._problem.units[u], float(self._held_ms[u])
+        costs_ms = [unit.cost_ms(policy.recompute_ms) + held_ms * policy.kept_bytes for policy in policies]
+        cheapest = sorted(range(len(policies)), key=costs_ms.__getitem__)[: self._count]
+        return [policies[f] for f in sorted(cheapest)]
 
 
 class JointModel(PeakModel):
@@ -136,15 +170,23 @@ class JointModel(PeakModel):
         items: Sequence[LocalProblem],
         points: tuple[int, ...],
         budget_bytes: int | None,
+        cheapest: _Cheapest | None = None,
     ) -> None:
         self.items = items
         self.choices: list[_Choices] = []
+        self._cheapest = cheapest
         super().__init__(problem, points, budget_bytes, items)
 
     def _decide(self, c: int, unit: GlobalUnit, copies: int) -> Any:
-        local = self.items[self.classes[c].representative]
-        kind = _Items if local.closure is None else _Columns
-        choices = kind(self, c, unit, local, copies)
+        u = self.classes[c].representative
+        local = self.items[u]
+        choices: _Choices
+        if local.closure is None:
+            choices = _Items(self, c, unit, local, copies)
+        else:
+            policies = frontier(local).policies
+            some = policies if self._cheapest is None else self._cheapest.of(u, policies)
+            choices = _Columns(self, c, unit, some, copies)
         self.choices.append(choices)
         self.model += self.change[c] == choices.change
         return choices.cost_ms
@@ -170,10 +212,18 @@ def joint_bound_ms(
     problem: GlobalProblem, items: Sequence[LocalProblem], budget_bytes: int, *, solver: str = "cbc"
 ) -> float:
     """A lower bound of the recomputation of every plan under the budget: the relaxation. InfeasibleError."""
+    relaxed = _relaxation(problem, items, budget_bytes, solver)
+    return 0.0 if relaxed is None else relaxed.value_ms
+
+
+def _relaxation(
+    problem: GlobalProblem, items: Sequence[LocalProblem], budget_bytes: int, solver: str
+) -> PeakModel | None:
+    """The solved relaxation; None if its value is zero, at no price of memory. InfeasibleError."""
     check_items(problem, items)
     points = candidate_points(problem, budget_bytes)
     if not points:
-        return 0.0
+        return None
     relaxed = make_backend(solver, relaxed=True)
     build: Callable[[tuple[int, ...]], PeakModel]
     if any(local.closure is not None for local in items):
@@ -188,11 +238,11 @@ def joint_bound_ms(
             backend = make_backend(solver)
             lowest = _lowest(problem, items, backend)
             if lowest is not None and problem.peaks_bytes(lowest.kept_bytes()).max() <= budget_bytes:
-                return 0.0  # it fits, but not with what is held back for tolerances
+                return None  # it fits, but not with what is held back for tolerances
             raise infeasible(problem, lowest, budget_bytes)
         more = set(model.exceeded(points)) - set(active)
         if not more:
-            return model.value_ms
+            return model
         active = tuple(sorted({*active, *more}))
 
 
@@ -204,12 +254,16 @@ def solve_joint(
     solver: str = "cbc",
     time_limit_s: float | None = 60.0,
     gap: float = 0.0,
+    columns: int | None = None,
 ) -> JointSolution:
     """The best plan there is, or the best found within the limit. InfeasibleError, UsageError.
 
-    It may miss the optimum by `gap` of it, or by a tenth of `gap` of the time to recompute everything.
+    It may miss the optimum by `gap` of it, or by a tenth of `gap` of the time to recompute everything. With `columns` it is of
+    so many policies of each unit; TimeLimitError if they make no plan.
     """
-    bound_ms = joint_bound_ms(problem, items, budget_bytes, solver=solver)
+    relaxed = _relaxation(problem, items, budget_bytes, solver)
+    bound_ms = 0.0 if relaxed is None else relaxed.value_ms
+    cheapest = None if relaxed is None or columns is None else _Cheapest(problem, relaxed, columns)
     points = candidate_points(problem, budget_bytes)
     nothing = (None,) * len(problem.units)
     if not points:
@@ -223,8 +277,10 @@ def solve_joint(
     exact = make_backend(solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=TOTAL * gap / 10)
     active = some_points(problem, points)
     while True:
-        model = JointModel(problem, items, active, budget_bytes)
+        model = JointModel(problem, items, active, budget_bytes, cheapest)
         if not model.solve(exact):
+            if cheapest is not None:
+                raise out_of_time()
             lowest = _lowest(problem, items, exact)
             if lowest is None or problem.peaks_bytes(lowest.kept_bytes()).max() > budget_bytes:
                 raise infeasible(problem, lowest, budget_bytes)

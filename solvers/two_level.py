@@ -37,6 +37,7 @@ from autosac.solvers.local_solvers import local_solver
 from autosac.solvers.problem import GlobalProblem, candidate_points
 
 POLISH_GAP = 0.005
+POLISH_COLUMNS = 64
 RELAXED_GAP = 0.1
 BUDGET_TOLERANCE = 3e-7
 """Fraction of a unit's bytes by which its policy may exceed the budget that the MILP gave it; all of them together stay
@@ -162,7 +163,15 @@ def _polished(
 ) -> TwoLevelSolution | None:
     """The joint problem's plan, None if none was found in time."""
     try:
-        joint = solve_joint(problem, items, budget_bytes, solver=solver, time_limit_s=polish_s, gap=POLISH_GAP / 2)
+        joint = solve_joint(
+            problem,
+            items,
+            budget_bytes,
+            solver=solver,
+            time_limit_s=polish_s,
+            gap=POLISH_GAP / 2,
+            columns=POLISH_COLUMNS,
+        )
     except InfeasibleError:
         return None
     policies = {u: items[u].solution(kept) for u, kept in enumerate(joint.kept) if kept is not None}

@@ -26,7 +26,7 @@ from autosac.errors import CaptureError, InfeasibleError, SimulationError, Trace
 from autosac.files.writing import check_outputs, is_special
 from autosac.jobs.batches import BatchPlan, plan_batches
 from autosac.jobs.expert_load import plan_over_draws, representative, statistics
-from autosac.jobs.levers import Pulled, pull
+from autosac.jobs.levers import Pulled, plan_with_levers
 from autosac.jobs.tasks import BASELINES, TitanJob, plan_titan_job, simulate_draws, simulate_job, simulation_of
 from autosac.limits import MOST_BATCH, MOST_BUDGETS, parse_whole
 from autosac.planning.closed_loop import Goal, Planned
@@ -111,6 +111,11 @@ def plan(arguments: argparse.Namespace) -> None:
             results: Sequence[Planned | InfeasibleError] = [batch.planned]
         elif draws:
             results = [plan_over_draws(job, goal, draws)]
+        elif arguments.levers != "off":
+            planned, pulled = plan_with_levers(
+                job, goal, arguments.levers, confidence, all_stages=arguments.rank is None
+            )
+            results = [planned]
         else:
             results = plan_titan_job(
                 job,
@@ -120,8 +125,6 @@ def plan(arguments: argparse.Namespace) -> None:
                 confidence=confidence,
                 all_stages=arguments.rank is None,
             )
-            if arguments.levers != "off" and isinstance(results[0], Planned):
-                pulled = pull(job, goal, results[0], arguments.levers, confidence)
     found = [result for result in results if isinstance(result, Planned)]
     if not found:
         raise next(result for result in results if isinstance(result, InfeasibleError))

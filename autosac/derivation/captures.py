@@ -89,25 +89,37 @@ class Derivation:
         """What is worth telling."""
         return ("derived steps were not as captured ones: every plan was captured",) if self._wrong else ()
 
+    def prepare(self, plan: Plan) -> None:
+        """Begin to capture the template for plans that checkpoint the same modules."""
+        template = None if self._deriver is None else self._template(plan, self._deriver)
+        if template is not None:
+            self._captures.begin(template)
+
     def _cover(self, plan: Plan) -> None:
         """Capture a template for the plan's units that have none yet."""
         assert self._deriver is not None
-        missing = [unit.fqn for unit in plan.units if not self._deriver.covers(unit.fqn)]
-        if not missing:
+        template = self._template(plan, self._deriver)
+        if template is None:
             return
+        try:
+            self._deriver.add(self._captures.under(template).trace)
+        except (CaptureError, NotDerivableError) as e:
+            self._deriver = None
+            raise NotDerivableError("there is no template") from e
+
+    def _template(self, plan: Plan, deriver: Deriver) -> Plan | None:
+        """The plan whose capture is a template for the plan's units that have none yet; None if all have."""
+        missing = [unit.fqn for unit in plan.units if not deriver.covers(unit.fqn)]
+        if not missing:
+            return None
         depths = {name.count(".") for name in missing}
-        others = [name for name in self._units if not self._deriver.covers(name) and name not in missing]
+        others = [name for name in self._units if not deriver.covers(name) and name not in missing]
         chosen = list(missing)
         for name in sorted(others, key=lambda name: (name.count(".") not in depths, name.count("."))):
             if not any(_nested(name, other) for other in chosen):
                 chosen.append(name)
         units = tuple(self._units[name] for name in self._units if name in set(chosen))
-        try:
-            template = self._captures.under(Plan(made_for=plan.made_for, units=units, settings=plan.settings))
-            self._deriver.add(template.trace)
-        except (CaptureError, NotDerivableError) as e:
-            self._deriver = None
-            raise NotDerivableError("there is no template") from e
+        return Plan(made_for=plan.made_for, units=units, settings=plan.settings)
 
 
 def _nested(a: str, b: str) -> bool:

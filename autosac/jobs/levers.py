@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from autosac.capture.process.server import CaptureServer
 from autosac.errors import AutosacError, InfeasibleError
-from autosac.jobs.tasks import plan_in
+from autosac.files.temporary import temporary_folder
+from autosac.jobs.tasks import captures_of, plan_in, plans_with_loss
 from autosac.jobs.titan import TitanJob
 from autosac.memory_sim import AllocatorConfig
 from autosac.planning.closed_loop import Goal, Planned
@@ -92,10 +93,21 @@ class Pulled:
         return ", ".join(lever.numbers for lever in self.levers if lever.numbers)
 
 
+def plan_with_levers(
+    job: TitanJob, goal: Goal, extent: str, confidence: Confidence | None = None, *, all_stages: bool = True
+) -> tuple[Planned | InfeasibleError, tuple[Pulled, ...]]:
+    """The job's plan (`autosac.jobs.tasks.plan_titan_job`), and what levers make of it (`pull`), in one capture process."""
+    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server:
+        (own,) = plan_in(server, job, goal, confidence=confidence, all_stages=all_stages)
+        if isinstance(own, InfeasibleError):
+            return own, ()
+        return own, pull(server, job, goal, own, extent, confidence)
+
+
 def pull(
-    job: TitanJob, goal: Goal, own: Planned, extent: str, confidence: Confidence | None = None
+    server: CaptureServer, job: TitanJob, goal: Goal, own: Planned, extent: str, confidence: Confidence | None = None
 ) -> tuple[Pulled, ...]:
-    """Each lever's plan for the same budget, those with the most tokens per second first.
+    """Each lever's plan for the same budget, those with the most tokens per second first. Their steps are derived.
 
     `extent` is one of `autosac.choices.LEVERS`: "quick" for those that most often matter, "all" for every one, and together
     those that help. What a job cannot do is told in the lever's row.
@@ -105,28 +117,33 @@ def pull(
         levers = tuple(lever for lever in levers if lever.quick and extent == "quick")
     if not levers:
         return ()
-    with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server:
-        puller = _Puller(job, goal, server, confidence)
-        parts = Parts(job.progress, "lever", len(levers))
-        found = [puller.pull((lever,)) for lever in parts.each(levers)]
-        if extent == "all":
-            found += combined(found, own.simulation.throughput.tokens_per_second, puller.pull)
+    puller = _Puller(job, goal, server, own, confidence)
+    parts = Parts(job.progress, "lever", len(levers))
+    found = [puller.pull((lever,)) for lever in parts.each(levers)]
+    if extent == "all":
+        found += combined(found, own.simulation.throughput.tokens_per_second, puller.pull)
     return tuple(sorted(found, key=lambda pulled: -pulled.tokens_per_second))
 
 
 class _Puller:
     """Plans the job with some levers pulled."""
 
-    def __init__(self, job: TitanJob, goal: Goal, server: CaptureServer, confidence: Confidence | None) -> None:
-        self._job, self._goal, self._server, self._confidence = job, goal, server, confidence
+    def __init__(
+        self, job: TitanJob, goal: Goal, server: CaptureServer, own: Planned, confidence: Confidence | None
+    ) -> None:
+        self._job, self._goal, self._server, self._own, self._confidence = job, goal, server, own, confidence
 
     def pull(self, levers: Sequence[Lever]) -> Pulled:
         """The plan with these levers."""
-        job, goal = self._job, self._goal
+        job, goal = self._job, replace(self._goal, confirm=False)
         for lever in levers:
             job, goal = lever.job(job), lever.goal(goal)
+        # With nothing but the loss in chunks, the plan to compete with is there.
+        plain = (self._own,) if job == self._job and goal.offload == self._goal.offload else None
         try:
-            (planned,) = plan_in(self._server, job, goal, confidence=self._confidence)
+            with temporary_folder() as folder:
+                captures = captures_of(job, self._server, folder, ("none",), beside=("none",))
+                (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), self._confidence, plain)
         except AutosacError as e:
             return Pulled(levers=tuple(levers), failure=str(e))
         if isinstance(planned, InfeasibleError):

@@ -262,11 +262,17 @@ def plans_of(
 
 
 def plans_with_loss(
-    captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], confidence: Confidence | None = None
+    captures: Sequence[TitanCaptures],
+    goal: Goal,
+    budgets: Sequence[int],
+    confidence: Confidence | None = None,
+    plain: Sequence[Planned | InfeasibleError] | None = None,
 ) -> tuple[Planned | InfeasibleError, ...]:
-    """As `plans_of`, where the goal allows it with the loss in chunks if that is better."""
+    """As `plans_of`, where the goal allows it with the loss in chunks if that is better. `plain`: the plans without, if there
+    are any yet.
+    """
     progress = captures[0].job.progress
-    plain = plans_of(captures, goal, budgets, progress, confidence)
+    plain = plans_of(captures, goal, budgets, progress, confidence) if plain is None else tuple(plain)
     if not goal.chunk_loss:
         return plain
     chunks = chunks_of(captures[-1].observed().trace)  # the last stage's
@@ -282,12 +288,13 @@ def plans_with_loss(
 def _of_stages(
     captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], progress: Progress
 ) -> tuple[Planned | InfeasibleError, ...]:
-    """Every stage's plans, joined. The stage that needs most is planned first: what it has no plan for, no other need try."""
+    """Every stage's plans, joined. The stage that needs most is planned first: what it has no plan for, no other need try.
 
-    def needs(position: int) -> float:
-        stage = captures[position]
-        known = stage.baselines()
-        return known["full"].peak_bytes(goal.budget_kind) if "full" in known else float("inf")
+    That is told by the steps without checkpointing: those under the baselines are captured while it is planned.
+    """
+
+    def needs(position: int) -> int:
+        return captures[position].observed().peak_bytes(goal.budget_kind)
 
     plans: dict[int, tuple[Planned | InfeasibleError, ...]] = {}
     for position in sorted(range(len(captures)), key=needs, reverse=True):

@@ -119,6 +119,7 @@ def make_plans(
             progress("simulating the step without checkpointing")
             planner = planner_for(base, baselines["none"], goal)
             derivation = derivation_for(captures, planner)
+            derivation.prepare(planner.smallest())  # which most plans need, and the solvers take a while
             mixes = _mixes(captures, planner, baselines, progress)
             partly = base.trace.info.compiled and mixes is None
             search = Search(derivation, planner, progress, mixes, baselines["none"] if partly else None)

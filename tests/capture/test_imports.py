@@ -160,3 +160,24 @@ def test_compilation_of_functions_waits_for_the_first_call(monkeypatch: pytest.M
     assert compiled == [(module, {})]
     assert [later(3), later(4)] == [6, 8]
     assert compiled[1:] == [(double, {"mode": "max-autotune"})]
+
+
+def test_classes_that_hold_a_deferred_function() -> None:
+    """A class that holds one, or whose base does, is told from one that does not."""
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    with imports.deferred_compilation():
+
+        class Attention:
+            compiled = torch.compile(double)
+
+    class Inherited(Attention):
+        pass
+
+    class Plain:
+        own = len
+
+    assert imports.calls_deferred({Attention}) and imports.calls_deferred({Plain, Inherited})
+    assert not imports.calls_deferred({Plain}) and not imports.calls_deferred(())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autosac.errors import TimeLimitError
 from autosac.solvers import (
     Closure,
     GlobalProblem,
@@ -67,6 +69,11 @@ def test_plans_over_closures(first: LocalProblem, other: LocalProblem, alike: bo
     assert joint_bound_ms(problem, items, budget) <= best + 1e-3
     joint = solve_joint(problem, items, budget)
     assert joint.recompute_ms <= best + 1e-3 and joint.peak_bytes <= budget
+    with contextlib.suppress(TimeLimitError):  # so few columns may make no plan
+        few = solve_joint(problem, items, budget, columns=2)
+        assert few.recompute_ms >= joint.recompute_ms - 1e-3 and few.peak_bytes <= budget
+    many = solve_joint(problem, items, budget, columns=max(len(frontier(local).policies) for local in items))
+    assert many.recompute_ms == pytest.approx(joint.recompute_ms, abs=1e-3)
     two = solve_two_level(problem, items, budget, local="pareto", gap=0.0)
     assert two.peak_bytes <= budget and two.recompute_ms >= joint.recompute_ms - 1e-3
     assert [p.recompute_ms for p in two.policies if p is not None] == pytest.approx(

@@ -39,6 +39,9 @@ class TitanAdapter(Protocol):
     def layers(self, config: Any) -> list[Attributes]:
         """What distinguishes each of the model's layers; empty if it has none that can be left out."""
 
+    def classes(self, config: Any) -> set[type]:
+        """The classes of the model's modules, as far as they show before it is built."""
+
     def with_layers(self, config: Any, count: int) -> Any:
         """The configuration with the first `count` layers only. CaptureError if the model has no such layers."""
 

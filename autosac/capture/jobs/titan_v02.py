@@ -55,15 +55,14 @@ class TitanV02:
 
     def layers(self, config: Any) -> list[Attributes]:
         """By the modules of the model as it is built on the meta device."""
-        spec = _train_spec(config)
-        arguments = copy.deepcopy(spec.model_args[config.model.flavor])
-        arguments.update_from_config(config)
-        if getattr(arguments, "n_layers", None) is None:
-            return []
-        with torch.device("meta"):
-            model: Any = spec.model_cls(arguments)
+        model, count = _on_meta(config)
         layers = list(getattr(model, "layers", nn.ModuleList()).children())
-        return [module_attributes(layer) for layer in layers] if len(layers) == arguments.n_layers else []
+        return [module_attributes(layer) for layer in layers] if len(layers) == count else []
+
+    def classes(self, config: Any) -> set[type]:
+        """By the same."""
+        model, _ = _on_meta(config)
+        return set() if model is None else {type(module) for module in model.modules()}
 
     def with_layers(self, config: Any, count: int) -> Any:
         """Registers the train spec again; the configuration is the same."""
@@ -90,6 +89,18 @@ class TitanV02:
             early_stop=section.early_stop,
             loss_chunks=self._loss_chunks,
         )
+
+
+def _on_meta(config: Any) -> tuple[nn.Module | None, int]:
+    """The model on the meta device, and how many layers it is said to have; none if it has no such number."""
+    spec = _train_spec(config)
+    arguments = copy.deepcopy(spec.model_args[config.model.flavor])
+    arguments.update_from_config(config)
+    count = getattr(arguments, "n_layers", None)
+    if count is None:
+        return None, 0
+    with torch.device("meta"):
+        return spec.model_cls(arguments), count
 
 
 def _checkpointing_arguments(request: TitanRequest) -> list[str]:

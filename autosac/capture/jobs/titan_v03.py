@@ -75,6 +75,11 @@ class TitanV03:
         """By the configurations of the layers."""
         return [config_attributes(layer) for layer in getattr(config.model_spec.model, "layers", ())]
 
+    def classes(self, config: Any) -> set[type]:
+        """By the configurations that they are built from."""
+        owners = (getattr(kind, "_owner", None) for kind in _kinds(config.model_spec.model))
+        return {owner for owner in owners if isinstance(owner, type)}
+
     def with_layers(self, config: Any, count: int) -> Any:
         """The model's configuration lists its layers."""
         spec = config.model_spec
@@ -94,6 +99,20 @@ class TitanV03:
             early_stop=False,
             loss_chunks=1,
         )
+
+
+def _kinds(config: Any) -> set[type]:
+    """The types of a tree of dataclasses."""
+    found: set[type] = set()
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found.add(type(value))
+            waiting += [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+    return found
 
 
 def _flash_attention() -> None:

@@ -9,7 +9,8 @@ TorchTitan's modules import, at their top, data sets (pandas, pyarrow), tensorbo
   or tested against. All other code, such as a job's own modules, gets the real object, because a name can be used in ways
   that no stand-in serves (``except datasets.SomeError``).
 - `deferred_compilation` makes `torch.compile` of a plain function wait for the function's first call.
-- `import_compiler` imports what a job that compiles needs, once for all of its captures.
+- `import_compiler` imports what a job that compiles needs, once for all of its captures; `calls_deferred` tells that a model's
+  classes hold functions that were deferred so (flexible attention), which compile even if the model is not compiled.
 
 A missing module is an ImportError at the import statement, as ever.
 """
@@ -23,7 +24,7 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -187,6 +188,16 @@ class _LazyName:
         return f"<{self._name}, imported when it is used>"
 
 
+_deferred: list[Callable[..., Any]] = []
+"""The functions that `deferred_compilation` has made."""
+
+
+def calls_deferred(kinds: Iterable[type]) -> bool:
+    """Whether one of these classes, or of their bases, has an attribute whose compilation was deferred."""
+    bases = {base for kind in kinds for base in kind.__mro__}
+    return any(value is function for base in bases for value in vars(base).values() for function in _deferred)
+
+
 @contextlib.contextmanager
 def deferred_compilation() -> Iterator[None]:
     """`torch.compile` of a plain function inside waits for the function's first call."""
@@ -203,6 +214,7 @@ def deferred_compilation() -> Iterator[None]:
         def call(*args: Any, **kwargs: Any) -> Any:
             return compiled()(*args, **kwargs)
 
+        _deferred.append(call)
         call._torchdynamo_inline = model  # type: ignore[attr-defined] # what a graph around it shall trace
         call._torchdynamo_orig_callable = model  # type: ignore[attr-defined]
         return call

@@ -46,7 +46,7 @@ class Worker:
         self.programs = programs
         self.children: dict[int, int] = {}
         self.pending: list[tuple[dict[str, Any], TitanRequest]] = []
-        self.compiles = False
+        self.compiles = self.always = False
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -83,7 +83,7 @@ class Worker:
 
         def order(request: TitanRequest) -> tuple[bool, bool]:
             decisive = request.plan_file is not None or request.checkpointing == "none"
-            return (self.compiles and not request.observe, not decisive)
+            return (self.compiles and not self.always and not request.observe, not decisive)
 
         return min(range(len(self.pending)), key=lambda i: (*order(self.pending[i][1]), i))
 
@@ -102,8 +102,8 @@ class Worker:
         return True
 
     def preload(self, request: TitanRequest) -> None:
-        """See `preload`; remember whether the job compiles."""
-        self.compiles = preload(request)
+        """See `preload`; remember whether the job compiles, and whether it does so in observed steps, too."""
+        self.compiles, self.always = preload(request)
         if self.compiles:
             share_programs(*self.programs)
 
@@ -114,7 +114,7 @@ class Worker:
 
     def start(self, message: dict[str, Any], request: TitanRequest) -> None:
         """Fork a child that captures and exits."""
-        if self.compiles and not request.observe:
+        if self.compiles and (self.always or not request.observe):
             self.prepare(request)
         identity, parent, code = message["id"], os.getpid(), 1
         try:
@@ -178,8 +178,11 @@ def available_bytes() -> float:
     return math.inf
 
 
-def preload(request: TitanRequest) -> bool:
-    """Import what every capture of this job needs, after the simulated device has been installed; whether it may compile."""
+def preload(request: TitanRequest) -> tuple[bool, bool]:
+    """Import what every capture of this job needs, after the simulated device has been installed.
+
+    Whether it may compile anything, and whether a step compiles something though its model is not compiled.
+    """
     from autosac.capture.jobs import session
 
     session.prepare(request.gpu)
@@ -189,11 +192,12 @@ def preload(request: TitanRequest) -> bool:
     with imports.deferred_compilation():
         import_torchtitan()
     adapter = installed_adapter()
-    compiles = may_compile(request, adapter)
+    always = compiles_functions(request, adapter)
+    compiles = always or may_compile(request, adapter)
     if compiles:
         imports.import_compiler()
     gc.freeze()
-    return compiles
+    return compiles, always
 
 
 def share_programs(folder: str, salt: str) -> None:
@@ -211,6 +215,13 @@ def prepare_compiler(request: TitanRequest) -> None:
         with contextlib.suppress(Exception):  # captures say why they cannot compile
             inductor.warm_up(request.gpu)
         gc.freeze()
+
+
+def compiles_functions(request: TitanRequest, adapter: TitanAdapter) -> bool:
+    """Whether modules of the model call functions that are compiled by themselves."""
+    with contextlib.suppress(Exception):  # the capture says what is wrong with the job
+        return imports.calls_deferred(adapter.classes(adapter.parse(request)))
+    return False
 
 
 def may_compile(request: TitanRequest, adapter: TitanAdapter) -> bool:
