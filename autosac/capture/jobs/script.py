@@ -12,6 +12,10 @@ in which it happens. The first step begins with the first such forward of a modu
 after the first call of `Optimizer.step`. A script without a torch.optim optimizer steps where it first writes into a parameter
 after a backward.
 
+A call of `Optimizer.step` without a backward since the last one does not end another step: DeepSpeed's ZeRO-3 updates one part of
+the parameters after the other. How many such calls there are is learnt from the first iteration, which therefore counts as so
+many steps; the one that is kept comes later.
+
 Every step is recorded. What it did to memory becomes a part of the prologue when the next one begins (`EventLog`).
 """
 
@@ -71,9 +75,12 @@ class ScriptSteps:
         self.number = self.complete = 0
         self._listener = listener
         self._period = period
+        self._learns = period == 1 and not marker
+        self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
         self._first: torch.optim.Optimizer | None = None
         self._is_over = False
+        self._has_run_backward = False
         self._has_gradients = False  # a backward has run, and no optimizer has stepped yet
         self._depth = 0
 
@@ -101,7 +108,7 @@ class ScriptSteps:
     @property
     def kept(self) -> int:
         """The step that is the first like all that follow, as far as is known."""
-        return _DDP_STEPS if self.recorder.uses_ddp else 2
+        return (_DDP_STEPS if self.recorder.uses_ddp else 2) + self._repeated
 
     def finish(self) -> None:
         """The script has ended: the last step is complete if its optimizer has stepped."""
@@ -136,7 +143,19 @@ class ScriptSteps:
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         if self._marker is None and optimizer is self._first:
+            self._learn()
+            self._has_gradients = False
             self._stepped()
+
+    def _learn(self) -> None:
+        """How many calls there are in an iteration: those up to the next one with a backward before it."""
+        if not self._learns or not self.number:
+            return
+        if self._has_gradients and self._calls:
+            self._learns, self._period = False, 1 + self._repeated
+            self._calls = 0
+        elif self._has_run_backward and not self._has_gradients and self._calls:
+            self._repeated += 1
 
     def _stepped(self) -> None:
         self._calls += self.number > 0  # one before the first step is not a part of any
@@ -169,7 +188,9 @@ class ScriptSteps:
         self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
     ) -> None:
         """An operator ran on the device."""
-        if self._first is None and self._marker is None:
+        if _in_backward():
+            self._has_gradients = self._has_run_backward = True
+        elif self._first is None and self._marker is None:
             self._look_for_updates(func, args)
         if self._is_over and self._begins_step(args, kwargs, tensors):
             self._begin()
@@ -186,9 +207,7 @@ class ScriptSteps:
 
     def _look_for_updates(self, func: Any, args: Any) -> None:
         """Without an optimizer: a step is over when a parameter changes after a backward."""
-        if _in_backward():
-            self._has_gradients = True
-        elif self._has_gradients and args and mutates(func) and self._is_parameter(args[0]):
+        if self._has_gradients and args and mutates(func) and self._is_parameter(args[0]):
             self._has_gradients = False
             self._stepped()
 
