@@ -1,7 +1,7 @@
 """Fits every model that the package ships, from a folder of measurements, and writes them to
 `estimator/data/models`.
 
-    python benchmarks/fit_models.py --data DIR [--out DIR] [--only gemm,attention,memory,collectives]
+    python benchmarks/fit_models.py --data DIR [--out DIR] [--only operators,float8,attention,memory,collectives]
 
 The same data gives the same files. Held-out shapes (15 %, see `measurements.py`) are never used, so the
 shipped models themselves can be judged on them (`benchmarks/operators.py`). Per GPU there is one .npz with
@@ -33,6 +33,7 @@ from compact_trees import compacted, short_edges
 from fit_collectives import fit_collectives
 from fit_memory import fit_memory
 from measurements import GPUS, Array, Measured, attention, attention_training, gemm
+from quantization import without_quantization
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from autosac.estimator import load_hardware
@@ -137,10 +138,16 @@ def errors(predicted: Array, measured: Array) -> dict[str, float]:
 def fit_gemm(data: Path, gpu: str, dtype: str) -> tuple[TreeEnsemble, dict[str, Any]]:
     """The efficiency of matrix products on one GPU in "bfloat16" or "fp8"."""
     measured = gemm(data, gpu, dtype)
+    certain: Array | float = 1.0
+    if dtype == "fp8":
+        whole_ms = measured.ms
+        measured = without_quantization(measured, load_hardware(gpu))
+        certain = np.nanmin(measured.ms / whole_ms, axis=1)
     rates = Rates.of(load_hardware(gpu), "float8" if dtype == "fp8" else dtype)
     item_bytes = 1.0 if dtype == "fp8" else 2.0
     m, n, k = measured.shapes.T
     log_ms, weight = consensus(measured)
+    weight = weight * certain
     target = log_ms - np.log(gemm_baseline_ms(m, n, k, item_bytes, rates))
     features = gemm_features(m, n, k, item_bytes, rates)
     train = ~measured.held_out
@@ -229,16 +236,22 @@ def write(out: Path, gpu: str, trees: dict[str, TreeEnsemble], numbers: dict[str
     write_text_atomically(out / f"{gpu}.json", json.dumps(numbers, indent=1) + "\n")
 
 
-def fit_gpu(data: Path, out: Path, gpu: str) -> None:
-    """All tree models of one GPU."""
+def fit_gpu(data: Path, out: Path, gpu: str, *, only_float8: bool = False) -> None:
+    """All tree models of one GPU; or only that of float8, and the others as they are."""
     begin = time.monotonic()
     trees: dict[str, TreeEnsemble] = {}
     numbers: dict[str, Any] = {"source": gpu}
-    trees["gemm.bfloat16"], numbers["gemm.bfloat16"] = fit_gemm(data, gpu, "bfloat16")
+    if only_float8:
+        bundle = load_bundle(gpu)
+        assert bundle is not None
+        trees |= bundle.trees
+        numbers = json.loads((out / f"{gpu}.json").read_text())
+    else:
+        trees["gemm.bfloat16"], numbers["gemm.bfloat16"] = fit_gemm(data, gpu, "bfloat16")
+        trees["attention"], numbers["attention"] = fit_attention(data, gpu)
     if gpu in _FP8_GPUS:
         trees["gemm.float8"], numbers["gemm.float8"] = fit_gemm(data, gpu, "fp8")
-    trees["attention"], numbers["attention"] = fit_attention(data, gpu)
-    write(out, gpu, trees, numbers)
+    write(out, gpu, dict(sorted(trees.items())), numbers)
     for name in trees:
         print(f"{gpu:16} {name:14} {numbers[name]['held_out']}  {time.monotonic() - begin:.0f} s", flush=True)
 
@@ -254,9 +267,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     parts = arguments.only.split(",")
-    if "operators" in parts:
+    if "operators" in parts or "float8" in parts:
         for gpu in arguments.gpus.split(","):
-            fit_gpu(arguments.data, arguments.out, gpu)
+            fit_gpu(arguments.data, arguments.out, gpu, only_float8="operators" not in parts)
     if "attention" in parts:
         ratios = fit_attention_ratios(arguments.data)
         write_text_atomically(arguments.out / "attention.json", json.dumps(ratios, indent=1) + "\n")

@@ -14,6 +14,7 @@ from autosac.estimator import profiles
 _RATES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "float4", "int8")
 _EFFICIENCIES = (
     "matmul",
+    "matmul_float32",
     "batched_matmul",
     "convolution",
     "depthwise",
@@ -27,7 +28,6 @@ _EFFICIENCIES = (
     "scatter",
     "link",
     "sustained",
-    "sustained_float8",
 )
 
 _HOST_COSTS = (

@@ -11,9 +11,9 @@ processor count; the source then says whose trees they are ("learned:matmul@h100
 The trees know y = x W^T (both operands contiguous along k). The gradients' products read one or both operands across,
 which costs a few percent (`_LAYOUT`; an estimate, not fitted). TF32 on [m, n, k] runs as bf16 on [m, n, 2k]: same
 bytes, half the rate. A batch of products fills tiles like one product with as many rows. `sustained` (a profile's
-`efficiency.sustained`; `sustained_float8` for 8 bits, which draw less power for a product) is the share of the measured rates
-that a GPU under a power cap keeps up; above one where a GPU
-reaches more of its own peak than the one whose trees it borrows.
+`efficiency.sustained`) is the share of the measured rates that a GPU keeps up; above one where a GPU reaches more of its own
+peak than the one whose trees it borrows. Products in 8 bits that promote their partial sums (`use_fast_accum` is false, as in
+the gradients of tensor-wise scaled layers) take longer before compute capability 10.
 
 Rows of an operand or of the result that do not begin at multiples of 16 bytes (a vocabulary of 50,257) cannot be loaded
 as the fast kernels do. Hopper's then serve no tile at all and the library falls back to Ampere's (`_UNALIGNED`).
@@ -41,6 +41,8 @@ from autosac.trace import Signature
 MODELS = Path(__file__).resolve().parent / "data" / "models"
 # (left transposed, right transposed) -> time relative to the layout of a linear layer's forward; estimates
 _LAYOUT = {(False, True): 1.0, (False, False): 1.02, (True, False): 1.05, (True, True): 1.05}
+# Users of torchao found fast accumulation worth 1.1 to 1.2 times the speed on an H100 (pytorch/ao, issue 2377).
+_PROMOTED = 1.15
 _ROW_BYTES = 16  # what rows must be aligned to
 # first compute capability -> time relative to aligned rows, with its relative error. Hopper: 130.6 us against 37.0 for
 # [9477, 588] x [588, 1152] in bf16, published with github.com/m87-labs/kestrel/pull/143. Before: padding GPT-2's vocabulary
@@ -88,19 +90,21 @@ def scaled_estimate(hardware: Hardware, bundle: Bundle, ms: float, what: str, re
     return Estimate(ms, f"learned:{what}@{bundle.name}", math.hypot(rel_std, _SCALED_STD))
 
 
-def sustained(hardware: Hardware, kind: str = "") -> float:
-    """What this GPU keeps up, relative to the rates that the trees know; float8 may have a share of its own (`kind`)."""
-    shares = dict(hardware.efficiency)
-    return shares.get(f"sustained_{kind}", shares.get("sustained", 1.0))
+def sustained(hardware: Hardware) -> float:
+    """What this GPU keeps up, relative to the rates that the trees know."""
+    return dict(hardware.efficiency).get("sustained", 1.0)
 
 
 class _Product(NamedTuple):
-    """A product among the signatures: its place, its shape as the trees know it, bytes moved, alignment."""
+    """A product among the signatures: its place, its shape as the trees know it, bytes moved, alignment; `promotes`: its
+    partial sums are promoted on the way.
+    """
 
     place: int
     shape: Matmul
     moved_bytes: float
     aligned: bool
+    promotes: bool
 
 
 class LearnedMatmul:
@@ -127,7 +131,8 @@ class LearnedMatmul:
             if _is_learned(product, unit) and model in self._bundle.trees:
                 deep = product._replace(k=2 * product.k) if unit == "tf32" else product
                 moved = tensor_bytes(signature.inputs) + tensor_bytes(signature.outputs)
-                products.setdefault(model, []).append(_Product(i, deep, moved, rows_are_aligned(signature)))
+                promotes = unit == "float8" and self._promotes(signature)
+                products.setdefault(model, []).append(_Product(i, deep, moved, rows_are_aligned(signature), promotes))
         for model, rows in products.items():
             for row, answer in zip(rows, self._products(self._bundle, model, rows), strict=True):
                 answers[row.place] = answer
@@ -143,7 +148,8 @@ class LearnedMatmul:
         layout = np.array([_LAYOUT[r.shape.a_transposed, r.shape.b_transposed] for r in rows])
         fallback, fallback_std = self._unaligned()
         slower = np.where([row.aligned for row in rows], 0.0, fallback - 1)
-        ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout / sustained(self._hardware, kind)
+        ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout / sustained(self._hardware)
+        ms *= np.where([row.promotes for row in rows], _PROMOTED, 1.0)
         ms += slower * np.maximum(ms - _LEAST_MS, 0.0)
         ms = np.maximum(ms, moved_ms) + self._hardware.kernel_us * 1e-3 + _START_MS
         estimates = []
@@ -152,6 +158,10 @@ class LearnedMatmul:
             std = math.hypot(bundle.rel_std[model], f - 1, known)
             estimates.append(scaled_estimate(self._hardware, bundle, float(t), what, std))
         return estimates
+
+    def _promotes(self, signature: Signature) -> bool:
+        fast = dict(signature.arguments).get("use_fast_accum", False)
+        return not fast and self._hardware.vendor == "NVIDIA" and self._hardware.compute_capability[0] < 10
 
     def _unaligned(self) -> tuple[float, float]:
         """How much slower unaligned rows are on this GPU, and the relative error of that."""

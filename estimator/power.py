@@ -1,18 +1,18 @@
 """A power cap: the clock that a step's mix of products and memory traffic leaves under it.
 
-A controller holds the mean power over some tenths of a second, a step or more. Products draw power with the cube of the
-clock f (relative to the clock that the models know), memory traffic draws it whatever the clock of the processors is:
+A controller holds the mean power over some tenths of a second, a step or more. Products draw power with a power of
+the clock f (relative to the clock that the models know), memory traffic draws it whatever the clock of the processors is:
 
-    P(f) = tdp * (IDLE + (PRODUCT * products * f^2 + MEMORY * others) / (products / f + others))
+    P(f) = tdp * (IDLE + (PRODUCT * products * f^(EXPONENT - 1) + MEMORY * others) / (products / f + others))
 
 with the milliseconds that the step's operators take at f = 1: `products` (matrix products, attention, convolutions) and
 `others`. The clock under a cap is the largest f <= 1 with P(f) <= cap; products then take 1 / f of their time. Operators
 that are not products keep theirs, and so do collectives, for which links decide.
 
-At full clock products alone draw the TDP: IDLE + PRODUCT = 1, since the models know GPUs that hold it. How that divides is
-fitted to the published TorchTitan runs on H100s of 500 W, whose products ran at 0.85 of the rate of a 700-W part:
-((500 / 700 - 0.25) / 0.75)^(1/3) = 0.852. MEMORY is an estimate: an H100 that only streams draws somewhat more than half of
-its TDP.
+At full clock products alone draw the TDP: IDLE + PRODUCT = 1, since the models know GPUs that hold it. Products alone on an
+H100 of 500 W reach 0.75 of the rates of a 700-W part, in 16 bits as in 8 (FBGEMM, pull/2546: three sizes, 0.80, 0.74, 0.72
+and 0.75, 0.73, 0.77); that gives EXPONENT. MEMORY is fitted to the published TorchTitan runs on such H100s that are not
+compiled. Those that are compiled, half of whose time beside products is gone, were held out. IDLE is an estimate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from autosac.trace import Op, Trace
 
 _IDLE: Final = 0.25
 _PRODUCT: Final = 0.75
-_MEMORY: Final = 0.30
+_MEMORY: Final = 0.23
+_EXPONENT: Final = 1.667  # ((500 / 700 - 0.25) / 0.75) ** (1 / 1.667) = 0.75
 _LOWEST: Final = 0.25  # of the clock: no lower one is left
 _STEPS: Final = 50
 _PRODUCTS = (
@@ -42,7 +43,7 @@ def power_share(clock: float, products_ms: float, others_ms: float) -> float:
     total_ms = products_ms / clock + others_ms
     if total_ms <= 0:
         return _IDLE
-    return _IDLE + (_PRODUCT * products_ms * clock**2 + _MEMORY * others_ms) / total_ms
+    return _IDLE + (_PRODUCT * products_ms * clock ** (_EXPONENT - 1) + _MEMORY * others_ms) / total_ms
 
 
 def sustained_clock(hardware: Hardware, products_ms: float, others_ms: float) -> float:

@@ -44,11 +44,14 @@ class TiledMatmul:
     """The tile model of products that no tensor core computes. `tf32`: float32 is not one of them."""
 
     def __init__(self, hardware: Hardware, *, tf32: bool = False) -> None:
-        """Model `hardware`; its profile's `matmul` efficiency, if it has one, scales the rate."""
+        """Model `hardware`. Its profile's `matmul_float32` is the share of the peak inside a tile; without it, its `matmul`
+        efficiency, if it has one, scales the rate.
+        """
         self._hardware = hardware
         self._tf32 = tf32
         fed = _EFFICIENCY_64_LANES if hardware.compute_capability in ((7, 0), (8, 0)) else _EFFICIENCY
-        self._efficiency = fed * min(1.0, dict(hardware.efficiency).get("matmul", 1.0) / 0.72)
+        own = dict(hardware.efficiency)
+        self._efficiency = own.get("matmul_float32", fed * min(1.0, own.get("matmul", 1.0) / 0.72))
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the products in plain float32 and float64; None for all others."""

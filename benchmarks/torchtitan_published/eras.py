@@ -19,8 +19,9 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Pipelines**: as many microbatches as stages' ranks by default, until 2025-04-07 (5e2033c75).
 - **Qwen3 under tensor parallelism**: the norms of q and k gathered all heads until 2025-10-14 (8c1d1c5fc).
 - **Checkpointing**: ``early_stop`` and no RNG state, as torch's and TorchTitan's defaults were (to 2025-08-29).
-- **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), flex attention since. The published
-  row of that commit has its figures for the time before.
+- **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), without cuDNN's, flex attention since. The
+  published row of that commit has its figures for the time before. Selective checkpointing keeps the results of all-to-all
+  since 2025-09-06 (c4e229115).
 - **Optimizer**: the foreach form was the default until 2025-02-24.
 - **Allocator**: TorchTitan's launcher sets expandable segments since 2024-10-22 (a5e57e4a9). Runs that were started otherwise
   have none (``runs.py`` names them).
@@ -49,6 +50,7 @@ class Era:
     microbatch_per_rank: bool = False
     gathers_qk_norms: bool = True
     deepseek_flex: bool = False
+    keeps_all_to_all: bool = False
     optimizer: str = "fused"
     early_stop: bool = True
     preserve_rng_state: bool = False
@@ -83,7 +85,12 @@ MARCH_2025 = replace(FEBRUARY_2025, name="2025-03", norm="composite")
 SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True, microbatch_per_rank=False)
 SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False)
 AUTUMN_2025 = replace(
-    SUMMER_2025, name="2025-10", float8_tensor_parallel=False, gathers_qk_norms=False, deepseek_flex=True
+    SUMMER_2025,
+    name="2025-10",
+    float8_tensor_parallel=False,
+    gathers_qk_norms=False,
+    deepseek_flex=True,
+    keeps_all_to_all=True,
 )
 NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True)
 

@@ -40,6 +40,10 @@ _MODELS = {
 # Sources whose runs were not started by TorchTitan's launcher, and so without expandable segments. The page of the second
 # gives its torchrun command; of the others it shows in the memory that they report: see docs/accuracy.md.
 _WITHOUT_LAUNCHER = ("llama3_h100_202412_torchtitan", "llama3-8b_h200_202506_trainy", "commit d66b72a6a")
+# Rows that say otherwise than the run's own log, or than the job file of the commit that the log is in.
+_FULLY_CHECKPOINTED = ("commit f738a03bf", "commit b109f7d71")
+# Of the second the log shows DeepSeek-V3's vocabulary, its tokenizer's, in place of the flavor's 102,400.
+_WIDE_VOCABULARY = ("commit b109f7d71",)
 
 
 class UnreproducibleError(UsageError):
@@ -75,6 +79,7 @@ class Run:
     precision: str = "bf16"
     notes: str = ""
     launched: bool = True
+    wide_vocabulary: bool = False
     memory_gib: float | None = None
     allocated: bool = False
     oom: bool = False
@@ -137,7 +142,9 @@ class Run:
             if self.model.startswith(prefix):
                 if flavor and self.era is NOW:
                     break
-                return family, flavor + self.model.removeprefix(prefix)
+                return family, flavor + self.model.removeprefix(prefix) + (
+                    "_wide_vocabulary" if self.wide_vocabulary else ""
+                )
         raise UnreproducibleError(f"TorchTitan 0.2.2 has no flavor for {self.model}")
 
     def _pipeline(self) -> list[str]:
@@ -209,6 +216,7 @@ def _published(folder: Path) -> Iterator[Run]:
 
 def _published_run(row: dict[str, str]) -> Run:
     memory, speed = row["mem_gib"], row["tokens_per_s_per_gpu"]
+    source = row.get("source", "")
     degree = {name: int(row[name] or 1) for name in ("dp_replicate", "fsdp_shard", "tp", "pp", "cp", "ep")}
     return Run(
         case=row["case_id"],
@@ -226,17 +234,22 @@ def _published_run(row: dict[str, str]) -> Run:
         local_batch=int(row["local_batch"]),
         global_batch=int(row["global_batch"]) if row["global_batch"] else -1,
         sequence=int(row["seq_len"]),
-        checkpointing=_checkpointing(row["ac_mode"]),
+        checkpointing="full" if _is_from(source, _FULLY_CHECKPOINTED) else _checkpointing(row["ac_mode"]),
         compiled=row["compile"] == "yes",
         precision=row["low_precision"],
         notes=row["notes"],
-        launched=not any(source in row.get("source", "") for source in _WITHOUT_LAUNCHER),
+        launched=not _is_from(source, _WITHOUT_LAUNCHER),
+        wide_vocabulary=_is_from(source, _WIDE_VOCABULARY),
         memory_gib=float(memory) if memory not in ("", "OOM") else None,
         oom=memory == "OOM",
         tokens_per_second=float(speed) if speed else None,
         step_ms=1e3 * float(row["step_time_s"]) if row["step_time_s"] else None,
         not_compared="deterministic kernels are not priced" if "deterministic" in row["notes"] else "",
     )
+
+
+def _is_from(source: str, sources: tuple[str, ...]) -> bool:
+    return any(each in source for each in sources)
 
 
 def _gpu(hardware: str, memory_gib: float) -> str:

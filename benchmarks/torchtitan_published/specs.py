@@ -19,12 +19,15 @@ from torch import nn
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.nn.attention import SDPBackend
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed import NoParallel
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.distributed.context_parallel import apply_cp_to_attention_module
 from torchtitan.distributed.tensor_parallel import maybe_enable_async_tp
+from torchtitan.models.attention import ScaledDotProductAttentionWrapper
 from torchtitan.models.deepseek_v3 import get_train_spec as deepseek_v3_spec
+from torchtitan.models.deepseek_v3.infra import parallelize as deepseek_v3
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3 import get_train_spec as llama3_spec
 from torchtitan.models.llama3.infra.parallelize import (
@@ -58,6 +61,8 @@ LLAMA2 = {
     ),
 }
 """Flavors that TorchTitan removed in 2024-12; the architecture is Llama 3's."""
+WIDE = "_wide_vocabulary"
+"""The end of the names of DeepSeek-V3's flavors with the vocabulary of DeepSeek-V3's tokenizer, 129,280."""
 
 
 class OwnRMSNorm(nn.RMSNorm):
@@ -284,15 +289,29 @@ def _qwen3_spec(era: Era) -> TrainSpec:
     return dataclasses.replace(qwen3_spec(), model_cls=_of_era(EraQwen3, era), parallelize_fn=parallel)
 
 
+def parallelize_deepseek_v3(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
+    """As TorchTitan's; where the era did so, attention is never cuDNN's and selective checkpointing keeps no all-to-all."""
+    if not era.deepseek_flex:
+        for module in model.modules():
+            if isinstance(module, ScaledDotProductAttentionWrapper):
+                module.sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    kept = deepseek_v3._op_sac_save_list
+    if not era.keeps_all_to_all:
+        kept = kept - {torch.ops._c10d_functional.all_to_all_single.default}
+    with mock.patch.object(deepseek_v3, "_op_sac_save_list", kept):
+        return deepseek_v3.parallelize_deepseekv3(model, parallel_dims, job_config)
+
+
 def _deepseek_v3_spec(era: Era) -> TrainSpec:
     """With the era's attention."""
-    spec = deepseek_v3_spec()
+    spec = dataclasses.replace(deepseek_v3_spec(), parallelize_fn=partial(parallelize_deepseek_v3, era))
     flavors: dict[str, Any] = dict(spec.model_args)
     if not era.deepseek_flex:
         flavors = {
             name: dataclasses.replace(flavor, attn_type="sdpa", attn_mask_type="causal")
             for name, flavor in flavors.items()
         }
+    flavors |= {f"{name}{WIDE}": dataclasses.replace(flavor, vocab_size=129280) for name, flavor in flavors.items()}
     return dataclasses.replace(spec, model_args=flavors)
 
 

@@ -123,14 +123,15 @@ def test_a_capped_part_sustains_less(mm: Callable[..., Signature]) -> None:
     assert slow.ms - START_MS == pytest.approx(2 * (fast.ms - START_MS))
 
 
-def test_float8_may_sustain_another_share(meta: Meta) -> None:
-    """`sustained_float8 = 0.8` beside `sustained = 0.5`: a product in 8 bits takes 1.25 times as long, not twice."""
+def test_promoted_sums_take_longer(meta: Meta) -> None:
+    """A product in 8 bits without fast accumulation takes 1.15 times as long on an H100, and as long on a B200."""
     a, b = meta((8192, 8192), "float8_e4m3fn"), TensorMeta((8192, 8192), (1, 8192), "float8_e4m3fn")
-    product = Signature("aten._scaled_mm.default", (a, b), (meta((8192, 8192)),))
-    capped = replace(H100, efficiency=(("sustained", 0.5), ("sustained_float8", 0.8)))
-    (fast,), (slow,) = LearnedMatmul(H100).estimate([product]), LearnedMatmul(capped).estimate([product])
-    assert fast is not None and slow is not None
-    assert slow.ms - START_MS == pytest.approx(1.25 * (fast.ms - START_MS))
+    slow = Signature("aten._scaled_mm.default", (a, b), (meta((8192, 8192)),))
+    fast = slow._replace(arguments=(("use_fast_accum", True),))
+    for gpu, ratio in (("h100-sxm-80gb", 1.15), ("b200-sxm-180gb", 1.0)):
+        quick, promoted = LearnedMatmul(load_hardware(gpu)).estimate([fast, slow])
+        assert quick is not None and promoted is not None
+        assert promoted.ms - START_MS == pytest.approx(ratio * (quick.ms - START_MS))
 
 
 @pytest.mark.parametrize("gpu", LEARNED)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from autosac.capture.compiler import partition
+from autosac.capture.patches.steps import stopped_by_torch
 
 _FLOAT8 = "quantize.linear.float8"
 
@@ -26,6 +28,11 @@ def notes_of(config: Any, settings: Mapping[str, str]) -> tuple[str, ...]:
             "asynchronous tensor parallelism has no effect: the job does not enable symmetric memory for its group "
             "(torch.distributed._symmetric_memory.enable_symm_mem_for_group), without which Inductor fuses nothing"
         )
+    found += [
+        f"torch {torch.__version__} stops in the backward of this job, with or without a GPU: {reason}; simulated as torch "
+        "2.12 trains it (a plan of AutoSAC's trains with every torch)"
+        for reason in stopped_by_torch
+    ]
     if partition.not_generated:
         reasons = "; ".join(partition.not_generated)
         found.append(f"Inductor did not take every compiled graph; those are priced with approximate fusion: {reasons}")

@@ -118,3 +118,38 @@ def autocast_exit(_: Patched) -> None:
         kernels.clear_autocast_weights()
 
     torch.clear_autocast_cache = clear_autocast_cache
+
+
+# What the installed torch stops at in the real job and a capture goes on with; for the notes of the job.
+stopped_by_torch: dict[str, None] = {}
+
+
+@patch("torch.utils.checkpoint:_CachedTorchDispatchMode.__torch_dispatch__", "torch.autograd.profiler:record_function")
+def profiler_marks_in_selective_checkpoints(_: Patched) -> None:
+    """Since 2.13 selective checkpointing stops at a mark of the profiler that a recomputation makes and the forward did not.
+
+    FSDP makes such marks: the first recomputed unit of a backward is its root, and moves its inputs to the GPU. With modules
+    that are sharded inside of a checkpointed one, over one rank each (experts, where expert parallelism takes all ranks), no
+    other mark of the forward makes up for them. Releases before, and those that do not count marks, train the job.
+    """
+    from torch.utils import checkpoint
+
+    cached: Any = checkpoint._CachedTorchDispatchMode
+    dispatch = cached.__torch_dispatch__
+    profiler = torch.ops.profiler
+    marks = (profiler._record_function_enter_new.default, profiler._record_function_exit._RecordFunction)
+
+    @functools.wraps(dispatch)
+    def dispatch_and_go_on(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in marks:
+            return dispatch(self, func, types, args, kwargs)
+        try:
+            return dispatch(self, func, types, args, kwargs)
+        except RuntimeError:
+            stopped_by_torch[
+                "selective checkpointing counts the profiler's marks, of which FSDP makes more in the recomputation of units "
+                "that it shards inside of checkpointed ones"
+            ] = None
+            return func(*args, **(kwargs or {}))
+
+    cached.__torch_dispatch__ = dispatch_and_go_on
