@@ -1,7 +1,7 @@
 """The scripts that `python -m benchmarks.scripts` runs, with their arguments and GPUs.
 
-`EXAMPLES` are those of Phantora (NSDI 2026; github.com/QDelta/Phantora, its table of presets and of validated configurations) and
-of Maya (its evaluation), with what each reports of them. Figures of single runs are not published in text form.
+`EXAMPLES` are those of Phantora (NSDI 2026; github.com/QDelta/Phantora, its tables of presets and of validated configurations)
+and of Maya (its evaluation), with what each reports of them. Figures of single runs are not published in text form.
 """
 
 from __future__ import annotations

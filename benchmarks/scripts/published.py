@@ -3,7 +3,7 @@
     python -m benchmarks.scripts.published --truth DIR [--case E0266 ...]
 
 DIR holds ``other_published.csv``: Llama-3.2-1B of Hugging Face with cuDNN's attention (`llama_attention.py`), and MPTs under
-the first FSDP (`mpt_fsdp1.py`). Rank 0 runs. Clocks that were locked are not: the GPUs are simulated as they run by themselves.
+the first FSDP (`mpt_fsdp1.py`). Rank 0 runs. Clocks that were locked are not: GPUs are simulated as they run by themselves.
 """
 
 from __future__ import annotations
