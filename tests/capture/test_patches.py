@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -406,6 +407,47 @@ def test_compiled_regions_under_ddp(capture: Capture) -> None:
     reading = capture(make_compiled_ddp)
     assert [o.phase for o in reading.operators("addmm")] == [Phase.FORWARD, Phase.FORWARD]
     assert [c.nbytes for c in reading.collectives("all_reduce")] == [(8 * 16 + 16 + 16 * 16 + 16) * FLOAT]
+
+
+class Marking(nn.Module):
+    """Its second call, the recomputation of the first step, makes a mark of the profiler more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = nn.Linear(8, 8), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        for _ in range(self.calls):
+            with torch.profiler.record_function("mark"):
+                pass
+        return torch.tanh(self.inner(x))
+
+
+def make_marked(device: torch.device) -> Any:
+    """A step under selective checkpointing; RuntimeError unless marks of the profiler have been let through."""
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    from autosac.capture.patches.steps import stopped_by_torch
+
+    model, x = Marking().to(device), torch.zeros(2, 8, device=device)
+    contexts = partial(create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE)
+
+    def step() -> None:
+        model.calls = 0
+        checkpoint(model, x, use_reentrant=False, context_fn=contexts, early_stop=False).sum().backward()
+        model.zero_grad()
+        expected = torch.__version__ >= "2.13"  # which counts the marks
+        if bool(stopped_by_torch) != expected:
+            raise RuntimeError(f"{list(stopped_by_torch)}")
+
+    return model, step
+
+
+def test_marks_in_a_recomputation_do_not_stop_it(capture: Capture) -> None:
+    """A mark of the profiler that only the recomputation makes is let through and noted; the product runs twice."""
+    reading = capture(make_marked)
+    assert [o.phase for o in reading.operators("addmm")] == [Phase.FORWARD, Phase.RECOMPUTE]
 
 
 # ---- errors and pointers --------------------------------------------------------------------------------------------

@@ -124,11 +124,11 @@ def test_a_capped_part_sustains_less(mm: Callable[..., Signature]) -> None:
 
 
 def test_promoted_sums_take_longer(meta: Meta) -> None:
-    """A product in 8 bits without fast accumulation takes 1.15 times as long on an H100, and as long on a B200."""
+    """A product in 8 bits without fast accumulation takes 1.2 times as long on an H100, and as long on a B200."""
     a, b = meta((8192, 8192), "float8_e4m3fn"), TensorMeta((8192, 8192), (1, 8192), "float8_e4m3fn")
     slow = Signature("aten._scaled_mm.default", (a, b), (meta((8192, 8192)),))
     fast = slow._replace(arguments=(("use_fast_accum", True),))
-    for gpu, ratio in (("h100-sxm-80gb", 1.15), ("b200-sxm-180gb", 1.0)):
+    for gpu, ratio in (("h100-sxm-80gb", 1.2), ("b200-sxm-180gb", 1.0)):
         quick, promoted = LearnedMatmul(load_hardware(gpu)).estimate([fast, slow])
         assert quick is not None and promoted is not None
         assert promoted.ms - START_MS == pytest.approx(ratio * (quick.ms - START_MS))
