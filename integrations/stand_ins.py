@@ -182,6 +182,57 @@ def _flash_attention(
     return attended.transpose(1, 2)
 
 
+def _flash_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    **_: Any,
+) -> torch.Tensor:
+    """`flash_attn_varlen_func`: PyTorch has the same kernels. (tokens, heads, size) in and out."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn(  # type: ignore[return-value]
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        scale=softmax_scale,
+        window_size=(-1, 0 if causal else -1),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _losses_of_rows(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`cross_entropy_loss`: each row's loss and z-loss, in float32. (rows, classes) and (rows,) in, (rows,) twice out."""
+    losses = logits.new_empty(logits.shape[0], dtype=torch.float32)
+    return losses, torch.empty_like(losses)
+
+
+def _read_logits(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> float:
+    """Bytes: the forward reads the logits once; the backward, which takes twice as many, reads them and writes gradients."""
+    return logits.nbytes
+
+
+class _FusedCrossEntropy(torch.nn.Module):
+    """`flash_attn.losses.cross_entropy.CrossEntropyLoss`: no logits in float32 are kept."""
+
+    def __init__(self, kernel: Callable[..., Any], ignore_index: int = -100, reduction: str = "mean", **_: Any) -> None:
+        super().__init__()
+        self._kernel, self._ignored, self._reduction = kernel, ignore_index, reduction
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of (rows, classes) and (rows,), as `reduction` says."""
+        losses, _ = self._kernel(logits, labels)
+        if self._reduction == "none":
+            return losses  # type: ignore[no-any-return]
+        total = losses.sum()
+        return total / (labels != self._ignored).sum() if self._reduction == "mean" else total  # type: ignore[no-any-return]
+
+
 def _flash_attn() -> None:
     def packed(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         q, k, v = qkv.unbind(2)
@@ -190,6 +241,10 @@ def _flash_attn() -> None:
     for module in ("flash_attn", "flash_attn.flash_attn_interface"):
         replace(f"{module}:flash_attn_func", _flash_attention)
         replace(f"{module}:flash_attn_qkvpacked_func", packed)
+        replace(f"{module}:flash_attn_varlen_func", _flash_attention_varlen)
+    stand_in("flash_attn.ops.triton.cross_entropy:cross_entropy_loss", nbytes=_read_logits)(_losses_of_rows)
+    kernel = _objects["flash_attn.ops.triton.cross_entropy"]["cross_entropy_loss"]
+    replace("flash_attn.losses.cross_entropy:CrossEntropyLoss", functools.partial(_FusedCrossEntropy, kernel))
 
 
 def _apex() -> None:

@@ -7,7 +7,7 @@ import gc
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,8 @@ class ScriptRun:
             self._note(f"where a router chooses experts for tokens the load is {self._request.moe_load} (--moe-load)")
         if self._request.stand_ins:
             self._note(f"stand-ins are in the place of kernels: {', '.join(self._request.stand_ins)}")
+        if _trains_on_host(self._session.recorder.optimizers.values()):
+            self._note("the optimizer's step on the host takes no time here: processors are not simulated")
         if trace.info.compiled:
             self._note("the time of compiling is not simulated")
 
@@ -260,6 +262,12 @@ class ScriptRun:
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
         )
+
+
+def _trains_on_host(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer updates parameters that are in the host's memory."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return any(p.device.type == "cpu" for group in groups for p in group["params"])
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Megatron-Core's GPT with its local layer specification: tensor and pipeline parallelism, experts, distributed optimizer.
 
-torchrun --nproc-per-node 8 benchmarks/scripts/megatron_gpt.py [--tensor N] [--pipeline N] [--experts N] [--layers N] [...]
+torchrun --nproc-per-node 8 benchmarks/scripts/megatron_gpt.py [--tensor N] [--pipeline N] [--experts N] [--layers N]
+    [--llama] [...]
 """
 
 import argparse
@@ -32,8 +33,10 @@ parser.add_argument("--inner", type=int)
 parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--microbatches", type=int, default=4)
 parser.add_argument("--length", type=int, default=2048)
+parser.add_argument("--vocabulary", type=int, default=50304)
+parser.add_argument("--llama", action="store_true", help="RMSNorm, SwiGLU, rotary positions, and no biases")
 options = parser.parse_args()
-VOCABULARY = 50304
+VOCABULARY = options.vocabulary
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.distributed.init_process_group("nccl")
@@ -53,7 +56,10 @@ config = TransformerConfig(
     num_moe_experts=options.experts,
     expert_model_parallel_size=options.expert_parallel,
     moe_token_dispatcher_type="alltoall" if options.experts else "allgather",
-    add_bias_linear=options.experts is None,
+    add_bias_linear=options.experts is None and not options.llama,
+    normalization="RMSNorm" if options.llama else "LayerNorm",
+    gated_linear_unit=options.llama,
+    activation_func=torch.nn.functional.silu if options.llama else torch.nn.functional.gelu,
     recompute_granularity="full" if options.recompute else None,
     recompute_method="uniform" if options.recompute else None,
     recompute_num_layers=1 if options.recompute else None,
@@ -68,7 +74,10 @@ config = TransformerConfig(
 )
 gpt = GPTModel(
     config=config,
-    transformer_layer_spec=get_gpt_layer_local_spec(num_experts=options.experts),
+    transformer_layer_spec=get_gpt_layer_local_spec(
+        num_experts=options.experts, normalization="RMSNorm" if options.llama else "LayerNorm"
+    ),
+    position_embedding_type="rope" if options.llama else "learned_absolute",
     vocab_size=VOCABULARY,
     max_sequence_length=options.length,
     pre_process=parallel_state.is_pipeline_first_stage(),

@@ -2,31 +2,31 @@
 
     python -m benchmarks.scripts.study --truth DIR [--config N ...]
 
-`benchmarks.h100_study` says what the study is.
+Each row has what the script takes, and in brackets the difference from `autosac.simulate` (script - simulate). Differences
+of memory are in bytes. `benchmarks.h100_study` says what the study is.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import time
 from pathlib import Path
 
 import autosac
+from autosac.errors import AutosacError
 from autosac.scripts.launch import run_script
 from autosac.scripts.request import ScriptRequest
-from autosac.simulation import simulation_of
-from benchmarks.h100_study.configs import read_configs
+from autosac.scripts.target import script_target
+from autosac.simulation import Simulation, simulation_of
+from benchmarks.h100_study.configs import StudyConfig, read_configs
 from benchmarks.h100_study.step import make_step
 
 GPU = "h100-sxm-80gb"
+HEADING = "| | configuration | step (ms) | peak active (bytes) | peak reserved (bytes) |\n|---:|---|---:|---:|---:|"
 
 
-def line(truth: Path, number: int) -> str:
-    """One configuration, both ways."""
-    config = read_configs(truth)[number]
-    expected = autosac.simulate(functools.partial(make_step, config), gpu=GPU)
-    begin = time.monotonic()
+def as_script(truth: Path, number: int) -> Simulation:
+    """The step of a configuration that `autosac run` runs as a script."""
     request = ScriptRequest(
         script="benchmarks.scripts.study_step",
         is_module=True,
@@ -35,24 +35,34 @@ def line(truth: Path, number: int) -> str:
         unlimited=True,
         quiet=True,
     )
-    found = simulation_of(run_script(request).trace, expected.target)
+    return simulation_of(run_script(request).trace, script_target(request))
+
+
+def row(truth: Path, number: int, config: StudyConfig) -> str:
+    """One configuration, both ways, as a line of the table."""
+    try:
+        expected = autosac.simulate(functools.partial(make_step, config), gpu=GPU)
+        found = as_script(truth, number)
+    except AutosacError as e:
+        return f"| {number} | {config.describe()} | {e} | | |"
     active = found.peak_active_bytes - expected.peak_active_bytes
     reserved = found.peak_reserved_bytes - expected.peak_reserved_bytes
-    step = found.step_ms / expected.step_ms - 1
     return (
-        f"{number:3d}  {config.describe():60}  {found.step_ms:8.1f} ms ({step:+.2e})  {found.peak_active_bytes} "
-        f"({active:+d})  {found.peak_reserved_bytes} ({reserved:+d})  {time.monotonic() - begin:.0f} s"
+        f"| {number} | {config.describe()} | {found.step_ms:,.1f} ({100 * (found.step_ms / expected.step_ms - 1):+.4f} %) | "
+        f"{found.peak_active_bytes:,} ({active:+,}) | {found.peak_reserved_bytes:,} ({reserved:+,}) |"
     )
 
 
 def main() -> None:
-    """Print a line for each."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--truth", type=Path, required=True, help="folder of the study's CSV files")
     parser.add_argument("--config", type=int, action="append", help="only these")
     options = parser.parse_args()
-    for number in options.config or range(len(read_configs(options.truth))):
-        print(line(options.truth.resolve(), number), flush=True)
+    configs = read_configs(options.truth)
+    print(HEADING)
+    for number in options.config or range(len(configs)):
+        print(row(options.truth.resolve(), number, configs[number]), flush=True)
 
 
 if __name__ == "__main__":

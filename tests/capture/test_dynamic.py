@@ -37,8 +37,28 @@ def test_unknown_masks_select_everything() -> None:
         assert x.masked_select(torch.tensor([True, False, True, True], device=x.device)).shape == (18,)
         return x[x > 0]
 
-    names = [signature.name for signature in run(body).signatures]
-    assert "aten.nonzero.default" in names
+    trace = run(body)
+    assert "aten.nonzero.default" in [signature.name for signature in trace.signatures]
+    assert [note.split(":")[0] for note in trace.info.notes] == [
+        "masks that are computed from the data select everything",
+        "numbers whose repetitions are dropped are all different",
+    ]
+
+
+def test_one_operand_decides() -> None:
+    """True or unknown is true, unknown and false is false, in place too; what is not decided stays unknown."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        unknown, yes = x[:, 0] > 0, torch.full((6,), True, device=x.device)
+        unfinished = torch.ones(6, dtype=torch.long, device=x.device) & ~(unknown | yes)
+        assert unfinished.max().item() == 0
+        unknown &= ~yes
+        assert unknown.tolist() == [False] * 6
+        mixed = torch.tensor([True, False] * 3, device=x.device)
+        assert (mixed | (x[:, 0] > 0)).nonzero().shape[0] == 6  # as of an unknown mask
+        return x
+
+    assert len(run(body).info.notes) == 1
 
 
 def test_numbers_that_a_step_draws_are_known() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosac.capture.record.signatures import SignatureTable, is_random, scalar_arguments
+from autosac.capture.record.signatures import SignatureTable, is_random, is_view, scalar_arguments
 from autosac.trace import Signature, TensorMeta
 
 aten = torch.ops.aten
@@ -28,6 +28,13 @@ META = TensorMeta((2, 3), (3, 1), "float32")
 def test_scalar_arguments(func: Any, args: Any, kwargs: Any, expected: Any) -> None:
     """By name, whether they are given by position or by keyword; tensors, devices, None and empty lists are left out."""
     assert scalar_arguments(func, args, kwargs) == expected
+
+
+def test_what_changes_a_tensors_metadata_launches_nothing() -> None:
+    """Views, in place too, and what sets a tensor's storage or gives its size; arithmetic in place does launch."""
+    free = (aten.view.default, aten.as_strided_.default, aten.t_.default, aten.resize_.default, aten.detach_.default)
+    assert all(map(is_view, (*free, aten.set_.source_Storage_storage_offset)))
+    assert not any(map(is_view, (aten.add_.Tensor, aten.copy_.default, aten.clone.default)))
 
 
 def test_what_is_no_operator_has_numbered_arguments() -> None:

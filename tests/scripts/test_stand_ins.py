@@ -29,7 +29,8 @@ def linear(x, weight):
 SCRIPT = """
 import torch
 from my_kernels.fused import linear
-from flash_attn import flash_attn_func
+from flash_attn import flash_attn_func, flash_attn_varlen_func
+from flash_attn.losses.cross_entropy import CrossEntropyLoss
 from apex.optimizers import FusedAdam
 
 w = torch.nn.Linear(1024, 1024, bias=False, device="cuda", dtype=torch.bfloat16)
@@ -38,7 +39,13 @@ while True:
     x = w(torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16))
     y = linear(x, w.weight)
     q = y.view(2, 2048, 8, 128)
-    flash_attn_func(q, q, q, causal=True).sum().backward()
+    starts = torch.tensor([0, 2048, 4096], dtype=torch.int32, device="cuda")
+    rows = q.flatten(0, 1)
+    attended = flash_attn_varlen_func(rows, rows, rows, starts, starts, 2048, 2048, causal=True)
+    assert attended.shape == (4096, 8, 128)
+    loss = CrossEntropyLoss()(attended.flatten(1), torch.zeros(4096, dtype=torch.long, device="cuda"))
+    assert loss.shape == () and loss.dtype == torch.float32
+    (flash_attn_func(q, q, q, causal=True).sum() + loss).backward()
     assert w.weight.grad.shape == (1024, 1024)
     optimizer.step()
     optimizer.zero_grad()
@@ -65,6 +72,9 @@ def test_stand_ins_in_a_script(run: Any, tmp_path: Path) -> None:
         expected_ms = hardware.kernel_us / 1e3 + 1e3 * max(compute_s, memory_s)
         assert simulation.pricing.event_ms[index] == pytest.approx(expected_ms, rel=1e-9)
     assert "aten._scaled_dot_product_flash_attention.default" in names and "aten._fused_adamw_.default" in names
+    assert "torch_attn._varlen_attn.default" in names
+    losses = [event for _, event in ops if "cross_entropy_loss" in names[event.signature]]
+    assert [event.phase for event in losses] == [Phase.FORWARD, Phase.BACKWARD]
 
 
 def test_what_is_missing_is_said(run: Any) -> None:

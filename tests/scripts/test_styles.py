@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
+
+from autosac.trace import Op, Trace
 
 BY_HAND = """
 import io
@@ -80,3 +83,30 @@ def test_several_gpus_in_one_process_are_refused(run: Any) -> None:
         "DataParallel over several GPUs of one process is not simulated: train with DistributedDataParallel"
         in ended.stderr
     )
+
+
+PARTS = """
+import torch
+
+weights = [torch.nn.Parameter(torch.zeros(512, 512, device="cuda")) for _ in range(3)]
+optimizer = torch.optim.SGD(weights, lr=0.1)
+while True:
+    loss = sum((weight @ weight).sum() for weight in weights)
+    loss.backward()
+    for weight in weights:  # as ZeRO-3 does with its groups
+        torch.zeros(8, device="cuda")
+        optimizer.param_groups[0]["params"] = [weight]
+        optimizer.step()
+    optimizer.param_groups[0]["params"] = weights
+    optimizer.zero_grad()
+"""
+
+
+def test_an_optimizer_that_steps_for_one_part_after_the_other(run: Any, tmp_path: Path) -> None:
+    """The step that is kept is a whole iteration: the products of the forward and of the backward, and three updates."""
+    ended = run(PARTS, "--save-capture", "step.trace")
+    assert ended.returncode == 0, ended.stderr
+    trace = Trace.load(tmp_path / "step.trace")
+    names = [trace.signatures[event.signature].name for event in trace.events if type(event) is Op]
+    assert names.count("aten.mm.default") == 9
+    assert sum(name in ("aten._foreach_add_.List", "aten.add_.Tensor") for name in names) == 3

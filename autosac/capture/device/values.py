@@ -51,6 +51,11 @@ _DRAWN = {
     aten.randint_like.low_dtype,
     aten.randperm.default,
 }
+# One operand that holds, or none that does, decides: whatever the other one is.
+_ABSORBING: dict[Any, bool] = {
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.bitwise_or_.Tensor, aten.logical_or.default), True),
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.bitwise_and_.Tensor, aten.logical_and.default), False),
+}
 _ALL = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 _random: list[torch.Tensor] = []  # the state of the generator that draws them, one at most
 _SEED = 0
@@ -201,6 +206,8 @@ def _rule_of(func: Any) -> Rule | None:
         return _draw
     if func in _ALL:
         return _all
+    if func in _ABSORBING:
+        return _connect
     if getattr(func, "namespace", "") == "c10d":
         return lambda func, args, _, __: _collective_in_place(func, args)
     return None if func in _UNINITIALISED else _compute
@@ -257,6 +264,17 @@ def _draw(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 def _all(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if shadow(args[0]) is None and out.numel() <= MOST_KNOWN:
         out._shadow = torch.ones(out.shape, dtype=out.dtype)
+    else:
+        _compute(func, args, kwargs, out)
+
+
+def _connect(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """``True | unknown`` and ``False & unknown`` are known: a loop that may end early, but at its limit for certain, ends."""
+    decides = _ABSORBING[func]
+    known = [values for values in map(shadow, args) if values is not None]
+    is_bool = out.dtype is torch.bool or not decides
+    if len(known) == 1 and is_bool and out.numel() <= MOST_KNOWN and bool((known[0].bool() == decides).all()):
+        _overwrite(out, torch.full(out.shape, decides, dtype=out.dtype))
     else:
         _compute(func, args, kwargs, out)
 

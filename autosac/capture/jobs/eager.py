@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 
 from autosac import errors
 from autosac.capture import lifeline
+from autosac.capture.device import dynamic
 from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.failures import IN_A_STEP, capture_error, how_it_ended
 from autosac.capture.jobs.session import CaptureSession
@@ -126,6 +127,8 @@ def _capture_into(trace_file: Path, error_file: Path, make_step: MakeStep, reque
 def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
     """Capture in this process, once per process. CaptureError names the call that failed."""
     session = CaptureSession(request.gpu, DEVICE_TYPE if request.target == "gpu" else "cpu")
+    assumed: dict[str, None] = {}
+    dynamic.on_assumption(lambda text: assumed.setdefault(text))
     with session.active() as recorder, _losses_of(request):
         try:
             made = make_step(session.device)
@@ -140,7 +143,7 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
             else:
                 observe_candidates([model], recorder)
         _run_steps(model, step, request, recorder)
-        return recorder.trace(_info(model, request))
+        return recorder.trace(replace(_info(model, request), notes=tuple(assumed)))
 
 
 def _losses_of(request: EagerRequest) -> AbstractContextManager[None]:

@@ -12,6 +12,10 @@ in which it happens. The first step begins with the first such forward of a modu
 after the first call of `Optimizer.step`. A script without a torch.optim optimizer steps where it first writes into a parameter
 after a backward.
 
+A call of `Optimizer.step` without a backward since the last one does not end another step: DeepSpeed's ZeRO-3 updates one part
+of the parameters after the other. How many such calls there are is learnt from the first iteration, which therefore counts as
+so many steps; the one that is kept comes later.
+
 Every step is recorded. What it did to memory becomes a part of the prologue when the next one begins (`EventLog`).
 """
 
@@ -71,9 +75,13 @@ class ScriptSteps:
         self.number = self.complete = 0
         self._listener = listener
         self._period = period
+        self._learns = period == 1 and not marker
+        self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
         self._first: torch.optim.Optimizer | None = None
         self._is_over = False
+        self._has_run_backward = self._has_stepped = False
+        self._has_modules = self._is_forward = False
         self._has_gradients = False  # a backward has run, and no optimizer has stepped yet
         self._depth = 0
 
@@ -101,7 +109,7 @@ class ScriptSteps:
     @property
     def kept(self) -> int:
         """The step that is the first like all that follow, as far as is known."""
-        return _DDP_STEPS if self.recorder.uses_ddp else 2
+        return (_DDP_STEPS if self.recorder.uses_ddp else 2) + self._repeated
 
     def finish(self) -> None:
         """The script has ended: the last step is complete if its optimizer has stepped."""
@@ -110,6 +118,7 @@ class ScriptSteps:
 
     def _enter(self, module: torch.nn.Module) -> None:
         self._depth += 1
+        self._has_modules = True
         if self._depth > 1 or not torch.is_grad_enabled():
             return
         if self._is_over:
@@ -136,7 +145,20 @@ class ScriptSteps:
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         if self._marker is None and optimizer is self._first:
+            self._learn()
+            self._has_gradients = False
             self._stepped()
+
+    def _learn(self) -> None:
+        """How many calls there are in an iteration: those up to the next one with a backward before it."""
+        if not self._learns:
+            return
+        if self._has_gradients and self._has_stepped:
+            self._learns, self._period, self._calls = False, 1 + self._repeated, 0
+        elif self._has_gradients:
+            self._has_stepped = True
+        elif self._has_run_backward:
+            self._repeated += 1
 
     def _stepped(self) -> None:
         self._calls += self.number > 0  # one before the first step is not a part of any
@@ -148,6 +170,7 @@ class ScriptSteps:
     def _begin(self) -> None:
         if self._is_over:
             self._end()
+        self._is_forward = False
         self._listener.step_begun(self.number + 1)
         self.number += 1
         self.forward.step_begun()
@@ -169,26 +192,35 @@ class ScriptSteps:
         self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
     ) -> None:
         """An operator ran on the device."""
-        if self._first is None and self._marker is None:
+        if _in_backward():
+            self._has_gradients = self._has_run_backward = True
+        elif self._first is None and self._marker is None:
             self._look_for_updates(func, args)
         if self._is_over and self._begins_step(args, kwargs, tensors):
             self._begin()
+        if not (self._has_modules or self._is_forward) and self.number and self._reads_parameter(args, kwargs, tensors):
+            self._is_forward = True
+            self._listener.forward_begun(self.number)
         if self.forward.active:
             return
         self.recorder.operator(func, args, kwargs, out, entry, tensors)
         self._listener.operator_ran()
 
     def _begins_step(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
+        return not self._on_device(args, kwargs, tensors) or self._reads_parameter(args, kwargs, tensors)
+
+    def _reads_parameter(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
+        if not torch.is_grad_enabled() or _in_backward():
+            return False
+        return any(t.requires_grad and t.is_leaf for t in self._on_device(args, kwargs, tensors))
+
+    def _on_device(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> list[torch.Tensor]:
         found = tensors if tensors is not None else pytree.arg_tree_leaves(*args, **kwargs)
-        on_device = [t for t in found if isinstance(t, torch.Tensor) and t.device.type == self.recorder.target]
-        trains = torch.is_grad_enabled() and not _in_backward()
-        return not on_device or (trains and any(t.requires_grad and t.is_leaf for t in on_device))
+        return [t for t in found if isinstance(t, torch.Tensor) and t.device.type == self.recorder.target]
 
     def _look_for_updates(self, func: Any, args: Any) -> None:
         """Without an optimizer: a step is over when a parameter changes after a backward."""
-        if _in_backward():
-            self._has_gradients = True
-        elif self._has_gradients and args and mutates(func) and self._is_parameter(args[0]):
+        if self._has_gradients and args and mutates(func) and self._is_parameter(args[0]):
             self._has_gradients = False
             self._stepped()
 

@@ -26,8 +26,6 @@ _METADATA_ONLY = {
     "aten.alias.default",
     "aten.lift_fresh.default",
     "aten._unsafe_view.default",
-    "aten.set_.source_Storage_storage_offset",
-    "aten.resize_.default",
     "_c10d_functional.wait_tensor.default",
     "aten._reshape_alias.default",
     "aten._conj.default",
@@ -38,7 +36,6 @@ _METADATA_ONLY = {
     "aten.unbind.int",
     "aten.split_with_sizes.default",
     "aten.split.Tensor",
-    "aten.detach_.default",
 }
 _RANDOM_PREFIXES = (
     "aten._scaled_dot_product_",
@@ -62,7 +59,8 @@ def operator_name(func: Any) -> str:
 @per_operator
 def is_view(func: Any) -> bool:
     """The operator launches nothing on the device."""
-    return bool(getattr(func, "is_view", False)) or operator_name(func) in _METADATA_ONLY
+    metadata = torch.Tag.inplace_view in getattr(func, "tags", ()) or operator_name(func) in _METADATA_ONLY
+    return metadata or bool(getattr(func, "is_view", False))
 
 
 @per_operator

@@ -1,0 +1,112 @@
+"""Published steps of scripts outside TorchTitan, beside what `autosac run` says of scripts that do the same.
+
+    python -m benchmarks.scripts.published --truth DIR [--case E0266 ...]
+
+DIR holds ``other_published.csv``: Llama-3.2-1B of Hugging Face with cuDNN's attention (`llama_attention.py`), and MPTs under
+the first FSDP (`mpt_fsdp1.py`). Rank 0 runs. Clocks that were locked are not: GPUs are simulated as they run by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from autosac.errors import AutosacError
+from autosac.scripts.launch import run_script
+from autosac.scripts.request import ScriptRequest
+from autosac.scripts.target import script_target
+from autosac.simulation import simulation_of
+
+FOLDER = Path(__file__).parent
+HEADING = (
+    "| run | model | GPUs | batch | measured (ms) | simulated (ms) | error | peak reserved (GiB) |\n"
+    "|---|---|---|---:|---:|---:|---:|---:|"
+)
+_GPUS = {"h200": "h200-sxm-141gb", "b200": "b200-sxm-180gb", "h100": "h100-sxm-80gb", "a100": "a100-sxm-80gb"}
+_WIDTHS = {"MPT-7b": ("32", "4096"), "MPT-70b": ("80", "8192")}  # layers, width
+_NODE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A published run: its row, and the request that runs the same as a script."""
+
+    case: str
+    model: str
+    hardware: str
+    batch: str
+    step_ms: float
+    request: ScriptRequest
+
+
+def read_published(folder: Path) -> list[Published]:
+    """The runs of ``other_published.csv``."""
+    with (folder / "other_published.csv").open(newline="") as file:
+        return [_published(row) for row in csv.DictReader(file)]
+
+
+def _published(row: dict[str, str]) -> Published:
+    gpus = int(row["n_gpus"])
+    name = next(name for key, name in _GPUS.items() if key in row["hardware"].lower())
+    script, arguments = _script(row)
+    request = ScriptRequest(
+        script=str(FOLDER / script),
+        arguments=arguments,
+        gpu=name,
+        nproc=min(gpus, _NODE) if gpus > 1 else None,
+        nodes=max(1, gpus // _NODE),
+        stand_ins=("flash_attn",) if script.startswith("mpt") else (),
+        unlimited=True,
+        quiet=True,
+    )
+    return Published(
+        case=row["case_id"],
+        model=row["model"],
+        hardware=row["hardware"],
+        batch=f"{row['local_batch']} x {row['seq_len']}",
+        step_ms=1e3 * float(row["step_time_s"]),
+        request=request,
+    )
+
+
+def _script(row: dict[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The script of a row, and its arguments."""
+    sizes = ("--batch", row["local_batch"], "--length", row["seq_len"])
+    if row["model"] not in _WIDTHS:
+        return "llama_attention.py", sizes
+    layers, width = _WIDTHS[row["model"]]
+    accumulation = int(row["global_batch"]) // (int(row["local_batch"]) * int(row["n_gpus"]))
+    checkpointing = ("--checkpointing",) if row["ac_mode"] == "full" else ()
+    kernel = ("--attention", "flash" if int(row["n_gpus"]) > _NODE else "triton")  # the sweeps' settings
+    shape = ("--layers", layers, "--width", width, "--accumulation", str(accumulation))
+    return "mpt_fsdp1.py", (*sizes, *shape, *checkpointing, *kernel)
+
+
+def line(published: Published) -> str:
+    """One run as a line of the table."""
+    start = f"| {published.case} | {published.model} | {published.hardware} x {published.request.world_size} "
+    start += f"| {published.batch} | {published.step_ms:,.1f} "
+    try:
+        found = simulation_of(run_script(published.request).trace, script_target(published.request))
+    except AutosacError as e:
+        return f"{start}| {e} | | |"
+    error = 100 * (found.step_ms / published.step_ms - 1)
+    return f"{start}| {found.step_ms:,.1f} | {error:+.1f} % | {found.peak_reserved_bytes / 2**30:.2f} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--truth", type=Path, required=True, help="folder of the published figures (CSV)")
+    parser.add_argument("--case", action="append", help="only this run (may be repeated)")
+    options = parser.parse_args()
+    print(HEADING)
+    for published in read_published(options.truth):
+        if not options.case or published.case in options.case:
+            print(line(published), flush=True)
+
+
+if __name__ == "__main__":
+    main()
