@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -133,17 +133,12 @@ def sheet_of(simulation: Simulation) -> Sheet:
     repeating = present[-info.cut.period :] if info.cut is not None else present
     total = info.cut.total if info.cut is not None else len(present)
     added = total - len(present)  # layers that are not there
-    parameters = {
-        layer: sum(n for name, n in numbers.items() if _layer_number(name) == layer) for layer in (_NONE, *present)
-    }
+    parameters = {layer: sum(n for k, n in numbers.items() if _layer_number(k) == layer) for layer in (_NONE, *present)}
 
     def average(of_layers: Mapping[int, float]) -> float:
         return sum(of_layers.get(layer, 0.0) for layer in repeating) / max(1, len(repeating))
 
     layer_ms = {phase: average(chain.layers[phase]) for phase in _PHASES}
-    excess = {
-        phase: sum(chain.layers[phase].get(layer, 0.0) - layer_ms[phase] for layer in present) for phase in _PHASES
-    }
     costs_ms = {member.event: member.ms for member in members if not info.compiled}
     # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
     kept, rest = _kept(trace, event_ms, costs_ms, layer_of)
@@ -164,11 +159,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
             backward_ms=least[Phase.BACKWARD],
             waits_ms=max((waits.layers.get(layer, 0.0) for layer in present), default=0.0),
         ),
-        first=Part(
-            forward_ms=chain.first[Phase.FORWARD] + excess[Phase.FORWARD],
-            backward_ms=chain.first[Phase.BACKWARD] + excess[Phase.BACKWARD],
-            waits_ms=waits.first + sum(waits.layers.get(layer, 0.0) - average(waits.layers) for layer in present),
-        ),
+        first=_first(chain, waits, present, average),
         last=Part(
             forward_ms=chain.last[Phase.FORWARD],
             backward_ms=chain.last[Phase.BACKWARD],
@@ -182,6 +173,21 @@ def sheet_of(simulation: Simulation) -> Sheet:
         full_ms=rerun_ms(least_kept.forward, lambda _: False),
         selective_ms=rerun_ms(least_kept.forward, lambda name: bool(_SAVED.search(name))),
         parameter_shapes=tuple(info.parameter_shapes.items()),
+    )
+
+
+def _first(
+    chain: _Parts, waits: _Waits, present: Sequence[int], average: Callable[[Mapping[int, float]], float]
+) -> Part:
+    """What comes before the layers, and what those that do not repeat take beyond the average."""
+
+    def excess(of_layers: Mapping[int, float]) -> float:
+        return sum(of_layers.get(layer, 0.0) - average(of_layers) for layer in present)
+
+    return Part(
+        forward_ms=chain.first[Phase.FORWARD] + excess(chain.layers[Phase.FORWARD]),
+        backward_ms=chain.first[Phase.BACKWARD] + excess(chain.layers[Phase.BACKWARD]),
+        waits_ms=waits.first + excess(waits.layers),
     )
 
 

@@ -18,7 +18,6 @@ from autosac.configurations.bounds import (
     Shape,
     any_split_bound_ms,
     bound_ms,
-    held,
     memory_bound_bytes,
     recompute_bound_ms,
     recomputing_bound_ms,
@@ -85,7 +84,6 @@ def bounds(layout: Layout, shape: Shape, budget_bytes: float) -> dict[str, Any]:
     """All that is known of a layout before it is captured."""
     return {
         "split": split_of(layout, shape),
-        "held": [held(layout, rank) for rank in range(layout.pipeline)],
         "time": time_bound_ms(layout, shape),
         "recomputing": recomputing_bound_ms(layout, shape, 0.5),
         "any split": any_split_bound_ms(layout, shape),
