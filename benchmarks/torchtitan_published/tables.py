@@ -49,7 +49,8 @@ def missing_line(run: Run, reason: str) -> str:
 
 
 def _names(run: Run) -> str:
-    return f"{run.case:<6} {run.model:<14} {run.describe():<22} {run.checkpointing:<13} {run.era.name:<7}"
+    case = run.case + ("" if run.launched else "*")
+    return f"{case:<6} {run.model:<14} {run.describe():<22} {run.checkpointing:<13} {run.era.name:<7}"
 
 
 def _figure(value: float | None, digits: int) -> str:
