@@ -32,8 +32,8 @@ import numpy as np
 from compact_trees import compacted, short_edges
 from fit_collectives import fit_collectives
 from fit_memory import fit_memory
-from measurements import GPUS, Array, Measured, attention, attention_training, gemm
-from quantization import without_quantization
+from measurements import GPUS, Array, Measured, attention, attention_training
+from quantization import products
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from autosac.estimator import load_hardware
@@ -45,7 +45,7 @@ from autosac.estimator.features import (
     gemm_baseline_ms,
     gemm_features,
 )
-from autosac.estimator.learned import load_bundle
+from autosac.estimator.learned import MODELS, load_bundle
 from autosac.estimator.trees import TreeEnsemble, trees_of_sklearn
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 
@@ -137,12 +137,7 @@ def errors(predicted: Array, measured: Array) -> dict[str, float]:
 
 def fit_gemm(data: Path, gpu: str, dtype: str) -> tuple[TreeEnsemble, dict[str, Any]]:
     """The efficiency of matrix products on one GPU in "bfloat16" or "fp8"."""
-    measured = gemm(data, gpu, dtype)
-    certain: Array | float = 1.0
-    if dtype == "fp8":
-        whole_ms = measured.ms
-        measured = without_quantization(measured, load_hardware(gpu))
-        certain = np.nanmin(measured.ms / whole_ms, axis=1)
+    measured, certain = products(data, gpu, dtype)
     rates = Rates.of(load_hardware(gpu), "float8" if dtype == "fp8" else dtype)
     item_bytes = 1.0 if dtype == "fp8" else 2.0
     m, n, k = measured.shapes.T
@@ -245,7 +240,7 @@ def fit_gpu(data: Path, out: Path, gpu: str, *, only_float8: bool = False) -> No
         bundle = load_bundle(gpu)
         assert bundle is not None
         trees |= bundle.trees
-        numbers = json.loads((out / f"{gpu}.json").read_text())
+        numbers = json.loads((MODELS / f"{gpu}.json").read_text())
     else:
         trees["gemm.bfloat16"], numbers["gemm.bfloat16"] = fit_gemm(data, gpu, "bfloat16")
         trees["attention"], numbers["attention"] = fit_attention(data, gpu)

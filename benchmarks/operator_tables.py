@@ -56,7 +56,7 @@ class Times(NamedTuple):
     backward: float
 
 
-def _pointwise(function: Callable[..., Tensor]) -> Callable[[Kind], Callable[..., Tensor]]:
+def _plain(function: Callable[..., Tensor]) -> Callable[[Kind], Callable[..., Tensor]]:
     return lambda kind: function
 
 
@@ -66,19 +66,19 @@ def _linear(kind: Kind) -> nn.Module:
 
 OPERATORS: dict[str, Callable[[Kind], Callable[..., Tensor]]] = {
     "linear": _linear,
-    "addmm": _pointwise(torch.addmm),
-    "matmul": _pointwise(torch.matmul),
-    "bmm": _pointwise(torch.bmm),
+    "addmm": _plain(torch.addmm),
+    "matmul": _plain(torch.matmul),
+    "bmm": _plain(torch.bmm),
     "layer norm": lambda kind: nn.LayerNorm(kind.output[-1]),
-    "softmax": _pointwise(lambda x: F.softmax(x, -1)),
-    "dropout": _pointwise(lambda x: F.dropout(x, 0.1)),
-    "gelu": _pointwise(F.gelu),
-    "relu": _pointwise(F.relu),
-    "tanh": _pointwise(torch.tanh),
-    "pow": _pointwise(lambda x: torch.pow(x, 3.0)),
-    "mul": _pointwise(lambda x, y=2.0: torch.mul(x, y)),
-    "add": _pointwise(lambda x, y=2.0: torch.add(x, y)),
-    "truediv": _pointwise(lambda x, y=2.0: torch.div(x, y)),
+    "softmax": _plain(lambda x: F.softmax(x, -1)),
+    "dropout": _plain(lambda x: F.dropout(x, 0.1)),
+    "gelu": _plain(F.gelu),
+    "relu": _plain(F.relu),
+    "tanh": _plain(torch.tanh),
+    "pow": _plain(lambda x: torch.pow(x, 3.0)),
+    "mul": _plain(lambda x, y=2.0: torch.mul(x, y)),
+    "add": _plain(lambda x, y=2.0: torch.add(x, y)),
+    "truediv": _plain(lambda x, y=2.0: torch.div(x, y)),
 }
 FAMILIES = {"linear": "products", "addmm": "products", "matmul": "products", "bmm": "products", "softmax": "softmax",
             "layer norm": "layer norm"}  # fmt: skip

@@ -20,7 +20,7 @@ from fit_collectives import KINDS, LINKS, is_held_out, read
 from fit_memory import read as read_memory
 from fit_models import consensus
 from measurements import GPUS, Array, attention, gemm
-from quantization import without_quantization
+from quantization import products
 
 from autosac.estimator import AlphaBeta, ChunkModel, Cluster, LogSigmoid, load_hardware, price
 from autosac.estimator.features import (
@@ -52,9 +52,7 @@ def _gemm_lines(data: Path, gpu: str) -> list[str]:
     for dtype, unit, item in (("bfloat16", "bfloat16", 2.0), ("fp8", "float8", 1.0)):
         if f"gemm.{unit}" not in bundle.trees:
             continue
-        measured = gemm(data, gpu, dtype)
-        if dtype == "fp8":
-            measured = without_quantization(measured, load_hardware(gpu))
+        measured, _ = products(data, gpu, dtype)
         log_ms, _ = consensus(measured)
         rates = Rates.of(load_hardware(gpu), unit)
         m, n, k = measured.shapes.T

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-from measurements import Array, Measured
+from measurements import Array, Measured, gemm
 
+from autosac.estimator import load_hardware
 from autosac.estimator.features import Rates, gemm_baseline_ms
 from autosac.estimator.hardware import Hardware
 
@@ -25,6 +27,15 @@ _NARROW = 1024  # columns; beyond, kernels change with n
 _LARGE = 2**21  # elements of x; of smaller ones the starts are most of the time
 _KERNEL_MS = 0.003  # of the start that stays: the product's own
 _BEST_SHARE = 0.85  # of the roofline that a product may reach: what goes beyond it has lost too much
+
+
+def products(data: Path, gpu: str, dtype: str) -> tuple[Measured, Array]:
+    """Measured products alone, as `gemm` has them, and for each shape the least share of the measured time that they are."""
+    whole = gemm(data, gpu, dtype)
+    if dtype != "fp8":
+        return whole, np.ones(len(whole.shapes))
+    alone = without_quantization(whole, load_hardware(gpu))
+    return alone, np.nanmin(alone.ms / whole.ms, axis=1)
 
 
 def without_quantization(measured: Measured, hardware: Hardware) -> Measured:

@@ -51,26 +51,15 @@ CASES: tuple[Case, ...] = (
     ),
     Case(name="Lightning", script="lightning_module.py", packages=("lightning",)),
     Case(name="ViT-H/14, Fabric, DDP", script="fabric.py", nproc=8, packages=("lightning",)),
-    Case(
-        name="1.3B, DeepSpeed ZeRO-1",
-        script="deepspeed_zero.py",
-        nproc=8,
-        arguments=("--stage", "1"),
-        packages=_DEEPSPEED,
-    ),
-    Case(
-        name="1.3B, DeepSpeed ZeRO-2",
-        script="deepspeed_zero.py",
-        nproc=8,
-        arguments=("--stage", "2"),
-        packages=_DEEPSPEED,
-    ),
-    Case(
-        name="1.3B, DeepSpeed ZeRO-3",
-        script="deepspeed_zero.py",
-        nproc=8,
-        arguments=("--stage", "3"),
-        packages=_DEEPSPEED,
+    *(
+        Case(
+            name=f"1.3B, DeepSpeed ZeRO-{stage}",
+            script="deepspeed_zero.py",
+            nproc=8,
+            arguments=("--stage", str(stage)),
+            packages=_DEEPSPEED,
+        )
+        for stage in (1, 2, 3)
     ),
     Case(name="Stable Diffusion's UNet", script="diffusers_loop.py", packages=_DIFFUSERS),
     Case(name="DiT-XL/2", script="diffusers_loop.py", arguments=("--model", "dit"), packages=_DIFFUSERS),

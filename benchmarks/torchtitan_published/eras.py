@@ -34,6 +34,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+WIDE = "_wide_vocabulary"
+"""The end of the names of DeepSeek-V3's flavors with the vocabulary of DeepSeek-V3's tokenizer, 129,280."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Era:

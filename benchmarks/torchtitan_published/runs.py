@@ -14,7 +14,7 @@ from pathlib import Path
 from autosac.capture.request import TitanRequest
 from autosac.errors import UsageError
 from autosac.target import TargetGPU
-from benchmarks.torchtitan_published.eras import MARCH_2025, NOW, Era, era_of
+from benchmarks.torchtitan_published.eras import MARCH_2025, NOW, WIDE, Era, era_of
 
 PUBLISHED = "torchtitan_published.csv"
 TORCHSIM_MEMORY = "torchsim_70b_memory.csv"
@@ -142,9 +142,7 @@ class Run:
             if self.model.startswith(prefix):
                 if flavor and self.era is NOW:
                     break
-                return family, flavor + self.model.removeprefix(prefix) + (
-                    "_wide_vocabulary" if self.wide_vocabulary else ""
-                )
+                return family, flavor + self.model.removeprefix(prefix) + (WIDE if self.wide_vocabulary else "")
         raise UnreproducibleError(f"TorchTitan 0.2.2 has no flavor for {self.model}")
 
     def _pipeline(self) -> list[str]:

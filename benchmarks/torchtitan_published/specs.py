@@ -42,7 +42,7 @@ from torchtitan.models.qwen3.infra import parallelize as qwen3
 from torchtitan.models.qwen3.model.model import Qwen3Model
 from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
 
-from benchmarks.torchtitan_published.eras import ERAS, NOW, Era
+from benchmarks.torchtitan_published.eras import ERAS, NOW, WIDE, Era
 
 __all__ = ["JobConfig"]
 
@@ -61,8 +61,6 @@ LLAMA2 = {
     ),
 }
 """Flavors that TorchTitan removed in 2024-12; the architecture is Llama 3's."""
-WIDE = "_wide_vocabulary"
-"""The end of the names of DeepSeek-V3's flavors with the vocabulary of DeepSeek-V3's tokenizer, 129,280."""
 
 
 class OwnRMSNorm(nn.RMSNorm):

@@ -16,24 +16,15 @@ from pinned import check
 from autosac.errors import CaptureError
 from autosac.jobs.levers import Lever, Pulled
 from autosac.planning.closed_loop import Planned
-from autosac.plans import MadeFor, Plan, Prediction, Unit
+from autosac.plans import Plan, Prediction, Unit
 from autosac.plans.diff import compare_plans
 from autosac.report import summaries
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Trace
+from plans import LLAMA_8B
 
 FOLDER = Path(__file__).parent
 GIB = 2**30
-MADE_FOR = MadeFor(
-    job_fingerprint="f00",
-    model="llama3 8B",
-    torch_version="2.13.0",
-    torchtitan_version="0.2.2",
-    gpu="h100-sxm-80gb",
-    world_size=8,
-    budget_bytes=40 * GIB,
-    budget_kind="reserved",
-)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +50,7 @@ def plan(gib: int, step_ms: float, kept: int = 5) -> Plan:
     """A plan for a budget, with one unit."""
     unit = Unit(fqn="layers.0", discard_fraction=0.5, kept_bytes=kept * GIB, recompute_ms=2.0, decisions=())
     return Plan(
-        made_for=replace(MADE_FOR, budget_bytes=gib * GIB),
+        made_for=replace(LLAMA_8B, budget_bytes=gib * GIB),
         units=(unit,),
         predictions={
             "autosac": prediction(step_ms, gib - 3),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from autosac.jobs.tasks import between
-from autosac.plans import MadeFor, Plan, Prediction
+from autosac.plans import Plan, Prediction
 from autosac.report.pareto import pareto_html, pareto_png, points
+from plans import LLAMA_8B
 
 GIB = 2**30
 
@@ -25,16 +27,7 @@ def prediction(step_ms: float, gib: float, *, fits: bool = True) -> Prediction:
 def plan(gib: float, step_ms: float, *, fits: bool = True) -> Plan:
     """A plan for a budget, beside full and no checkpointing."""
     return Plan(
-        made_for=MadeFor(
-            job_fingerprint="f00",
-            model="llama3 8B",
-            torch_version="2.13.0",
-            torchtitan_version="0.2.2",
-            gpu="h100-sxm-80gb",
-            world_size=8,
-            budget_bytes=int(gib * GIB),
-            budget_kind="reserved",
-        ),
+        made_for=replace(LLAMA_8B, budget_bytes=int(gib * GIB)),
         units=(),
         predictions={
             "autosac": prediction(step_ms, gib, fits=fits),

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosac.errors import PlanError
-from autosac.plans import Decision, MadeFor, Plan, Prediction, Settings, Unit
-from plans import MADE_FOR
+from autosac.plans import Decision, Plan, Prediction, Settings, Unit
+from plans import LLAMA_8B, MADE_FOR
 
 PARAMETERS = (("layers.0.w", (4, 8)), ("layers.1.w", (4, 8)))
 
@@ -48,17 +48,7 @@ def unit(fqn: str, *keeps: bool) -> Unit:
 def plan(*units: Unit) -> Plan:
     """A plan of these units, by default of two alike."""
     return Plan(
-        made_for=MadeFor(
-            job_fingerprint="f00",
-            model="llama3 8B",
-            torch_version="2.13.0",
-            torchtitan_version="0.2.2",
-            gpu="h100-sxm-80gb",
-            world_size=8,
-            budget_bytes=68 * 2**30,
-            budget_kind="reserved",
-            parameters=PARAMETERS,
-        ),
+        made_for=replace(LLAMA_8B, budget_bytes=68 * 2**30, parameters=PARAMETERS),
         units=units or (unit("layers.0", True, False), unit("layers.1", True, False)),
         settings=Settings(preserve_rng_state=True, early_stop=False),
         predictions={

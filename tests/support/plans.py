@@ -16,3 +16,15 @@ MADE_FOR = MadeFor(
     budget_bytes=1,
     budget_kind="active",
 )
+"""No job in particular."""
+LLAMA_8B = MadeFor(
+    job_fingerprint="f00",
+    model="llama3 8B",
+    torch_version="2.13.0",
+    torchtitan_version="0.2.2",
+    gpu="h100-sxm-80gb",
+    world_size=8,
+    budget_bytes=40 * 2**30,
+    budget_kind="reserved",
+)
+"""One whose names are shown."""

@@ -141,11 +141,11 @@ def profiler_marks_in_selective_checkpoints(_: Patched) -> None:
 
     @functools.wraps(dispatch)
     def dispatch_and_go_on(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in marks:
-            return dispatch(self, func, types, args, kwargs)
         try:
             return dispatch(self, func, types, args, kwargs)
         except RuntimeError:
+            if func not in marks:
+                raise
             stopped_by_torch[
                 "selective checkpointing counts the profiler's marks, of which FSDP makes more in the recomputation of units "
                 "that it shards inside of checkpointed ones"
