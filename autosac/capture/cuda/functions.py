@@ -267,7 +267,7 @@ def finish(gpu: TargetGPU) -> None:
     mem_get_info: Any = lambda _=None: (memory[0].free_bytes(), gpu.memory_bytes)  # noqa: E731
     cuda_memory.mem_get_info = cuda.mem_get_info = mem_get_info
     graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = lambda: False
-    cuda.CUDAGraph = graphs.CUDAGraph = _NoGraph
+    cuda.CUDAGraph = vars(graphs)["CUDAGraph"] = _NoGraph
     torch.compiler.cudagraph_mark_step_begin = lambda: None
     cudnn.version = lambda: 90800
     cudnn.is_acceptable = lambda tensor: tensor.is_cuda
