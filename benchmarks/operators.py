@@ -169,9 +169,9 @@ def report(data: Path) -> str:
     lines = [
         "# Operator and collective models against measurements",
         "",
-        "For readers who want to know how accurate the shipped cost models are. Printed by `benchmarks/operators.py`. Every row is about",
-        "shapes that no fit has seen: 15 % of the operators' shapes, 20 % of the message sizes. For matrix products, the measured time is",
-        "the median over the frameworks that timed a shape.",
+        "For readers who want to know how accurate the shipped cost models are. Printed by `benchmarks/operators.py`. Every",
+        "row is about shapes that no fit has seen: 15 % of the operators' shapes, 20 % of the message sizes. For products of",
+        "matrices, the measured time is the median over the frameworks that timed a shape.",
         "",
         "## Matrix products and attention",
         "",
@@ -182,8 +182,8 @@ def report(data: Path) -> str:
         lines += [*_gemm_lines(data, gpu), _attention_line(data, gpu)]
     lines += [
         "",
-        "The frameworks' timings of the same kernel differ by this much (median over shapes, bf16). On a shape that was timed once, no",
-        "model can be better than that.",
+        "The frameworks' timings of the same kernel differ by this much (median over shapes, bf16). On a shape that was timed",
+        "once, no model can be better than that.",
         "",
         "| GPU | frameworks | median difference from the first |",
         "|---|---|---|",

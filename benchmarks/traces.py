@@ -9,8 +9,8 @@ whose names begin with the same GPU are of that GPU. Each error is that of one k
 against the median of such calls in one trace.
 
 - *as shipped*: the models without any correction.
-- *after other traces*: corrected by the *other* traces of that GPU, with the operators that those measured. A GPU with one trace
-  has no others: its cells are empty, and it does not count in this column of "all".
+- *after other traces*: corrected by the *other* traces of that GPU, with the operators that those measured. A GPU with one
+  trace has no others: its cells are empty, and it does not count in this column of "all".
 - *held out*: corrected by four fifths of the calls of all traces of the GPU, and judged on the remaining fifth.
 - *fitted*: corrected by all calls.
 

@@ -165,7 +165,7 @@ def default_cluster(hardware: Hardware, world_size: int) -> Cluster:
         return load_cluster(hardware.cluster).sized(world_size)
     generic = Cluster(
         name=f"{hardware.name} x 8",
-        description="eight GPUs a node and a 200-Gb/s network adapter for every two",
+        description="eight GPUs per node and one 200-Gb/s network adapter per two GPUs",
         nodes=1,
         gpus_per_node=8,
         intra_gbps=hardware.link_gbps,

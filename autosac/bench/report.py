@@ -75,7 +75,7 @@ def markdown(results: Results, case: CaseResult | None, drawn: Sequence[Figure])
 
 
 def _budget_table(case: CaseResult) -> tuple[list[str], list[list[str]]]:
-    headings = ["budget", "peak", "recompute", "modules checkpointed", "discarded in the mean"]
+    headings = ["budget", "peak", "recompute", "modules checkpointed", "discarded on average"]
     rows = []
     for budget in case.budgets:
         if budget.error:

@@ -20,8 +20,8 @@ otherwise. Checkpointing is off, except in rows about it and jobs with "full AC"
 - *ranks*: the number of captured ranks, one of each pipeline stage.
 - *CPU*: seconds of user time of all processes of the command, imports of PyTorch and TorchTitan included.
 - *operators*: operators of all captured ranks that launch something.
-- *peak*: memory that the caching allocator of the fullest rank would reserve if the GPU never ran out. With less memory it gives
-  cached blocks back and tries again before it fails.
+- *peak*: memory that the caching allocator of the fullest rank would reserve if the GPU never ran out. With less memory it
+  gives cached blocks back and tries again before it fails.
 - *step*: simulated time of the whole job's step.
 
 {runs}

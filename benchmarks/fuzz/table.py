@@ -14,11 +14,11 @@ BAD = ("wrong", "obscure")
 
 _PAGE = """# Models of many kinds under plans of many kinds
 
-For readers who want to know how the [guarantee](guarantee.md) is tested. Every family is a kind of small model (`--list` prints
-them). A trial trains a model for one to three steps on the CPU, without a plan and under one, and compares bit for bit: losses,
-gradients, parameters, buffers, the state of random generators, and what Python code can see of the modules. Plans are made by the
-planner, legal with random keeps, or hostile: random keeps, wrong, missing and surplus decisions, other modules as units, any
-settings. Some steps have other numbers of rows or run under autocast, and some models are in double precision.
+For readers who want to know how the [guarantee](guarantee.md) is tested. Every family is a kind of small model (`--list`
+prints them). A trial trains a model for one to three steps on the CPU, without a plan and under one, and compares bit for bit:
+losses, gradients, parameters, buffers, the state of random generators, and what Python code can see of the modules. Plans are
+made by the planner, legal with random keeps, or hostile: random keeps, wrong, missing and surplus decisions, other modules as
+units, any settings. Some steps have other numbers of rows or run under autocast, and some models are in double precision.
 
 Printed by `{command}`.
 

@@ -30,12 +30,12 @@ def notes_of(config: Any, settings: Mapping[str, str]) -> tuple[str, ...]:
         )
     found += [
         f"torch {torch.__version__} stops in the backward of this job, with or without a GPU: {reason}; simulated as torch "
-        "2.12 trains it (a plan of AutoSAC's trains with every torch)"
+        "2.12 trains it (a plan of AutoSAC trains with every torch)"
         for reason in stopped_by_torch
     ]
     if partition.not_generated:
         reasons = "; ".join(partition.not_generated)
-        found.append(f"Inductor did not take every compiled graph; those are priced with approximate fusion: {reasons}")
+        found.append(f"Inductor could not compile some graphs, which are priced with approximate fusion: {reasons}")
     return tuple(found)
 
 
