@@ -83,7 +83,7 @@ class PlanningCaptures(Protocol):
 
 
 def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
-    """The verified plan for a goal. InfeasibleError if there is none; it says the smallest budget that would do."""
+    """The verified plan for a goal. InfeasibleError if there is none; it says the smallest budget that works."""
     (planned,) = make_plans(captures, goal, (goal.budget_bytes,), progress)
     if isinstance(planned, InfeasibleError):
         raise planned

@@ -277,7 +277,7 @@ class Search:
         report = smallest.memory.peak()
         name = _least(baselines, kind)
         own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
-        told = f"the smallest budget that would do is {format_bytes(least)}"
+        told = f"the smallest budget that works is {format_bytes(least)}"
         if name is not None and own_bytes < least:
             fits = "fits" if own_bytes <= goal.budget_bytes else "needs less"
             told = (
