@@ -45,8 +45,9 @@ def chunked_loss(loss_fn: Loss, plan: Plan | None = None, *, chunks: int | None 
     """A loss function that is computed in chunks of rows, so that its temporaries are those of one chunk.
 
     Args:
-        loss_fn: called with predictions [*rows, classes] and labels [*rows]. It has to be a sum over rows, as TorchTitan's
-            losses are, or `torch.nn.functional.cross_entropy` or a `torch.nn.CrossEntropyLoss` with reduction "sum" or "mean".
+        loss_fn: called with predictions ``[*rows, classes]`` and labels ``[*rows]``. It has to be a sum over rows, as
+            TorchTitan's losses are, or `torch.nn.functional.cross_entropy` or a `torch.nn.CrossEntropyLoss` (reduction "sum"
+            or "mean").
         plan: a plan that contains the number of chunks.
         chunks: the number of chunks, instead of a plan; 1 computes the loss as a whole. While a step is captured, the capture
             decides.

@@ -115,8 +115,9 @@ def plan_over_draws(job: TitanJob, goal: Goal, count: int) -> Planned:
                 return replace(planned, notes=(*planned.notes, *_notes(job, goal, number, [s for _, s in under])))
             if worst in tried:
                 raise InfeasibleError(
-                    f"no plan fits in {HIGH:.0%} of {count} draws of the load {job.moe_load}: the plan for draw {number} "
-                    f"needs {format_bytes(simulation.peak_bytes(goal.budget_kind))} in draw {worst}; ask for a smaller budget"
+                    f"no plan fits in {HIGH:.0%} of {count} draws of the expert load {job.moe_load}: the plan for draw "
+                    f"{number} needs {format_bytes(simulation.peak_bytes(goal.budget_kind))} in draw {worst}; ask for a "
+                    "smaller budget"
                 )
             number = worst
 
