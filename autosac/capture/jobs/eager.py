@@ -63,7 +63,9 @@ class EagerRequest:
         if self.target not in ("gpu", "cpu"):
             raise errors.UsageError(f"target {self.target!r}: expected 'gpu' or 'cpu'")
         if self.steps < 2:
-            raise errors.UsageError("at least two steps: the first makes the optimizer's states and caches")
+            raise errors.UsageError(
+                "at least two steps are needed: the first creates the optimizer's states and caches"
+            )
 
 
 # How often to look whether the child has ended.
