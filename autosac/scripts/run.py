@@ -153,8 +153,8 @@ class ScriptRun:
             self._note("the optimizer's step on the host takes no simulated time")
         if trace.info.compiled:
             self._note("the time of compiling is not simulated")
-            for note in partition.left_out():
-                self._note(note)
+        for note in partition.left_out():
+            self._note(note)
 
     def _why_nothing(self) -> str:
         recorder = self._session.recorder
