@@ -12,11 +12,12 @@ from traces import trace_of
 STEP = Callable[..., Trace]
 
 
-def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leading: int = 0) -> Trace:
+def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leading: int = 0, passes: int = 0) -> Trace:
     """Forward, backward in reverse, and an optimizer over all weights at once.
 
     Layer i is of kind i % `kinds`, or one of its own if i < `leading`, and has a weight and `ops` operators; the layer's
-    weight is copied `prefetch` layers before it is used and the copy is freed in the backward.
+    weight is copied `prefetch` layers before it is used and the copy is freed in the backward. Before the step, `passes`
+    microbatches go through the layers, forward and then backward, with nothing else in between.
     """
     meta = TensorMeta((4, 4), (4, 1), "float32")
     modules = ["", *(f"layers.{i}" for i in range(layers)), "output"]
@@ -37,6 +38,9 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         return len(storages) - 1
 
     weights = [new(16 * (kind[i] + 1), Label.PARAMETER, Phase.SETUP, 0, "empty") for i in range(layers)]
+    for phase in (Phase.FORWARD, Phase.BACKWARD) * bool(passes):
+        for i in (*range(layers),) * passes if phase is Phase.FORWARD else (*reversed(range(layers)),) * passes:
+            events.append(Free(new(64, Label.NONE, phase, 1 + i, f"early{kind[i]}")))
     prologue, events = tuple(events), []
     copies: dict[int, int] = {}
     made: list[list[int]] = []
