@@ -25,7 +25,7 @@ from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.plans import Plan
-from autosac.simulation import Pipeline, Simulation, simulation_of
+from autosac.simulation import Pipeline, Simulation, Target, simulation_of
 
 _SMALLEST = -2  # the cut with one period of layers
 
@@ -94,9 +94,14 @@ class SheetTask:
                 trace = server.capture(replace(request, cut=_SMALLEST))
             except CaptureError:  # too few layers to leave any out, or the job cannot be built with so few
                 trace = server.capture(request)
-            return {"sheet": sheet_of(simulation_of(trace, self.job.target)).document()}
+            return {"sheet": sheet_of(simulation_of(trace, _uncapped(self.job.target))).document()}
         except AutosacError as e:
             return {"refused": str(e)}
+
+
+def _uncapped(target: Target) -> Target:
+    """Without a power cap: what it leaves of the clock depends on the mix of a whole step, which a few layers do not tell."""
+    return replace(target, hardware=replace(target.hardware, power_limit_w=0.0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 (`autosac.configurations.bounds`):
 
 1. from the parameters' shapes: products at the peak rate, memory of states and layer inputs;
-2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
+2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory; of a pipeline,
+   the longest path through its schedule;
 3. its step without checkpointing, simulated.
 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
@@ -80,6 +81,7 @@ class TitanSearch:
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
         self._too_large: list[Layout] = []
+        self._walked: set[Layout] = set()  # whose bounds know the paths through their schedules
         self._derived: set[Layout] = set()
         self._confirmed_plans: set[Layout] = set()
         self._evaluated: set[str] = set()
@@ -224,15 +226,16 @@ class TitanSearch:
         """The second bound, in the objective's unit, within the search's or another budget; None before its sheet is there."""
         if not isinstance(self._sheet(layout), Sheet):
             return None
-        nbytes = self._machines.budget_bytes(layout, budget)
-        return bound_ms(layout, self._shape(layout), nbytes) * self._machines.weight(layout)
+        nbytes = self._machines.room_bytes(layout, budget)
+        return bound_ms(layout, self._shape(layout), nbytes, paths=True) * self._machines.weight(layout)
 
     def least_bytes(self, layout: Layout) -> float:
         """The memory bound by what is known."""
         return memory_bound_bytes(layout, self._shape(layout))
 
-    def _bound(self, layout: Layout, shape: Shape) -> float:
-        return bound_ms(layout, shape, self._machines.budget_bytes(layout)) * self._machines.weight(layout) * (1 - 1e-9)
+    def _bound(self, layout: Layout, shape: Shape, *, paths: bool = False) -> float:
+        least = bound_ms(layout, shape, self._machines.room_bytes(layout), paths=paths)
+        return least * self._machines.weight(layout) * (1 - 1e-9)
 
     def _shape(self, layout: Layout) -> Shape:
         sheet = self._sheet(layout)
@@ -258,7 +261,8 @@ class TitanSearch:
             state_bytes=self._own.state_bytes,
             gradient_bytes=gradient_bytes,
             memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
-            budget_bytes=self._machines.budget_bytes(layout),
+            budget_bytes=self._machines.room_bytes(layout),
+            reserved=self._wanted.goal.budget_kind == "reserved",
         )
 
     def _sheet(self, layout: Layout) -> Sheet | str | None:
@@ -298,9 +302,11 @@ class TitanSearch:
                 self._refused[layout] = sheet
                 return Value(math.inf)
         else:
-            tight = self._bound(layout, self._shape(layout))
-            if tight > bound:
-                return Bound(tight)
+            for paths in (False, True)[: 1 + (layout.pipeline > 1 and layout not in self._walked)]:
+                tight = self._bound(layout, self._shape(layout), paths=paths)
+                if tight > bound:
+                    return Bound(tight)
+            self._walked.add(layout)
         if any(is_larger(layout, other) for other in self._too_large):
             return Bound(math.inf)
         key = self._machines.key("layout", layout)

@@ -1,0 +1,110 @@
+"""How FSDP handles a layer's parameters and gradients, read from a captured step: what bounds may count on.
+
+PyTorch's FSDP gathers a group's parameters into a message on a stream of its own, copies them into the parameters, and puts
+gradients into a message that it reduces into shards on another stream. A block of the caching allocator belongs to the stream
+that it was allocated on, and a device that never runs out gives none back: what the streams hold at most adds up in the
+reserved memory, whenever that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autosac.simulation import Simulation
+from autosac.trace import Alloc, Collective, Free, Label, Op, Phase, Trace
+
+COPIES = ("fsdp.", "aten.split_with_sizes_copy")
+_TO_MESSAGE = "chunk_cat"
+_COMPUTE = 0  # the stream that models run on
+_MOST_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """`gathers_at_once`: gathered messages that are there together, on a stream of their own (0 to 2). `gradients_apart`: reduced
+    gradients are on a stream of their own. `scatter_waits`: as a layer's backward ends, the message of the group before it is
+    still there, beside the layer's gathered parameters and gradients. `gather_ns`, `scatter_ns`: nanoseconds to copy a byte of
+    a layer's message, to the parameters and from the gradients; 0 if not known. `gathered_bytes`: of a layer's messages on a
+    rank.
+    """
+
+    gathers_at_once: int = 0
+    gradients_apart: bool = False
+    scatter_waits: bool = False
+    gather_ns: float = 0.0
+    scatter_ns: float = 0.0
+    gathered_bytes: float = 0.0
+
+
+def sharding_of(simulation: Simulation, layers: Collection[int]) -> Sharding:
+    """Of a step in which FSDP shards all layers. `layers`: the modules that are layers, by their position in the trace."""
+    trace = simulation.trace
+    gathers, scatters = _transfers(trace, "all_gather"), _transfers(trace, "reduce_scatter")
+    forward = [event for event in gathers if event.module in layers and event.phase is Phase.FORWARD]
+    backward = [event for event in scatters if event.module in layers]
+    if not forward or not backward:
+        return Sharding()
+    gathered, scattered = (sum(event.nbytes for event in events) for events in (forward, backward))
+    gather_ms, scatter_ms = _copies_ms(trace, simulation.pricing.event_ms.tolist(), layers)
+    return Sharding(
+        gathers_at_once=_at_once(trace, gathers),
+        gradients_apart=all(trace.storages[s].stream != _COMPUTE for event in scatters for s in event.outputs),
+        scatter_waits=_scatter_waits(trace, layers, scatters),
+        gather_ns=1e6 * gather_ms / gathered,
+        scatter_ns=1e6 * scatter_ms / scattered,
+        gathered_bytes=gathered / len({event.module for event in forward}),
+    )
+
+
+def _transfers(trace: Trace, kind: str) -> list[Collective]:
+    """FSDP's own: it issues them on streams of their own."""
+    events = (event for event in trace.events if type(event) is Collective)
+    return [event for event in events if event.kind == kind and event.stream != _COMPUTE]
+
+
+def _at_once(trace: Trace, gathers: Sequence[Collective]) -> int:
+    """How many gathered messages are there together in the forward, on streams that are not the model's."""
+    apart = {s for event in gathers for s in event.outputs if trace.storages[s].stream != _COMPUTE}
+    alive, most = 0, 0
+    for event in trace.events:
+        if type(event) is Alloc and event.storage in apart and trace.storages[event.storage].phase is Phase.FORWARD:
+            alive += 1
+            most = max(most, alive)
+        elif type(event) is Free and event.storage in apart:
+            alive = max(0, alive - 1)
+    return min(most, _MOST_AT_ONCE)
+
+
+def _scatter_waits(trace: Trace, layers: Collection[int], scatters: Sequence[Collective]) -> bool:
+    """Whether the message of the group before is there, with all that a layer gathered and its gradients, as its backward
+    ends: until the first of the parameters is freed.
+    """
+    messages = {s for event in scatters for s in event.inputs}
+    alive: set[int] = set()
+    for event in trace.events:
+        if type(event) is Alloc and event.storage in messages:
+            alive.add(event.storage)
+        elif type(event) is Free:
+            alive.discard(event.storage)
+            row = trace.storages[event.storage]
+            if row.label is Label.UNSHARDED_PARAMETER and row.phase is Phase.BACKWARD and row.module in layers:
+                return bool(alive)
+    return False
+
+
+def _copies_ms(trace: Trace, event_ms: Sequence[float], layers: Collection[int]) -> tuple[float, float]:
+    """What copies take: from messages to the layers' parameters in the forward, and from gradients to messages."""
+    gathers = scatters = 0.0
+    for event, ms in zip(trace.events, event_ms, strict=True):
+        if type(event) is not Op or event.stream != _COMPUTE or event.module not in layers:
+            continue
+        name = trace.signatures[event.signature].name
+        if not name.startswith(COPIES):
+            continue
+        if _TO_MESSAGE in name:
+            scatters += ms
+        elif event.phase is Phase.FORWARD:
+            gathers += ms
+    return gathers, scatters
