@@ -41,13 +41,14 @@ checkpointing is a layer or lies in one, and what it recomputes from is not free
 between their forward and their backward, all that the layers keep is there, and what the operator at work reads and writes.
 Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward first:
 as they were computed, and in float32 as one message; and as the next layer's backward ends, with what it gathered and its
-gradients, while that message waits. A budget of reserved memory holds, at any time, the most that is there at once of what FSDP
-allocates on streams of its own (`autosac.configurations.sharding`): gathered messages, and reduced gradients.
+gradients, while that message waits. A budget of reserved memory holds, at any time, the most that is there at once of what
+FSDP allocates on streams of its own (`autosac.configurations.sharding`): gathered messages, and reduced gradients.
 
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
 layer at least is a convex function of the bytes it frees (`autosac.configurations.recomputation`). So the least recomputation
 is no less than the fractional knapsack over all layers: free what has the most bytes per millisecond first. This is the linear
-relaxation of every plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading.
+relaxation of every plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading. With
+the loss in chunks, what stands behind the layers counts no memory.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from functools import cache, lru_cache, partial
 from autosac.configurations.layout import Layout
 from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
 from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, Place, moments, places, rank_of
-from autosac.configurations.sharding import Sharding
+from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.splits import balanced_split, torchtitan_split
 from autosac.configurations.traffic import NO_TRAFFIC, Traffic
 
@@ -112,7 +113,7 @@ class Shape:
     memory_gbps: float = math.inf
     budget_bytes: float = math.inf
     traffic: Traffic = NO_TRAFFIC
-    sharding: Sharding = Sharding()
+    sharding: Sharding = NOTHING_KNOWN
     reserved: bool = False
 
 
@@ -178,8 +179,8 @@ def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
 
 
 def path_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) -> float:
-    """The least step time by the longest path through the schedule's operations (`pipeline_paths`), as `time_bound_ms`; 0 where
-    there is no pipeline or nothing is known of its schedule.
+    """The least step time by the longest path through the schedule's operations (`pipeline_paths`), as `time_bound_ms`; 0
+    where there is no pipeline or nothing is known of its schedule.
     """
     if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
         return 0.0
@@ -272,7 +273,7 @@ def _before_backward_bytes(layout: Layout, shape: Shape, place: Place, moment: M
 
 def _pools(layout: Layout, shape: Shape) -> Sharding:
     """What FSDP holds on streams of its own that counts at any time: where the budget is of reserved memory."""
-    return shape.sharding if shape.reserved and layout.shard * layout.context > 1 else Sharding()
+    return shape.sharding if shape.reserved and layout.shard * layout.context > 1 else NOTHING_KNOWN
 
 
 def _gathered_pool_bytes(layout: Layout, shape: Shape, place: Place) -> float:
@@ -303,7 +304,7 @@ def _kept(layout: Layout, shape: Shape, place: Place, moment: Moment) -> list[tu
     kept: list[tuple[float, float]] = [
         (times * count * size, m * count * ms) for times, count in stages for size, ms in shape.layer.kept
     ]
-    if moment.behind:
+    if moment.behind and not layout.chunk_loss:
         kept += [(size, m * ms) for size, ms in shape.last.kept]
     return kept
 
@@ -374,8 +375,8 @@ def _least_ms(kept: Sequence[tuple[float, float]], room_bytes: float) -> float:
 
 
 def bound_ms(layout: Layout, shape: Shape, budget_bytes: float, *, paths: bool = False) -> float:
-    """The least step time within the budget, infinite if no checkpointing is enough. See the module. `paths`: look at the paths
-    through a pipeline's schedule, too, which takes some milliseconds.
+    """The least step time within the budget, infinite if no checkpointing is enough. See the module. `paths`: look at the
+    paths through a pipeline's schedule, too, which takes some milliseconds.
     """
     if memory_bound_bytes(layout, shape) > budget_bytes:
         return INFEASIBLE

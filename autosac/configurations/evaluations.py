@@ -20,7 +20,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.configurations.sheets import sheet_of
 from autosac.errors import AutosacError, CaptureError, InfeasibleError, UsageError
 from autosac.files.temporary import temporary_folder
-from autosac.jobs.tasks import captures_of, plans_of
+from autosac.jobs.tasks import captures_of, plans_with_loss
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence, confidence_of
@@ -141,7 +141,7 @@ class LayoutTask:
         if none.step_ms >= self.cutoff_ms:
             return {**answer, "cut_off": self.cutoff_ms}
         if "autosac" in self.checkpointing:
-            (planned,) = plans_of(captures, goal, (goal.budget_bytes,), lambda _: None, sure)
+            (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), sure)
             answer |= self._planned(planned, answer["rows"], inner)
         best_ms = min((row["step_ms"] for row in answer["rows"] if row["fits"]), default=self.cutoff_ms)
         for name in ("full", "selective-op"):
@@ -182,9 +182,10 @@ class PlanTask:
         plan = Plan.from_bytes(self.plan.encode())
         try:
             with temporary_folder() as folder:
-                captures = [TitanCaptures(self.job, server, folder)]
+                job = replace(self.job, loss_chunks=plan.settings.loss_chunks)
+                captures = [TitanCaptures(job, server, folder)]
                 if self.pipeline:
-                    captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
+                    captures = captures_of(job, server, folder, ("none",), beside=("none",))
                 for stage in captures:
                     stage.begin(plan)
                 stages = [stage.under(plan) for stage in captures]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, Op, Phase, Trace
@@ -23,11 +22,11 @@ _MOST_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """`gathers_at_once`: gathered messages that are there together, on a stream of their own (0 to 2). `gradients_apart`: reduced
-    gradients are on a stream of their own. `scatter_waits`: as a layer's backward ends, the message of the group before it is
-    still there, beside the layer's gathered parameters and gradients. `gather_ns`, `scatter_ns`: nanoseconds to copy a byte of
-    a layer's message, to the parameters and from the gradients; 0 if not known. `gathered_bytes`: of a layer's messages on a
-    rank.
+    """`gathers_at_once`: gathered messages that are there together, on a stream of their own (0 to 2). `gradients_apart`:
+    reduced gradients are on a stream of their own. `scatter_waits`: as a layer's backward ends, the message of the group
+    before it is still there, beside the layer's gathered parameters and gradients. `gather_ns`, `scatter_ns`: nanoseconds to
+    copy a byte of a layer's message, to the parameters and from the gradients; 0 if not known. `gathered_bytes`: of a layer's
+    messages on a rank.
     """
 
     gathers_at_once: int = 0
@@ -38,6 +37,9 @@ class Sharding:
     gathered_bytes: float = 0.0
 
 
+NOTHING_KNOWN = Sharding()
+
+
 def sharding_of(simulation: Simulation, layers: Collection[int]) -> Sharding:
     """Of a step in which FSDP shards all layers. `layers`: the modules that are layers, by their position in the trace."""
     trace = simulation.trace
@@ -45,7 +47,7 @@ def sharding_of(simulation: Simulation, layers: Collection[int]) -> Sharding:
     forward = [event for event in gathers if event.module in layers and event.phase is Phase.FORWARD]
     backward = [event for event in scatters if event.module in layers]
     if not forward or not backward:
-        return Sharding()
+        return NOTHING_KNOWN
     gathered, scattered = (sum(event.nbytes for event in events) for events in (forward, backward))
     gather_ms, scatter_ms = _copies_ms(trace, simulation.pricing.event_ms.tolist(), layers)
     return Sharding(

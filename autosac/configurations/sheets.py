@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from autosac.configurations.bounds import Part, Shape
 from autosac.configurations.layout import Layout
 from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
-from autosac.configurations.sharding import COPIES, Sharding, sharding_of
+from autosac.configurations.sharding import COPIES, NOTHING_KNOWN, Sharding, sharding_of
 from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
 
@@ -67,7 +67,7 @@ class Sheet:
     full_ms: float = 0.0
     selective_ms: float = 0.0
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    sharding: Sharding = Sharding()
+    sharding: Sharding = NOTHING_KNOWN
 
     def shape(self, *, pipeline: bool) -> Shape:
         """For the bounds. A stage of a pipeline may hold any of the layers: there, the least of each counts."""
@@ -120,6 +120,7 @@ def sheet_layout(layout: Layout) -> Layout:
         optimizer="fused",
         cpu_offload=False,
         activation_offload=False,
+        chunk_loss=False,
         allocator="",
     )
 

@@ -53,7 +53,9 @@ def executed_ms(
 
 
 @given(SCHEDULES, st.integers(2, 4), st.integers(1, 3), st.data())
-def test_no_schedule_is_faster_than_its_longest_path(schedule: str, ranks: int, rounds: int, data: st.DataObject) -> None:
+def test_no_schedule_is_faster_than_its_longest_path(
+    schedule: str, ranks: int, rounds: int, data: st.DataObject
+) -> None:
     """However a rank's recomputation is divided over its stages; with one stage on a rank the path is what it takes."""
     of_rank, m = 2 if schedule == "Interleaved1F1B" else 1, ranks * rounds
     count = of_rank * ranks

@@ -126,7 +126,7 @@ def test_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[str, Any
         tight = search.sheet_bound(layout)
         assert first[layout] <= fitting_ms(answer)
         assert tight is not None and tight <= fitting_ms(answer)
-        assert search.sheet_bound(layout, "79GiB") <= answer["at_least_ms"]
+        assert search.sheet_bound(layout, 79 * 2**30) <= answer["at_least_ms"]
 
 
 def test_memory_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[str, Any]]) -> None:
