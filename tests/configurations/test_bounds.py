@@ -203,8 +203,8 @@ def test_what_fsdp_holds_beside_the_layers() -> None:
 
 
 def test_copies_of_gradients_take_time() -> None:
-    """One layer of a billion parameters on 2 shards, 1,000 GB/s: 4 ms for each of two gathers, 6 for the gradients' message; as a
-    capture tells, 5 and 8; and 28 bytes of each of a rank's parameters for the optimizer.
+    """One layer of a billion parameters on 2 shards, 1,000 GB/s: 4 ms for each of two gathers, 6 for the gradients' message;
+    as a capture tells, 5 and 8; and 28 bytes of each of a rank's parameters for the optimizer.
     """
     model = replace(shape(1, 1.0, 2.0, parameters=1e9), memory_gbps=1e3)
     layout = Layout(gpu="any", shard=2, global_batch=2)
