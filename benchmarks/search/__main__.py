@@ -2,7 +2,8 @@
 or checks the bounds of so many layouts with ``--check COUNT``.
 
 Options: ``--gpu NAME``, ``--space FILE``, ``--budget BUDGET``, ``--seed N``, ``--workers N``, ``--sample-seconds S`` (default:
-as long as the search), ``--cache DIR`` (captures of published runs).
+as long as the search), ``--cache DIR`` (captures of published runs), ``--csv FILE`` (their predictions, by
+``benchmarks.torchtitan_published``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autosac.configurations.sessions import Inputs
 from autosac.configurations.space import Space, load_space
 from autosac.errors import AutosacError
 from benchmarks.search.checks import check_bounds
-from benchmarks.search.ranking import rank_published
+from benchmarks.search.ranking import rank_published, reading, simulating
 from benchmarks.search.speed import measure
 
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument("--truth", type=Path, help="folder of the published figures (CSV)")
     parser.add_argument("--cache", type=Path, help="folder that keeps captures of published runs")
+    parser.add_argument("--csv", type=Path, help="what benchmarks.torchtitan_published --csv wrote: simulate nothing")
     parser.add_argument("--job", help="job file to search")
     parser.add_argument("--gpu", default="h100-sxm-80gb")
     parser.add_argument("--world-size", type=int, default=8)
@@ -38,7 +40,9 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.truth is not None:
-            rank_published(options.truth, options.cache)
+            rank_published(
+                options.truth, reading(options.csv) if options.csv is not None else simulating(options.cache)
+            )
         if options.job is not None:
             offer = Offer(gpu=options.gpu, world_size=options.world_size)
             inputs = Inputs(
