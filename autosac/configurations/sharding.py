@@ -8,7 +8,8 @@ reserved memory, whenever that is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from autosac.simulation import Simulation
@@ -25,8 +26,8 @@ class Sharding:
     """`gathers_at_once`: gathered messages that are there together, on a stream of their own (0 to 2). `gradients_apart`:
     reduced gradients are on a stream of their own. `scatter_waits`: as a layer's backward ends, the message of the group
     before it is still there, beside the layer's gathered parameters and gradients. `gather_ns`, `scatter_ns`: nanoseconds to
-    copy a byte of a layer's message, to the parameters and from the gradients; 0 if not known. `gathered_bytes`: of a layer's
-    messages on a rank.
+    copy a byte of a layer's message, to the parameters and from the gradients. `gathered_bytes`: of a layer's message. These
+    are 0 where they are not known, and where parts of layers have messages of their own (experts).
     """
 
     gathers_at_once: int = 0
@@ -48,16 +49,29 @@ def sharding_of(simulation: Simulation, layers: Collection[int]) -> Sharding:
     backward = [event for event in scatters if event.module in layers]
     if not forward or not backward:
         return NOTHING_KNOWN
-    gathered, scattered = (sum(event.nbytes for event in events) for events in (forward, backward))
-    gather_ms, scatter_ms = _copies_ms(trace, simulation.pricing.event_ms.tolist(), layers)
+    inner = any(name.startswith("layers.") and name.count(".") > 1 for name in trace.info.fsdp_units)
+    event_ms = simulation.pricing.event_ms.tolist()
+    gathered, scattered = _bytes_by_layer(forward), _bytes_by_layer(backward)
     return Sharding(
         gathers_at_once=_at_once(trace, gathers),
         gradients_apart=all(trace.storages[s].stream != _COMPUTE for event in scatters for s in event.outputs),
         scatter_waits=_scatter_waits(trace, layers, scatters),
-        gather_ns=1e6 * gather_ms / gathered,
-        scatter_ns=1e6 * scatter_ms / scattered,
-        gathered_bytes=gathered / len({event.module for event in forward}),
+        gather_ns=0.0 if inner else _least_ns(_copies_ms(trace, event_ms, Phase.FORWARD), gathered),
+        scatter_ns=0.0 if inner else _least_ns(_copies_ms(trace, event_ms, Phase.BACKWARD), scattered),
+        gathered_bytes=0.0 if inner else min(gathered.values()),
     )
+
+
+def _bytes_by_layer(events: Sequence[Collective]) -> dict[int, int]:
+    found: dict[int, int] = defaultdict(int)
+    for event in events:
+        found[event.module] += event.nbytes
+    return found
+
+
+def _least_ns(ms: Mapping[int, float], nbytes: Mapping[int, int]) -> float:
+    """Nanoseconds a byte, of the layer that takes least: a larger message is no slower for each byte."""
+    return min(1e6 * ms.get(layer, 0.0) / size for layer, size in nbytes.items())
 
 
 def _transfers(trace: Trace, kind: str) -> list[Collective]:
@@ -96,17 +110,12 @@ def _scatter_waits(trace: Trace, layers: Collection[int], scatters: Sequence[Col
     return False
 
 
-def _copies_ms(trace: Trace, event_ms: Sequence[float], layers: Collection[int]) -> tuple[float, float]:
-    """What copies take: from messages to the layers' parameters in the forward, and from gradients to messages."""
-    gathers = scatters = 0.0
+def _copies_ms(trace: Trace, event_ms: Sequence[float], phase: Phase) -> dict[int, float]:
+    """What copies take, by module: in the forward from messages to parameters, in the backward from gradients to messages."""
+    found: dict[int, float] = defaultdict(float)
     for event, ms in zip(trace.events, event_ms, strict=True):
-        if type(event) is not Op or event.stream != _COMPUTE or event.module not in layers:
-            continue
-        name = trace.signatures[event.signature].name
-        if not name.startswith(COPIES):
-            continue
-        if _TO_MESSAGE in name:
-            scatters += ms
-        elif event.phase is Phase.FORWARD:
-            gathers += ms
-    return gathers, scatters
+        if type(event) is Op and event.stream == _COMPUTE and event.phase is phase:
+            name = trace.signatures[event.signature].name
+            if name.startswith(COPIES) and (_TO_MESSAGE in name) == (phase is Phase.BACKWARD):
+                found[event.module] += ms
+    return found

@@ -260,6 +260,26 @@ def test_wrong_input_is_one_line(
     assert not (tmp_path / "study").exists()  # which the corrected command would be refused for
 
 
+def test_the_search_from_python_writes_the_best_job(search: TitanSearch, job: Path, tmp_path: Path) -> None:
+    """With a smaller space and TorchTitan's own arguments: the same step as in the whole search, in a job of its own."""
+    import tomllib
+
+    import autosac
+
+    best = tmp_path / "best.toml"
+    result = autosac.search(
+        str(job),
+        world_size=2,
+        space=TINY.model_dump(),
+        budget="79GiB",
+        overrides=["--training.steps", "7"],
+        output=best,
+    )
+    assert result.best is not None and result.best.measured.checkpointing == "none"
+    written = tomllib.loads(best.read_text())
+    assert written["training"]["local_batch_size"] == 8 and written["training"]["steps"] == 7
+
+
 def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:
     """The default space, without a job."""
     import tomllib
