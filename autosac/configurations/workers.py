@@ -170,8 +170,8 @@ class RayWorkers:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as e:
             raise UsageError(
-                f"no Ray cluster at {address!r}: {str(e).splitlines()[0]} (ray start --head starts one; one that asks for a token "
-                "needs RAY_AUTH_MODE=token here)"
+                f"no Ray cluster at {address!r}: {str(e).splitlines()[0]} (ray start --head starts one; one that asks for a "
+                "token needs RAY_AUTH_MODE=token here)"
             ) from e
         self.count = max(1, min(most, int(ray.cluster_resources().get("CPU", 1))))
         self._lost = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
