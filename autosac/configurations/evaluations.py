@@ -26,12 +26,16 @@ from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.plans import Plan
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
+from autosac.target import TargetGPU
 
 _SMALLEST = -2  # the cut with one period of layers
 
 
 class Task(Protocol):
-    """Work for another process. The answer is a document of JSON's types."""
+    """Work for another process. The answer is a document of JSON's types. `gpu`: what its captures simulate, None without any."""
+
+    @property
+    def gpu(self) -> TargetGPU | None: ...
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """Do it; captures come from `server`. Failures of the job are part of the answer."""
@@ -81,10 +85,20 @@ def _errors_ms(simulation: Simulation) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SheetTask:
-    """A few layers of one microbatch. Answer: ``sheet``, or ``refused`` with the reason."""
+class _JobTask:
+    """Of a job."""
 
     job: TitanJob
+
+    @property
+    def gpu(self) -> TargetGPU:
+        """See `Task`."""
+        return self.job.target.gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetTask(_JobTask):
+    """A few layers of one microbatch. Answer: ``sheet``, or ``refused`` with the reason."""
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """See `Task`."""
@@ -105,7 +119,7 @@ def _uncapped(target: Target) -> Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutTask:
+class LayoutTask(_JobTask):
     """A layout under every way of checkpointing. AutoSAC's plan is not captured (`PlanTask`).
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
@@ -114,7 +128,6 @@ class LayoutTask:
     ``refused``.
     """
 
-    job: TitanJob
     goal: Goal
     checkpointing: tuple[str, ...]
     cutoff_ms: float
@@ -167,10 +180,9 @@ class LayoutTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanTask:
+class PlanTask(_JobTask):
     """A layout's step as captured under its plan, the text of which is `plan`. Answer: ``row``, or ``refused``."""
 
-    job: TitanJob
     goal: Goal
     plan: str
     pipeline: bool = False

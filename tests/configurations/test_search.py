@@ -75,6 +75,7 @@ def known(job: Path) -> Iterator[dict[Any, dict[str, Any]]]:
                 getattr(self, "goal", None),
                 getattr(self, "checkpointing", None),
                 getattr(self, "plan", None),
+                self.job.target.gpu,
             )
             if key not in answers:
                 answers[key] = run(self, server)
@@ -278,6 +279,20 @@ def test_the_search_from_python_writes_the_best_job(search: TitanSearch, job: Pa
     assert result.best is not None and result.best.measured.checkpointing == "none"
     written = tomllib.loads(best.read_text())
     assert written["training"]["local_batch_size"] == 8 and written["training"]["steps"] == 7
+
+
+def test_each_kind_of_gpu_is_simulated(job: Path) -> None:
+    """H100s and dearer H200s, by cost: both take the same step, and the cheaper ones win."""
+    offers = (
+        Offer(gpu="h200-sxm-141gb", world_size=2, price=3.0),
+        Offer(gpu="h100-sxm-80gb", world_size=2, price=2.0),
+    )
+    space = TINY.model_copy(update={"checkpointing": ("none",)})
+    with searching(inputs(job, offers=offers, space=space, budget="85%", objective="cost-per-token", gap=0.5)) as found:
+        asked = [found.workers.submit(found.task(layout, math.inf)).result() for layout in found.layouts]
+        result = found.run()
+    assert len(asked) == 2 and not any("refused" in answer for answer in asked)
+    assert result.best is not None and result.best.offer.gpu == "h100-sxm-80gb" and not result.refused
 
 
 def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:
