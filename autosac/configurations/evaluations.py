@@ -32,7 +32,7 @@ _SMALLEST = -2  # the cut with one period of layers
 
 
 class Task(Protocol):
-    """Work for another process. The answer is a document of JSON's types. `gpu`: what its captures simulate, None without any."""
+    """Work for another process. The answer is a document of JSON's types. `gpu`: what captures simulate, if there are any."""
 
     @property
     def gpu(self) -> TargetGPU | None: ...

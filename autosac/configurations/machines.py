@@ -59,8 +59,12 @@ class Machines:
 
     def goal(self, layout: Layout) -> Goal:
         """What a layout's plans are for."""
-        own = {"offload": layout.activation_offload, "chunk_loss": layout.chunk_loss}
-        return replace(self._wanted.goal, budget_bytes=self.budget_bytes(layout), **own)
+        return replace(
+            self._wanted.goal,
+            budget_bytes=self.budget_bytes(layout),
+            offload=layout.activation_offload,
+            chunk_loss=layout.chunk_loss,
+        )
 
     def key(self, kind: str, layout: Layout) -> str:
         """A question's name: the layout, and the machines that it is asked for."""
