@@ -315,10 +315,11 @@ class TitanSearch:
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
+        own = layout.activation_offload or layout.chunk_loss  # of AutoSAC's plans: the rest is as without
         return LayoutTask(
             job=self._job(layout),
             goal=self._machines.goal(layout),
-            checkpointing=self._wanted.space.checkpointing,
+            checkpointing=("autosac",) if own else self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.confidence,
             least_ms=self.least_ms(layout),
