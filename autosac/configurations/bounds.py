@@ -35,13 +35,14 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
 shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
 step all of them. FSDP reduces a pipeline's gradients once, after the last microbatch: in between, a stage that has run
 backward has gradients of all its parameters, which are divided among tensor and expert parallel ranks only. Parameters that
-are not freed after the forward are gathered alike. How many microbatches a rank holds as a backward begins is the schedule's
-(`autosac.configurations.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of
-checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers runs,
-between their forward and their backward, all that the layers keep is there, and what the operator at work reads and writes.
-Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward first:
-as they were computed, and in float32 as one message; and as the next layer's backward ends, with what it gathered and its
-gradients, while that message waits. A budget of reserved memory holds, at any time, the most that is there at once of what
+are not freed after the forward are gathered alike; of those that are, one layer's as its backward begins. As that ends, it has
+gradients as they were computed, beside what the other layers keep. How many microbatches a rank holds as a backward begins is
+the schedule's (`autosac.configurations.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a
+unit of checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers
+runs, between their forward and their backward, all that the layers keep is there, and what the operator at work reads and
+writes. Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward
+first: as they were computed, and in float32 as one message; and as the next layer's backward ends, with what it gathered and
+its gradients, while that message waits. A budget of reserved memory holds, at any time, the most that is there at once of what
 FSDP allocates on streams of its own (`autosac.configurations.sharding`): gathered messages, and reduced gradients.
 
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
@@ -97,7 +98,7 @@ class Shape:
     `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if that is
     not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there while the last
     of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`: of FSDP, for
-    one layer. `reserved`: the budget is of reserved memory.
+    one layer. `hop_ms`: to send a layer's input to the next pipeline stage. `reserved`: the budget is of reserved memory.
     """
 
     layers: int
@@ -114,6 +115,7 @@ class Shape:
     budget_bytes: float = math.inf
     traffic: Traffic = NO_TRAFFIC
     sharding: Sharding = NOTHING_KNOWN
+    hop_ms: float = 0.0
     reserved: bool = False
 
 
@@ -185,6 +187,7 @@ def path_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
     if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
         return 0.0
     counts, last = split_of(layout, shape), layout.pipeline * layout.stages_per_rank - 1
+    own = sum(counts[:: layout.pipeline])  # layers of the first rank
     gathered = _gather_copy_ms(layout, shape) if _gathers(layout) and not layout.keeps_parameters else 0.0
     stages = [
         StageTimes(
@@ -200,7 +203,11 @@ def path_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
         layout.microbatches,
         stages,
         extra_ms or [0.0] * layout.pipeline,
-        _optimizer_ms(layout, shape, sum(counts[:: layout.pipeline])),
+        hop_ms=shape.hop_ms,
+        after_ms=_optimizer_ms(layout, shape, own)
+        + own * _scatters(layout) * _scatter_copy_ms(layout, shape)
+        + shape.traffic.gather_ms
+        + shape.traffic.scatter_ms,
     )
 
 
@@ -264,7 +271,8 @@ def _before_backward_bytes(layout: Layout, shape: Shape, place: Place, moment: M
     accumulated = layout.pipeline == 1 and layout.microbatches > 1
     found = _states_bytes(layout, shape, place, gradients=accumulated or _pools(layout, shape).gradients_apart)
     found += _gathered_pool_bytes(layout, shape, place)
-    whole = 0
+    gathers = layout.pipeline > 1 and _gathers(layout) and not layout.keeps_parameters
+    whole = shape.compute_bytes if gathers and not moment.behind else 0
     for count, held, accumulating in zip(place.counts, moment.held, moment.accumulating, strict=True):
         whole += count * shape.compute_bytes if layout.keeps_parameters and (held or accumulating) else 0
         whole += count * shape.gradient_bytes if accumulating else 0
@@ -320,9 +328,30 @@ def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list
         (_before_backward_bytes(layout, shape, place, moment), _kept(layout, shape, place, moment))
         for moment in _moments(layout, place)
     ]
+    if layout.pipeline > 1 and _gathers(layout):
+        found += [
+            (before + shape.compute_bytes * shape.layer_parameters / _expert_shards(layout), kept)
+            for moment in _moments(layout, place)
+            if moment.stage >= 0
+            for before, kept in [_after_a_layer(layout, shape, place, moment)]
+        ]
     if layout.pipeline == 1 and layout.shard * layout.context > 1 and shape.least_parameters:
         found += [_reducing(layout, shape, place, done) for done in (1, 2) if done < shape.layers]
     return found
+
+
+def _after_a_layer(
+    layout: Layout, shape: Shape, place: Place, moment: Moment
+) -> tuple[float, list[tuple[float, float]]]:
+    """As `_needs`, without the gradients of the one layer that has run backward since the moment."""
+    counts, stage = place.counts, moment.stage
+    m, held = layout.microbatches, moment.held[stage]
+    before = _before_backward_bytes(layout, shape, place, moment._replace(behind=False))
+    less = place._replace(counts=(*counts[:stage], counts[stage] - 1, *counts[stage + 1 :]))
+    kept = _kept(layout, shape, less, moment._replace(behind=False))
+    if held > 1:  # that layer's other microbatches
+        kept += [((held - 1) * size, m * ms) for size, ms in shape.layer.kept]
+    return before, kept
 
 
 def _reducing(layout: Layout, shape: Shape, place: Place, done: int) -> tuple[float, list[tuple[float, float]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from autosac.configurations.bounds import (
@@ -63,6 +64,7 @@ class LayoutBounds:
             state_bytes=self._own.state_bytes,
             gradient_bytes=gradient_bytes,
             compute_bytes=compute_bytes,
+            hop_ms=roads.hop_ms(layout, min((size for size, ms in shape.layer.kept if math.isinf(ms)), default=0)),
             memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
             budget_bytes=self._machines.room_bytes(layout),
             reserved=self._wanted.goal.budget_kind == "reserved",

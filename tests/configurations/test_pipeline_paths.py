@@ -17,10 +17,10 @@ SCHEDULES = st.sampled_from(["1F1B", "GPipe", "Interleaved1F1B"])
 
 
 def executed_ms(
-    schedule: str, ranks: int, m: int, stages: list[StageTimes], again_ms: list[float], optimizer_ms: float
+    schedule: str, ranks: int, m: int, stages: list[StageTimes], again_ms: list[float], hop_ms: float
 ) -> float:
     """The first rank's step when every operation begins as soon as it can. `again_ms`: recomputation of each stage and
-    microbatch.
+    microbatch; `hop_ms`: between stages.
     """
     last, before, works = len(stages) - 1, {}, []
     for rank in range(ranks):
@@ -42,14 +42,14 @@ def executed_ms(
     def end_ms(kind: str, stage: int, i: int) -> float:
         waits = [end_ms(*before[kind, stage, i])] if (kind, stage, i) in before else [0.0]
         if kind == "F":
-            waits += [end_ms("F", stage - 1, i)] if stage else []
+            waits += [end_ms("F", stage - 1, i) + hop_ms] if stage else []
         else:
-            waits.append(end_ms("B", stage + 1, i) if stage < last else end_ms("F", stage, i))
+            waits.append(end_ms("B", stage + 1, i) + hop_ms if stage < last else end_ms("F", stage, i))
         times = stages[stage]
         own_ms = times.forward if kind == "F" else times.backward + again_ms[stage]
         return max(waits) + own_ms + (times.gathered if (kind, stage, i) in follows_forward else 0.0)
 
-    return end_ms(*works[0][-1]) + optimizer_ms
+    return end_ms(*works[0][-1])
 
 
 @given(SCHEDULES, st.integers(2, 4), st.integers(1, 3), st.data())
@@ -62,11 +62,24 @@ def test_no_schedule_is_faster_than_its_longest_path(
     stages = [StageTimes(*data.draw(st.tuples(MS, MS, MS))) for _ in range(count)]
     again = data.draw(st.lists(MS, min_size=count, max_size=count))
     extra = [m * sum(again[rank::ranks]) for rank in range(ranks)]
-    found = longest_path_ms(schedule, ranks, m, stages, extra, 1.0)
-    taken = executed_ms(schedule, ranks, m, stages, again, 1.0)
+    hop_ms = data.draw(MS)
+    found = longest_path_ms(schedule, ranks, m, stages, extra, hop_ms=hop_ms, after_ms=1.0)
+    taken = executed_ms(schedule, ranks, m, stages, again, hop_ms) + 1.0
     assert found <= taken * (1 + 1e-9)
     if of_rank == 1:
         assert found == pytest.approx(taken)
+
+
+def test_two_stages_of_a_rank_share_its_recomputation_as_is_best() -> None:
+    """Two ranks, four stages, two microbatches: of 101 ways to share 6 ms on the first rank, none is below the bound, and the
+    best one is hardly above it.
+    """
+    stages = [StageTimes(1, 2), StageTimes(2, 1), StageTimes(1, 1), StageTimes(0.5, 3)]
+    ways = [
+        executed_ms("Interleaved1F1B", 2, 2, stages, [3 * i / 100, 0.0, 3 - 3 * i / 100, 0.0], 0.25) for i in range(101)
+    ]
+    found = longest_path_ms("Interleaved1F1B", 2, 2, stages, [6.0, 0.0], hop_ms=0.25)
+    assert 0.99 * min(ways) <= found <= min(ways)
 
 
 def test_equal_stages() -> None:
