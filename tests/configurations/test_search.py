@@ -18,6 +18,7 @@ from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
 from autosac.configurations.search import TitanSearch, is_larger
 from autosac.configurations.sessions import Inputs, searching
+from autosac.configurations.sheets import Sheet
 from autosac.configurations.space import Space
 from autosac.configurations.workers import ThreadWorker
 from autosac.errors import UsageError
@@ -135,6 +136,18 @@ def test_memory_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[s
     for layout, answer in everything.items():
         least = min((row["peak_reserved_bytes"] for row in answer["rows"]), default=math.inf)
         assert search.least_bytes(layout) <= least
+
+
+def test_a_sheet_tells_what_fsdp_does_with_a_layer(search: TitanSearch) -> None:
+    """Messages of two bytes a parameter, two of them at once, on streams of their own; the message before a layer's is still
+    there as its backward ends; copies take no less than memory allows.
+    """
+    sheet = search._sheet(search.layouts[0])
+    assert isinstance(sheet, Sheet)
+    known = sheet.sharding
+    assert (known.gathers_at_once, known.gradients_apart, known.scatter_waits) == (2, True, True)
+    assert known.gathered_bytes == 2 * sheet.layer_parameters
+    assert known.gather_ns >= 2 / 3352 and known.scatter_ns >= 1.5 / 3352  # an H100's GB/s
 
 
 def test_a_finished_search_resumes_without_captures(search: TitanSearch, study: Path, job: Path) -> None:
