@@ -147,7 +147,7 @@ def test_a_sheet_tells_what_fsdp_does_with_a_layer(search: TitanSearch) -> None:
     known = sheet.sharding
     assert (known.gathers_at_once, known.gradients_apart, known.scatter_waits) == (2, True, True)
     assert known.gathered_bytes == 2 * sheet.layer_parameters
-    assert known.gather_ns >= 2 / 3352 and known.scatter_ns >= 1.5 / 3352  # an H100's GB/s
+    assert known.gather_ns >= 2 / 3350 and known.scatter_ns >= 1.5 / 3350  # an H100's GB/s
 
 
 def test_a_finished_search_resumes_without_captures(search: TitanSearch, study: Path, job: Path) -> None:
