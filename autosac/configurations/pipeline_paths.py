@@ -27,10 +27,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from autosac.configurations.schedules import order
 
+Numbers = NDArray[np.float64]
 _MOST_PATHS = 6
 _CLOSE = 1e-4  # share of the step by which another path may still lengthen it
 _SAFE = 1 - 1e-7  # the solver's precision
@@ -82,7 +84,7 @@ def longest_path_ms(
     return least_ms * _SAFE + after_ms
 
 
-def _least_longest(paths: Sequence[_Path], each_ms: Sequence[float], ranks: int) -> tuple[float, Sequence[float]]:
+def _least_longest(paths: Sequence[_Path], each_ms: Numbers, ranks: int) -> tuple[float, Numbers]:
     """The least, over all shares of stages in their ranks' recomputation, of the longest of the paths; and the shares."""
     count = len(each_ms)
     slopes = np.array([path.backwards for path in paths]) * each_ms
