@@ -16,6 +16,7 @@ from autosac.cli.parser import main
 from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
+from autosac.configurations.results import Result
 from autosac.configurations.search import TitanSearch, is_larger
 from autosac.configurations.sessions import Inputs, searching
 from autosac.configurations.sheets import Sheet
@@ -289,6 +290,7 @@ def test_the_search_from_python_writes_the_best_job(search: TitanSearch, job: Pa
         overrides=["--training.steps", "7"],
         output=best,
     )
+    assert isinstance(result, Result)
     assert result.best is not None and result.best.measured.checkpointing == "none"
     written = tomllib.loads(best.read_text())
     assert written["training"]["local_batch_size"] == 8 and written["training"]["steps"] == 7
