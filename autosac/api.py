@@ -21,7 +21,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,13 +154,18 @@ def search(
     study: str | None = None,
     gap: float = 0.005,
     workers: int = 0,
+    ray: str | None = None,
+    cluster: str | None = None,
+    overrides: Sequence[str] = (),
+    confidence: float | None = None,
+    output: str | PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Result | EagerResult:
     """Find the fastest configuration: of a TorchTitan job, or of an eager step over settings of your own.
 
     Args:
-        job: the path of a TorchTitan job file; or a function that is called with settings by name and returns what
-            `simulate` calls `make_step`.
+        job: the path of a TorchTitan job file (0.2) or MODULE:CONFIG (0.3); or a function that is called with settings by name
+            and returns what `simulate` calls `make_step`.
         gpu: the name of a known GPU, or the path of a profile.
         world_size: number of GPUs of a TorchTitan job.
         space: the values of every knob. Of a job: the knobs of ``autosac search --show-space``. Of an eager step: its
@@ -172,6 +177,11 @@ def search(
         gap: of a job: stop when no configuration can be better by more than this share.
         workers: of a job: processes for evaluations; 0 for a thread of this one. Programs that start processes guard their
             main code with ``if __name__ == "__main__":``.
+        ray: of a job: the address of a Ray cluster that evaluates instead ("auto": the running one).
+        cluster: of a job: the name of a known cluster, or the path of a profile; None: the usual one of the GPU.
+        overrides: of a job: TorchTitan's arguments, such as ["--training.seq_len", "4096"].
+        confidence: of a job: the probability of fitting, such as 0.99; leaves a margin for errors.
+        output: of a job: the file for the best configuration, with its plan beside it (TorchTitan 0.3: a Python file).
         progress: called with a line of text that says what is being done.
 
     Returns:
@@ -183,6 +193,7 @@ def search(
         UsageError: another argument is wrong, or no configuration of the space is legal.
         CaptureError: the job cannot be captured.
     """
+    from autosac.configurations.best_files import write_best
     from autosac.configurations.eager import EagerSearch, combinations
     from autosac.configurations.offers import Offer
     from autosac.configurations.sessions import Inputs, searching
@@ -199,17 +210,23 @@ def search(
         ).run()
     inputs = Inputs(
         config_file=job,
-        offers=(Offer(gpu=gpu, world_size=world_size),),
+        offers=(Offer(gpu=gpu, world_size=world_size, cluster=cluster),),
+        overrides=tuple(overrides),
         space=space_of(dict(space or {})),
         budget=budget,
+        confidence=confidence,
         global_batch=global_batch,
         study=Path(study) if study is not None else None,
         resume=study is not None and (Path(study) / "journal.log").is_file(),
         gap=gap,
         workers=workers,
+        ray=ray,
     )
     with searching(inputs, progress) as found:
-        return found.run()
+        result = found.run()
+    if output is not None:
+        write_best(Path(output), inputs, result)
+    return result
 
 
 def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:

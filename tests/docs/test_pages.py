@@ -64,6 +64,8 @@ def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> No
         "--again", "--files", "--list", "--mutants", "--limit", "--quick", "--tables", "--exhaustive",  # benchmarks
         "--examples",  # benchmarks
         "--gpt",
+        "--csv",
+        "--check",
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
         "--help", "--version", "--its", "--own", "--arguments",  # any program
     }  # fmt: skip
