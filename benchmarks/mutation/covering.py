@@ -17,7 +17,7 @@ from coverage import CoverageData
 from benchmarks.mutation.mutants import Mutant
 
 # Tests are run in stages of at most these seconds together, the fast ones first; those beyond the last are not run.
-_STAGES_S = (4.0, 30.0, 300.0)
+_STAGES_S = (8.0, 60.0, 400.0)
 
 
 class Covering:
