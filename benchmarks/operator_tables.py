@@ -5,8 +5,10 @@
 DIR is `scripts/asplos/label` of sitar-lab/NeuSight (MIT): a folder for each GPU, in it one CSV for each model, with the
 milliseconds of each operator's forward and backward in float32. Every operator is captured on the simulated GPU with its own
 shapes and priced. An error is that of one operator with one set of shapes, against the median of its rows. Measured by CUDA
-events: what takes less than 30 us is mostly the events, and is left out. A backward includes the gradients of the weights.
-The backward of dropout is left out, too: gradients of gradients were recorded there, for which PyTorch runs other kernels.
+events: what takes less than 30 us is mostly the events, and is left out. What host and events add to longer ones is the same
+for every size: the last column compares from size to size only (Theil and Sen's line through a family's kinds). A backward
+includes the gradients of the weights. The backward of dropout is left out, too: gradients of gradients were recorded there,
+for which PyTorch runs other kernels.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from scipy.stats import theilslopes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -205,15 +208,15 @@ def table(gpu: str, rows: list[_Judged], worst: int) -> str:
         groups[FAMILIES.get(row.kind.name, "elementwise"), row.direction].append(row)
         groups["all", row.direction].append(row)
     lines = [
-        "| family | direction | kinds | median error | mean error | sum predicted / measured |",
-        "|---|---|--:|--:|--:|--:|",
+        "| family | direction | kinds | median error | mean error | sum predicted / measured | from size to size |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     for (family, direction), members in sorted(groups.items()):
         errors = [abs(member.error) for member in members]
         ratio = sum(m.predicted for m in members) / sum(m.measured for m in members)
         lines.append(
             f"| {family} | {direction} | {len(members)} | {statistics.median(errors):.1%} | {statistics.mean(errors):.1%} "
-            f"| {ratio:.2f} |"
+            f"| {ratio:.2f} | {_slope(members)} |"
         )
     lines += ["", "| operator | direction | shapes | measured us | predicted us |", "|---|---|---|--:|--:|"]
     for row in sorted(rows, key=lambda row: -abs(row.predicted - row.measured))[:worst]:
@@ -223,6 +226,14 @@ def table(gpu: str, rows: list[_Judged], worst: int) -> str:
             f"| {1e3 * row.predicted:.1f} |"
         )
     return f"## {gpu}\n\n" + "\n".join(lines) + "\n"
+
+
+def _slope(members: list[_Judged]) -> str:
+    """How much predictions grow for what measurements grow; "" for kinds that hardly differ."""
+    measured_ms = [member.measured for member in members]
+    if len(members) < 4 or max(measured_ms) < 1.5 * min(measured_ms):
+        return ""
+    return f"{1 / theilslopes(measured_ms, [member.predicted for member in members]).slope:.2f}"
 
 
 def main() -> None:

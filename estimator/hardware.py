@@ -24,6 +24,7 @@ _EFFICIENCIES = (
     "memory",
     "reduction",
     "outer_reduction",
+    "norm_backward",
     "gather",
     "scatter",
     "link",

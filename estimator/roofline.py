@@ -49,7 +49,7 @@ _MEMORY_KEY = {
     "outer_reduction": "outer_reduction",
     "softmax": "reduction",
     "norm": "reduction",
-    "norm_backward": "reduction",
+    "norm_backward": "norm_backward",
     "sort": "reduction",
     "gather": "gather",
     "scatter": "scatter",
@@ -70,7 +70,8 @@ class Roofline:
         self._hardware = hardware
         self._tf32 = tf32
         self._conv_tf32 = conv_tf32
-        self._efficiency = _EFFICIENCY | dict(hardware.efficiency)
+        efficiency = _EFFICIENCY | dict(hardware.efficiency)
+        self._efficiency = {"norm_backward": efficiency["reduction"], **efficiency}
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate]:
         """Every operator's time; see the module's docstring."""

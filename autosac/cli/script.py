@@ -85,7 +85,13 @@ def _notes(simulation: Simulation, result: RanksResult) -> tuple[str, ...]:
         return result.outcome.notes
     numbers = ", ".join(map(str, result.ran))
     rest = "" if len(result.ran) == world_size else "; the others are taken to be like one of them"
-    return (*result.outcome.notes, f"of {world_size} ranks, {numbers} ran{rest}")
+    notes = (*result.outcome.notes, f"of {world_size} ranks, {numbers} ran{rest}")
+    if result.outcome.printed or len(result.ran) == 1:
+        return notes
+    return (
+        *notes,
+        f"rank {result.ran[0]} prints nothing: --rank {result.ran[-1]} shows what rank {result.ran[-1]} prints",
+    )
 
 
 def _planned(arguments: argparse.Namespace, goal: Goal, captures: Sequence[ScriptCaptures]) -> Planned:

@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -65,7 +66,8 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)
-    run.leave = lambda: _leave(run.finish(0), folder)
+    prints = _Prints()
+    run.leave = lambda: _leave(replace(run.finish(0), printed=prints.any), folder)
     watchdog = _Watchdog(request, run, folder)
     try:
         with run.active():
@@ -74,7 +76,20 @@ def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
         return ScriptOutcome(exit_code=e.exit_code, steps=run.steps, error=str(e))
     finally:
         watchdog.stop()
-    return run.finish(code)
+    return replace(run.finish(code), printed=prints.any)
+
+
+class _Prints:
+    """Whether the script prints anything on standard output, from Python."""
+
+    def __init__(self) -> None:
+        self.any = False
+        self._write = sys.stdout.write
+        sys.stdout.write = self._written  # type: ignore[method-assign]
+
+    def _written(self, text: str) -> int:
+        self.any = True
+        return self._write(text)
 
 
 def _set_up(request: ScriptRequest) -> None:

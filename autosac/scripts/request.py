@@ -85,7 +85,7 @@ class ScriptOutcome:
     """How a script ended.
 
     `exit_code` is its own. `steps` have run, of which number `kept` is in the trace (0: there is none). `error`: why there is
-    no trace, unless the script says so itself. `notes`: what was assumed.
+    no trace, unless the script says so itself. `notes`: what was assumed. `printed`: whether it has, on standard output.
     """
 
     exit_code: int = 0
@@ -93,6 +93,7 @@ class ScriptOutcome:
     kept: int = 0
     error: str = ""
     notes: tuple[str, ...] = ()
+    printed: bool = True
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""

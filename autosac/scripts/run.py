@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from autosac.capture.compiler import partition
 from autosac.capture.cuda import functions
 from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, values
@@ -152,6 +153,8 @@ class ScriptRun:
             self._note("the optimizer's step on the host takes no time here: processors are not simulated")
         if trace.info.compiled:
             self._note("the time of compiling is not simulated")
+            for note in partition.left_out():
+                self._note(note)
 
     def _why_nothing(self) -> str:
         recorder = self._session.recorder

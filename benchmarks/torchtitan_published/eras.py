@@ -9,9 +9,11 @@ they are, and an era says what is put back to the way it was, read off TorchTita
   as large as the root group's gradients in fp32; since then it comes from the compute stream's pool, where the logits were.
 - **Attention**: keys and values were repeated to all heads (until 2026-01-27), and ``F.scaled_dot_product_attention`` took
   flash first.
-- **RMSNorm**: a Triton kernel (2024-04), TorchTitan's own in fp32 operators (to 2025-03-19), then ``nn.RMSNorm``, before
-  torch 2.9 a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native one of
+- **RMSNorm**: TorchTitan's own in fp32 operators (to 2025-03-19; in 2024-04 and 05 a Triton kernel), then ``nn.RMSNorm``,
+  before torch 2.9 a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native one of
   today keeps (its input and the reciprocal norm), so the native one stands for it.
+- **Compile**: the whole model, until 2024-05-21 (9954e19cc): FSDP's hooks split it into blocks, and what is before and after
+  them is compiled, too. Each block for itself since.
 - **Loss**: until 2024-06-12 the training loop's ``pred``, cast to fp32 by the model, lived until the next step's. It was
   compiled with the model from 2024-10-22 to 2024-12-18 (e8977b007) and again from 2025-04-02 (bbb1b616e).
 - **float8 under tensor parallelism**: float8 all-gathers of activations, until 2025-09-30 (8a2686c4a) renamed the converter
@@ -49,6 +51,7 @@ class Era:
     keeps_logits: bool = False
     reduces_in_stream: bool = False
     compiles_loss: bool = True
+    compiles_whole_model: bool = False
     float8_tensor_parallel: bool = True
     microbatch_per_rank: bool = False
     gathers_qk_norms: bool = True
@@ -80,7 +83,8 @@ _2024 = Era(
     name="2024-08", norm="own", optimizer="foreach", compiles_loss=False, microbatch_per_rank=True, allocator=""
 )
 SUMMER_2024 = replace(_2024, name="2024-06", keeps_logits=True, reduces_in_stream=True)
-SPRING_2024 = replace(SUMMER_2024, name="2024-04", norm="native")
+SPRING_2024 = replace(SUMMER_2024, name="2024-04", norm="native", compiles_whole_model=True)
+MARCH_2024 = replace(SPRING_2024, name="2024-03", norm="own")
 AUTUMN_2024 = Era(name="2024-11", norm="own", optimizer="foreach", microbatch_per_rank=True)
 WINTER_2025 = replace(AUTUMN_2024, name="2025-01", compiles_loss=False)
 FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused")
@@ -98,13 +102,13 @@ AUTUMN_2025 = replace(
 NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True)
 
 ERAS = (
-    *(SPRING_2024, SUMMER_2024, _2024, AUTUMN_2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
+    *(MARCH_2024, SPRING_2024, SUMMER_2024, _2024, AUTUMN_2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
     *(SUMMER_2025, AUTUMN_2025, NOW),
 )
 _LAST_MONTHS = (
-    *(("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024), ("2024-11", AUTUMN_2024)),
-    *(("2025-01", WINTER_2025), ("2025-03", FEBRUARY_2025), ("2025-07", SPRING_2025), ("2025-09", SUMMER_2025)),
-    ("2026-01", AUTUMN_2025),
+    *(("2024-03", MARCH_2024), ("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024)),
+    *(("2024-11", AUTUMN_2024), ("2025-01", WINTER_2025), ("2025-03", FEBRUARY_2025), ("2025-07", SPRING_2025)),
+    *(("2025-09", SUMMER_2025), ("2026-01", AUTUMN_2025)),
 )
 
 

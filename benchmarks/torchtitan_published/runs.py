@@ -40,6 +40,11 @@ _MODELS = {
 # Sources whose runs were not started by TorchTitan's launcher, and so without expandable segments. The page of the second
 # gives its torchrun command; of the others it shows in the memory that they report: see docs/accuracy.md.
 _WITHOUT_LAUNCHER = ("llama3_h100_202412_torchtitan", "llama3-8b_h200_202506_trainy", "commit d66b72a6a")
+# The page's table of context parallelism is of runs that the launcher started: one row shows it, the others confirm it.
+_LAUNCHED_TABLE = "Table 2 (CP)"
+# "Float8" on this page is TorchTitan's recipe of its time, with FSDP's all-gathers in float8: the memory of its pipelines,
+# which keep gathered parameters, shows it.
+_GATHERS_FLOAT8 = ("llama3_h100_202412_torchtitan",)
 # Rows that say otherwise than the run's own log, or than the job file of the commit that the log is in.
 _FULLY_CHECKPOINTED = ("commit f738a03bf", "commit b109f7d71")
 # Of the second the log shows DeepSeek-V3's vocabulary, its tokenizer's, in place of the flavor's 102,400.
@@ -234,9 +239,9 @@ def _published_run(row: dict[str, str]) -> Run:
         sequence=int(row["seq_len"]),
         checkpointing="full" if _is_from(source, _FULLY_CHECKPOINTED) else _checkpointing(row["ac_mode"]),
         compiled=row["compile"] == "yes",
-        precision=row["low_precision"],
+        precision=_precision(row["low_precision"], source),
         notes=row["notes"],
-        launched=not _is_from(source, _WITHOUT_LAUNCHER),
+        launched=_LAUNCHED_TABLE in row["notes"] or not _is_from(source, _WITHOUT_LAUNCHER),
         wide_vocabulary=_is_from(source, _WIDE_VOCABULARY),
         memory_gib=float(memory) if memory not in ("", "OOM") else None,
         oom=memory == "OOM",
@@ -244,6 +249,11 @@ def _published_run(row: dict[str, str]) -> Run:
         step_ms=1e3 * float(row["step_time_s"]) if row["step_time_s"] else None,
         not_compared="deterministic kernels are not priced" if "deterministic" in row["notes"] else "",
     )
+
+
+def _precision(text: str, source: str) -> str:
+    gathers = _is_from(source, _GATHERS_FLOAT8)
+    return text.replace("tensorwise", "tensorwise + fp8 all-gather") if gathers else text
 
 
 def _is_from(source: str, sources: tuple[str, ...]) -> bool:

@@ -115,10 +115,20 @@ class EraTransformer(Transformer):
             if self.era.repeats_kv:
                 block.attention.inner_attention = RepeatingAttention()
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, attention_masks: Any = None, positions: Any = None) -> torch.Tensor:
         """Logits (or hidden states, of a pipeline stage)."""
-        out = super().forward(*args, **kwargs)
-        return out.float() if self.era.keeps_logits and self.output is not None else out
+        h = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
+        blocks: Any = self.layers
+        for block in blocks.values():
+            h = block(h, self.freqs_cis, attention_masks=attention_masks, positions=positions)
+        return self.after_blocks(h)
+
+    def after_blocks(self, h: torch.Tensor) -> torch.Tensor:
+        """The final norm, the output layer and, where the era has it, the cast of the logits."""
+        h = h if self.norm is None else self.norm(h)
+        if self.output is None:
+            return h
+        return self.output(h).float() if self.era.keeps_logits else self.output(h)
 
 
 def build_loss(era: Era, job_config: Any, **_: Any) -> Any:
@@ -230,6 +240,8 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
         )
     if compiled:
         apply_compile(model, job_config.compile)
+        if era.compiles_whole_model:  # FSDP's hooks split it; what follows the last block's is a graph of its own
+            model.after_blocks = torch.compile(model.after_blocks, backend=job_config.compile.backend)
     names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
     mesh = parallel_dims.get_mesh(names)
     if era.root_group:

@@ -14,7 +14,7 @@ from autosac.target import TargetGPU
 from autosac.trace import Alloc, Phase, Trace
 from benchmarks.torchtitan_published import __main__ as program
 from benchmarks.torchtitan_published import tables
-from benchmarks.torchtitan_published.eras import ERAS, FEBRUARY_2025, NOW, Era, era_of
+from benchmarks.torchtitan_published.eras import ERAS, FEBRUARY_2025, MARCH_2024, NOW, SUMMER_2024, Era, era_of
 from benchmarks.torchtitan_published.runs import PUBLISHED, TORCHSIM_MEMORY, Run, UnreproducibleError, read_runs
 from benchmarks.torchtitan_published.simulated import Result, captured, simulate_run
 
@@ -108,6 +108,16 @@ def test_float8_and_async_as_the_row_says(tmp_path: Path, monkeypatch: pytest.Mo
         assert ("--model.converters" in overlapped) == ("float8" in precision)
 
 
+def test_a_page_gathers_in_float8_and_launched_one_table(tmp_path: Path) -> None:
+    """On the page of December 2024 float8 includes FSDP's all-gathers; its second table has expandable segments."""
+    page = {"source": "benchmarks/llama3_h100_202412_torchtitan.md", "date": "2024-12"}
+    one = run(tmp_path, low_precision="float8 tensorwise + AsyncTP", notes="Table 4", **page)
+    assert one.precision == "float8 tensorwise + fp8 all-gather + AsyncTP" and not one.launched
+    assert run(tmp_path, notes="Table 2 (CP)", **page).launched
+    assert run(tmp_path, **page).precision == "bf16"
+    assert run(tmp_path, low_precision="float8 tensorwise").precision == "float8 tensorwise"
+
+
 def test_pipelines_ran_a_microbatch_for_each_rank(tmp_path: Path) -> None:
     """Until April 2025: 32 sequences on 8 pipeline ranks are microbatches of 4; since then TorchTitan's default serves."""
     row = {"pp": "8", "fsdp_shard": "1", "local_batch": "32", "schedule": "1F1B"}
@@ -176,6 +186,7 @@ def test_torchsim_rows_are_joined(tmp_path: Path) -> None:
 def test_eras_by_date() -> None:
     """Months before, at and after the changes; notes decide in the month that saw both norms."""
     months = (
+        "2024-03",
         "2024-04",
         "2024-06",
         "2024-07",
@@ -188,6 +199,7 @@ def test_eras_by_date() -> None:
         "2026-02",
     )
     assert [era_of(month).name for month in months] == [
+        "2024-03",
         "2024-04",
         "2024-06",
         "2024-08",
@@ -292,6 +304,13 @@ def test_an_era_puts_back_what_changed(server: CaptureServer, era: Era) -> None:
         if type(e) is Alloc and trace.storages[e.storage].nbytes == (2 * VOCABULARY + 1) * WIDTH * 4
     }
     assert (streams == {0}) == (era.root_group and not era.reduces_in_stream)
+
+
+@pytest.mark.parametrize("era", [MARCH_2024, SUMMER_2024], ids=lambda era: era.name)
+def test_the_whole_model_was_compiled_once(server: CaptureServer, era: Era) -> None:
+    """In March 2024 the final norm is in a graph, and none of its operators is a call of its own; since May it is eager."""
+    trace = capture(server, era, "--compile.enable", "--compile.components", "model")
+    assert calls(trace, "aten.rsqrt.default", Phase.FORWARD) == (not era.compiles_whole_model)
 
 
 def test_chunked_loss(server: CaptureServer) -> None:

@@ -28,8 +28,16 @@ from autosac.capture.compiler.programs import Program, Programs, key_of
 from autosac.capture.device.device import device_type
 from autosac.target import TargetGPU
 
-SETTINGS: dict[str, Any] = {"compile_threads": 1, "fx_graph_cache": False, "triton.cudagraphs": False}
-"""Inductor's configuration in a capture: in this process, without its caches, and without CUDA graphs."""
+TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+"""Settings with which Inductor measures kernels, to choose among them."""
+SETTINGS: dict[str, Any] = {
+    "compile_threads": 1,
+    "fx_graph_cache": False,
+    "triton.cudagraphs": False,
+    **dict.fromkeys(TUNING, False),
+}
+"""Inductor's configuration in a capture: in this process, without its caches and CUDA graphs, with the kernels that it takes
+where it measures none."""
 
 
 programs: list[Programs] = [Programs()]

@@ -20,6 +20,16 @@ from autosac.capture.device.device import key_of
 
 not_generated: dict[str, None] = {}
 """Why graphs were interpreted in this process: the reasons, in order, each of them once."""
+_asked_for: dict[str, None] = {}  # what Inductor was to do and does not do here
+
+
+def left_out() -> tuple[str, ...]:
+    """What of compiled code is not simulated as it would run, for the reader of a report."""
+    notes = []
+    if not_generated:
+        reasons = "; ".join(not_generated)
+        notes.append(f"Inductor did not take every compiled graph; those are priced with approximate fusion: {reasons}")
+    return (*notes, *_asked_for)
 
 
 def install(target: str) -> None:
@@ -64,6 +74,10 @@ def _compile_without_modes() -> None:
 
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
     as_region = bool(options.get("wrap_inductor_compiled_regions"))
+    if options.get("triton.cudagraphs"):
+        _asked_for["the CUDA graphs of compiled code are not simulated: the host starts kernel by kernel"] = None
+    if any(map(options.get, inductor.TUNING)):
+        _asked_for["compiled code has the kernels that Inductor takes without tuning: it needs a GPU to measure"] = None
     if inductor.is_here():
         try:
             return _generate(graph, inputs, options, as_region)

@@ -267,6 +267,8 @@ def finish(gpu: TargetGPU) -> None:
     mem_get_info: Any = lambda _=None: (memory[0].free_bytes(), gpu.memory_bytes)  # noqa: E731
     cuda_memory.mem_get_info = cuda.mem_get_info = mem_get_info
     graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = lambda: False
+    cuda.CUDAGraph = vars(graphs)["CUDAGraph"] = _NoGraph
+    torch.compiler.cudagraph_mark_step_begin = lambda: None
     cudnn.version = lambda: 90800
     cudnn.is_acceptable = lambda tensor: tensor.is_cuda
     torch.accelerator.current_stream = _current_stream  # Dynamo wants functions of its own here
@@ -278,6 +280,16 @@ def _current_stream(_: Any = None) -> Any:
     from autosac.capture.device import device as simulated
 
     return simulated.current_stream()
+
+
+class _NoGraph:
+    """`torch.cuda.CUDAGraph`."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _NoGraph:
+        raise NotImplementedError(
+            "CUDA graphs cannot be simulated: run the script without them. Its kernels and its memory are the same, and where "
+            "it waits for the host (see the report) a graph would not"
+        )
 
 
 class _StreamContext:

@@ -104,6 +104,8 @@ class SimulatedDeviceMode(FakeTensorMode):
 
     def _stays_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         device = kwargs.get("device")
+        if device is None and func.namespace == "prims":  # Inductor's seeds, in a graph that it did not generate
+            device = next((a for a in args if isinstance(a, torch.device)), None)
         if self.target == "cpu":
             return (device is not None and torch.device(device).type == "meta") or (
                 device is None and any(isinstance(a, torch.Tensor) and a.is_meta for a in args)
@@ -178,6 +180,8 @@ class SimulatedDeviceMode(FakeTensorMode):
         memory_format: torch.memory_format | None = None,
     ) -> FakeTensor:
         """Casts and copies between host and device; FakeTensorMode would decompose them into four primitives."""
+        if x.layout not in (torch.strided, torch.jagged):
+            raise NotImplementedError("sparse tensors cannot be simulated: their sizes and times depend on their values")
         with in_kernel_invocation_manager(self):
             meta = torch.empty_like(x, dtype=dtype, device="meta", memory_format=memory_format or torch.preserve_format)
         if device is None:

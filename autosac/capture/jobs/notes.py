@@ -33,10 +33,7 @@ def notes_of(config: Any, settings: Mapping[str, str]) -> tuple[str, ...]:
         "2.12 trains it (a plan of AutoSAC's trains with every torch)"
         for reason in stopped_by_torch
     ]
-    if partition.not_generated:
-        reasons = "; ".join(partition.not_generated)
-        found.append(f"Inductor did not take every compiled graph; those are priced with approximate fusion: {reasons}")
-    return tuple(found)
+    return (*found, *partition.left_out())
 
 
 def _is_rowwise(config: Any) -> bool:

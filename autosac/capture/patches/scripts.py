@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 
@@ -34,6 +34,7 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _readable_tensors()
     _data_of_tensors()
     _tensors_of_tensors()
+    _other_fake_modes()
     _checkpoints(note, checkpoints)
     _loading(note)
     _profiler(note)
@@ -144,6 +145,19 @@ def _tensors_of_tensors() -> None:
         return original(data if isinstance(data, torch.Tensor) else read(data), **kwargs)
 
     vars(torch)["tensor"] = tensor
+
+
+def _other_fake_modes() -> None:
+    """Inductor's own, in which it traces its patterns: they move constants to ``cuda`` as where PyTorch has no CUDA.
+
+    They ask ``torch.cuda.is_available``, which says yes here, and would then run CUDA's kernels. Without this the first
+    compiled graph of a script is not generated, but interpreted with approximate fusion.
+    """
+    original: Any = FakeTensorMode.avoid_device_init
+    fake_mode: Any = FakeTensorMode
+    fake_mode.avoid_device_init = property(
+        lambda self: original.fget(self) if isinstance(self, SimulatedDeviceMode) else True
+    )
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
@@ -165,6 +166,8 @@ class StorageTable:
 def _plain_tensors(value: Any) -> list[torch.Tensor]:
     if not isinstance(value, torch.Tensor):
         return []
+    while is_functorch_wrapped_tensor(value):  # inside of torch.func's transformations: grad, vmap
+        value = get_unwrapped(value)
     if isinstance(value, FakeTensor) or not hasattr(value, "__tensor_flatten__"):
         return [value]
     names, _ = value.__tensor_flatten__()

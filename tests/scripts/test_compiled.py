@@ -1,0 +1,103 @@
+"""Scripts that compile, and what of PyTorch is not simulated: each says so in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+COMPILED = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.1)).cuda()
+model = torch.compile(model, mode="max-autotune")
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    torch.compiler.cudagraph_mark_step_begin()
+    model(torch.randn(32, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TRANSFORMED = """
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+parameters = dict(model.named_parameters())
+
+
+def loss_of(values, x):
+    return functional_call(model, values, (x,)).sum()
+
+
+def task(x):
+    gradients = grad(loss_of)(parameters, x)
+    return loss_of({name: value - 0.1 * gradients[name] for name, value in parameters.items()}, x)
+
+
+for step in range(3):
+    vmap(task)(torch.randn(4, 16, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+REFUSED = """
+import torch
+
+try:
+    torch.cuda.CUDAGraph()
+except NotImplementedError as e:
+    print(e)
+torch.eye(4).to_sparse().cuda()
+"""
+LAST_RANK_PRINTS = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+weight = torch.nn.Parameter(torch.zeros(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    (weight @ weight).sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    if dist.get_rank() == 1:
+        print("step", step)
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Inductor generates Triton code only with Triton"
+)
+def test_inductor_takes_all_graphs_of_a_script(run: Any) -> None:
+    """Its attention patterns, traced with constants on ``cuda``, do not stop it; tuning and CUDA graphs are named."""
+    ended = run(COMPILED)
+    assert ended.returncode == 0, ended.stderr
+    assert "Inductor did not take" not in ended.stdout
+    assert "the CUDA graphs of compiled code are not simulated: the host starts kernel by kernel" in ended.stdout
+    assert "the kernels that Inductor takes without tuning" in ended.stdout
+
+
+def test_transformed_functions(run: Any) -> None:
+    """Modules that are called inside of vmap and grad get tensors that wrap others."""
+    ended = run(TRANSFORMED)
+    assert ended.returncode == 0, ended.stderr
+    assert "step 2 of the script, which ran 3" in ended.stdout
+
+
+def test_what_is_not_simulated(run: Any) -> None:
+    """CUDA graphs that a script makes itself, and sparse tensors."""
+    ended = run(REFUSED)
+    assert ended.returncode == 1
+    assert "CUDA graphs cannot be simulated: run the script without them" in ended.stdout
+    assert "sparse tensors cannot be simulated" in ended.stderr
+
+
+def test_a_silent_rank_points_to_one_that_prints(run: Any) -> None:
+    """Where only the last rank prints, the report says how to see it."""
+    ended = run(LAST_RANK_PRINTS, "--nproc", "2")
+    assert ended.returncode == 0, ended.stderr
+    assert "rank 0 prints nothing: --rank 1 shows what rank 1 prints" in ended.stdout
+    assert "step 0" not in ended.stdout
