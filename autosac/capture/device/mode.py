@@ -181,7 +181,9 @@ class SimulatedDeviceMode(FakeTensorMode):
     ) -> FakeTensor:
         """Casts and copies between host and device; FakeTensorMode would decompose them into four primitives."""
         if x.layout not in (torch.strided, torch.jagged):
-            raise NotImplementedError("sparse tensors cannot be simulated: their sizes and times depend on their values")
+            raise NotImplementedError(
+                "sparse tensors cannot be simulated: their sizes and times depend on their values"
+            )
         with in_kernel_invocation_manager(self):
             meta = torch.empty_like(x, dtype=dtype, device="meta", memory_format=memory_format or torch.preserve_format)
         if device is None:
