@@ -27,7 +27,7 @@ class Pool:
         self._listener: list[Callable[[str], None]] = [lambda _: None]
 
     def submit(self, request: TitanRequest, options: dict[str, bool], listener: Callable[[str], None]) -> CaptureFuture:
-        """Start a capture. A process that has failed once is not asked again."""
+        """Start a capture. A process that has ended is not asked again."""
         self._listener[0] = listener
         key = (*sorted(options.items()), os.environ.get("AUTOSAC_CACHE"), Path.cwd(), request.gpu, *_preloaded(request))
         server = self._servers.pop(key, None)
@@ -37,13 +37,12 @@ class Pool:
             server = CaptureServer(**options, on_progress=lambda text: self._listener[0](text)).__enter__()
         self._servers[key] = server  # the last that was used
         future = server.submit(request)
-        future.add_done_callback(lambda done: self._failed(key) if done.exception() else None)
+        future.add_done_callback(lambda done: self._done(key, done.exception()))
         return future
 
-    def _failed(self, key: Any) -> None:
-        server = self._servers.pop(key, None)
-        if server is not None:
-            self._servers[object()] = server  # ends with the others
+    def _done(self, key: Any, error: BaseException | None) -> None:
+        if str(error).startswith("the capture process") and key in self._servers:
+            self._servers[object()] = self._servers.pop(key)  # ends with the others
 
     def close(self) -> None:
         """End them all."""
