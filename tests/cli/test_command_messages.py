@@ -44,8 +44,8 @@ CALIBRATE = (
 )
 
 
-def commands() -> Iterator[str]:
-    """Every option alone and with every other one, and values at their bounds."""
+def plans() -> Iterator[str]:
+    """Every option of a plan alone and with every other one, and values at their bounds."""
     yield from (f"{SOON} {' '.join(words)}" for words in (*((w,) for w in PLAN), *itertools.combinations(PLAN, 2)))
     for sizes in ("0", "1,1", "a", "", "1048576", "1048577", "4,,8"):
         yield f"{SOON} --maximize tokens-per-second --batch-sizes '{sizes}'"
@@ -61,6 +61,10 @@ def commands() -> Iterator[str]:
         yield f"{LATE} {option}"
     for confidence in ("0", "1", "0.99991", "-1", "nan"):
         yield f"plan job.toml --gpu h100-sxm-80gb --confidence={confidence}"
+
+
+def others() -> Iterator[str]:
+    """The same for other commands."""
     for words in itertools.combinations(RUN, 2):
         yield f"run --gpu unknown {' '.join(words)}"
     yield from (
@@ -116,7 +120,7 @@ def test_what_commands_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     Path("job.toml").write_text('[model]\nname = "llama3"\nflavor = "debugmodel"\n')
     Path("script.py").write_text("raise SystemExit(3)\n")
     before, lines = sorted(tmp_path.iterdir()), []
-    for line in commands():
+    for line in (*plans(), *others()):
         code = main(shlex.split(line))
         printed, said = capsys.readouterr()
         said = re.sub("give one of .*", "give one of ...", said.strip())
