@@ -75,16 +75,16 @@ def test_inductor_takes_all_graphs_of_a_script(run: Any) -> None:
     """Its attention patterns, traced with constants on ``cuda``, do not stop it; tuning and CUDA graphs are named."""
     ended = run(COMPILED)
     assert ended.returncode == 0, ended.stderr
-    assert "Inductor did not take" not in ended.stdout
-    assert "the CUDA graphs of compiled code are not simulated: the host starts kernel by kernel" in ended.stdout
-    assert "the kernels that Inductor takes without tuning" in ended.stdout
+    assert "Inductor could not compile" not in ended.stdout
+    assert "the CUDA graphs of compiled code are not simulated: the host launches every kernel" in ended.stdout
+    assert "the kernels that Inductor chooses without tuning" in ended.stdout
 
 
 def test_transformed_functions(run: Any) -> None:
     """Modules that are called inside of vmap and grad get tensors that wrap others."""
     ended = run(TRANSFORMED)
     assert ended.returncode == 0, ended.stderr
-    assert "step 2 of the script, which ran 3" in ended.stdout
+    assert "step 2 of the 3 that the script ran" in ended.stdout
 
 
 def test_what_is_not_simulated(run: Any) -> None:
@@ -99,5 +99,5 @@ def test_a_silent_rank_points_to_one_that_prints(run: Any) -> None:
     """Where only the last rank prints, the report says how to see it."""
     ended = run(LAST_RANK_PRINTS, "--nproc", "2")
     assert ended.returncode == 0, ended.stderr
-    assert "rank 0 prints nothing: --rank 1 shows what rank 1 prints" in ended.stdout
+    assert "rank 0 prints nothing: --rank 1 shows the output of rank 1" in ended.stdout
     assert "step 0" not in ended.stdout

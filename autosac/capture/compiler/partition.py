@@ -28,7 +28,7 @@ def left_out() -> tuple[str, ...]:
     notes = []
     if not_generated:
         reasons = "; ".join(not_generated)
-        notes.append(f"Inductor did not take every compiled graph; those are priced with approximate fusion: {reasons}")
+        notes.append(f"Inductor could not compile some graphs, which are priced with approximate fusion: {reasons}")
     return (*notes, *_asked_for)
 
 
@@ -75,9 +75,9 @@ def _compile_without_modes() -> None:
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
     as_region = bool(options.get("wrap_inductor_compiled_regions"))
     if options.get("triton.cudagraphs"):
-        _asked_for["the CUDA graphs of compiled code are not simulated: the host starts kernel by kernel"] = None
+        _asked_for["the CUDA graphs of compiled code are not simulated: the host launches every kernel"] = None
     if any(map(options.get, inductor.TUNING)):
-        _asked_for["compiled code has the kernels that Inductor takes without tuning: it needs a GPU to measure"] = None
+        _asked_for["compiled code has the kernels that Inductor chooses without tuning, which needs a GPU"] = None
     if inductor.is_here():
         try:
             return _generate(graph, inputs, options, as_region)
@@ -102,7 +102,12 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool)
     kept = mock.patch(
         "torch._functorch.partitioners.functionalize_rng_ops", lambda _, forward, backward, __: (forward, backward)
     )
-    with functorch_config.patch(enable_autograd_cache=False), inductor.constants_on_host(), kept:
+    with (
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor.constants_on_host(),
+        inductor.without_measuring(),
+        kept,
+    ):
         settings = {**options, **inductor.SETTINGS}
         return compile_fx.compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=settings)
 
