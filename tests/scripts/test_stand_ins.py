@@ -77,7 +77,7 @@ def test_stand_ins_in_a_script(run: Any, tmp_path: Path) -> None:
     assert "aten._scaled_dot_product_flash_attention.default" in names and "aten._fused_adamw_.default" in names
     assert "torch_attn._varlen_attn.default" in names
     losses = [event for _, event in ops if "cross_entropy_loss" in names[event.signature]]
-    assert [event.phase for event in losses] == [Phase.FORWARD, Phase.BACKWARD]
+    assert [event.phase for event in losses] == [Phase.FORWARD] * 3 + [Phase.BACKWARD]  # one of them is differentiated
 
 
 def test_what_is_missing_is_said(run: Any) -> None:
@@ -85,7 +85,7 @@ def test_what_is_missing_is_said(run: Any) -> None:
     ended = run("import flash_attn")
     assert ended.returncode == 1
     assert ended.stderr.count("Traceback") == 1
-    assert "autosac: flash_attn is not installed: --stand-in flash_attn puts" in ended.stderr
+    assert "autosac: flash_attn is not installed: --stand-in flash_attn uses" in ended.stderr
 
 
 def test_wrong_names() -> None:
