@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -12,6 +12,19 @@ from traces import trace_of
 STEP = Callable[..., Trace]
 
 
+META = TensorMeta((4, 4), (4, 1), "float32")
+
+
+def _signatures(kind: Sequence[int]) -> dict[str, Signature]:
+    """By name: the operator of every kind of layer, and the optimizer's."""
+    found = {
+        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (META, META), (META,)) for k in dict.fromkeys(kind)
+    }
+    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
+    found["step"] = Signature("aten._foreach_add_.List", (*many, META), (), mutates=tuple(range(len(kind))))
+    return found
+
+
 def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leading: int = 0, passes: int = 0) -> Trace:
     """Forward, backward in reverse, and an optimizer over all weights at once.
 
@@ -19,14 +32,9 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
     weight is copied `prefetch` layers before it is used and the copy is freed in the backward. Before the step, `passes`
     microbatches go through the layers, forward and then backward, with nothing else in between.
     """
-    meta = TensorMeta((4, 4), (4, 1), "float32")
     modules = ["", *(f"layers.{i}" for i in range(layers)), "output"]
     kind = [i if i < leading else leading + (i - leading) % kinds for i in range(layers)]
-    signatures = {
-        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)
-    }
-    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
-    signatures["step"] = Signature("aten._foreach_add_.List", (*many, meta), (), mutates=tuple(range(layers)))
+    signatures = _signatures(kind)
     position = {name: i for i, name in enumerate(signatures)}
     storages: list[Storage] = []
     events: list[Event] = []
@@ -55,7 +63,7 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
             begin = len(events)
             out = new(64, Label.NONE, Phase.FORWARD, 1 + i, name)
             events.append(Op(position[name], 0, 1 + i, Phase.FORWARD, 0, (last, copies[i]), (out,)))
-            calls.append(Call(name, n, (meta,), begin, len(events), False, False, False, (out,), (last, copies[i]), ()))
+            calls.append(Call(name, n, (META,), begin, len(events), False, False, False, (out,), (last, copies[i]), ()))
             made[-1].append(out)
             last = out
         regions.append(Region(1 + i, first, len(events), tuple(calls), (made[-1][0] - 1,), (last,)))
