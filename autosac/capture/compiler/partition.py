@@ -102,7 +102,12 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool)
     kept = mock.patch(
         "torch._functorch.partitioners.functionalize_rng_ops", lambda _, forward, backward, __: (forward, backward)
     )
-    with functorch_config.patch(enable_autograd_cache=False), inductor.constants_on_host(), kept:
+    with (
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor.constants_on_host(),
+        inductor.without_measuring(),
+        kept,
+    ):
         settings = {**options, **inductor.SETTINGS}
         return compile_fx.compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=settings)
 
