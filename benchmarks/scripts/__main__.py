@@ -1,6 +1,6 @@
 """Runs the scripts of this folder under `autosac run` and writes a table of their figures.
 
-    python -m benchmarks.scripts [--examples | --gpt2] [--only NAME] [--out TABLE.md]
+    python -m benchmarks.scripts [--examples | --gpt] [--only NAME] [--out TABLE.md]
 
 A script whose package is not installed has a row that says so. The wall time is that of the whole command.
 """
@@ -58,11 +58,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--examples", action="store_true", help="those of Phantora and Maya, with what they report")
-    kinds.add_argument("--gpt2", action="store_true", help="GPT-2 124M, beside published steps")
+    kinds.add_argument("--gpt", action="store_true", help="GPT-2 124M, beside published steps")
     parser.add_argument("--only", default="", metavar="NAME", help="cases with this in their names")
     parser.add_argument("--out", type=Path, metavar="TABLE.md")
     options = parser.parse_args()
-    cases = EXAMPLES if options.examples else GPT2 if options.gpt2 else CASES
+    cases = EXAMPLES if options.examples else GPT2 if options.gpt else CASES
     more = ("reported", "---") if cases is not CASES else ()
     heading = ("script", "GPUs", "step (ms)", "peak active (GiB)", "peak reserved (GiB)", "wall time (s)", *more[:1])
     lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(('---', '---', *['---:'] * 4, *more[1:]))}|"]

@@ -222,6 +222,8 @@ def test_a_graph_that_cannot_be_generated_is_interpreted(tmp_path: Path) -> None
     """The step is captured all the same, with one kernel for what would be fused, and with the reason in one line."""
     trace = capture_eager(partial(_make_failing, tmp_path), EagerRequest())
     assert (tmp_path / "notes").read_text() == "needs a GPU"
+    said = "Inductor did not take every compiled graph; those are priced with approximate fusion: needs a GPU"
+    assert trace.info.notes == (said,)
     names = {signature.name for signature in trace.signatures}
     assert {"triton.triton_red_fused", "triton.triton_poi_fused"} < names
 
