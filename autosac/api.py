@@ -16,7 +16,7 @@
     plan = autosac.plan(make_step, gpu="h100-sxm-80gb", budget="60GiB")
     model = autosac.apply(model, plan)
 
-`make_step` is called in a child process, on a device that stands for the GPU: nothing real is allocated.
+`make_step` is called in a child process, with a device that stands for the GPU. Tensors on it take no memory.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ def simulate(
     Args:
         make_step: called with a device; returns a function that runs one step, or the model and that function.
         gpu: the name of a known GPU (``autosac gpus`` lists them) or the path of a profile.
-        target: "gpu", or "cpu" to record the operators that this machine's CPU would run. Memory is then that of the CPU's
-            operators.
-        steps: number of steps to run. The last one is simulated; the first creates the optimizer's states.
-        plan: a plan to apply first. `make_step` has to return the model, too.
+        target: "gpu", or "cpu" to simulate the operators that this machine's CPU would run, with their memory.
+        steps: number of steps to capture, at least 2. The last one is simulated; the first creates the optimizer's states.
+        plan: a plan to apply to the model first. `make_step` then has to return the model, too.
         allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
 
     Returns:
@@ -92,7 +91,7 @@ def plan(
     target: str = "gpu",
     progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Decide what to keep and what to recompute so that the step fits the budget and runs as fast as it can.
+    """Decide what to keep and what to recompute, so that the step fits the budget and runs as fast as possible.
 
     Args:
         make_step: called with a device; returns the model and a function that runs one step.
@@ -107,7 +106,7 @@ def plan(
         chunk_loss: allow computing losses made by `chunked_loss` in chunks of rows where that makes the step shorter.
         allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
         target: "gpu" or "cpu", as in `simulate`.
-        progress: called with a line of text that says what is being done.
+        progress: called with a line of text that says what AutoSAC is doing.
 
     Returns:
         A verified plan. Its predictions come from a simulation of the step under the plan.
@@ -116,7 +115,7 @@ def plan(
         HardwareError: the GPU is unknown, or its profile is wrong.
         UsageError: another argument is wrong.
         CaptureError: the step cannot be captured.
-        InfeasibleError: no plan meets the budget. The message says the smallest budget that would do.
+        InfeasibleError: no plan meets the budget. The message says how large the budget must be.
     """
     machine = Target.of(gpu, 1, allocator=allocator)
     goal = Goal(
@@ -231,17 +230,18 @@ def search(
 
 
 def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
-    """Make the model follow the plan. Call it before ``torch.compile`` and before ``fully_shard``.
+    """Make the model follow the plan. Call this before ``torch.compile`` and before ``fully_shard``.
 
     Args:
-        model: the real model; it is changed in place.
+        model: the real model. It is changed in place.
         plan: a plan for a model of the same structure, or the path of its file.
 
     Returns:
         The same model.
 
     Raises:
-        PlanError: the plan was made for another model, or a module of it is compiled or checkpointed already.
+        PlanError: the file is not a plan, the plan was made for another model, or one of its modules is already compiled or
+            checkpointed.
     """
     from autosac.integrations.apply import apply as apply_to
 
@@ -251,21 +251,21 @@ def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
 def observe(
     model: nn.Module, output: str | PathLike[str], *, plan: Plan | None = None, steps: int = 3, warm_up: int = 2
 ) -> None:
-    """Measure the first steps of training, and write what they took beside what the plan promised.
+    """Measure the first steps of training, and write their time and memory beside the plan's predictions.
 
-    Call it before the first step. A step ends when an optimizer of the model has stepped. ``autosac calibrate CAPTURE
-    --from-run FILE`` makes a corrected profile of the file, with the step as ``simulation.trace.save`` or ``autosac run
-    --save-capture`` have written it.
+    Call this before the first step. A step ends with the step of an optimizer of the model. ``autosac calibrate CAPTURE
+    --from-run FILE`` makes a corrected profile from the file. CAPTURE is the step as written by ``simulation.trace.save`` or
+    ``autosac run --save-capture``.
 
     Args:
-        model: the model that is trained; nothing of it is changed.
-        output: file for the record (JSON).
+        model: the model that is trained. It is not changed.
+        output: the file to write (JSON; times in ms, memory in bytes).
         plan: the plan that the model follows, if any.
         steps: number of steps to measure.
         warm_up: number of steps before them, at least 1.
 
     Raises:
-        UsageError: a number is out of its range, or the file cannot be written.
+        UsageError: `steps` or `warm_up` is below 1, or the file cannot be written.
     """
     from autosac.files.writing import check_output
     from autosac.integrations.first_steps import FirstSteps
@@ -284,18 +284,18 @@ def compile_options(budget: str) -> dict[str, Any]:
 
         model = torch.compile(model, options=autosac.compile_options("8GiB"))
 
-    PyTorch's partitioner decides, as with its own ``activation_memory_budget``, but the budget is in bytes and is kept: a
-    larger one never saves less. It is for the backend "inductor", and for a model that no plan is applied to. What is alive
-    without being saved (parameters, inputs, outputs) does not count.
+    PyTorch's partitioner decides, as with its own ``activation_memory_budget``. But here the budget is in bytes, and a graph
+    with a larger budget never saves less. A graph that cannot meet the budget gives a warning. Parameters, inputs and outputs
+    do not count. Use it with the backend "inductor" and a model without a plan.
 
     Args:
-        budget: such as "8GiB" or "500MB".
+        budget: bytes that each compiled graph may save, such as "8GiB" or "500MB".
 
     Returns:
-        What `torch.compile` takes as ``options``.
+        The argument ``options`` of `torch.compile`.
 
     Raises:
-        UsageError: the budget is wrong.
+        UsageError: the budget is not an amount of bytes.
     """
     from autosac.integrations.compile_budget import BudgetPartitioner
 

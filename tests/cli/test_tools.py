@@ -50,7 +50,7 @@ def test_clusters_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) ->
     out = said(capsys, "clusters")
     assert all(name in out for name in known_clusters())
     one = said(capsys, "clusters", "hgx-h100")
-    assert "450 GB/s of one GPU, 0.6 us" in one and "400 GB/s of one node, 4 us" in one
+    assert "450 GB/s per GPU, 0.6 us" in one and "400 GB/s per node, 4 us" in one
     assert len(json.loads(said(capsys, "clusters", "--json"))) == len(known_clusters())
 
 
