@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -38,9 +38,8 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         return len(storages) - 1
 
     weights = [new(16 * (kind[i] + 1), Label.PARAMETER, Phase.SETUP, 0, "empty") for i in range(layers)]
-    for phase in (Phase.FORWARD, Phase.BACKWARD) * bool(passes):
-        for i in (*range(layers),) * passes if phase is Phase.FORWARD else (*reversed(range(layers)),) * passes:
-            events.append(Free(new(64, Label.NONE, phase, 1 + i, f"early{kind[i]}")))
+    for phase, i in _early(layers, passes):
+        events.append(Free(new(64, Label.NONE, phase, 1 + i, f"early{kind[i]}")))
     prologue, events = tuple(events), []
     copies: dict[int, int] = {}
     made: list[list[int]] = []
@@ -81,6 +80,12 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         fsdp_units=tuple(sorted(f"layers.{i}" for i in range(layers))),
         parameter_shapes={f"layers.{i}.weight": (kind[i] + 1, 4) for i in range(layers)},
     )
+
+
+def _early(layers: int, passes: int) -> Iterator[tuple[Phase, int]]:
+    """So many passes through the layers, all forwards first."""
+    for phase, order in ((Phase.FORWARD, range(layers)), (Phase.BACKWARD, reversed(range(layers)))):
+        yield from [(phase, i) for i in order] * passes
 
 
 @pytest.fixture(scope="session")
