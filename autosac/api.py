@@ -16,12 +16,12 @@
     plan = autosac.plan(make_step, gpu="h100-sxm-80gb", budget="60GiB")
     model = autosac.apply(model, plan)
 
-`make_step` is called in a child process, on a device that stands for the GPU: nothing real is allocated.
+`make_step` is called in a child process, with a device that stands for the GPU. Tensors on it take no memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,10 +57,9 @@ def simulate(
     Args:
         make_step: called with a device; returns a function that runs one step, or the model and that function.
         gpu: the name of a known GPU (``autosac gpus`` lists them) or the path of a profile.
-        target: "gpu", or "cpu" to record the operators that this machine's CPU would run. Memory is then that of the CPU's
-            operators.
-        steps: number of steps to run. The last one is simulated; the first creates the optimizer's states.
-        plan: a plan to apply first. `make_step` has to return the model, too.
+        target: "gpu", or "cpu" to simulate the operators that this machine's CPU would run, with their memory.
+        steps: number of steps to capture, at least 2. The last one is simulated; the first creates the optimizer's states.
+        plan: a plan to apply to the model first. `make_step` then has to return the model, too.
         allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
 
     Returns:
@@ -92,7 +91,7 @@ def plan(
     target: str = "gpu",
     progress: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Decide what to keep and what to recompute so that the step fits the budget and runs as fast as it can.
+    """Decide what to keep and what to recompute, so that the step fits the budget and runs as fast as possible.
 
     Args:
         make_step: called with a device; returns the model and a function that runs one step.
@@ -107,7 +106,7 @@ def plan(
         chunk_loss: allow computing losses made by `chunked_loss` in chunks of rows where that makes the step shorter.
         allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
         target: "gpu" or "cpu", as in `simulate`.
-        progress: called with a line of text that says what is being done.
+        progress: called with a line of text that says what AutoSAC is doing.
 
     Returns:
         A verified plan. Its predictions come from a simulation of the step under the plan.
@@ -116,7 +115,7 @@ def plan(
         HardwareError: the GPU is unknown, or its profile is wrong.
         UsageError: another argument is wrong.
         CaptureError: the step cannot be captured.
-        InfeasibleError: no plan meets the budget. The message says the smallest budget that would do.
+        InfeasibleError: no plan meets the budget. The message says how large the budget must be.
     """
     machine = Target.of(gpu, 1, allocator=allocator)
     goal = Goal(
@@ -155,13 +154,18 @@ def search(
     study: str | None = None,
     gap: float = 0.005,
     workers: int = 0,
+    ray: str | None = None,
+    cluster: str | None = None,
+    overrides: Sequence[str] = (),
+    confidence: float | None = None,
+    output: str | PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Result | EagerResult:
     """Find the fastest configuration: of a TorchTitan job, or of an eager step over settings of your own.
 
     Args:
-        job: the path of a TorchTitan job file; or a function that is called with settings by name and returns what
-            `simulate` calls `make_step`.
+        job: the path of a TorchTitan job file (0.2) or MODULE:CONFIG (0.3); or a function that is called with settings by name
+            and returns what `simulate` calls `make_step`.
         gpu: the name of a known GPU, or the path of a profile.
         world_size: number of GPUs of a TorchTitan job.
         space: the values of every knob. Of a job: the knobs of ``autosac search --show-space``. Of an eager step: its
@@ -173,6 +177,11 @@ def search(
         gap: of a job: stop when no configuration can be better by more than this share.
         workers: of a job: processes for evaluations; 0 for a thread of this one. Programs that start processes guard their
             main code with ``if __name__ == "__main__":``.
+        ray: of a job: the address of a Ray cluster that evaluates instead ("auto": the running one).
+        cluster: of a job: the name of a known cluster, or the path of a profile; None: the usual one of the GPU.
+        overrides: of a job: TorchTitan's arguments, such as ["--training.seq_len", "4096"].
+        confidence: of a job: the probability of fitting, such as 0.99; leaves a margin for errors.
+        output: of a job: the file for the best configuration, with its plan beside it (TorchTitan 0.3: a Python file).
         progress: called with a line of text that says what is being done.
 
     Returns:
@@ -184,6 +193,7 @@ def search(
         UsageError: another argument is wrong, or no configuration of the space is legal.
         CaptureError: the job cannot be captured.
     """
+    from autosac.configurations.best_files import write_best
     from autosac.configurations.eager import EagerSearch, combinations
     from autosac.configurations.offers import Offer
     from autosac.configurations.sessions import Inputs, searching
@@ -200,31 +210,38 @@ def search(
         ).run()
     inputs = Inputs(
         config_file=job,
-        offers=(Offer(gpu=gpu, world_size=world_size),),
+        offers=(Offer(gpu=gpu, world_size=world_size, cluster=cluster),),
+        overrides=tuple(overrides),
         space=space_of(dict(space or {})),
         budget=budget,
+        confidence=confidence,
         global_batch=global_batch,
         study=Path(study) if study is not None else None,
         resume=study is not None and (Path(study) / "journal.log").is_file(),
         gap=gap,
         workers=workers,
+        ray=ray,
     )
     with searching(inputs, progress) as found:
-        return found.run()
+        result = found.run()
+    if output is not None:
+        write_best(Path(output), inputs, result)
+    return result
 
 
 def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
-    """Make the model follow the plan. Call it before ``torch.compile`` and before ``fully_shard``.
+    """Make the model follow the plan. Call this before ``torch.compile`` and before ``fully_shard``.
 
     Args:
-        model: the real model; it is changed in place.
+        model: the real model. It is changed in place.
         plan: a plan for a model of the same structure, or the path of its file.
 
     Returns:
         The same model.
 
     Raises:
-        PlanError: the plan was made for another model, or a module of it is compiled or checkpointed already.
+        PlanError: the file is not a plan, the plan was made for another model, or one of its modules is already compiled or
+            checkpointed.
     """
     from autosac.integrations.apply import apply as apply_to
 
@@ -234,21 +251,21 @@ def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
 def observe(
     model: nn.Module, output: str | PathLike[str], *, plan: Plan | None = None, steps: int = 3, warm_up: int = 2
 ) -> None:
-    """Measure the first steps of training, and write what they took beside what the plan promised.
+    """Measure the first steps of training, and write their time and memory beside the plan's predictions.
 
-    Call it before the first step. A step ends when an optimizer of the model has stepped. ``autosac calibrate CAPTURE
-    --from-run FILE`` makes a corrected profile of the file, with the step as ``simulation.trace.save`` or ``autosac run
-    --save-capture`` have written it.
+    Call this before the first step. A step ends with the step of an optimizer of the model. ``autosac calibrate CAPTURE
+    --from-run FILE`` makes a corrected profile from the file. CAPTURE is the step as written by ``simulation.trace.save`` or
+    ``autosac run --save-capture``.
 
     Args:
-        model: the model that is trained; nothing of it is changed.
-        output: file for the record (JSON).
+        model: the model that is trained. It is not changed.
+        output: the file to write (JSON; times in ms, memory in bytes).
         plan: the plan that the model follows, if any.
         steps: number of steps to measure.
         warm_up: number of steps before them, at least 1.
 
     Raises:
-        UsageError: a number is out of its range, or the file cannot be written.
+        UsageError: `steps` or `warm_up` is below 1, or the file cannot be written.
     """
     from autosac.files.writing import check_output
     from autosac.integrations.first_steps import FirstSteps
@@ -267,18 +284,18 @@ def compile_options(budget: str) -> dict[str, Any]:
 
         model = torch.compile(model, options=autosac.compile_options("8GiB"))
 
-    PyTorch's partitioner decides, as with its own ``activation_memory_budget``, but the budget is in bytes and is kept: a
-    larger one never saves less. It is for the backend "inductor", and for a model that no plan is applied to. What is alive
-    without being saved (parameters, inputs, outputs) does not count.
+    PyTorch's partitioner decides, as with its own ``activation_memory_budget``. But here the budget is in bytes, and a graph
+    with a larger budget never saves less. A graph that cannot meet the budget gives a warning. Parameters, inputs and outputs
+    do not count. Use it with the backend "inductor" and a model without a plan.
 
     Args:
-        budget: such as "8GiB" or "500MB".
+        budget: bytes that each compiled graph may save, such as "8GiB" or "500MB".
 
     Returns:
-        What `torch.compile` takes as ``options``.
+        The argument ``options`` of `torch.compile`.
 
     Raises:
-        UsageError: the budget is wrong.
+        UsageError: the budget is not an amount of bytes.
     """
     from autosac.integrations.compile_budget import BudgetPartitioner
 

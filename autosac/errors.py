@@ -24,7 +24,7 @@ class TraceError(UsageError):
 
 
 class PlanError(UsageError):
-    """A plan is not one, is damaged, has another version, or was made for another model or job."""
+    """A file is not a plan, is damaged or has another version, or the plan was made for another model or job."""
 
 
 class HardwareError(UsageError):
@@ -32,7 +32,7 @@ class HardwareError(UsageError):
 
 
 class CaptureError(AutosacError):
-    """The job could not be captured. The message names the operator or call, and what to do."""
+    """The job could not be captured. The message names the operator or call, and says what to do."""
 
 
 class FirstStageError(CaptureError):
@@ -44,7 +44,7 @@ class SimulationError(AutosacError):
 
 
 class InfeasibleError(AutosacError):
-    """No plan meets the budget. The message says the smallest budget that would do, and where the peak is."""
+    """No plan meets the budget. The message says how large the budget must be, and where memory peaks."""
 
 
 class TimeLimitError(InfeasibleError):

@@ -1,4 +1,4 @@
-"""One simulated training step: a Trace, priced and executed, with its memory; the figures that plans are judged by."""
+"""One simulated training step: the time and memory of a Trace on a target."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ TITAN_ALLOCATOR = "expandable_segments:True"  # what TorchTitan's launcher sets
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a step is simulated for: a GPU in a cluster, with its allocator's settings and its host.
+    """The machine that a step is simulated for: a GPU in a cluster, the allocator's settings, and the host.
 
-    `overlap`: how computation and communication disturb each other (`runtime_sim.NoInterference()`: not at all).
-    `collectives`: the model of collectives in place of the fitted one (`estimator.ChunkModel`, `estimator.Corrected`, ...).
+    `overlap`: how overlapping computation and communication slow each other down (`runtime_sim.NoInterference()`: not at
+    all). `collectives`: a cost model of collectives (`estimator.ChunkModel`, `estimator.Corrected`, ...), None: the default.
     """
 
     hardware: Hardware
@@ -66,12 +66,19 @@ class Target:
         per_node: int | None = None,
         power_limit_w: float | None = None,
     ) -> Target:
-        """The target by the names (or files) of GPU and cluster, and a PYTORCH_CUDA_ALLOC_CONF string.
+        """The target with these names (or files) of GPU and cluster.
 
-        `per_node`: ranks on each node, if the job uses fewer GPUs of a node than there are, or the nodes are larger.
-        `power_limit_w`: a cap in place of the profile's.
+        Args:
+            gpu: the name of a known GPU, or the path of a profile.
+            world_size: number of GPUs.
+            cluster: the name of a known cluster, or the path of a file; None: the usual cluster of the GPU.
+            allocator: the job's PYTORCH_CUDA_ALLOC_CONF.
+            per_node: ranks on each node; None: as many as the cluster's nodes have GPUs.
+            power_limit_w: power cap of each GPU in watts; None: the profile's.
 
-        UsageError (HardwareError) for what is unknown or wrong.
+        Raises:
+            HardwareError: the GPU or the cluster is unknown, or its file is wrong.
+            UsageError: `allocator` is wrong.
         """
         hardware = load_hardware(gpu)
         if power_limit_w is not None:
@@ -93,7 +100,7 @@ class Target:
 
     @property
     def gpu(self) -> TargetGPU:
-        """What a captured program can ask of this GPU."""
+        """The GPU's properties that a captured program can query."""
         hardware = self.hardware
         return TargetGPU(
             name=hardware.description or hardware.name,
@@ -105,7 +112,7 @@ class Target:
 
     @property
     def workspaces(self) -> WorkspaceModel:
-        """What the GPU's libraries take."""
+        """The memory that the GPU's libraries use."""
         hardware = self.hardware
         return WorkspaceModel(
             cublas_bytes=hardware.cublas_workspace_bytes,
@@ -116,10 +123,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """A simulated step of one rank. Parts are computed when they are asked for.
+    """A simulated step of one rank. Times are in ms, memory in bytes. Each part is computed on first use.
 
-    With pipeline parallelism `pipeline` holds all stages; this is the one at position `stage`, and its times are those of
-    all stages running together. `other_prices` replace those of the target.
+    With pipeline parallelism `pipeline` contains all stages, this is the one at position `stage`, and its times are those of
+    all stages running together. `other_prices` replace the prices of the target.
     """
 
     trace: Trace
@@ -148,12 +155,12 @@ class Simulation:
 
     @cached_property
     def unlimited_allocation(self) -> AllocatorReport:
-        """The same on a device that never runs out: how much the job would reserve."""
+        """The caching allocator on a device that never runs out of memory: how much the job would reserve."""
         return replay_allocator(self.trace, config=self.target.allocator, workspaces=self.target.workspaces)
 
     @cached_property
     def idle(self) -> IdleMemory:
-        """What lies idle when the most memory is reserved, on a device that never runs out."""
+        """Reserved memory that cannot be used when reserved memory peaks, on a device that never runs out of memory."""
         report = self.unlimited_allocation
         return idle_memory(
             self.trace,
@@ -165,26 +172,26 @@ class Simulation:
 
     @property
     def nccl_bytes(self) -> int:
-        """NCCL's buffers (bytes): one set per communicator that the step uses."""
+        """Memory of NCCL's buffers (bytes): one set per communicator that the step uses."""
         used = {event.group for event in self.trace.events if type(event) is Collective}
         return self.target.cluster.nccl_buffer_bytes * sum(self.trace.groups[group].size > 1 for group in used)
 
     @cached_property
     def pricing(self) -> Pricing:
-        """The price of every event of the trace: device time alone on the GPU (ms)."""
+        """The price of every event of the trace: its device time when it runs alone on the GPU (ms)."""
         target = self.target
         return self.other_prices or price(self.trace, target.hardware, target.cluster, collectives=target.collectives)
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The executed step."""
+        """The step on the simulated host, streams and links: when every event ran (ms)."""
         if self.pipeline is not None:
             return self.pipeline.timeline
         return execute_together((self,))
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """Where this rank's time goes."""
+        """The rank's step time by kind: computation, exposed communication, waiting, ... (ms)."""
         return self.timeline.breakdown(self.stage)
 
     @property
@@ -220,16 +227,16 @@ class Simulation:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that the caching allocator would hold if the device never ran out (bytes)."""
+        """The peak of reserved memory if the device never ran out (bytes)."""
         return max(0, self.unlimited_allocation.reserved_peak_bytes + self.target.hardware.more_reserved_bytes)
 
     @property
     def event_ms(self) -> NDArray[np.float64]:
-        """When the step reaches each event of the trace (ms), one number for each: the axis of pictures."""
+        """When the step reaches each event of the trace (ms), one number per event: the time axis of pictures."""
         return self.timeline.ranks[self.stage].reached_ms(self.step_ms)
 
     def on(self, target: Target) -> Simulation:
-        """The same step on another target, all stages of its pipeline with it."""
+        """The same step on another target, with all stages of its pipeline."""
         if target is self.target:
             return self
         if self.pipeline is None:
@@ -238,7 +245,7 @@ class Simulation:
         return Pipeline(stages=stages).joined()[self.stage]
 
     def peak_bytes(self, kind: str) -> int:
-        """The peak (bytes) that a budget of this kind ("active" or "reserved") bounds."""
+        """The peak (bytes) that a budget of this kind ("active" or "reserved") limits."""
         return self.peak_reserved_bytes if kind == "reserved" else self.peak_active_bytes
 
     def prediction(self) -> Prediction:

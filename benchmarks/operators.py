@@ -169,8 +169,9 @@ def report(data: Path) -> str:
     lines = [
         "# Operator and collective models against measurements",
         "",
-        "Printed by `benchmarks/operators.py`. Every row is about shapes that no fit has seen: 15 % of the operators' shapes,",
-        "20 % of the message sizes. Matrix products are judged against the median over the frameworks that timed a shape.",
+        "For readers who want to know how accurate the shipped cost models are. Printed by `benchmarks/operators.py`. Every",
+        "row is about shapes that no fit has seen: 15 % of the operators' shapes, 20 % of the message sizes. For products of",
+        "matrices, the measured time is the median over the frameworks that timed a shape.",
         "",
         "## Matrix products and attention",
         "",
@@ -181,8 +182,8 @@ def report(data: Path) -> str:
         lines += [*_gemm_lines(data, gpu), _attention_line(data, gpu)]
     lines += [
         "",
-        "How far apart the frameworks' timings of one and the same kernel are (median over shapes, bf16): no model can be",
-        "better than that on a shape that was timed once.",
+        "The frameworks' timings of the same kernel differ by this much (median over shapes, bf16). On a shape that was timed",
+        "once, no model can be better than that.",
         "",
         "| GPU | frameworks | median difference from the first |",
         "|---|---|---|",

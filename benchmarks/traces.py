@@ -3,12 +3,19 @@ Markdown.
 
     python -m benchmarks.traces --truth DIR [--markdown FILE]
 
-DIR holds traces of PyTorch's profiler, `<gpu>_<what>.json` or `.json.gz`; those whose names begin alike are of one GPU.
-An error is that of one way of calling an operator, against the median of its calls in one trace. After: the shipped
-models corrected by the *other* traces of that GPU, and the operators that those measured. Held out: corrected by four
-fifths of the calls of all traces of the GPU, the fifth that is judged left out. Fitted: corrected by all. A GPU of
-which there is one trace has no other: its cells are empty, and it does not count in that column of "all". Operators that
-never ran without a collective beside them are corrected by, not judged: a price is that of an operator alone.
+For users of `autosac calibrate --from-trace`, and for readers who want to know how accurate single prices are. Printed by
+`python -m benchmarks.traces --truth DIR`. DIR holds traces of PyTorch's profiler, `<gpu>_<what>.json` or `.json.gz`. Traces
+whose names begin with the same GPU are of that GPU. Each error is that of one kind of call (an operator with its shapes),
+against the median of such calls in one trace.
+
+- *as shipped*: the models without any correction.
+- *after other traces*: corrected by the *other* traces of that GPU, with the operators that those measured. A GPU with one
+  trace has no others: its cells are empty, and it does not count in this column of "all".
+- *held out*: corrected by four fifths of the calls of all traces of the GPU, and judged on the remaining fifth.
+- *fitted*: corrected by all calls.
+
+A price is the time of an operator that runs alone. So operators that only ran beside collectives are used for corrections,
+but not judged.
 """
 
 from __future__ import annotations

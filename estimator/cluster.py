@@ -54,13 +54,13 @@ class Placement:
 class Cluster:
     """Nodes of equal GPUs. Bandwidths in GB/s (10^9 bytes per second), one direction.
 
-    `intra_gbps` is that of one GPU to the others of its node, `inter_gbps` that of one whole node to the
-    network. `nodes_per_rack` (0: all nodes in one) and `oversubscription` (1: none) describe the third tier.
-    `intra_links`: the GPUs of a node are joined by a "switch", or each with each other one by a "mesh" of links.
-    `rail_optimized`: the GPUs with the same number in their nodes share a leaf of a rack, else all GPUs of a rack do.
-    `uplinks_per_leaf` (0: traffic is spread evenly over them) are chosen by hashing each flow.
+    `intra_gbps` is the bandwidth from one GPU to the others of its node, `inter_gbps` that from one whole node to the
+    network. `nodes_per_rack` (0: all nodes are in one rack) and `oversubscription` (1: none) describe the third tier.
+    `intra_links`: a "switch" connects the GPUs of a node, or a "mesh" with a link for each pair.
+    `rail_optimized`: GPUs with the same number in their nodes share a leaf switch of the rack, else all GPUs of a rack do.
+    `uplinks_per_leaf`: hashing chooses one of them for each flow (0: traffic is spread evenly over all uplinks).
     `gpu_spread`: the relative standard deviation of the GPUs' speeds (`network.chance`).
-    `nccl_buffer_bytes` is what one communicator takes on the GPU outside of PyTorch.
+    `nccl_buffer_bytes`: memory of one communicator on the GPU, outside of PyTorch.
     """
 
     name: str
@@ -165,7 +165,7 @@ def default_cluster(hardware: Hardware, world_size: int) -> Cluster:
         return load_cluster(hardware.cluster).sized(world_size)
     generic = Cluster(
         name=f"{hardware.name} x 8",
-        description="eight GPUs a node and a 200-Gb/s network adapter for every two",
+        description="eight GPUs per node and one 200-Gb/s network adapter per two GPUs",
         nodes=1,
         gpus_per_node=8,
         intra_gbps=hardware.link_gbps,

@@ -66,10 +66,14 @@ class Pricing:
 
 
 def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = True, learned: bool = True) -> Models:
-    """The models that `price` uses when it is given none: measured operators, what was fitted on such a machine, the shipped
-    models corrected by traces of such a machine, the shipped models, the roofline; all of them corrected by a run.
+    """The default models of `price`, in this order: measured operators; models fitted by `autosac calibrate`; shipped models
+    with corrections from profiler traces; shipped models; the roofline. If a run has corrected the profile, its corrections
+    apply to all of them.
 
-    `learned=False` leaves the fitted models out.
+    `learned=False` leaves out the shipped models.
+
+    Raises:
+        HardwareError: a file that the profile names is missing or damaged.
     """
     operators: list[OperatorModel] = []
     if hardware.measured:
@@ -104,17 +108,27 @@ def price(
     models: Models | None = None,
     collectives: CollectiveModel | None = None,
 ) -> Pricing:
-    """Price every event of `trace` on `hardware` in `cluster` (default: the machines that this GPU usually
-    comes in).
-
-    `models` or `collectives` (`AlphaBeta`, `ChunkModel`, `Corrected`, one of your own) serve in place of the default ones.
+    """Price every event of a trace: the device time (ms) that it takes alone.
 
     float32 matrix products run at the plain float32 rate unless the job allows TF32
-    (``trace.info.matmul_allows_tf32``); float32 convolutions use TF32, as cuDNN does in PyTorch, unless it forbids that
-    (``trace.info.cudnn_allows_tf32``). Products are slower under the profile's power cap. Operators of jobs on more GPUs than
-    a node has take as long as on the slowest of them (`network.chance.straggling`).
+    (``trace.info.matmul_allows_tf32``). float32 convolutions use TF32, as cuDNN does in PyTorch, unless the job forbids it
+    (``trace.info.cudnn_allows_tf32``). Products are slower under the profile's power cap. In jobs on more GPUs than a node
+    has, operators take as long as on the slowest GPU (`network.chance.straggling`). On a calibrated CPU, page faults and
+    cache misses of operators have a price, too.
 
-    On a calibrated CPU the operators also pay for the state of its memory.
+    Args:
+        trace: one rank's step.
+        hardware: the GPU.
+        cluster: the machines; None: the usual cluster of the GPU, as large as the job's world.
+        models: models of operators and collectives; None: `default_models`.
+        collectives: a model of collectives (`AlphaBeta`, `ChunkModel`, `Corrected`, or your own) instead of that of `models`.
+
+    Returns:
+        One price for each event, with the models that predicted them.
+
+    Raises:
+        SimulationError: a model does not know a collective.
+        HardwareError: a file that the profile names is missing or damaged.
     """
     cluster = cluster or default_cluster(hardware, trace.info.world_size)
     if models is None:

@@ -150,7 +150,7 @@ class Reader:
         """A string that is not empty (unless that is the default)."""
         value = self._take(key, default)
         if not isinstance(value, str) or (not value.strip() and value != default):
-            self.fail(key, f"must be a string that is not empty, not {_shown(value)}")
+            self.fail(key, f"must be a non-empty string, not {_shown(value)}")
         if not value.isprintable():
             self.fail(key, f"must not hold control characters, as in {_shown(value)}")
         return value

@@ -121,7 +121,11 @@ def family(name: str) -> str:
     Inductor's own fused kernels are elementwise.
     """
     if name.startswith("triton."):
-        return "elementwise" if name.startswith(("triton.triton_poi", "triton.triton_red", "triton.triton_per")) else ""
+        return (
+            "elementwise"
+            if name.startswith(("triton.triton_poi", "triton.triton_for", "triton.triton_red", "triton.triton_per"))
+            else ""
+        )
     base = base_name(name)
     if base == "all_gather_copy_in":
         return "elementwise"
@@ -151,7 +155,12 @@ def kernel_count(signature: Signature) -> int:
     return alone + more * weights
 
 
-_GENERATED = {"triton_poi": "pointwise", "triton_per": "persistent", "triton_red": "looped"}
+_GENERATED = {
+    "triton_poi": "pointwise",
+    "triton_for": "pointwise",  # over lists of tensors, as of a compiled optimizer
+    "triton_per": "persistent",
+    "triton_red": "looped",
+}
 
 
 @lru_cache(maxsize=4096)

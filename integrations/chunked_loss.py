@@ -42,20 +42,22 @@ def captured_in(chunks: int) -> Iterator[None]:
 
 
 def chunked_loss(loss_fn: Loss, plan: Plan | None = None, *, chunks: int | None = None) -> ChunkedLoss:
-    """A loss that is computed in chunks of rows.
+    """A loss function that is computed in chunks of rows, so that its temporaries are those of one chunk.
 
     Args:
-        loss_fn: called with predictions and labels. It has to be a sum over rows, as TorchTitan's losses are, or be
-            `torch.nn.functional.cross_entropy` or a `torch.nn.CrossEntropyLoss`, with any reduction to a number.
-        plan: the plan says how many chunks.
-        chunks: or this does; 1 computes the loss as it is. While a step is captured, the capture decides.
+        loss_fn: called with predictions ``[*rows, classes]`` and labels ``[*rows]``. It has to be a sum over rows, as
+            TorchTitan's losses are, or `torch.nn.functional.cross_entropy` or a `torch.nn.CrossEntropyLoss` (reduction "sum"
+            or "mean").
+        plan: a plan that contains the number of chunks.
+        chunks: the number of chunks, instead of a plan; 1 computes the loss as a whole. While a step is captured, the capture
+            decides.
 
     Returns:
-        What is called in place of `loss_fn`. Gradients of rows are bitwise those of `loss_fn`.
+        A function to call instead of `loss_fn`. Gradients of the predictions are bitwise those of `loss_fn`.
 
     Raises:
-        UsageError: the loss is known to be no sum over rows, or the number of chunks is out of range.
-        AutosacError: when it is called, if the loss turns out to be no sum over rows or depends on parameters of its own.
+        UsageError: `loss_fn` is known not to be a sum over rows, or the number of chunks is out of range.
+        AutosacError: on a call, if the loss is not a sum over rows or depends on parameters of its own.
     """
     if chunks is None:
         chunks = plan.settings.loss_chunks if plan is not None else 1

@@ -94,8 +94,10 @@ def idle_memory(
     steps: int = 8,
     largest: int = 3,
 ) -> IdleMemory:
-    """What lies idle when `replay_allocator`, without a capacity, first reserves its peak. The arguments are its own, and
-    both peaks those of its report; `largest`: how many remnants of each part to name.
+    """Reserved memory that cannot be used at the moment when `replay_allocator` (without a capacity) first reaches its peak.
+
+    The arguments are those of `replay_allocator`, and both peaks those of its report. `largest`: the number of tensors to
+    name for each part.
     """
     replay = Replay(trace, config or AllocatorConfig(), None, 0, workspaces)
     replay.until_bytes = reserved_peak_bytes

@@ -122,11 +122,13 @@ def replay_allocator(
     context_bytes: int = 0,
     nccl_bytes: int = 0,
 ) -> AllocatorReport:
-    """Replay a trace, the recorded step at most `steps` times.
+    """Replay a trace through the caching allocator: the prologue, then the recorded step at most `steps` times.
 
-    `capacity_bytes`: the device's whole memory (None: without end). `context_bytes` and `nccl_bytes` of it
-    are not PyTorch's.
-    UsageError if nothing is left for PyTorch.
+    `capacity_bytes`: the device's whole memory (None: unlimited). `context_bytes` and `nccl_bytes` of it are not available to
+    PyTorch.
+
+    Raises:
+        UsageError: nothing is left for PyTorch, or `steps` is below 1.
     """
     outside_bytes = context_bytes + nccl_bytes
     replay = Replay(trace, config or AllocatorConfig(), capacity_bytes, outside_bytes, workspaces)

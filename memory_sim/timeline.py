@@ -96,9 +96,11 @@ def simulate_memory(
 ) -> MemoryTimeline:
     """Allocated bytes over the recorded step of a trace that has events.
 
-    `workspaces`: what the GPU's libraries take beside the tensors; None counts tensors only.
-    `round_to_bytes`: the allocator's granularity (512 on CUDA; 1 for exact tensor bytes). SimulationError if
-    the trace contradicts itself.
+    `workspaces`: memory of the GPU's libraries; None counts tensors only. `round_to_bytes`: the allocator's granularity (512
+    on CUDA; 1 for exact tensor bytes).
+
+    Raises:
+        SimulationError: the trace allocates or frees a storage twice.
     """
     assert trace.events, "the trace has no events"
     lifetimes = trace_lifetimes(trace, workspaces, round_to_bytes)

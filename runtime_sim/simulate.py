@@ -65,13 +65,23 @@ def simulate(
     steps: int = 2,
     selective_modules: Collection[str] = (),
 ) -> Timeline:
-    """Execute one rank's trace, or those of several distinct ranks together, and say when everything ran.
+    """Execute one rank's trace, or those of several distinct ranks together.
 
-    `pricings` correspond to `traces`. Default `host` and `overlap`: `HostModel()`, `ConstantOverlap()`. Ranks
-    are nodes of `gpus_per_node` consecutive ones. `steps`: see the module's docstring. `selective_modules`:
-    the modules whose forward runs under selective activation checkpointing, which costs the host time for
-    every operator. SimulationError for an empty trace, a price that is no duration, ranks that do not fit
-    together, and a deadlock.
+    Args:
+        traces: a trace, or one for each distinct rank.
+        pricings: one for each trace: the duration (ms) of each of its events.
+        host: the host model; None: `HostModel()`.
+        overlap: how computation and communication slow each other down; None: `ConstantOverlap()`.
+        gpus_per_node: consecutive ranks that form a node.
+        steps: number of steps to execute, of which the last counts (see the module's docstring).
+        selective_modules: modules whose forward runs under selective activation checkpointing, which costs host time for
+            every operator.
+
+    Returns:
+        When everything ran (ms).
+
+    Raises:
+        SimulationError: a trace is empty, a price is not a duration, the ranks do not fit together, or there is a deadlock.
     """
     one = isinstance(traces, Trace)
     sequence: tuple[Trace, ...] = (traces,) if isinstance(traces, Trace) else tuple(traces)

@@ -89,7 +89,11 @@ def frontier(problem: LocalProblem, limit: int = LIMIT) -> Frontier:
 
 
 def pareto(problem: LocalProblem, budget_bytes: int) -> LocalSolution:
-    """The fastest policy of the unit's curve within the budget. InfeasibleError."""
+    """The fastest policy of the unit's curve within the budget.
+
+    Raises:
+        InfeasibleError: the operators that must be kept need more than the budget.
+    """
     curve = frontier(problem)
     found = curve.within(budget_bytes)
     if found is None:

@@ -115,11 +115,13 @@ def solve_global(
     time_limit_s: float | None = 10.0,
     gap: float = 5e-3,
 ) -> GlobalSolution:
-    """Fewest milliseconds of recomputation under the budget, up to a relative `gap` or ABSOLUTE_GAP.
+    """The decision with the least recomputation (ms) under the budget, up to a relative `gap` or ABSOLUTE_GAP.
 
-    InfeasibleError if there is no solution: it names the smallest budget that has one and the point that
-    needs it (TimeLimitError: that the time limit was too short). UsageError for a back end that is unknown or not
-    installed.
+    Raises:
+        InfeasibleError: no decision meets the budget. The message names the smallest budget that works and the point of the
+            step that needs it.
+        TimeLimitError: none was found within `time_limit_s`.
+        UsageError: the back end `solver` is unknown or not installed.
     """
     exact = make_backend(solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=TOTAL * ABSOLUTE_GAP)
     relaxed = make_backend(solver, time_limit_s=time_limit_s, relaxed=True)

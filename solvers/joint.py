@@ -256,10 +256,15 @@ def solve_joint(
     gap: float = 0.0,
     columns: int | None = None,
 ) -> JointSolution:
-    """The best plan there is, or the best found within the limit. InfeasibleError, UsageError.
+    """The best plan over all operators, or the best one found within `time_limit_s`.
 
-    It may miss the optimum by `gap` of it, or by a tenth of `gap` of the time to recompute everything. With `columns` it is of
-    so many policies of each unit; TimeLimitError if they make no plan.
+    It may be above the optimum by `gap` of it, or by a tenth of `gap` of the time to recompute everything. With `columns`,
+    only that many policies of each unit are considered.
+
+    Raises:
+        InfeasibleError: no plan meets the budget.
+        TimeLimitError: none was found within the limit, or with so few policies.
+        UsageError: the problem contradicts itself, or the back end is unknown or not installed.
     """
     relaxed = _relaxation(problem, items, budget_bytes, solver)
     bound_ms = 0.0 if relaxed is None else relaxed.value_ms

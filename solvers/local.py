@@ -138,7 +138,11 @@ def _capacity(problem: LocalProblem, budget_bytes: int) -> int:
 
 
 def greedy(problem: LocalProblem, budget_bytes: int) -> LocalSolution:
-    """Algorithm 7: discard by descending memory per unit of time until the rest fits. InfeasibleError."""
+    """Algorithm 7: discard by descending memory per unit of time until the rest fits.
+
+    Raises:
+        InfeasibleError: the items that must be kept need more than the budget.
+    """
     left = _capacity(problem, budget_bytes)
     items = problem.items
     keep = list(problem.free())

@@ -29,9 +29,11 @@ _CAPACITY = 2.0**16
 def ilp(
     problem: LocalProblem, budget_bytes: int, *, solver: str = "cbc", time_limit_s: float | None = TIME_LIMIT_S
 ) -> LocalSolution:
-    """The exact optimum. InfeasibleError, UsageError (back end, limit).
+    """The exact optimum, or after `time_limit_s` the best of greedy, knapsack and what the solver has found.
 
-    If the time limit ends it, the best of greedy, knapsack and what the solver had found by then.
+    Raises:
+        InfeasibleError: the items that must be kept need more than the budget.
+        UsageError: the back end is unknown or not installed, or the time limit is not positive.
     """
     make_backend(solver, time_limit_s=time_limit_s)
     began = time.monotonic()

@@ -84,10 +84,14 @@ def solve_two_level(
     polish_s: float = 2.0,
     level: bool = False,
 ) -> TwoLevelSolution:
-    """A plan under the budget; `items` are the operators' groups per unit. InfeasibleError, UsageError.
+    """A plan under the budget: the global MILP gives each unit a byte budget, and a local solver chooses its operators.
 
-    `polish_s`: 0 leaves the plan as the two levels made it. `level`: equal units keep nearly the same, which costs some
-    recomputation.
+    `items` are the groups of operators of each unit. `polish_s`: seconds for improving the plan by the joint problem.
+    `level`: let equal units keep nearly the same operators, which costs some recomputation.
+
+    Raises:
+        InfeasibleError: no plan meets the budget, or none was found within the time limit (TimeLimitError).
+        UsageError: a solver is unknown or not installed, or the problem contradicts itself.
     """
     check_items(problem, items)
     solve = local_solver(local)

@@ -26,6 +26,12 @@ th, td { border-bottom: 1px solid #ddd; padding: 3px 10px; text-align: right; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 th { border-bottom: 2px solid #888; }
 """
+_LEGEND = """\
+Each row is a checkpointing policy for one configuration. *active* and *reserved* are memory peaks, and *of budget* is the
+peak as a share of the budget (`!`: more than the budget). *slowdown*, *recompute* and *of step* compare with the step without
+checkpointing; *below full* says how much less is recomputed than under full checkpointing. *found in* is the time to find the
+policy. In the table of solvers, *filled up* is the recomputation after the rest of the budget was used.
+"""
 
 
 def check_pictures() -> None:
@@ -53,7 +59,7 @@ def write_report(folder: Path, results: Results, case: CaseResult | None) -> lis
 
 def write_document(path: Path, results: Results, case: CaseResult | None, command: str) -> None:
     """The Markdown as a page of the documentation, with the command that makes it."""
-    head = f"# {results.suite}\n\nPrinted by `{command}`; predicted for {results.gpu}.\n\n"
+    head = f"# {results.suite}\n\nPrinted by `{command}`; predicted for {results.gpu}.\n\n{_LEGEND}\n"
     write_text_atomically(path, head + markdown(results, case, ()))
 
 
@@ -69,7 +75,7 @@ def markdown(results: Results, case: CaseResult | None, drawn: Sequence[Figure])
 
 
 def _budget_table(case: CaseResult) -> tuple[list[str], list[list[str]]]:
-    headings = ["budget", "peak", "recompute", "modules checkpointed", "discarded in the mean"]
+    headings = ["budget", "peak", "recompute", "modules checkpointed", "discarded on average"]
     rows = []
     for budget in case.budgets:
         if budget.error:

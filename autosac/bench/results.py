@@ -118,7 +118,7 @@ class Claim(NamedTuple):
 
     def __str__(self) -> str:
         if not self.cases:
-            return f"{self.text}: not put to the test"
+            return f"{self.text}: not tested"
         held = f"{self.text}: holds in {self.cases - len(self.misses)} of {self.cases} cases"
         return held + (f"; not in {'; '.join(self.misses)}" if self.misses else "")
 

@@ -285,7 +285,7 @@ def _check_names(table: Mapping[str, Any], keys: Sequence[str], where: str = "")
     for key in keys:
         value = table.get(key, "x")
         if not isinstance(value, str) or not value.strip() or not value.isprintable():
-            raise UsageError(f"{where}{key} is {value!r}: expected a text that is not empty, on one line")
+            raise UsageError(f"{where}{key} is {value!r}: expected a non-empty text on one line")
 
 
 def _check_keys(table: Mapping[str, Any], kind: type, without: Sequence[str] = ()) -> None:
@@ -333,7 +333,7 @@ def _import_file(path: Path) -> Any:
         return sys.modules[name]
     specification = importlib.util.spec_from_file_location(name, path)
     if specification is None or specification.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     try:

@@ -23,8 +23,8 @@ _SPARSE = (
 # What to do about errors whose own messages do not help, by a part of the message.
 _REMEDIES = {
     "is shared with a parameter already managed by another FSDP group": (
-        "the model ties parameters, as an embedding and its output layer, that lie in different FSDP units, which this torch "
-        "refuses, in the real job too: use tensor parallelism (parallelism.tensor_parallel_degree = 2) or DDP "
+        "the model ties parameters of different FSDP units, as an embedding and its output layer, and this torch cannot shard "
+        "them, in the real job either: use tensor parallelism (parallelism.tensor_parallel_degree = 2) or DDP "
         "(data_parallel_shard_degree = 1 and data_parallel_replicate_degree = the number of GPUs), or a flavor without tied "
         "embeddings"
     ),
@@ -32,8 +32,8 @@ _REMEDIES = {
     "memory format option is only supported by strided tensors": _SPARSE,
     "aten::_to_sparse": _SPARSE,
     "DynamicOutputShapeException": (
-        "the size of a result depends on values that are not known without the data: bring them from the host, or give the "
-        "size itself"
+        "the size of a result depends on values of simulated tensors, which are not known: bring them from the host, or "
+        "give the size itself"
     ),
     "self.shape_env must not be None": (
         "nested tensors (torch.nested) cannot be simulated: plan the model with padded ones"
@@ -48,12 +48,12 @@ _REMEDIES = {
         "the step reads the elements of a tensor through numpy, and simulated tensors have none: compute it with PyTorch"
     ),
     "its data is not allocated yet": (
-        "the step hands the memory of a tensor to code that is not PyTorch's (an extension, a real process group), and "
+        "the step passes the memory of a tensor to code outside PyTorch (an extension, a real process group), and "
         "simulated tensors have none: leave that out of the captured step"
     ),
     "tensors_saved_with_vc_check": (
         "this torch ({torch}) cannot train the job: its compiler fails on modules that are checkpointed under tensor "
-        "parallelism, in the real job too; use torch 2.11 or 2.14.1, or a plan of AutoSAC's, which leaves the layers to the "
+        "parallelism, in the real job too; use torch 2.11 or 2.14.1, or a plan of AutoSAC, which leaves the layers to the "
         "compiler"
     ),
     "DataDependentOutputException": (
@@ -86,8 +86,8 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
     shapeless = _SHAPELESS.search(said)
     if shapeless:
         return CaptureError(
-            f"{doing}: PyTorch knows no shapes for {shapeless[1]}: give it a shape function (torch.library.register_fake) "
-            f"(at {where})"
+            f"{doing}: PyTorch does not know the shapes of {shapeless[1]}'s results: give it a shape function "
+            f"(torch.library.register_fake) (at {where})"
         )
     root: BaseException = error
     while root.__cause__ is not None:
@@ -129,7 +129,7 @@ def how_it_ended(code: int) -> str:
     except ValueError:
         name = "unknown"
     hint = (
-        ": Linux does that when memory runs out; free some, or use a machine with more"
+        ": Linux does that when memory runs out; close other programs, or use a machine with more memory"
         if -code == signal.SIGKILL
         else ""
     )

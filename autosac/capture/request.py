@@ -54,7 +54,7 @@ class TitanRequest:
             raise UsageError(f"{self.layers} layers: there must be at least one")
         self.checkpointing_mode()
         if self.steps < 2:
-            raise UsageError("at least two steps: the first makes the optimizer's states and caches")
+            raise UsageError("at least two steps are needed: the first creates the optimizer's states and caches")
 
     def checkpointing_mode(self) -> str:
         """What the job's own checkpointing is replaced by: "job" for nothing, "none", "full", "selective-op" or

@@ -114,7 +114,7 @@ def _node(message: Any) -> GraphNode:
     if not isinstance(exact, int | float) or not 0 <= exact <= _MOST_US or math.isnan(exact):
         raise ValueError(f"node {message.id} takes {exact!r} us")
     if message.type not in schema.NODE_TYPES:
-        raise ValueError(f"node {message.id} is of type {message.type}, which is not known here")
+        raise ValueError(f"node {message.id} has the unknown type {message.type}")
     deps = tuple(dict.fromkeys((*message.data_deps, *message.ctrl_deps)))
     return GraphNode(message.id, message.name, message.type, exact / 1e3, deps, attributes)
 

@@ -162,7 +162,7 @@ class _Linker:
         name = node.attributes.get("pg_name", "")
         key, ranks = ("group", name), self.trace.groups.get(name, tuple(self.program.ranks))
         if self.graph.rank not in ranks:
-            raise TraceError(f"rank {self.graph.rank} takes part in group {name!r}, of which it is no member")
+            raise TraceError(f"rank {self.graph.rank} takes part in group {name!r}, of which it is not a member")
         self.issued[key] += 1
         return (*key, self.issued[key]), ranks
 

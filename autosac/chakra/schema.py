@@ -141,4 +141,4 @@ def unpacked(content: bytes) -> Iterator[Any]:
             yield message
             kind = kinds.Node
     except DecodeError as e:
-        raise ValueError(f"it holds what is no {kind.DESCRIPTOR.name}: {e}") from e
+        raise ValueError(f"it does not hold a {kind.DESCRIPTOR.name}: {e}") from e

@@ -15,7 +15,7 @@ def cache(arguments: argparse.Namespace) -> None:
     store = default_store()
     if store is None:
         raise UsageError(
-            "nothing is kept: the environment variable AUTOSAC_CACHE is off; unset it to see or clear the cache"
+            "nothing is cached: the environment variable AUTOSAC_CACHE is off; unset it to see or clear the cache"
         )
     folder, (count, nbytes) = store.folder, store.size()
     if arguments.clear:

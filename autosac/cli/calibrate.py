@@ -64,16 +64,19 @@ def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
         "--from-run",
         type=filled_path,
         metavar="RUN.json",
-        help="correct a profile by the first steps of a run (autosac_run.json, or what autosac.observe wrote)",
+        help="correct a profile with the first steps of a run (autosac_run.json, or what autosac.observe wrote)",
     )
     command.add_argument(
         "--gpu",
         type=filled,
         metavar="NAME",
-        help="GPU of the traces, or the profile to correct (default: as they say; needs --from-trace or --from-run)",
+        help="GPU of the traces, or the profile to correct (default: as named there; needs --from-trace or --from-run)",
     )
     command.add_argument(
-        "--plan", type=filled_path, metavar="PLAN.json", help="plan that the run followed (default: where it was)"
+        "--plan",
+        type=filled_path,
+        metavar="PLAN.json",
+        help="plan that the run followed (default: the file named there)",
     )
     command.add_argument(
         "--sweep", action="store_true", help="measure a standard set of operators (default without a job)"
@@ -246,7 +249,7 @@ def _job_trace(arguments: argparse.Namespace, gpu: TargetGPU | None) -> Trace:
         return Trace.load(arguments.job)
     if gpu is None:
         raise UsageError(
-            f"{arguments.job} is a TorchTitan job, which runs a GPU's operators: --device cpu takes a capture"
+            f"{arguments.job} is a TorchTitan job, and these run on GPUs: --device cpu needs a saved capture"
         )
     from autosac.capture.process.server import CaptureServer
     from autosac.capture.request import TitanRequest

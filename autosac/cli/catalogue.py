@@ -59,7 +59,7 @@ def gpu_table(found: Sequence[Hardware]) -> RenderableType:
         table.add_row(gpu.name, *memory, *rates, link, gpu.source)
     notes = (
         "memory: what CUDA reports as total; bf16, fp8: peak TFLOP/s, dense; links: one direction; 1 GB is 10^9 bytes",
-        "autosac gpus NAME shows all that is known of one; --gpu also takes the beginning of a name, or a profile file",
+        "autosac gpus NAME shows all that is known about one; --gpu also takes the beginning of a name, or a profile file",
     )
     return Group(table, *(Text(f"- {note}") for note in notes))
 
@@ -81,7 +81,7 @@ def gpu_facts(gpu: Hardware) -> RenderableType:
         "processors": f"{gpu.sm_count}, up to {gpu.boost_mhz:g} MHz, {gpu.tdp_w:g} W, compute capability {major}.{minor}",
         "link to other GPUs": f"{gpu.link}, {gpu.link_gbps:g} GB/s in one direction",
         "link to the host": f"PCIe, {gpu.pcie_gbps:g} GB/s in one direction",
-        "usual cluster": gpu.cluster or "8 GPUs a node, a 200-Gb/s network adapter for every two",
+        "usual cluster": gpu.cluster or "8 GPUs per node, one 200-Gb/s network adapter per two GPUs",
         "cost models": models if gpu.models_of else "roofline",
         "outside of PyTorch": f"{format_bytes(gpu.context_bytes)} (CUDA context)",
         "calibrated": gpu.calibrated,
@@ -97,9 +97,9 @@ def cluster_table(found: Sequence[Cluster]) -> RenderableType:
     """One row for each cluster."""
     table = Table(title="Clusters")
     table.add_column("name", no_wrap=True)
-    for heading in ("GPUs a node", "in the node GB/s", "network GB/s"):
+    for heading in ("GPUs per node", "within a node GB/s", "network GB/s"):
         table.add_column(heading, justify="right")
-    for heading in ("what", "source"):
+    for heading in ("description", "source"):
         table.add_column(heading)
     for cluster in found:
         table.add_row(
@@ -110,7 +110,9 @@ def cluster_table(found: Sequence[Cluster]) -> RenderableType:
             cluster.description,
             cluster.source,
         )
-    note = "one direction; in the node: of one GPU, network: of one node; as many nodes as the job's world size fills"
+    note = (
+        "in one direction; within a node: per GPU, network: per node; a job has as many nodes as its world size needs"
+    )
     return Group(table, Text(f"- {note}"))
 
 
@@ -125,14 +127,14 @@ def cluster_facts(cluster: Cluster) -> RenderableType:
         "name": cluster.name,
         "description": cluster.description,
         "source": cluster.source,
-        "GPUs a node": str(cluster.gpus_per_node),
-        "in the node": f"{cluster.intra_gbps:g} GB/s of one GPU, {cluster.intra_latency_us:g} us",
-        "joined by": {"switch": "a switch", "mesh": "a link for each pair of GPUs"}[cluster.intra_links],
-        "network": f"{cluster.inter_gbps:g} GB/s of one node, {cluster.inter_latency_us:g} us",
+        "GPUs per node": str(cluster.gpus_per_node),
+        "within a node": f"{cluster.intra_gbps:g} GB/s per GPU, {cluster.intra_latency_us:g} us",
+        "GPUs connected by": {"switch": "a switch", "mesh": "a link for each pair of GPUs"}[cluster.intra_links],
+        "network": f"{cluster.inter_gbps:g} GB/s per node, {cluster.inter_latency_us:g} us",
         "racks": racks if cluster.nodes_per_rack else "",
         "leaf switches": leaves if cluster.nodes_per_rack else "",
         "spread of GPUs' speeds": f"{cluster.gpu_spread:.1%} (standard deviation)",
-        "NCCL's buffers": f"{format_bytes(cluster.nccl_buffer_bytes)} for each communicator",
+        "NCCL's buffers": f"{format_bytes(cluster.nccl_buffer_bytes)} per communicator",
     }
     for name, value in rows.items():
         if value:

@@ -246,8 +246,7 @@ def _batch_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
     sizes = tuple(size for size in found if size is not None)
     if len(sizes) < len(found):
         raise UsageError(
-            f"batch sizes {arguments.batch_sizes!r}: expected whole numbers of at least 1 and at most {MOST_BATCH}, "
-            "such as 4,8,12"
+            f"batch sizes {arguments.batch_sizes!r}: expected whole numbers from 1 to {MOST_BATCH}, such as 4,8,12"
         )
     if len(set(sizes)) < len(sizes):
         raise UsageError("a batch size is given twice")

@@ -27,7 +27,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = parse_whole(text, least, most)
         if value is None:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least} and at most {most}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
         return value
 
     return parse
@@ -53,7 +53,7 @@ def watts(text: str) -> float:
 def filled(text: str) -> str:
     """An option's type: text that is not empty."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("nothing is given")
+        raise argparse.ArgumentTypeError("it is empty")
     return text
 
 
@@ -66,5 +66,5 @@ def names(text: str) -> tuple[str, ...]:
     """An option's type: names with commas between them."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(found):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them, none of them empty")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected names separated by commas, none of them empty")
     return found

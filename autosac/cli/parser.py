@@ -265,7 +265,7 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--ac",
         type=filled,
         metavar="MODE",
-        help="replace the job's checkpointing by none, full, selective-op or selective-N",
+        help="replace the job's checkpointing with none, full, selective-op or selective-N",
     )
     add_breakdowns(what)
     what.add_argument(

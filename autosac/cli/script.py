@@ -63,7 +63,7 @@ def _show(
 ) -> None:
     out = reports.console()
     outcome = result.outcome
-    what = f"step {outcome.kept} of the script, which ran {outcome.steps}"
+    what = f"step {outcome.kept} of the {outcome.steps} that the script ran"
     if len(ranks) > 1:
         what += f": rank {simulation.trace.info.rank}"
     out.print(reports.simulation_summary(simulation, what))
@@ -84,13 +84,13 @@ def _notes(simulation: Simulation, result: RanksResult) -> tuple[str, ...]:
     if world_size == 1:
         return result.outcome.notes
     numbers = ", ".join(map(str, result.ran))
-    rest = "" if len(result.ran) == world_size else "; the others are taken to be like one of them"
+    rest = "" if len(result.ran) == world_size else "; each of the others is assumed to be like one of them"
     notes = (*result.outcome.notes, f"of {world_size} ranks, {numbers} ran{rest}")
     if result.outcome.printed or len(result.ran) == 1:
         return notes
     return (
         *notes,
-        f"rank {result.ran[0]} prints nothing: --rank {result.ran[-1]} shows what rank {result.ran[-1]} prints",
+        f"rank {result.ran[0]} prints nothing: --rank {result.ran[-1]} shows the output of rank {result.ran[-1]}",
     )
 
 

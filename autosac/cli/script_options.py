@@ -27,12 +27,12 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         type=whole(0, _MOST_STEPS),
         default=None,
         metavar="N",
-        help="stop the script after N steps (default 3, with --fast-forward 0; 0: let it end by itself)",
+        help="stop the script after N steps (default 3, with --fast-forward 0; 0: run it to its end)",
     )
     what.add_argument(
         "--fast-forward",
         action="store_true",
-        help="compute the first steps only; the others take as long, and the script logs them at once",
+        help="compute only the first steps; the others take as much simulated time, and the script logs them at once",
     )
     what.add_argument(
         "--step-marker",
@@ -90,7 +90,9 @@ def _add_surroundings(what: argparse._ArgumentGroup) -> None:
         help="stand-ins for kernels that cannot run here: flash_attn, apex, or a file of your own; repeat for several",
     )
     what.add_argument(
-        "--checkpoints", action="store_true", help="let the script write its checkpoints, of zeros (default: no file)"
+        "--checkpoints",
+        action="store_true",
+        help="let the script write its checkpoints, filled with zeros (default: no files)",
     )
 
 
@@ -112,7 +114,7 @@ def _add_machine(machine: argparse._ArgumentGroup) -> None:
         type=whole(0, MOST_GPUS - 1),
         action="append",
         metavar="R",
-        help="run this rank only; repeat for several (default: rank 0, and those that behave otherwise)",
+        help="run only this rank; repeat for several (default: rank 0 and the ranks that behave differently)",
     )
     machine.add_argument(
         "--cluster",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosac.cli.options import add_output, decimal, filled, filled_path, whole
 from autosac.errors import InfeasibleError, UsageError
-from autosac.files.writing import check_outputs, write_bytes_atomically, write_text_atomically
+from autosac.files.writing import check_outputs
 from autosac.limits import MOST_BATCH, MOST_GPUS, world_size_of_environment
 from autosac.quantities import format_bytes
 
@@ -190,10 +190,11 @@ def _inputs(arguments: argparse.Namespace) -> Inputs:
 
 def _report(arguments: argparse.Namespace, inputs: Inputs, result: Result) -> None:
     """Write the best job and print what was found."""
+    from autosac.configurations.best_files import write_best
     from autosac.report import summaries as reports
     from autosac.report.search_tables import search_document, search_summary
 
-    written = _write_best(arguments.output, inputs, result) if arguments.output is not None else []
+    written = write_best(arguments.output, inputs, result) if arguments.output is not None else []
     if arguments.search_html is not None and result.rows:
         from autosac.report.search_pictures import search_html
 
@@ -206,30 +207,6 @@ def _report(arguments: argparse.Namespace, inputs: Inputs, result: Result) -> No
     out.print(search_summary(result))
     if written:
         out.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
-
-
-def _write_best(output: Path, inputs: Inputs, result: Result) -> list[Path]:
-    """The best configuration's job file, and its plan beside it."""
-    from autosac.configurations.job_files import checkpointing_settings, written_job
-    from autosac.configurations.python_files import written_python_job
-
-    best = result.best
-    if best is None:
-        return []
-    written = [output]
-    plan_file = output.with_name(f"{output.stem}.plan.json")
-    if best.plan_key:
-        write_bytes_atomically(plan_file, result.plans[best.plan_key].encode())
-        written.append(plan_file)
-    settings, name = result.settings[best.layout], best.measured.checkpointing
-    plan = str(plan_file) if best.plan_key else None
-    if result.python is not None:
-        text = written_python_job(result.python, settings, name, plan)
-    else:
-        settings = {**settings, **checkpointing_settings(name, plan)}
-        text = written_job(inputs.config_file, inputs.overrides, settings)
-    write_text_atomically(output, text)
-    return written
 
 
 def _nothing_fits(result: Result) -> str:

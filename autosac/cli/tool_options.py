@@ -38,7 +38,7 @@ def add_chakra(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac chakra``."""
     command = commands.add_parser("chakra", help="execute the Chakra execution traces of all ranks together")
     command.add_argument(
-        "folder", type=filled_path, metavar="DIR", help="folder of the traces NAME.RANK.et, and comm_group.json"
+        "folder", type=filled_path, metavar="DIR", help="folder with the traces NAME.RANK.et and comm_group.json"
     )
     add_output(command)
     command.set_defaults(run="chakra")

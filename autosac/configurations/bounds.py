@@ -14,10 +14,12 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    microbatch in that stage, and the backwards of the stages before follow: sum of l_j b. The first rank begins its next
    step after them, so both sums are in the time from one step to the next. Schedules that divide backwards (ZeroBubble,
    DualPipeV) get neither.
+   For these schedules, `path_bound_ms` takes the longest path through all ranks' operations (`pipeline_paths`).
 3. FSDP copies what it gathered into the layers' parameters on the compute stream: each of a layer's gathers reads and
-   writes them once, at no more than the memory's bandwidth; once for each microbatch's forward, and again for its backward
-   where parameters were freed. In a pipeline, where they stay from a backward to the next forward, every forward frees
-   them, and after each of m forwards something reads them again: m + 1 gathers a step; one where forwards do not free them.
+   writes them once, at no more than the memory's bandwidth, or as a captured layer does (`autosac.configurations.sharding`);
+   once for each microbatch's forward, and again for its backward where parameters were freed. In a pipeline, where they stay
+   from a backward to the next forward, every forward frees them, and after each of m forwards something reads them again:
+   m + 1 gathers a step; one where forwards do not free them. Gradients are copied into the message that is reduced, alike.
 4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients.
 5. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
    rank's own part grows by r.
@@ -33,17 +35,21 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
 shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
 step all of them. FSDP reduces a pipeline's gradients once, after the last microbatch: in between, a stage that has run
 backward has gradients of all its parameters, which are divided among tensor and expert parallel ranks only. Parameters that
-are not freed after the forward are gathered alike. How many microbatches a rank holds as a backward begins is the schedule's
-(`autosac.configurations.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of
-checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers runs,
-between their forward and their backward, all that the layers keep is there, and what the operator at work reads and writes.
-Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward first:
-as they were computed, and in float32 as one message.
+are not freed after the forward are gathered alike; of those that are, one layer's as its backward begins. As that ends, it has
+gradients as they were computed, beside what the other layers keep. How many microbatches a rank holds as a backward begins is
+the schedule's (`autosac.configurations.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a
+unit of checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers
+runs, between their forward and their backward, all that the layers keep is there, and what the operator at work reads and
+writes. Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward
+first: as they were computed, and in float32 as one message; and as the next layer's backward ends, with what it gathered and
+its gradients, while that message waits. A budget of reserved memory holds, at any time, the most that is there at once of what
+FSDP allocates on streams of its own (`autosac.configurations.sharding`): gathered messages, and reduced gradients.
 
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
 layer at least is a convex function of the bytes it frees (`autosac.configurations.recomputation`). So the least recomputation
 is no less than the fractional knapsack over all layers: free what has the most bytes per millisecond first. This is the linear
-relaxation of every plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading.
+relaxation of every plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading. With
+the loss in chunks, what stands behind the layers counts no memory.
 """
 
 from __future__ import annotations
@@ -54,7 +60,9 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 
 from autosac.configurations.layout import Layout
+from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
 from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, Place, moments, places, rank_of
+from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.splits import balanced_split, torchtitan_split
 from autosac.configurations.traffic import NO_TRAFFIC, Traffic
 
@@ -90,7 +98,7 @@ class Shape:
     `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if that is
     not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there while the last
     of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`: of FSDP, for
-    one layer.
+    one layer. `hop_ms`: to send a layer's input to the next pipeline stage. `reserved`: the budget is of reserved memory.
     """
 
     layers: int
@@ -106,6 +114,9 @@ class Shape:
     memory_gbps: float = math.inf
     budget_bytes: float = math.inf
     traffic: Traffic = NO_TRAFFIC
+    sharding: Sharding = NOTHING_KNOWN
+    hop_ms: float = 0.0
+    reserved: bool = False
 
 
 def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
@@ -169,6 +180,37 @@ def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
     return worst
 
 
+def path_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) -> float:
+    """The least step time by the longest path through the schedule's operations (`pipeline_paths`), as `time_bound_ms`; 0
+    where there is no pipeline or nothing is known of its schedule.
+    """
+    if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
+        return 0.0
+    counts, last = split_of(layout, shape), layout.pipeline * layout.stages_per_rank - 1
+    own = sum(counts[:: layout.pipeline])  # layers of the first rank
+    gathered = _gather_copy_ms(layout, shape) if _gathers(layout) and not layout.keeps_parameters else 0.0
+    stages = [
+        StageTimes(
+            forward=count * shape.layer.forward_ms + (stage == last) * shape.last.forward_ms,
+            backward=count * shape.layer.backward_ms + (stage == last) * shape.last.backward_ms,
+            gathered=count * gathered,
+        )
+        for stage, count in enumerate(counts)
+    ]
+    return longest_path_ms(
+        layout.schedule,
+        layout.pipeline,
+        layout.microbatches,
+        stages,
+        extra_ms or [0.0] * layout.pipeline,
+        hop_ms=shape.hop_ms,
+        after_ms=_optimizer_ms(layout, shape, own)
+        + own * _scatters(layout) * _scatter_copy_ms(layout, shape)
+        + shape.traffic.gather_ms
+        + shape.traffic.scatter_ms,
+    )
+
+
 def _gathers(layout: Layout) -> int:
     """How often FSDP gathers a layer's parameters in a step, at least."""
     if layout.shard * layout.context == 1:
@@ -186,9 +228,20 @@ def _scatters(layout: Layout) -> int:
 
 
 def _copies_ms(layout: Layout, shape: Shape) -> float:
-    """What FSDP's copies of one layer's gathered parameters take in a step at least."""
-    nbytes = 2 * shape.compute_bytes * shape.layer_parameters / _expert_shards(layout)
-    return _gathers(layout) * nbytes / shape.memory_gbps / 1e6
+    """What FSDP's copies of one layer's parameters and gradients take in a step at least."""
+    return _gathers(layout) * _gather_copy_ms(layout, shape) + _scatters(layout) * _scatter_copy_ms(layout, shape)
+
+
+def _gather_copy_ms(layout: Layout, shape: Shape) -> float:
+    """Out of a gathered message of one layer: reads and writes it."""
+    ns = max(2 / shape.memory_gbps, shape.sharding.gather_ns)
+    return ns * shape.compute_bytes * shape.layer_parameters / _expert_shards(layout) / 1e6
+
+
+def _scatter_copy_ms(layout: Layout, shape: Shape) -> float:
+    """Into a message that is reduced, of one layer: reads gradients as they were computed, and writes them in float32."""
+    ns = max((shape.compute_bytes / _REDUCED_BYTES + 1) / shape.memory_gbps, shape.sharding.scatter_ns)
+    return ns * _REDUCED_BYTES * shape.layer_parameters / _expert_shards(layout) / 1e6
 
 
 def _optimizer_ms(layout: Layout, shape: Shape, layers: int) -> float:
@@ -215,12 +268,26 @@ def _states_bytes(layout: Layout, shape: Shape, place: Place, *, gradients: bool
 
 def _before_backward_bytes(layout: Layout, shape: Shape, place: Place, moment: Moment) -> float:
     """States and what is whole of parameters and gradients, at a moment when a rank holds most activations. See the module."""
-    found = _states_bytes(layout, shape, place, gradients=layout.pipeline == 1 and layout.microbatches > 1)
-    whole = 0
+    accumulated = layout.pipeline == 1 and layout.microbatches > 1
+    found = _states_bytes(layout, shape, place, gradients=accumulated or _pools(layout, shape).gradients_apart)
+    found += _gathered_pool_bytes(layout, shape, place)
+    gathers = layout.pipeline > 1 and _gathers(layout) and not layout.keeps_parameters
+    whole = shape.compute_bytes if gathers and not moment.behind else 0
     for count, held, accumulating in zip(place.counts, moment.held, moment.accumulating, strict=True):
         whole += count * shape.compute_bytes if layout.keeps_parameters and (held or accumulating) else 0
         whole += count * shape.gradient_bytes if accumulating else 0
     return found + whole * shape.layer_parameters / _expert_shards(layout)
+
+
+def _pools(layout: Layout, shape: Shape) -> Sharding:
+    """What FSDP holds on streams of its own that counts at any time: where the budget is of reserved memory."""
+    return shape.sharding if shape.reserved and layout.shard * layout.context > 1 else NOTHING_KNOWN
+
+
+def _gathered_pool_bytes(layout: Layout, shape: Shape, place: Place) -> float:
+    """The most that gathered messages of a rank's layers take together, on their own stream."""
+    at_once = min(_pools(layout, shape).gathers_at_once, max(place.counts))
+    return at_once * shape.compute_bytes * shape.least_parameters / _expert_shards(layout)
 
 
 def _expert_shards(layout: Layout) -> int:
@@ -245,7 +312,7 @@ def _kept(layout: Layout, shape: Shape, place: Place, moment: Moment) -> list[tu
     kept: list[tuple[float, float]] = [
         (times * count * size, m * count * ms) for times, count in stages for size, ms in shape.layer.kept
     ]
-    if moment.behind:
+    if moment.behind and not layout.chunk_loss:
         kept += [(size, m * ms) for size, ms in shape.last.kept]
     return kept
 
@@ -261,14 +328,45 @@ def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list
         (_before_backward_bytes(layout, shape, place, moment), _kept(layout, shape, place, moment))
         for moment in _moments(layout, place)
     ]
+    if layout.pipeline > 1 and _gathers(layout):
+        found += [
+            (before + shape.compute_bytes * shape.layer_parameters / _expert_shards(layout), kept)
+            for moment in _moments(layout, place)
+            if moment.stage >= 0
+            for before, kept in [_after_a_layer(layout, shape, place, moment)]
+        ]
     if layout.pipeline == 1 and layout.shard * layout.context > 1 and shape.least_parameters:
-        fewer = Place(0, (shape.layers - 1,), False)
-        reducing = (shape.compute_bytes + _REDUCED_BYTES) * shape.least_parameters / _expert_shards(layout)
-        states = _before_backward_bytes(layout, shape, place, Moment((1,), (False,), False))
-        if layout.keeps_parameters:
-            states -= shape.compute_bytes * shape.layer_parameters / _expert_shards(layout)
-        found.append((states + reducing, _kept(layout, shape, fewer, Moment((1,), (False,), False))))
+        found += [_reducing(layout, shape, place, done) for done in (1, 2) if done < shape.layers]
     return found
+
+
+def _after_a_layer(
+    layout: Layout, shape: Shape, place: Place, moment: Moment
+) -> tuple[float, list[tuple[float, float]]]:
+    """As `_needs`, without the gradients of the one layer that has run backward since the moment."""
+    counts, stage = place.counts, moment.stage
+    m, held = layout.microbatches, moment.held[stage]
+    before = _before_backward_bytes(layout, shape, place, moment._replace(behind=False))
+    less = place._replace(counts=(*counts[:stage], counts[stage] - 1, *counts[stage + 1 :]))
+    kept = _kept(layout, shape, less, moment._replace(behind=False))
+    if held > 1:  # that layer's other microbatches
+        kept += [((held - 1) * size, m * ms) for size, ms in shape.layer.kept]
+    return before, kept
+
+
+def _reducing(layout: Layout, shape: Shape, place: Place, done: int) -> tuple[float, list[tuple[float, float]]]:
+    """As `_needs`, when one layer or, by then, two have run backward: the first one's gradients in a message, beside them or,
+    where the message waits, beside the second one's parameters and gradients.
+    """
+    layer = shape.least_parameters / _expert_shards(layout)
+    before = _before_backward_bytes(layout, shape, place, Moment((1,), (False,), False))
+    if layout.keeps_parameters:
+        before -= shape.compute_bytes * shape.layer_parameters / _expert_shards(layout)
+    elif done == 2:
+        before += shape.compute_bytes * layer
+    waits = _REDUCED_BYTES if done == 1 or shape.sharding.scatter_waits else 0
+    left = Place(0, (shape.layers - done,), False)
+    return before + (shape.compute_bytes + waits) * layer, _kept(layout, shape, left, Moment((1,), (False,), False))
 
 
 def _least_bytes(layout: Layout, shape: Shape, place: Place) -> float:
@@ -305,12 +403,17 @@ def _least_ms(kept: Sequence[tuple[float, float]], room_bytes: float) -> float:
     return spent if excess <= 0 else INFEASIBLE
 
 
-def bound_ms(layout: Layout, shape: Shape, budget_bytes: float) -> float:
-    """The least step time within the budget, infinite if no checkpointing is enough. See the module."""
+def bound_ms(layout: Layout, shape: Shape, budget_bytes: float, *, paths: bool = False) -> float:
+    """The least step time within the budget, infinite if no checkpointing is enough. See the module. `paths`: look at the
+    paths through a pipeline's schedule, too, which takes some milliseconds.
+    """
     if memory_bound_bytes(layout, shape) > budget_bytes:
         return INFEASIBLE
     extra = [recompute_bound_ms(layout, shape, rank, budget_bytes) for rank in range(layout.pipeline)]
-    return INFEASIBLE if math.inf in extra else time_bound_ms(layout, shape, extra)
+    if math.inf in extra:
+        return INFEASIBLE
+    found = time_bound_ms(layout, shape, extra)
+    return max(found, path_bound_ms(layout, shape, extra)) if paths else found
 
 
 def any_split_bound_ms(layout: Layout, shape: Shape) -> float:
@@ -325,7 +428,7 @@ def recomputing_bound_ms(layout: Layout, shape: Shape, layer_ms: float) -> float
         layer_ms * layout.microbatches * sum(n for stage, n in enumerate(counts) if rank_of(layout, stage) == rank)
         for rank in range(layout.pipeline)
     ]
-    return time_bound_ms(layout, shape, extra)
+    return max(time_bound_ms(layout, shape, extra), path_bound_ms(layout, shape, extra))
 
 
 def shape_of_parameters(

@@ -20,18 +20,22 @@ from autosac.capture.process.server import CaptureServer
 from autosac.configurations.sheets import sheet_of
 from autosac.errors import AutosacError, CaptureError, InfeasibleError, UsageError
 from autosac.files.temporary import temporary_folder
-from autosac.jobs.tasks import captures_of, plans_of
+from autosac.jobs.tasks import captures_of, plans_with_loss
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.plans import Plan
-from autosac.simulation import Pipeline, Simulation, simulation_of
+from autosac.simulation import Pipeline, Simulation, Target, simulation_of
+from autosac.target import TargetGPU
 
 _SMALLEST = -2  # the cut with one period of layers
 
 
 class Task(Protocol):
-    """Work for another process. The answer is a document of JSON's types."""
+    """Work for another process. The answer is a document of JSON's types. `gpu`: what captures simulate, if there are any."""
+
+    @property
+    def gpu(self) -> TargetGPU | None: ...
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """Do it; captures come from `server`. Failures of the job are part of the answer."""
@@ -81,10 +85,20 @@ def _errors_ms(simulation: Simulation) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SheetTask:
-    """A few layers of one microbatch. Answer: ``sheet``, or ``refused`` with the reason."""
+class _JobTask:
+    """Of a job."""
 
     job: TitanJob
+
+    @property
+    def gpu(self) -> TargetGPU:
+        """See `Task`."""
+        return self.job.target.gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetTask(_JobTask):
+    """A few layers of one microbatch. Answer: ``sheet``, or ``refused`` with the reason."""
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """See `Task`."""
@@ -94,13 +108,18 @@ class SheetTask:
                 trace = server.capture(replace(request, cut=_SMALLEST))
             except CaptureError:  # too few layers to leave any out, or the job cannot be built with so few
                 trace = server.capture(request)
-            return {"sheet": sheet_of(simulation_of(trace, self.job.target)).document()}
+            return {"sheet": sheet_of(simulation_of(trace, _uncapped(self.job.target))).document()}
         except AutosacError as e:
             return {"refused": str(e)}
 
 
+def _uncapped(target: Target) -> Target:
+    """Without a power cap: what it leaves of the clock depends on the mix of a whole step, which a few layers do not tell."""
+    return replace(target, hardware=replace(target.hardware, power_limit_w=0.0))
+
+
 @dataclass(frozen=True, kw_only=True)
-class LayoutTask:
+class LayoutTask(_JobTask):
     """A layout under every way of checkpointing. AutoSAC's plan is not captured (`PlanTask`).
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
@@ -109,7 +128,6 @@ class LayoutTask:
     ``refused``.
     """
 
-    job: TitanJob
     goal: Goal
     checkpointing: tuple[str, ...]
     cutoff_ms: float
@@ -136,7 +154,7 @@ class LayoutTask:
         if none.step_ms >= self.cutoff_ms:
             return {**answer, "cut_off": self.cutoff_ms}
         if "autosac" in self.checkpointing:
-            (planned,) = plans_of(captures, goal, (goal.budget_bytes,), lambda _: None, sure)
+            (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), sure)
             answer |= self._planned(planned, answer["rows"], inner)
         best_ms = min((row["step_ms"] for row in answer["rows"] if row["fits"]), default=self.cutoff_ms)
         for name in ("full", "selective-op"):
@@ -162,10 +180,9 @@ class LayoutTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanTask:
+class PlanTask(_JobTask):
     """A layout's step as captured under its plan, the text of which is `plan`. Answer: ``row``, or ``refused``."""
 
-    job: TitanJob
     goal: Goal
     plan: str
     pipeline: bool = False
@@ -177,9 +194,10 @@ class PlanTask:
         plan = Plan.from_bytes(self.plan.encode())
         try:
             with temporary_folder() as folder:
-                captures = [TitanCaptures(self.job, server, folder)]
+                job = replace(self.job, loss_chunks=plan.settings.loss_chunks)
+                captures = [TitanCaptures(job, server, folder)]
                 if self.pipeline:
-                    captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
+                    captures = captures_of(job, server, folder, ("none",), beside=("none",))
                 for stage in captures:
                     stage.begin(plan)
                 stages = [stage.under(plan) for stage in captures]

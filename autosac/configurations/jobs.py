@@ -79,6 +79,8 @@ def check_space(space: Space, python: PythonJob | None) -> None:
         raise UsageError(
             "float8 = [true]: with TorchTitan 0.3 the configuration itself chooses it (its model's converters)"
         )
+    if True in space.chunk_loss:
+        raise UsageError("chunk_loss = [true]: with TorchTitan 0.3 the configuration itself chooses it (ChunkedCELoss)")
     if "balanced" in space.pipeline_split:
         raise UsageError('pipeline_split = ["balanced"] needs TorchTitan 0.2')
 

@@ -25,7 +25,16 @@ from autosac.configurations.space import Space
 from autosac.configurations.splits import module_names, torchtitan_split
 
 SINGLE_STAGE = ("1F1B", "GPipe")  # schedules with one stage on each rank
-_SWITCHES = ("compile", "async_tensor", "float8", "optimizer", "cpu_offload", "activation_offload", "allocator")
+_SWITCHES = (
+    "compile",
+    "async_tensor",
+    "float8",
+    "optimizer",
+    "cpu_offload",
+    "activation_offload",
+    "chunk_loss",
+    "allocator",
+)
 Setting = str | int | bool | list[list[str]]
 
 
@@ -52,6 +61,7 @@ class Layout:
     optimizer: str = "fused"
     cpu_offload: bool = False
     activation_offload: bool = False
+    chunk_loss: bool = False
     allocator: str = ""
 
     @property
@@ -107,6 +117,7 @@ class Layout:
             "float8": self.float8,
             "cpu offload": self.cpu_offload,
             "offload": self.activation_offload,
+            "chunked loss": self.chunk_loss,
             self.optimizer: self.optimizer != "fused",
             f"allocator {self.allocator}": self.allocator not in ("", "expandable_segments:True"),
         }
@@ -224,6 +235,7 @@ def knobs_of(
         "optimizer": space.optimizer,
         "cpu_offload": space.cpu_offload,
         "activation_offload": space.activation_offload,
+        "chunk_loss": space.chunk_loss,
         "allocator": space.allocator,
     }
 
@@ -294,6 +306,8 @@ def _is_sensible(layout: Layout, space: Space) -> bool:
         return False
     if layout.cpu_offload and layout.shard * layout.context == 1:
         return False
+    if (layout.activation_offload or layout.chunk_loss) and "autosac" not in space.checkpointing:
+        return False  # they are AutoSAC's plans'
     if layout.schedule in ("ZBVZeroBubble", "DualPipeV") and layout.split == "balanced":
         return False  # their stages run forth and back over the ranks
     return layout.pipeline == 1 or _is_scheduled(layout)

@@ -50,9 +50,21 @@ class Machines:
         """Within the search's budget or another one, which may be a share of the GPU."""
         return parse_budget(budget or self._wanted.budget, self.target(layout).hardware.usable_bytes)
 
+    def room_bytes(self, layout: Layout, budget: str | None = None) -> int:
+        """What simulated allocations may take of the budget, without what a calibrated GPU is known to take beside them."""
+        hardware = self.target(layout).hardware
+        reserved = self._wanted.goal.budget_kind == "reserved"
+        beside = hardware.more_reserved_bytes if reserved else hardware.more_active_bytes
+        return self.budget_bytes(layout, budget) - beside
+
     def goal(self, layout: Layout) -> Goal:
         """What a layout's plans are for."""
-        return replace(self._wanted.goal, budget_bytes=self.budget_bytes(layout), offload=layout.activation_offload)
+        return replace(
+            self._wanted.goal,
+            budget_bytes=self.budget_bytes(layout),
+            offload=layout.activation_offload,
+            chunk_loss=layout.chunk_loss,
+        )
 
     def key(self, kind: str, layout: Layout) -> str:
         """A question's name: the layout, and the machines that it is asked for."""

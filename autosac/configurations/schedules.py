@@ -56,12 +56,13 @@ def rank_of(layout: Layout, stage: int) -> int:
 class Moment(NamedTuple):
     """As a backward begins: how many microbatches each of a rank's stages holds; which stages have run backward before and
     will after this one (they have gradients that are not complete); whether the model's last stage has just run forward, and
-    what follows is its backward.
+    what follows is its backward; which of the stages runs backward (-1: not known).
     """
 
     held: tuple[int, ...]
     accumulating: tuple[bool, ...]
     behind: bool
+    stage: int = -1
 
 
 @lru_cache(maxsize=8192)
@@ -81,7 +82,7 @@ def moments(schedule: str, ranks: int, microbatches: int, stages: int, rank: int
         if kind == "B":
             behind = stage == stages - 1 and rank == ranks - 1 and before == ("F", stage)
             left = [microbatches - 1 if other == stage else microbatches for other in range(stages)]
-            moment = Moment(tuple(held), tuple(0 < n < most for n, most in zip(done, left, strict=True)), behind)
+            moment = Moment(tuple(held), tuple(0 < n < most for n, most in zip(done, left, strict=True)), behind, stage)
             known = found.get(moment.accumulating)
             if known is None or (behind, sum(held)) > (known.behind, sum(known.held)):
                 found[moment.accumulating] = moment

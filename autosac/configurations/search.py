@@ -4,7 +4,8 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 (`autosac.configurations.bounds`):
 
 1. from the parameters' shapes: products at the peak rate, memory of states and layer inputs;
-2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory;
+2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory; of a pipeline,
+   the longest path through its schedule;
 3. its step without checkpointing, simulated.
 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
@@ -26,19 +27,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from autosac.configurations.bounds import (
-    Part,
-    Shape,
-    any_split_bound_ms,
-    bound_ms,
-    memory_bound_bytes,
-    recomputing_bound_ms,
-    shape_of_parameters,
-    split_of,
-)
+from autosac.configurations.bounds import Shape, memory_bound_bytes, recomputing_bound_ms, split_of
 from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
 from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.job_files import job_path, written_job
+from autosac.configurations.known_bounds import LayoutBounds
 from autosac.configurations.layout import (
     Layout,
     arguments_of,
@@ -72,6 +65,7 @@ class TitanSearch:
         self.workers = workers
         self._progress = progress
         self._machines = Machines(wanted)
+        self._bounds = LayoutBounds(wanted, own, self._machines)
         self._sheets: dict[str, Sheet | str] = {}
         self._tries: dict[Any, int] = {}
         self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
@@ -80,6 +74,7 @@ class TitanSearch:
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
         self._too_large: list[Layout] = []
+        self._walked: set[Layout] = set()  # whose bounds know the paths through their schedules
         self._derived: set[Layout] = set()
         self._confirmed_plans: set[Layout] = set()
         self._evaluated: set[str] = set()
@@ -197,69 +192,40 @@ class TitanSearch:
         reasons: list[str] = []
         for layout in {sheet_layout(layout).key: layout for layout in self.layouts}.values():
             self._progress("capturing a few layers")
-            work = self._sheet_work(layout)
-            while self._sheet(layout) is None:
-                future = self.workers.submit(work.content)
-                while not future.done():
-                    _wait(future)
-                self.finished(work, future)
+            self.ask_sheet(layout)
             sheet = self._sheet(layout)
             if isinstance(sheet, Sheet):
-                return {layout: self._first_bound(layout, sheet) for layout in self.layouts}
+                return {layout: self._bounds.first(layout, sheet) for layout in self.layouts}
             reasons.append(str(sheet))
             if len(reasons) == 3:
                 break
         raise CaptureError(f"no layout of the space can be captured: {reasons[0]}")
 
-    def _first_bound(self, layout: Layout, known: Sheet) -> float:
-        target = self._machines.target(layout)
-        peak = target.hardware.peak_flops("float8" if layout.float8 else "bfloat16")
-        parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
-        shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
-        if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
-            return self._machines.weight(layout) * any_split_bound_ms(layout, shape) * (1 - 1e-9)
-        return self._bound(layout, self._completed(layout, shape))
-
-    def sheet_bound(self, layout: Layout, budget: str | None = None) -> float | None:
-        """The second bound, in the objective's unit, within the search's or another budget; None before its sheet is there."""
-        if not isinstance(self._sheet(layout), Sheet):
+    def sheet_bound(self, layout: Layout, room_bytes: float | None = None) -> float | None:
+        """The second bound, in the objective's unit, within the search's budget or another one (of simulated allocations);
+        None before its sheet is there.
+        """
+        sheet = self._sheet(layout)
+        if not isinstance(sheet, Sheet):
             return None
-        nbytes = self._machines.budget_bytes(layout, budget)
-        return bound_ms(layout, self._shape(layout), nbytes) * self._machines.weight(layout)
+        return self._bounds.least(layout, self._bounds.shape(layout, sheet), room_bytes, paths=True)
 
     def least_bytes(self, layout: Layout) -> float:
         """The memory bound by what is known."""
         return memory_bound_bytes(layout, self._shape(layout))
 
-    def _bound(self, layout: Layout, shape: Shape) -> float:
-        return bound_ms(layout, shape, self._machines.budget_bytes(layout)) * self._machines.weight(layout) * (1 - 1e-9)
+    def ask_sheet(self, layout: Layout) -> None:
+        """Have the sheet that serves a layout captured, unless that has been done."""
+        work = self._sheet_work(layout)
+        while self._sheet(layout) is None:
+            future = self.workers.submit(work.content)
+            while not future.done():
+                _wait(future)
+            self.finished(work, future)
 
     def _shape(self, layout: Layout) -> Shape:
         sheet = self._sheet(layout)
-        if not isinstance(sheet, Sheet):
-            return Shape(
-                layers=self._own.facts.layers,
-                layer=Part(forward_ms=1.0, backward_ms=2.0),
-                first=Part(),
-                last=Part(),
-                layer_parameters=0.0,
-                outside_parameters=0.0,
-            )
-        return self._completed(layout, sheet.shape(pipeline=layout.pipeline > 1))
-
-    def _completed(self, layout: Layout, shape: Shape) -> Shape:
-        """With what the job and the GPU say."""
-        gradient_bytes = self._own.gradient_bytes
-        roads = self._machines.roads(layout.gpu)
-        traffic = roads.traffic(layout, shape.layers, shape.layer_parameters, shape.compute_bytes, gradient_bytes)
-        return replace(
-            shape,
-            traffic=traffic,
-            state_bytes=self._own.state_bytes,
-            gradient_bytes=gradient_bytes,
-            memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
-            budget_bytes=self._machines.budget_bytes(layout),
-        )
+        return self._bounds.shape(layout, sheet if isinstance(sheet, Sheet) else None)
 
     def _sheet(self, layout: Layout) -> Sheet | str | None:
         """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
@@ -298,9 +264,11 @@ class TitanSearch:
                 self._refused[layout] = sheet
                 return Value(math.inf)
         else:
-            tight = self._bound(layout, self._shape(layout))
-            if tight > bound:
-                return Bound(tight)
+            for paths in (False, True)[: 1 + (layout.pipeline > 1 and layout not in self._walked)]:
+                tight = self._bounds.least(layout, self._bounds.shape(layout, sheet), paths=paths)
+                if tight > bound:
+                    return Bound(tight)
+            self._walked.add(layout)
         if any(is_larger(layout, other) for other in self._too_large):
             return Bound(math.inf)
         key = self._machines.key("layout", layout)
@@ -347,10 +315,11 @@ class TitanSearch:
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
+        own = layout.activation_offload or layout.chunk_loss  # of AutoSAC's plans: the rest is as without
         return LayoutTask(
             job=self._job(layout),
             goal=self._machines.goal(layout),
-            checkpointing=self._wanted.space.checkpointing,
+            checkpointing=("autosac",) if own else self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.confidence,
             least_ms=self.least_ms(layout),

@@ -31,10 +31,11 @@ from typing import Any, NamedTuple
 from autosac.configurations.bounds import Part, Shape
 from autosac.configurations.layout import Layout
 from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
+from autosac.configurations.sharding import COPIES, NOTHING_KNOWN, Sharding, sharding_of
 from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
 
-_SHARDS_OWN = ("fsdp.", "aten.split_with_sizes_copy", "c10d.", "_c10d_functional.")
+_SHARDS_OWN = (*COPIES, "c10d.", "_c10d_functional.")
 _MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
 _COMPUTE = 0  # the stream that models run on
 _NONE = -1  # no layer
@@ -66,6 +67,7 @@ class Sheet:
     full_ms: float = 0.0
     selective_ms: float = 0.0
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    sharding: Sharding = NOTHING_KNOWN
 
     def shape(self, *, pipeline: bool) -> Shape:
         """For the bounds. A stage of a pipeline may hold any of the layers: there, the least of each counts."""
@@ -79,6 +81,7 @@ class Sheet:
             outside_parameters=self.outside_parameters,
             # FSDP reduces experts apart from what else a layer has.
             least_parameters=0.0 if any(len(size) > 2 for _, size in self.parameter_shapes) else self.least_parameters,
+            sharding=self.sharding,
         )
 
     def document(self) -> dict[str, Any]:
@@ -98,7 +101,8 @@ class Sheet:
 
         shapes = tuple((str(name), tuple(shape)) for name, shape in document["parameter_shapes"])
         parts = {name: part(document[name]) for name in _PART_NAMES}
-        return Sheet(**{**document, **parts, "parameter_shapes": shapes})
+        sharding = Sharding(**document["sharding"])
+        return Sheet(**{**document, **parts, "parameter_shapes": shapes, "sharding": sharding})
 
 
 def sheet_layout(layout: Layout) -> Layout:
@@ -116,6 +120,7 @@ def sheet_layout(layout: Layout) -> Layout:
         optimizer="fused",
         cpu_offload=False,
         activation_offload=False,
+        chunk_loss=False,
         allocator="",
     )
 
@@ -173,6 +178,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
         full_ms=rerun_ms(least_kept.forward, lambda _: False),
         selective_ms=rerun_ms(least_kept.forward, lambda name: bool(_SAVED.search(name))),
         parameter_shapes=tuple(info.parameter_shapes.items()),
+        sharding=sharding_of(simulation, _layer_modules(trace, layer_of)),
     )
 
 
@@ -426,7 +432,7 @@ def _total(kept: _Items) -> int:
 
 def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
     """The storages that layers (members of ``layers``) read first of those that were there before their forwards, and who."""
-    layers = {i for i, name in enumerate(trace.modules) if layer_of[i] != _NONE and name.count(".") == 1}
+    layers = _layer_modules(trace, layer_of)
     found: dict[int, int] = {}
     before: frozenset[int] = frozenset()
     layer = _NONE
@@ -446,6 +452,11 @@ def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
                 before = frozenset()
                 found.setdefault(read[0], layer)
     return found
+
+
+def _layer_modules(trace: Trace, layer_of: Sequence[int]) -> set[int]:
+    """The modules that are members of ``layers``."""
+    return {i for i, name in enumerate(trace.modules) if layer_of[i] != _NONE and name.count(".") == 1}
 
 
 def _is_activation(trace: Trace, storage: int) -> bool:

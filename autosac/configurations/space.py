@@ -1,7 +1,7 @@
 """The space of a search: knobs and the values that each may take.
 
 A space is a TOML file whose keys are the fields of `Space`; what it leaves out has its default. What changes the numbers that
-training computes (float8) is off unless a file asks for it; the global batch is the job's own.
+training computes (float8, a chunked loss) is off unless a file asks for it; the global batch is the job's own.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Space(BaseModel):
     )
     cpu_offload: Switch = (False,)
     activation_offload: Switch = (False,)
+    chunk_loss: Switch = (False,)
     allocator: Annotated[tuple[str, ...], MinLen(1), AfterValidator(_distinct), AfterValidator(_allocators)] = (
         "expandable_segments:True",
     )
@@ -94,6 +95,7 @@ MEANINGS = {
     "optimizer": "implementation of the optimizer",
     "cpu_offload": "parameters, gradients and optimizer states in host memory",
     "activation_offload": "let autosac's plans offload activations to host memory",
+    "chunk_loss": "let autosac's plans compute the loss in chunks of rows (adds up in another order)",
     "allocator": "PYTORCH_CUDA_ALLOC_CONF",
 }
 assert set(MEANINGS) == set(Space.model_fields)

@@ -82,6 +82,12 @@ class Roads:
             slowdown=slowdown,
         )
 
+    def hop_ms(self, layout: Layout, nbytes: int) -> float:
+        """What sending so many bytes from one pipeline stage to the next takes, alone; 0 without a pipeline."""
+        if layout.pipeline == 1 or not nbytes:
+            return 0.0
+        return self._estimate("send", nbytes, 2, layout.world_size // layout.pipeline).ms
+
     def _estimated(self, kind: str, nbytes: int, ranks: int, stride: int) -> Estimate:
         return self._model.estimate(kind, nbytes, self._cluster.place(range(0, ranks * stride, stride)))
 

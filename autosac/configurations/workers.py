@@ -1,7 +1,7 @@
 """Where evaluations run: processes of this machine, a thread of this process, or a Ray cluster.
 
-Each worker keeps one capture process (`autosac.capture.process.server`) for all its tasks. Workers end with the search,
-however that ends: local ones are bound to the life of the process that started them, Ray's actors to the driver.
+Each worker keeps a capture process for each kind of GPU (`Servers`) for all its tasks. Workers end with the search, however
+that ends: local ones are bound to the life of the process that started them, Ray's actors to the driver.
 """
 
 from __future__ import annotations
@@ -22,6 +22,26 @@ from autosac.capture import lifeline
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.evaluations import Task, checked
 from autosac.errors import UsageError
+from autosac.target import TargetGPU
+
+
+class Servers:
+    """The capture processes of a worker (`autosac.capture.process.server`): one simulates one kind of GPU."""
+
+    def __init__(self, *, use_cache: bool = True) -> None:
+        self._use_cache = use_cache
+        self._undo = contextlib.ExitStack()
+        self._of: dict[TargetGPU | None, CaptureServer] = {}
+
+    def run(self, task: Task) -> dict[str, Any]:
+        """Do a task."""
+        if task.gpu not in self._of:
+            self._of[task.gpu] = self._undo.enter_context(CaptureServer(use_cache=self._use_cache))
+        return checked(task.run(self._of[task.gpu]))
+
+    def close(self) -> None:
+        """End the processes."""
+        self._undo.close()
 
 
 class Workers(Protocol):
@@ -39,7 +59,7 @@ class WorkerLost(Exception):
 
 # ---- local processes ------------------------------------------------------------------------------------------------
 
-_servers: list[CaptureServer] = []
+_servers: list[Servers] = []
 
 
 def _begin(parent: int, use_cache: bool) -> None:
@@ -47,12 +67,12 @@ def _begin(parent: int, use_cache: bool) -> None:
     lifeline.end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    _servers.append(CaptureServer(use_cache=use_cache).__enter__())
-    multiprocessing.util.Finalize(None, _servers[0].__exit__, (None, None, None), exitpriority=100)
+    _servers.append(Servers(use_cache=use_cache))
+    multiprocessing.util.Finalize(None, _servers[0].close, exitpriority=100)
 
 
 def _run(task: Task) -> dict[str, Any]:
-    return checked(task.run(_servers[0]))
+    return _servers[0].run(task)
 
 
 class LocalWorkers:
@@ -123,13 +143,13 @@ class ThreadWorker:
 
     count = 1
 
-    def __init__(self, server: CaptureServer) -> None:
-        self._server = server
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
         self._executor = ThreadPoolExecutor(1)
 
     def submit(self, task: Task) -> Future[dict[str, Any]]:
         """See `Workers`."""
-        return self._executor.submit(lambda: checked(task.run(self._server)))
+        return self._executor.submit(self._servers.run, task)
 
     def close(self) -> None:
         """Wait for no task that has not begun."""
@@ -140,19 +160,18 @@ class ThreadWorker:
 
 
 class _Evaluator:
-    """A Ray actor: one capture process, one task at a time."""
+    """A Ray actor: one task at a time."""
 
     def __init__(self, use_cache: bool) -> None:
-        self._stack = contextlib.ExitStack()
-        self._server = self._stack.enter_context(CaptureServer(use_cache=use_cache))
+        self._servers = Servers(use_cache=use_cache)
 
     def run(self, task: Task) -> dict[str, Any]:
         """Do a task."""
-        return checked(task.run(self._server))
+        return self._servers.run(task)
 
     def close(self) -> None:
-        """End the capture process."""
-        self._stack.close()
+        """End the capture processes."""
+        self._servers.close()
 
 
 class RayWorkers:
@@ -169,7 +188,10 @@ class RayWorkers:
             if self._connected:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as e:
-            raise UsageError(f"no Ray cluster at {address!r}: {str(e).splitlines()[0]}") from e
+            raise UsageError(
+                f"no Ray cluster at {address!r}: {str(e).splitlines()[0]} (ray start --head starts one; one that asks for a "
+                "token needs RAY_AUTH_MODE=token here)"
+            ) from e
         self.count = max(1, min(most, int(ray.cluster_resources().get("CPU", 1))))
         self._lost = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
         self._actor = ray.remote(num_cpus=1)(_Evaluator)
@@ -212,7 +234,8 @@ def workers_of(count: int, ray_address: str | None, *, use_cache: bool) -> Itera
         with contextlib.closing(remote):
             yield remote
     elif count == 0:
-        with CaptureServer(use_cache=use_cache) as server, contextlib.closing(ThreadWorker(server)) as thread:
+        servers = Servers(use_cache=use_cache)
+        with contextlib.closing(servers), contextlib.closing(ThreadWorker(servers)) as thread:
             yield thread
     else:
         with contextlib.closing(LocalWorkers(count, use_cache=use_cache)) as local:

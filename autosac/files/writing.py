@@ -98,7 +98,7 @@ def check_outputs(outputs: Sequence[tuple[str, Path | None]], inputs: Sequence[P
         seen[place] = option
         for source in inputs:
             if os.path.realpath(source) == place:
-                raise UsageError(f"{option} {path} is what is read: it would be overwritten, give another name")
+                raise UsageError(f"{option} {path} is also an input: it would be overwritten, give another name")
 
 
 def check_folder(path: Path) -> None:

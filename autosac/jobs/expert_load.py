@@ -115,8 +115,9 @@ def plan_over_draws(job: TitanJob, goal: Goal, count: int) -> Planned:
                 return replace(planned, notes=(*planned.notes, *_notes(job, goal, number, [s for _, s in under])))
             if worst in tried:
                 raise InfeasibleError(
-                    f"no plan holds in {HIGH:.0%} of {count} draws of the load {job.moe_load}: that for draw {number} needs "
-                    f"{format_bytes(simulation.peak_bytes(goal.budget_kind))} in draw {worst}; ask for a smaller budget"
+                    f"no plan fits in {HIGH:.0%} of {count} draws of the expert load {job.moe_load}: the plan for draw "
+                    f"{number} needs {format_bytes(simulation.peak_bytes(goal.budget_kind))} in draw {worst}; ask for a "
+                    "smaller budget"
                 )
             number = worst
 
@@ -128,7 +129,7 @@ def _notes(job: TitanJob, goal: Goal, number: int, under: Sequence[Simulation]) 
     return (
         f"expert load imbalance {job.moe_load}, seed {job.moe_load.seed}: planned for draw {number} of {len(under)}; "
         f"the step under the plan is within the budget in {fits} of {len(under)}",
-        f"over the draws, median and 95th percentile: peak {format_bytes(at_quantile(peaks, 0.5, float))} and "
+        f"median and 95th percentile over the draws: peak {format_bytes(at_quantile(peaks, 0.5, float))} and "
         f"{format_bytes(at_quantile(peaks, HIGH, float))}, step time {at_quantile(times, 0.5, float):,.1f} ms and "
         f"{at_quantile(times, HIGH, float):,.1f} ms",
     )

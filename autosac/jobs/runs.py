@@ -115,11 +115,13 @@ def replan(record: RunRecord, plan: Plan, profile: Path, *, budget: str, **setti
     new_ms = found.predictions["autosac"].step_ms
     said = f"{new_ms:.1f} ms a step instead of {present_ms:.1f}"
     if found.units == plan.units:
-        return Replanned(None, "the plan stays the same")
+        return Replanned(None, "the new plan is the same")
     if found.settings.loss_chunks != plan.settings.loss_chunks:
-        return Replanned(None, f"a new plan ({said}) computes the loss in other chunks, which needs a new start")
+        return Replanned(
+            None, f"a new plan ({said}) computes the loss in another number of chunks, which needs a restart"
+        )
     if record.misses_budget:
-        return Replanned(found, f"the budget is missed: {said}")
+        return Replanned(found, f"the budget was exceeded: {said}")
     if new_ms < (1 - REPLAN_GAIN) * present_ms:
         return Replanned(found, said)
     return Replanned(None, f"a new plan would not be faster by more than {REPLAN_GAIN:.0%}: {said}")

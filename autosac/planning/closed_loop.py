@@ -83,7 +83,7 @@ class PlanningCaptures(Protocol):
 
 
 def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
-    """The verified plan for a goal. InfeasibleError if there is none; it says the smallest budget that would do."""
+    """The verified plan for a goal. InfeasibleError if there is none; it says the smallest budget that works."""
     (planned,) = make_plans(captures, goal, (goal.budget_bytes,), progress)
     if isinstance(planned, InfeasibleError):
         raise planned
@@ -156,8 +156,8 @@ def make_plans(
 def _faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -> tuple[str, ...]:
     """A note for each baseline within the budget whose step is shorter than the plan's."""
     return tuple(
-        f"the job's own {name} fits as well and is faster, by {format_ms(own.step_ms - other.step_ms)}"
-        + ("" if compiled else ": under a plan the host records every operator, which this step does not hide")
+        f"the job's own {name} also fits and is faster by {format_ms(own.step_ms - other.step_ms)}"
+        + ("" if compiled else ": under a plan the host records every operator, and this step does not hide that time")
         for name, other in fitting.items()
         if other.step_ms < 0.999 * own.step_ms
     )

@@ -133,7 +133,7 @@ class CompiledMixes:
         graphs = sum(len({_policy(best.plan, unit.name) for unit in group.units}) for group in self._groups)
         kinds = len(self._groups)
         found.append(
-            f"the compiler makes {graphs} {'graph' if graphs == 1 else 'graphs'} of {kinds} "
+            f"the compiler makes {graphs} {'graph' if graphs == 1 else 'graphs'} for {kinds} "
             f"{'kind' if kinds == 1 else 'kinds'} of layers; {sum(map(len, self._measured))} policies were measured"
         )
         if self._failure:

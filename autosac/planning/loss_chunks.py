@@ -64,7 +64,7 @@ def _noted(result: Planned | InfeasibleError, note: str) -> Planned | Infeasible
 def _better(own: Planned | InfeasibleError, other: Planned | InfeasibleError, chunks: int) -> Planned | InfeasibleError:
     if isinstance(other, InfeasibleError):
         return _noted(own, f"with the loss in {chunks} chunks no plan fits")
-    how = f"the loss is computed in {chunks} chunks of rows, which adds up in another order"
+    how = f"the loss is computed in {chunks} chunks of rows, which changes the order of summation"
     if isinstance(own, InfeasibleError):
         return _noted(other, f"{how}; without that no plan would fit")
     gain_ms = own.plan.predictions["autosac"].step_ms - other.plan.predictions["autosac"].step_ms

@@ -80,7 +80,7 @@ class Offloading:
     def improved(self, goal: Goal, best: Candidate) -> tuple[Candidate, tuple[str, ...]]:
         """The best plan, or one that offloads if its step is shorter; and what is worth telling of it."""
         if best.simulation.recompute_ms == 0:
-            return best, ("nothing is recomputed that offloading could save",)
+            return best, ("offloading would not avoid any recomputation",)
         for planner in self._planners:
             try:
                 self._try(planner, goal, best)
@@ -92,7 +92,7 @@ class Offloading:
             return best, ("no plan that offloads to host memory has a shorter step", *self._failures)
         found = min(fitting, key=lambda c: c.simulation.step_ms)
         return found, (
-            f"up to {format_bytes(self._host_bytes(found.plan))} of each GPU wait in host memory; the step is "
+            f"up to {format_bytes(self._host_bytes(found.plan))} per GPU are offloaded to host memory; the step is "
             f"{format_ms(best.simulation.step_ms - found.simulation.step_ms)} shorter than without offloading",
             *self._failures,
         )

@@ -277,7 +277,7 @@ class Search:
         report = smallest.memory.peak()
         name = _least(baselines, kind)
         own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
-        told = f"the smallest budget that would do is {format_bytes(least)}"
+        told = f"the smallest budget that works is {format_bytes(least)}"
         if name is not None and own_bytes < least:
             fits = "fits" if own_bytes <= goal.budget_bytes else "needs less"
             told = (
@@ -308,7 +308,7 @@ class Search:
             f"the peak is at {report.op} in the {report.phase.name.lower()} of {report.module or 'the step'}",
         ]
         if best.mirrors:
-            found.append(f"it does what the job does under {best.mirrors}: nothing that was found is faster")
+            found.append(f"the plan does the same as the job's own {best.mirrors}: nothing faster was found")
         solution = best.solution
         if solution is not None and solution.method != "milp":
             found.append(f"the MILP found nothing within its time limit; decided by: {solution.method}")
@@ -320,9 +320,9 @@ class Search:
             gap = self.gap(best)
             what = "recomputation" if best.costs is None else "the step"
             if best.simulation.trace.info.compiled:
-                found.append("how far it is from the best plan of a compiled model is not known")
+                found.append("there is no bound on how far it is from the best plan of a compiled model")
             elif gap is None:
-                found.append("how far it is from the best plan that offloads is not known")
+                found.append("there is no bound on how far it is from the best plan that offloads")
             else:
                 found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
             price_ms = 0.0 if solution is None else solution.budgets.shadow_ms_per_gib

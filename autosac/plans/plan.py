@@ -52,13 +52,12 @@ Parameters: TypeAlias = tuple[tuple[str, tuple[Count, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Keep or recompute one operator of a unit's forward; what is kept may be offloaded to host memory (`offload`).
+    """Whether to keep or to recompute one operator of a unit's forward. A kept result may be offloaded to host memory.
 
-    `op` is the overload (``"aten.mm.default"``), `occurrence` how many calls of it came before in this
-    forward, `outputs` the (shape, dtype) of each output tensor, with `ANY_SIZE` for sizes that vary. The
-    metrics are those that the decision was taken by: `memory_bytes` that recomputing it frees, the
-    `runtime_ms` that recomputing it costs, and `msps`, memory saved per second of recomputation (AUTO-SAC
-    section 5.3), in bytes/s, None where the runtime is zero.
+    `op` is the overload (``"aten.mm.default"``). `occurrence` is the number of its earlier calls in this forward. `outputs`
+    are the (shape, dtype) of each output tensor, with `ANY_SIZE` for dynamic sizes. The decision was based on `memory_bytes`
+    (the memory that recomputing frees), `runtime_ms` (the time that recomputing takes) and `msps`, memory saved per second of
+    recomputation in bytes/s (AUTO-SAC section 5.3; None if the runtime is zero).
     """
 
     __pydantic_config__ = STRICT
@@ -75,11 +74,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A module to wrap: its qualified name in the bare model, its decisions, and its parameters (name, global
-    shape). `kept_bytes` is what the device holds of it, without what is offloaded.
+    """A module that the plan checkpoints: its qualified name in the bare model, its decisions, and its parameters (name,
+    global shape). `kept_bytes` is the memory that it keeps on the device; offloaded results do not count.
 
-    With a `memory_budget` the module is compiled, and the compiler decides: it is the ``activation_memory_budget`` of
-    PyTorch's partitioner for this module (0 recomputes all, 1 is the compiler's own choice). There are no decisions then.
+    If there is a `memory_budget`, the module is compiled and the compiler decides, so there are no decisions. It is the
+    ``activation_memory_budget`` of PyTorch's partitioner for this module (0: recompute everything, 1: the compiler's choice).
     """
 
     fqn: str
@@ -92,24 +91,24 @@ class Unit:
 
     @property
     def policy(self) -> tuple[float | None, tuple[tuple[str, int, bool, bool], ...]]:
-        """What is done in the unit: equal for units that may share one compiled graph."""
+        """The unit's decisions as plain values. Units with equal policies may share one compiled graph."""
         return self.memory_budget, tuple((d.op, d.occurrence, d.keep, d.offload) for d in self.decisions)
 
     @property
     def offloaded_bytes(self) -> int:
-        """What waits in host memory between its forward and its backward."""
+        """Bytes in host memory between the unit's forward and its backward."""
         return sum(decision.memory_bytes for decision in self.decisions if decision.offload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the job's settings of checkpointing say, as `torch.utils.checkpoint.checkpoint` names them.
+    """The job's settings of checkpointing, with the names that `torch.utils.checkpoint.checkpoint` uses.
 
-    Compiled modules follow `early_stop`. Units that run eagerly recompute what is needed and nothing else, whatever it says.
-    All units draw the same random numbers again, whatever `preserve_rng_state` says.
+    Only compiled modules follow `early_stop`. Eager units always recompute only what is needed. All units draw the same random
+    numbers again, whatever `preserve_rng_state` says.
 
-    `loss_chunks`: in how many chunks of rows the loss is computed (`autosac.integrations.chunked_loss`). `memory_budget`:
-    the ``activation_memory_budget`` of PyTorch's partitioner for whatever the job compiles (1: PyTorch's own default).
+    `loss_chunks`: the number of chunks of rows in which the loss is computed (`autosac.integrations.chunked_loss`).
+    `memory_budget`: the ``activation_memory_budget`` of PyTorch's partitioner for all compiled code (1: PyTorch's default).
     """
 
     __pydantic_config__ = STRICT
@@ -122,12 +121,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeFor:
-    """What the plan was made for.
+    """The job, the GPU and the budget that a plan was made for.
 
-    `budget_kind` says what the budget bounds: ``"reserved"`` or ``"active"`` memory. `parameters` are all of
+    `budget_kind` says what the budget limits: ``"reserved"`` or ``"active"`` memory. `parameters` are all parameters of
     the model that the plan covers (name in the bare model, global shape). With `pipeline_stages` > 1 the plan
-    holds the units of all stages and a running model may be any part of it. `job_settings`: the settings of the job file that
-    decide what is computed. `overrides`: TorchTitan's arguments that the job needs with this plan.
+    contains the units of all stages, and a running model may be any part of it. `job_settings` are the settings of the job
+    file that decide what is computed. `overrides` are the TorchTitan arguments that the job needs with this plan.
     """
 
     __pydantic_config__ = STRICT
@@ -148,9 +147,10 @@ class MadeFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulators say of one training step under one policy.
+    """What the simulators predict for one training step under one policy.
 
-    `peak_reserved_bytes` is None where not simulated.
+    `recompute_ms` is the time for recomputation: in a plan, how much longer the step takes than without checkpointing.
+    `peak_reserved_bytes` is None if it was not simulated.
     """
 
     __pydantic_config__ = STRICT
@@ -163,7 +163,7 @@ class Prediction:
 
 
 class Binding(NamedTuple):
-    """A point of the step at which memory held the decision back, and what one GiB more there would have saved."""
+    """A point of the step where memory limited the decision, and the time that one GiB more there would have saved."""
 
     where: str
     ms_per_gib: Price
@@ -171,10 +171,10 @@ class Binding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasons:
-    """Why a plan is as it is, for one rank: what was minimised, by which method, and what held it back.
+    """The reasons for a plan, for one rank: what was minimised, by which method, and where memory limited it.
 
-    `objective`: ``"recompute"``, the time of recomputation, or ``"step"``, what the step pays for it. `ms_per_gib`: by how
-    much less of that there would be for one GiB more of memory (the shadow price).
+    `objective`: ``"recompute"`` (the time of recomputation) or ``"step"`` (how much longer it makes the step). `ms_per_gib`
+    is the shadow price: the decrease of the objective for one GiB more of memory.
     """
 
     __pydantic_config__ = STRICT
@@ -187,10 +187,11 @@ class Reasons:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certainty:
-    """How sure a plan is (`autosac.planning.confidence`).
+    """How certain the predictions of a plan are (`autosac.planning.confidence`).
 
-    `confidence`: the probability that was asked for. `margin_bytes`: what of the budget was left to errors of the prediction.
-    `fits`: the probability that the plan fits the budget. The step time lies in the interval with probability `confidence`.
+    `confidence`: the requested probability. `margin_bytes`: the part of the budget that was left for prediction errors.
+    `fits`: the probability that the plan fits the budget. The step time is between `step_low_ms` and `step_high_ms` with the
+    probability `confidence`.
     """
 
     __pydantic_config__ = STRICT
@@ -206,8 +207,12 @@ class Certainty:
 class Plan:
     """A checkpointing plan.
 
-    `predictions` maps a policy's name (autosac, none, full, selective-op) to its prediction. `reasons`: of each rank that
-    was planned for (one, or one of every pipeline stage), if a solver decided. `certainty`: if a confidence was asked for.
+    `predictions` maps the name of a policy (autosac, none, full, selective-op) to its prediction. `reasons` has one entry for
+    each rank that was planned (one, or one of every pipeline stage), if a solver decided. `certainty` is set if a confidence
+    was requested.
+
+    Raises:
+        PlanError: no model can follow the plan: units are nested or given twice, or decisions contradict each other.
     """
 
     made_for: MadeFor
@@ -226,7 +231,7 @@ class Plan:
         return (_layout(_encode(self)) + "\n").encode()
 
     def save(self, path: str | Path) -> None:
-        """Write the plan; the file appears whole or not at all.
+        """Write the plan as JSON. The file is written completely or not at all.
 
         Raises:
             OSError: the file cannot be written.

@@ -21,7 +21,7 @@ def idle_table(idle: IdleMemory) -> RenderableType:
         f"when {where} needed new memory"
     )
     table = Table(title=title)
-    for heading in ("free", "blocks", "pool", "why it cannot be used", "left by", "what gives it back"):
+    for heading in ("free", "blocks", "pool", "why it cannot be used", "left by", "what would free it"):
         table.add_column(heading, justify="right" if heading in ("free", "blocks") else "left")
     for part in idle.parts:
         if part.nbytes < _SMALLEST_BYTES:
@@ -39,9 +39,9 @@ def idle_table(idle: IdleMemory) -> RenderableType:
             remedy(part),
         )
     later = idle.active_peak_bytes - idle.active_bytes
-    lines = [Text(f"Rounding up takes {format_bytes(idle.rounding_bytes)} of what is active.")]
+    lines = [Text(f"Rounding up takes {format_bytes(idle.rounding_bytes)} of the active memory.")]
     if later > 0:
-        lines.append(Text(f"Active memory peaks at another moment, {format_bytes(later)} above what it is here."))
+        lines.append(Text(f"Active memory peaks at another moment, {format_bytes(later)} higher than here."))
     return Group(table, *lines)
 
 

@@ -31,6 +31,7 @@ _KNOBS = {
     "schedule": "schedule",
     "split": "split",
     "expert": "expert",
+    "expert_tensor": "expert tensor",
     "microbatch": "microbatch",
     "reshard": "reshard",
     "compile": "compile",
@@ -39,6 +40,7 @@ _KNOBS = {
     "optimizer": "optimizer",
     "cpu_offload": "CPU offload",
     "activation_offload": "offload",
+    "chunk_loss": "chunked loss",
     "allocator": "allocator",
 }
 _SPEEDS = [[0.0, "#08306b"], [0.3, "#4292c6"], [1.0, "#d9d9d9"]]  # the fastest stand out
@@ -209,8 +211,9 @@ def _parts(go: Any, result: Result) -> Any:
         xaxis_title="milliseconds",
         template="plotly_white",
         barmode="stack",
-        legend={"traceorder": "normal"},
-        height=180 + 36 * len(rows),
+        legend={"traceorder": "normal", "orientation": "h", "y": 1.0, "yanchor": "bottom"},
+        margin={"t": 120},
+        height=220 + 36 * len(rows),
         yaxis={"autorange": "reversed", "automargin": True},
     )
     return figure

@@ -69,7 +69,7 @@ def plan_summary(plan: Plan, notes: Sequence[str] = ()) -> RenderableType:
     if plan.units:
         parts.append(unit_table(plan.units))
     if made_for.overrides:
-        parts.append(Text(f"- the job needs, with this plan: {' '.join(made_for.overrides)}"))
+        parts.append(Text(f"- with this plan, the job needs: {' '.join(made_for.overrides)}"))
     if plan.certainty is not None and not notes:
         c = plan.certainty
         parts.append(
@@ -205,7 +205,7 @@ def difference_tables(difference: PlanDifference, a: str, b: str) -> RenderableT
             table.add_row(*group)
         parts.append(table)
     else:
-        parts.append(Text("all modules are treated alike"))
+        parts.append(Text("all modules have the same decisions"))
     return Group(*parts)
 
 
@@ -236,7 +236,7 @@ def unit_table(units: Sequence[Unit]) -> Table:
 def reasons_table(plan: Plan) -> Table:
     """What was minimised, what one GiB more would save, and the points of the step that held the decision back."""
     table = Table(title="Why: what memory is worth, and where it is short")
-    for heading in ("minimised", "decided by", "1 GiB more saves", "held back at"):
+    for heading in ("minimised", "decided by", "1 GiB more saves", "limited at"):
         table.add_column(heading, justify="right" if heading.startswith("1") else "left")
     for reasons in plan.reasons:
         points = [f"{where} ({format_ms(price)} per GiB)" for where, price in reasons.binding]
@@ -367,7 +367,7 @@ def memory_tables(simulation: Simulation) -> RenderableType:
     categories.add_column("share", justify="right")
     for category, nbytes in sorted(report.by_category.items(), key=lambda item: -item[1]):
         categories.add_row(_category_name(category), format_bytes(nbytes), f"{nbytes / report.nbytes:.1%}")
-    modules = Table(title="by module (with all below it)")
+    modules = Table(title="by module (including submodules)")
     modules.add_column("module")
     modules.add_column("bytes each", justify="right")
     modules.add_column("number", justify="right")

@@ -136,7 +136,7 @@ class Shared(NamedTuple):
             f"computation {format_ms(self.alone_compute_ms)}, communication {format_ms(self.alone_communication_ms)}"
         )
         together = f"{format_ms(self.together_compute_ms)} and {format_ms(self.together_communication_ms)}"
-        return f"priced alone: {alone}; in the step, beside each other: {together}"
+        return f"priced alone: {alone}; in the step, where they overlap: {together}"
 
 
 def shared(simulation: Simulation) -> Shared:
@@ -154,7 +154,7 @@ def shared(simulation: Simulation) -> Shared:
 
 def _prices(simulation: Simulation) -> Table:
     pricing = simulation.pricing
-    table = Table("cost model", title="What the device time is priced by", caption=str(shared(simulation)))
+    table = Table("cost model", title="Device time by cost model", caption=str(shared(simulation)))
     for heading in ("time", "share", "standard error"):
         table.add_column(heading, justify="right")
     for row in served(pricing):
@@ -164,7 +164,7 @@ def _prices(simulation: Simulation) -> Table:
 
 def _modules(modules: Sequence[ModuleTimes]) -> Table:
     """The modules of the first two levels that launch something, alike ones together."""
-    table = Table("module", title="Device time by module (with all below it)")
+    table = Table("module", title="Device time by module (including submodules)")
     for heading in ("number", "compute", "communication", "exposed", "recomputed"):
         table.add_column(heading, justify="right")
     shown = [m for m in modules if m.name.count(".") <= 1 and (m.compute_ms or m.communication_ms)]
@@ -196,7 +196,7 @@ def _links_of(simulation: Simulation) -> list[Link]:
 
 
 def _path(simulation: Simulation) -> Table:
-    table = Table("on the critical path", title=f"What the step's {format_ms(simulation.step_ms)} consist of")
+    table = Table("on the critical path", title=f"Critical path of the step ({format_ms(simulation.step_ms)})")
     for heading in ("number", "time", "share"):
         table.add_column(heading, justify="right")
     table.add_column("mostly begins after")
@@ -217,7 +217,7 @@ _REASONS = {
     "start": "the step's beginning",
     "stream": "the kernel before it on its stream",
     "dependency": "a kernel on another stream",
-    "engine": "another kernel left the engine",
+    "engine": "the kernel before it on its engine",
     "peer": "the last rank arrived",
     "launch": "the host launched it",
     "host": "the host's work before it",

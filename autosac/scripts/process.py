@@ -161,13 +161,13 @@ def _say_what_is_missing(error: BaseException) -> None:
     operator = _without_shapes(error)
     if operator:
         print(
-            f"autosac: the simulated GPU cannot run {operator}: PyTorch does not know its results' shapes",
+            f"autosac: the simulated GPU cannot run {operator}: PyTorch does not know the shapes of its results",
             file=sys.stderr,
         )
     package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in NAMED:
         print(
-            f"autosac: {package} is not installed: --stand-in {package} puts PyTorch's own in its place",
+            f"autosac: {package} is not installed: --stand-in {package} uses PyTorch's own kernels instead",
             file=sys.stderr,
         )
     elif package in WITHOUT:

@@ -154,7 +154,7 @@ class _Ranks:
             return process.result()
         except ScriptError:
             sys.stderr.write(process.said())
-            print(f"autosac: this was rank {rank} (--rank {self._shown} runs that one only)", file=sys.stderr)
+            print(f"autosac: this was rank {rank} (--rank {self._shown} runs only that one)", file=sys.stderr)
             raise
         except CaptureError as e:
             raise CaptureError(f"rank {rank}: {e}") from e

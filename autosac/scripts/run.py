@@ -104,7 +104,7 @@ class ScriptRun:
     def _falling(self) -> float:
         """What stands for a loss or a norm that the script reads."""
         self._note(
-            f"losses and norms that the script reads are invented: they fall slowly from {_FIRST_LOSS:g}, and are finite"
+            f"losses and norms that the script reads are invented: finite numbers that fall slowly from {_FIRST_LOSS:g}"
         )
         return float(_FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT)
 
@@ -146,15 +146,15 @@ class ScriptRun:
         """What was assumed in the step that is kept."""
         routes = {i for i, signature in enumerate(trace.signatures) if signature.name.startswith("aten.topk")}
         if any(type(event) is Op and event.signature in routes and event.module for event in trace.events):
-            self._note(f"where a router chooses experts for tokens the load is {self._request.moe_load} (--moe-load)")
+            self._note(f"the load of experts is {self._request.moe_load} (--moe-load)")
         if self._request.stand_ins:
-            self._note(f"stand-ins are in the place of kernels: {', '.join(self._request.stand_ins)}")
+            self._note(f"stand-ins replace kernels: {', '.join(self._request.stand_ins)}")
         if _trains_on_host(self._session.recorder.optimizers.values()):
-            self._note("the optimizer's step on the host takes no time here: processors are not simulated")
+            self._note("the optimizer's step on the host takes no simulated time")
         if trace.info.compiled:
             self._note("the time of compiling is not simulated")
-            for note in partition.left_out():
-                self._note(note)
+        for note in partition.left_out():
+            self._note(note)
 
     def _why_nothing(self) -> str:
         recorder = self._session.recorder

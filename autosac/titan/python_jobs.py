@@ -54,7 +54,7 @@ def read_python_job(job: str, overrides: Sequence[str]) -> PythonJob:
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        said = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        said = (done.stderr.strip().splitlines() or ["it ended without a message"])[-1]
         raise UsageError(f"{job} cannot be read: {said}") from None
     if "refused" in answer:
         raise UsageError(f"TorchTitan rejects the job: {answer['refused']}")

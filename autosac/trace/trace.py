@@ -347,7 +347,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One rank's recorded training step. See the module's docstring. `info`: what it is of."""
+    """One rank's recorded training step. See the module's docstring. `info` says what was captured."""
 
     info: TraceInfo
     signatures: tuple[Signature, ...]
@@ -377,15 +377,15 @@ class Trace:
         return ((i, event) for i, event in enumerate(self.events) if type(event) is Op)
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as gzipped JSON columns; the file appears whole or not at all. OSError if it cannot."""
+        """Write the trace as gzipped JSON, completely or not at all. Raises OSError if the file cannot be written."""
         payload = json.dumps(_encode(self), separators=(",", ":")).encode()
         write_bytes_atomically(Path(path), gzip.compress(payload, compresslevel=3, mtime=0))
 
     @staticmethod
     def load(path: str | Path, *, trusted: bool = False) -> Trace:
-        """Read a saved trace. TraceError if the file is none, is truncated or damaged, or has another schema version.
+        """Read a saved trace. Raises TraceError if the file is not a trace, is truncated or damaged, or has another schema.
 
-        What this process's own capture has just written is `trusted`: its content is not checked.
+        `trusted`: do not check the content, because a capture of this process has just written it.
         """
         try:
             document = read_packed_json(path)

@@ -12,13 +12,17 @@ from benchmarks.coverage.rows import Row
 
 _HEAD = """# What of TorchTitan is covered
 
-Printed by `python -m benchmarks.coverage`: every row is a TorchTitan job that `autosac simulate` runs through TorchTitan's
-unmodified code, in a process of its own. *Ranks*: how many were captured, one of each pipeline stage. *CPU*: seconds of user
-time that the command takes in all its processes, importing PyTorch and TorchTitan included. *Operators*: those that launch
-something, of all captured ranks. *Peak*: what the caching allocator of the fullest rank would reserve if the GPU never ran
-out; with less it gives cached blocks back and tries again before it fails. *Step*: simulated time of the whole job's step.
-GPUs are H100 SXM 80 GB unless something else is said, 8 of them in a node. Checkpointing is off but where the row is about it
-or the job says "full AC". What does not work ends with the error that is shown, which is also what the command prints.
+For users of TorchTitan who want to know whether their kind of job works. Every row is a TorchTitan job that `autosac simulate`
+runs through TorchTitan's unmodified code, in a process of its own. GPUs are H100 SXM 80 GB, 8 in a node, unless the row says
+otherwise. Checkpointing is off, except in rows about it and jobs with "full AC". Printed by `python -m benchmarks.coverage`.
+
+- *outcome*: whether the job fits; if it cannot run, the error that the command prints.
+- *ranks*: the number of captured ranks, one of each pipeline stage.
+- *CPU*: seconds of user time of all processes of the command, imports of PyTorch and TorchTitan included.
+- *operators*: operators of all captured ranks that launch something.
+- *peak*: memory that the caching allocator of the fullest rank would reserve if the GPU never ran out. With less memory it
+  gives cached blocks back and tries again before it fails.
+- *step*: simulated time of the whole job's step.
 
 {runs}
 """

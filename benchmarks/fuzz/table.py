@@ -14,16 +14,18 @@ BAD = ("wrong", "obscure")
 
 _PAGE = """# Models of many kinds under plans of many kinds
 
-Printed by `{command}`. Every family is a kind of small model (`--list` says which). A trial trains one for one to three steps
-without a plan and under one, on the CPU, and compares bitwise: losses, gradients, parameters, buffers, the state of random
-generators, and what Python code can see of the modules. Plans are the planner's, legal ones with random keeps, or hostile:
-keeps at random, wrong, missing and surplus decisions, other modules as units, any settings. Some steps have other numbers of
-rows or run under autocast, some models are in double precision.
+For readers who want to know how the [guarantee](guarantee.md) is tested. Every family is a kind of small model (`--list`
+prints them). A trial trains a model for one to three steps on the CPU, without a plan and under one, and compares bit for bit:
+losses, gradients, parameters, buffers, the state of random generators, and what Python code can see of the modules. Plans are
+made by the planner, legal with random keeps, or hostile: random keeps, wrong, missing and surplus decisions, other modules as
+units, any settings. Some steps have other numbers of rows or run under autocast, and some models are in double precision.
+
+Printed by `{command}`.
 
 - right: no difference. warned: no difference, and a warning that the plan did not fit.
 - refused: `autosac.plan` or `autosac.apply` raised an error that names the place. stopped: a step did so, before the
-  optimizer.
-- wrong: something differs. obscure: any other error, a hang, or the end of the process.
+  optimizer's step.
+- wrong: something differs. obscure: any other error, a hang, or a crash of the process.
 - no reference: the model raises an error without a plan, too.
 
 """

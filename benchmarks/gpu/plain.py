@@ -104,14 +104,14 @@ def main() -> None:
         rows.append(asdict(row))
         write_result(arguments.out / "plain.json", arguments.device, rows)
         if time.monotonic() > until:
-            raise AutosacError("the time was up")
+            raise AutosacError("the time ran out")
 
     for model in models(arguments.device, load_hardware(arguments.profile).usable_bytes):
         check_measurable(
             Suite(name="check", models=(model,), budgets=("85%",), policies=(Policy("none"),)), measurement
         )
         if time.monotonic() > until:
-            rows.append({"model": model.name, "error": "the time was up"})
+            rows.append({"model": model.name, "error": "the time ran out"})
         else:
             try:
                 run_model(model, arguments.profile, measurement, arguments.out, found)

@@ -94,7 +94,7 @@ class Runs:
         low, high = peaks["full"], min(peaks["none"], int(_FILLED * load_hardware(self.profile).usable_bytes))
         for share in _SHARES if low < high else ():
             if time.monotonic() > until:
-                yield {"model": self.name, "policy": "plan", "error": "the time was up"}
+                yield {"model": self.name, "policy": "plan", "error": "the time ran out"}
                 return
             budget = f"{(low + share * (high - low)) / _GIB:.4f}GiB"
             plan = self.folder / f"{self.job.stem}-{share}.json"
@@ -112,7 +112,7 @@ class Runs:
         if self.device == "cpu":
             return row | {"measured": {"error": "TorchTitan trains on a GPU only"}}
         if time.monotonic() > until:
-            return row | {"measured": {"error": "the time was up"}}
+            return row | {"measured": {"error": "the time ran out"}}
         return row | {"measured": self._measure(arguments)}
 
     def _measure(self, arguments: list[str]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def main() -> None:
         ]
     for flavor, batch, length, profile in cases:
         if time.monotonic() > until:
-            rows.append({"model": f"TorchTitan {flavor}", "error": "the time was up"})
+            rows.append({"model": f"TorchTitan {flavor}", "error": "the time ran out"})
         else:
             try:
                 for row in Runs(flavor, batch, length, profile, arguments.device, arguments.out.resolve()).rows(until):

@@ -1,6 +1,6 @@
 """Runs the scripts of this folder under `autosac run` and writes a table of their figures.
 
-    python -m benchmarks.scripts [--examples] [--only NAME] [--out TABLE.md]
+    python -m benchmarks.scripts [--examples | --gpt] [--only NAME] [--out TABLE.md]
 
 A script whose package is not installed has a row that says so. The wall time is that of the whole command.
 """
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.scripts.cases import CASES, EXAMPLES, Case
+from benchmarks.scripts.cases import CASES, EXAMPLES, GPT2, Case
 
 FOLDER = Path(__file__).parent
 
@@ -56,14 +56,17 @@ def _figures(case: Case) -> tuple[str, str, str, str]:
 def main() -> None:
     """Run the cases and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--examples", action="store_true", help="those of Phantora and Maya, with what they report")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--examples", action="store_true", help="those of Phantora and Maya, with what they report")
+    kinds.add_argument("--gpt", action="store_true", help="GPT-2 124M, beside published steps")
     parser.add_argument("--only", default="", metavar="NAME", help="cases with this in their names")
     parser.add_argument("--out", type=Path, metavar="TABLE.md")
     options = parser.parse_args()
-    more = ("reported", "---") if options.examples else ()
+    cases = EXAMPLES if options.examples else GPT2 if options.gpt else CASES
+    more = ("reported", "---") if cases is not CASES else ()
     heading = ("script", "GPUs", "step (ms)", "peak active (GiB)", "peak reserved (GiB)", "wall time (s)", *more[:1])
     lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(('---', '---', *['---:'] * 4, *more[1:]))}|"]
-    for case in EXAMPLES if options.examples else CASES:
+    for case in cases:
         if options.only in case.name:
             lines.append(row(case))
             print(lines[-1], flush=True)

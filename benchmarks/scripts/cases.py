@@ -141,6 +141,25 @@ _MEASURED = "Phantora: 3.7 % off on average, at most 5.3 %"
 _RUNS = "Phantora: a preset, no figures"
 _VISION = "Phantora: 6.6 % off on average, at most 8.1 %"
 _MAYA = "Maya: most of 100 settings within 5 %"
+_GPT2 = (  # one optimisation after the other, and the tokens a second that were published
+    ("float32", "", "16,000"),
+    ("TF32", "tf32", "49,000"),
+    ("bfloat16", "tf32 bf16", "54,500"),
+    ("compiled", "tf32 bf16 compile", "126,000"),
+    ("FlashAttention", "tf32 bf16 compile flash", "170,000"),
+    ("vocabulary of 50,304", "tf32 bf16 compile flash vocabulary", "175,000"),
+)
+GPT2: tuple[Case, ...] = tuple(
+    Case(
+        name=f"GPT-2 124M, {name}",
+        script="gpt2.py",
+        arguments=tuple(arguments.split()),
+        gpu="a100-sxm-80gb",
+        theirs=f"{16 * 1024e3 / float(tokens.replace(',', '')):,.1f} ms ({tokens} tokens/s)",
+    )
+    for name, arguments, tokens in _GPT2
+)
+"""Those of "Let's reproduce GPT-2 (124M)" (A. Karpathy, June 2024), as tianlong312.github.io/blog lists them."""
 EXAMPLES: tuple[Case, ...] = (
     _megatron("Llama-2 7B, TP4", f"{_7B} --tensor 4 --batch 1", 4, gpu="h200-sxm-141gb", theirs=_MEASURED),
     _megatron("Llama-2 7B, TP4, batch 2", f"{_7B} --tensor 4 --batch 2", 4, gpu="h200-sxm-141gb", theirs=_MEASURED),

@@ -1,7 +1,9 @@
-"""Searches: ``python -m benchmarks.search --truth DIR`` ranks published runs; ``--job FILE --world-size N`` measures a search.
+"""Searches: ``python -m benchmarks.search --truth DIR`` ranks published runs; ``--job FILE --world-size N`` measures a search,
+or checks the bounds of so many layouts with ``--check COUNT``.
 
-Options: ``--gpu NAME``, ``--workers N``, ``--sample-seconds S`` (default: as long as the search), ``--cache DIR`` (captures of
-published runs).
+Options: ``--gpu NAME``, ``--space FILE``, ``--budget BUDGET``, ``--seed N``, ``--workers N``, ``--sample-seconds S`` (default:
+as long as the search), ``--cache DIR`` (captures of published runs), ``--csv FILE`` (their predictions, by
+``benchmarks.torchtitan_published``).
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from pathlib import Path
 
 from autosac.configurations.offers import Offer
 from autosac.configurations.sessions import Inputs
+from autosac.configurations.space import Space, load_space
 from autosac.errors import AutosacError
-from benchmarks.search.ranking import rank_published
+from benchmarks.search.checks import check_bounds
+from benchmarks.search.ranking import rank_published, reading, simulating
 from benchmarks.search.speed import measure
 
 
@@ -23,18 +27,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument("--truth", type=Path, help="folder of the published figures (CSV)")
     parser.add_argument("--cache", type=Path, help="folder that keeps captures of published runs")
+    parser.add_argument("--csv", type=Path, help="what benchmarks.torchtitan_published --csv wrote: simulate nothing")
     parser.add_argument("--job", help="job file to search")
     parser.add_argument("--gpu", default="h100-sxm-80gb")
     parser.add_argument("--world-size", type=int, default=8)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--sample-seconds", type=float, default=None)
+    parser.add_argument("--space", type=Path)
+    parser.add_argument("--budget", default="85%")
+    parser.add_argument("--check", type=int, default=0, metavar="COUNT")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:
         if options.truth is not None:
-            rank_published(options.truth, options.cache)
+            rank_published(
+                options.truth, reading(options.csv) if options.csv is not None else simulating(options.cache)
+            )
         if options.job is not None:
             offer = Offer(gpu=options.gpu, world_size=options.world_size)
-            inputs = Inputs(config_file=options.job, offers=(offer,), workers=options.workers, use_cache=False)
+            inputs = Inputs(
+                config_file=options.job,
+                offers=(offer,),
+                space=load_space(options.space) if options.space is not None else Space(),
+                budget=options.budget,
+                workers=options.workers,
+                use_cache=False,
+            )
+            if options.check:
+                return int(check_bounds(inputs, options.check, options.seed) > 0)
             measure(inputs, options.sample_seconds)
     except AutosacError as e:
         print(f"error: {e}", file=sys.stderr)

@@ -7,7 +7,8 @@ last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,37 @@ def regret_of(ranked: Sequence[Ranked]) -> float:
     return 1 - taken.published / max(r.published for r in ranked)
 
 
-def rank_published(folder: Path, cache: Path | None) -> None:
+Predict = Callable[[Run], float]
+
+
+def simulating(cache: Path | None) -> Predict:
+    """Predictions by simulation: tokens per second and GPU, 0 where a run runs out of memory."""
+
+    def predict(run: Run) -> float:
+        with CaptureServer() as server:
+            result = simulate_run(run, server, cache)
+        return 0.0 if result.oom else result.tokens_per_second
+
+    return predict
+
+
+def reading(path: Path) -> Predict:
+    """Predictions that ``benchmarks.torchtitan_published --csv`` wrote. UnreproducibleError for runs that it left out."""
+    with path.open(newline="") as file:
+        rows = {row["case"]: row for row in csv.DictReader(file)}
+
+    def predict(run: Run) -> float:
+        row = rows.get(run.case, {})
+        if row.get("oom_sim") == "True":
+            return 0.0
+        if not row.get("tokens_per_s_sim"):
+            raise UnreproducibleError(f"{path} has no prediction")
+        return float(row["tokens_per_s_sim"])
+
+    return predict
+
+
+def rank_published(folder: Path, predict: Predict) -> None:
     """Print every group's orders, tau and regret."""
     taus: list[float] = []
     regrets: list[float] = []
@@ -71,14 +102,12 @@ def rank_published(folder: Path, cache: Path | None) -> None:
         print(f"\n{group[0].model} on {group[0].gpus} x {group[0].gpu}, {group[0].sequence} tokens", flush=True)
         for run in group:
             try:
-                with CaptureServer() as server:
-                    result = simulate_run(run, server, cache)
+                predicted = predict(run)
             except (UnreproducibleError, CaptureError) as e:
                 print(f"  {run.case}: {e}", flush=True)
                 continue
             rate = published_rate(run)
             assert rate is not None
-            predicted = 0.0 if result.oom else result.tokens_per_second
             ranked.append(Ranked(run=run, published=rate, predicted=predicted))
             options = f"{run.describe()}, {run.checkpointing}{', compiled' if run.compiled else ''}, {run.precision}"
             print(f"  {run.case}  published {rate:8,.0f}  predicted {predicted:8,.0f}  {options}", flush=True)

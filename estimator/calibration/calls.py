@@ -75,7 +75,7 @@ def tensor_bytes_needed(signature: Signature) -> int:
 def _overload(name: str) -> Any:
     parts = name.split(".")
     if len(parts) != 3:
-        raise NotReplayable(f"{name} is no operator of PyTorch's dispatcher")
+        raise NotReplayable(f"{name} is not an operator of PyTorch's dispatcher")
     try:
         return getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
     except AttributeError as e:

@@ -238,7 +238,7 @@ def _sizes(signature: Signature) -> str:
 
 
 def _first(skipped: Mapping[str, str]) -> str:
-    return next(iter(skipped.values()), "the time was up before the first: give more --minutes")
+    return next(iter(skipped.values()), "the time ran out before the first operator: give more --minutes")
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def measure_collectives(
             if kind in missing:
                 continue
             if _agreed(time.monotonic() > end, device):
-                missing[f"{kind} from {nbytes} bytes"] = "the time was up"
+                missing[f"{kind} from {nbytes} bytes"] = "the time ran out"
                 return found, missing
             try:
                 run = _transfer(kind, max(nbytes // 4 // ranks, 1) * ranks, device)

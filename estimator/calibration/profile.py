@@ -54,7 +54,7 @@ def profile_base(hardware: Hardware, output: Path, gpu: str) -> str:
     here, base = output.parent.resolve(), Path(gpu).resolve()
     if not base.is_relative_to(here) or base == output.resolve():
         raise UsageError(
-            f"{gpu}: a profile that is based on a file lies beside it; write to another file in {base.parent}"
+            f"{gpu}: a profile that is based on a file must be in the same folder: write to another file in {base.parent}"
         )
     return str(base.relative_to(here))
 

@@ -134,7 +134,7 @@ def learn_run(
     points = _points(trace, hardware, signatures)
     told = [s for s in signatures if points[s] is not None]
     if not told:
-        raise UsageError("the run tells nothing of the job's operators: no module was timed, and no step")
+        raise UsageError("the run says nothing about the job's operators: neither modules nor steps were timed")
     logs, corrected = _solve(groups, told, [p for s in told if (p := points[s]) is not None])
     rows = tuple(
         Observed(point, float(log), _ROW_VARIANCE)

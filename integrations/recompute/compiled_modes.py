@@ -35,7 +35,7 @@ def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> C
     def modes() -> tuple[Any, Any]:
         if offloads:
             raise PlanError(
-                f"{policy.fqn} is compiled and its plan offloads to host memory: make the plan without offloading"
+                f"{policy.fqn} is compiled and its plan offloads to host memory: make a plan without offloading"
             )
         passes = {again: _Pass(policy, of_old_contents) for again in (False, True)}
         contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(

@@ -59,7 +59,7 @@ class UnitDecisions:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"module {self.fqn} {reason}: {consequence} (gradients stay right; said once)",
+                f"module {self.fqn} {reason}: {consequence} (gradients stay correct; reported once)",
                 PlanMismatchWarning,
                 stacklevel=2,
             )

@@ -172,8 +172,8 @@ class _Recomputation:
             if witness.differs(holder.value, holder.witness):
                 raise RecomputationError(
                     f"the module {tape.fqn} does not give the same values when it is recomputed ({holder.value.dtype} "
-                    f"{list(holder.value.shape)}, made by {self._maker(holder)}): something in it has a hidden state, or "
-                    "writes to tensors unseen by PyTorch; leave the module out of the plan"
+                    f"{list(holder.value.shape)}, made by {self._maker(holder)}): something in it has hidden state, or "
+                    "writes to tensors without PyTorch noticing; leave the module out of the plan"
                 )
 
     def _maker(self, holder: Holder) -> str:
@@ -293,7 +293,7 @@ class _Recomputation:
         if is_empty(memory.external) and not self._tape.gather(memory.external):
             raise RecomputationError(
                 f"the module {self._tape.fqn} cannot be recomputed: a parameter ({memory.external.dtype} "
-                f"{list(memory.external.shape)}) has been freed by its sharding; leave the module out of the plan"
+                f"{list(memory.external.shape)}) was freed by its sharding; leave the module out of the plan"
             )
         return memory.external
 

@@ -50,7 +50,7 @@ def observe_part(job: RunningJob, model: nn.Module, plan: Plan | None) -> None:
     if not 1 <= job.section.observe_steps <= _MOST_STEPS:
         raise UsageError(f"observe_steps must be from 1 to {_MOST_STEPS}, not {job.section.observe_steps}")
     if job.section.replan and plan is None:
-        raise UsageError("AutoSAC is to plan again, but has no plan: enable it")
+        raise UsageError("replan needs a plan to begin with: set enable = true")
     if _present is None or _present.job.identity is not job.identity:
         if _present is not None:
             _present.steps.remove()

@@ -87,7 +87,7 @@ def _plan_of(job: RunningJob) -> Plan:
 
     section = job.section
     if section.plan and section.budget:
-        raise UsageError("AutoSAC is given both a plan and a budget: give one of them")
+        raise UsageError("AutoSAC is given both a plan and a budget: give only one of them")
     rank, store = rank_and_store()
     if section.plan:
         plan = agree_on_file(section.plan, rank, store)
@@ -219,7 +219,7 @@ def _await(store: Store, key: str) -> bytes:
     try:
         store.wait([key], _PATIENCE)
     except RuntimeError as e:
-        raise AutosacError(f"rank 0 has not given a plan for {_PATIENCE}") from e
+        raise AutosacError(f"rank 0 has not sent a plan for {_PATIENCE}") from e
     return store.get(key)
 
 

@@ -94,7 +94,7 @@ def test_outputs_that_are_equal_or_read(tmp_path: Path) -> None:
     link.symlink_to("job.toml")
     with pytest.raises(UsageError, match="is given twice: for --a and for --b"):
         check_outputs([("--a", job), ("--b", link)])
-    with pytest.raises(UsageError, match="is what is read"):
+    with pytest.raises(UsageError, match="is also an input"):
         check_outputs([("-o", link)], [job])
     check_outputs([("--a", Path("/dev/null")), ("--b", Path("/dev/null")), ("--c", None)], [job])
 

@@ -93,10 +93,10 @@ def test_policies_that_do_not_fit_or_are_compiled_are_no_rivals(row: Make) -> No
 
 
 def test_nothing_to_test_where_everything_fits(row: Make) -> None:
-    """Where no checkpointing fits the budget, its use and the reduction are not put to the test."""
+    """Where no checkpointing fits the budget, its use and the reduction are not tested."""
     found = results(row("none", 90, 0.0), row("ilp", 90, 0.0))
     assert [claim.cases for claim in found.claims()] == [0, 1, 0, 1, 1, 0]
-    assert str(found.claims()[0]).endswith("not put to the test")
+    assert str(found.claims()[0]).endswith("not tested")
 
 
 def test_a_policy_that_cannot_be_done(row: Make) -> None:

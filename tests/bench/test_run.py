@@ -69,10 +69,10 @@ def test_every_policy_and_the_case_study(write_suite: Write, capfd: pytest.Captu
 
 
 def test_a_budget_that_nothing_meets_is_a_row(write_suite: Write, capfd: pytest.CaptureFixture[str]) -> None:
-    """The other policies are still shown; the row says the smallest budget that would do."""
+    """The other policies are still shown; the row says the smallest budget that works."""
     (none, ilp) = run(write_suite(budgets=["100KiB"], policies=["none", "ilp"]), capfd)["rows"]
     assert none["error"] == "" and ilp["step_ms"] is None
-    assert "the smallest budget that would do is" in ilp["error"]
+    assert "the smallest budget that works is" in ilp["error"]
 
 
 def test_the_documentation_page(write_suite: Write, capfd: pytest.CaptureFixture[str]) -> None:

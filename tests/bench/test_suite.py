@@ -186,7 +186,7 @@ def test_a_solver_that_is_not_installed(write_suite: Write, monkeypatch: pytest.
         (("--budgets", "1GiB,1GiB"), "given twice"),
         (("--budgets", ","), "none of them empty"),
         (("--models", "mesh"), "no model 'mesh'"),
-        (("--measure", "--steps", "0"), "is not a whole number of at least 1"),
+        (("--measure", "--steps", "0"), "is not a whole number from 1 to"),
         (("--docs", "no/such/folder/bench.md"), "there is no folder"),
     ],
 )

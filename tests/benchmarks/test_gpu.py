@@ -107,7 +107,7 @@ def test_the_comparison_of_rows() -> None:
         },
         {"model": "a", "policy": "knapsack", "budget_bytes": 3 * GIB, "error": "no plan", "measured": None},
         {"model": "b", "policy": "full", "predicted": {"step_ms": 10.5}, "measured": {"step_ms": 10.0}},
-        {"model": "c", "error": "the time was up"},
+        {"model": "c", "error": "the time ran out"},
     ]
     about = {"device": "cpu", "date": "2026-01-02T00:00:00", "versions": {"torch": "2"}}
     lines = lines_of({"about": about, "rows": rows})
@@ -115,6 +115,6 @@ def test_the_comparison_of_rows() -> None:
     assert lines[4] == "| a | none | 100.0 | 90.0 | -10.0% | 2.000 | 1.000 | -50.0% |  |  |  |  |"
     assert lines[5] == "| a | plan for 3 GiB |  |  |  |  |  |  |  |  |  | no plan |"
     assert lines[6] == "| b | full | 10.0 | 10.5 | +5.0% |  |  |  |  |  |  |  |"
-    assert lines[7] == "| c |  |  |  |  |  |  |  |  |  |  | the time was up |"
+    assert lines[7] == "| c |  |  |  |  |  |  |  |  |  |  | the time ran out |"
     assert "- step_ms: mean error 7.5%, worst -10.0% (2 runs)" in lines
     assert len({line.count("|") for line in lines[2:8]}) == 1

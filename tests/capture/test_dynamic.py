@@ -40,8 +40,8 @@ def test_unknown_masks_select_everything() -> None:
     trace = run(body)
     assert "aten.nonzero.default" in [signature.name for signature in trace.signatures]
     assert [note.split(":")[0] for note in trace.info.notes] == [
-        "masks that are computed from the data select everything",
-        "numbers whose repetitions are dropped are all different",
+        "masks that depend on activations are assumed to select everything",
+        "numbers whose repetitions are dropped (unique) are assumed to be all different",
     ]
 
 
@@ -140,13 +140,16 @@ def test_operators_without_shapes_get_them() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (lambda x: torch.bincount(x.detach().long().view(-1)), "depends on values that are not known"),
+        (
+            lambda x: torch.bincount(x.detach().long().view(-1)),
+            "depends on values of simulated tensors, which are not known",
+        ),
         (lambda x: torch.sparse.mm(torch.eye(6, device=x.device).to_sparse(), x), "sparse tensors cannot be simulated"),
         (
             lambda x: torch.nested.nested_tensor([x], layout=torch.jagged).values(),
             "nested tensors .* cannot be simulated",
         ),
-        (lambda x: torch.histogram(x, 3)[0], "PyTorch knows no shapes for aten::histogram"),
+        (lambda x: torch.histogram(x, 3)[0], "PyTorch does not know the shapes of aten::histogram"),
     ],
 )
 def test_what_cannot_be_simulated_says_so(body: Any, message: str) -> None:

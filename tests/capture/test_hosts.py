@@ -103,7 +103,7 @@ def test_a_process_that_captures_has_no_cuda() -> None:
         "torch.cuda.get_device_capability()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
-    assert "the job asks for CUDA itself" in done.stderr.splitlines()[-1]
+    assert "the job uses CUDA directly" in done.stderr.splitlines()[-1]
 
 
 def test_the_command_line_does_not_import_torch() -> None:

@@ -222,6 +222,8 @@ def test_a_graph_that_cannot_be_generated_is_interpreted(tmp_path: Path) -> None
     """The step is captured all the same, with one kernel for what would be fused, and with the reason in one line."""
     trace = capture_eager(partial(_make_failing, tmp_path), EagerRequest())
     assert (tmp_path / "notes").read_text() == "needs a GPU"
+    said = "Inductor could not compile some graphs, which are priced with approximate fusion: needs a GPU"
+    assert trace.info.notes == (said,)
     names = {signature.name for signature in trace.signatures}
     assert {"triton.triton_red_fused", "triton.triton_poi_fused"} < names
 
@@ -249,3 +251,38 @@ def test_what_a_job_does_otherwise_than_it_says(settings: dict[str, str], beginn
     found = notes_of(object(), settings)
     assert len(found) == len(beginnings)
     assert all(note.startswith(beginning) for note, beginning in zip(found, beginnings, strict=True))
+
+
+def test_products_are_padded_where_tensor_cores_want_it() -> None:
+    """What counts is the dimension that lies in a row: of 16-bit products, and of those in TF32."""
+
+    def product(m: int, k: int, n: int, dtype: torch.dtype = torch.bfloat16, *, in_columns: bool = False) -> bool:
+        mat1 = torch.empty(k, m, dtype=dtype, device="meta").t() if in_columns else torch.empty(m, k, dtype=dtype)
+        return inductor.pads(None, mat1, torch.empty(n, k, dtype=dtype, device="meta").t(), None)
+
+    assert product(4096, 768, 50257) and not product(4096, 768, 50304)
+    assert not product(4097, 768, 50304) and product(4097, 768, 50304, in_columns=True)
+    assert product(4096, 770, 50304)
+    assert not product(4096, 768, 50257, torch.float32)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert product(4096, 768, 50257, torch.float32)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def _odd_vocabulary(device: torch.device) -> Any:
+    torch.set_default_dtype(torch.bfloat16)
+    model = torch.compile(nn.Linear(1024, 5001, bias=False, device=device))
+    return model, lambda: model(torch.randn(2048, 1024, device=device)).sum().backward()
+
+
+def test_a_padded_product_is_in_the_trace() -> None:
+    """5,001 columns become 5,008 of the product, in the forward and in the gradient of the weight."""
+    trace = capture_eager(_odd_vocabulary, EagerRequest())
+    products = [
+        max(trace.signatures[op.signature].outputs[0].shape)
+        for _, op in trace.operators()
+        if trace.signatures[op.signature].name == "aten.mm.default"
+    ]
+    assert products == [5008, 5008]

@@ -50,7 +50,7 @@ def test_clusters_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) ->
     out = said(capsys, "clusters")
     assert all(name in out for name in known_clusters())
     one = said(capsys, "clusters", "hgx-h100")
-    assert "450 GB/s of one GPU, 0.6 us" in one and "400 GB/s of one node, 4 us" in one
+    assert "450 GB/s per GPU, 0.6 us" in one and "400 GB/s per node, 4 us" in one
     assert len(json.loads(said(capsys, "clusters", "--json"))) == len(known_clusters())
 
 
@@ -154,6 +154,15 @@ def test_zsh_knows_the_names(capsys: pytest.CaptureFixture[str]) -> None:
     for shell in ("zsh", "tcsh"):
         words = set(re.findall(r"[\w-]+", said(capsys, "completion", shell)))
         assert {*known_hardware(), *known_clusters()} <= words
+
+
+def test_tcsh_knows_which_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """GPUs where a GPU is named, clusters where a cluster is."""
+    text = said(capsys, "completion", "tcsh")
+    for option, names in (("--gpu", known_hardware()), ("--cluster", known_clusters())):
+        assert f"'c/{option}=/{' '.join(names)}/'" in text
+    for command, names in (("gpus", known_hardware()), ("clusters", known_clusters())):
+        assert f"'n/{command}/{' '.join(names)}/'" in text
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])

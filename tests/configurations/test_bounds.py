@@ -25,6 +25,7 @@ from autosac.configurations.bounds import (
     time_bound_ms,
 )
 from autosac.configurations.layout import Layout
+from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.traffic import Roads, Traffic
 from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap, LinkUse, simulate
 from autosac.simulation import Target
@@ -167,6 +168,52 @@ def test_what_runs_behind_the_layers_needs_memory_beside_them() -> None:
     assert math.isinf(bound_ms(Layout(gpu="any"), model, 39))
 
 
+def test_a_chunked_loss_may_need_no_memory() -> None:
+    """The same step with its loss in chunks: only what the two layers cannot free is sure to be there."""
+    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)))
+    model = Shape(
+        layers=2, layer=layer, first=Part(), last=Part(kept=((30, math.inf),)), layer_parameters=0, outside_parameters=0
+    )
+    layout = Layout(gpu="any", chunk_loss=True)
+    assert memory_bound_bytes(layout, model) == 2 * 5
+    assert recompute_bound_ms(layout, model, 0, 15) == pytest.approx(1.0)
+
+
+def test_what_fsdp_holds_beside_the_layers() -> None:
+    """Ten layers of a billion parameters on 4 shards, of reserved memory: two gathered messages and all gradients on streams
+    of their own; beside what eight layers keep, a layer's parameters and gradients and the message before it.
+    """
+    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((10**9, math.inf),))
+    known = Sharding(gathers_at_once=2, gradients_apart=True, scatter_waits=True)
+    model = Shape(
+        layers=10,
+        layer=layer,
+        first=Part(),
+        last=Part(),
+        layer_parameters=1e9,
+        least_parameters=1e9,
+        outside_parameters=0.0,
+        sharding=known,
+    )
+    layout = Layout(gpu="any", shard=4, global_batch=4)
+    states = 10e9 / 4
+    assert memory_bound_bytes(layout, replace(model, sharding=NOTHING_KNOWN)) == 12 * states + 9e9 + 6e9
+    assert memory_bound_bytes(layout, model) == 12 * states + 8e9 + 8e9
+    assert memory_bound_bytes(layout, replace(model, reserved=True)) == 16 * states + 2 * 2e9 + 8e9 + 8e9
+
+
+def test_copies_of_gradients_take_time() -> None:
+    """One layer of a billion parameters on 2 shards, 1,000 GB/s: 4 ms for each of two gathers, 6 for the gradients' message;
+    as a capture tells, 5 and 8; and 28 bytes of each of a rank's parameters for the optimizer.
+    """
+    model = replace(shape(1, 1.0, 2.0, parameters=1e9), memory_gbps=1e3)
+    layout = Layout(gpu="any", shard=2, global_batch=2)
+    optimizer_ms = (2 * 12 + 4) * 0.5e9 / 1e9
+    assert time_bound_ms(layout, model) == pytest.approx(3 + 2 * 4 + 6 + optimizer_ms)
+    known = replace(model, sharding=Sharding(gather_ns=5 / 2e3, scatter_ns=8 / 4e3))
+    assert time_bound_ms(layout, known) == pytest.approx(3 + 2 * 5 + 8 + optimizer_ms)
+
+
 def test_the_last_stage_has_the_loss() -> None:
     """Two stages, two microbatches: the first holds two of its layer's 10 bytes, the last one of them and the loss's 30."""
     layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((10, math.inf),))
@@ -299,6 +346,22 @@ def test_larger_messages_are_no_slower_for_each_byte(doublings: int, stride: int
         return roads.traffic(layout, layers, mebibytes * 2**20, 2, 4).gather_ms
 
     assert gather_ms(80) <= gather_ms(2) * (1 + 1e-9) and gather_ms(2) <= gather_ms(1) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shard", "tensor", "pipeline", "known"),
+    [
+        *((2, 1, 1, True), (1, 1, 1, False), (1, 2, 1, False), (64, 1, 1, True)),
+        *((4, 1, 2, True), (8, 1, 2, True), (16, 1, 2, True), (12, 1, 2, False), (3, 1, 4, False), (3, 4, 2, False)),
+    ],
+)
+def test_traffic_is_known_of_aligned_stages(shard: int, tensor: int, pipeline: int, known: bool) -> None:
+    """A pipeline's stages fill whole nodes of eight GPUs, or several of them one node; without FSDP nothing is gathered."""
+    roads = Roads(Target.of("h100-sxm-80gb", shard * tensor * pipeline))
+    layout = Layout(gpu="any", shard=shard, tensor=tensor, pipeline=pipeline)
+    traffic = roads.traffic(layout, 4, 2.0**24, 2, 4)
+    assert (traffic.gather_ms > 0) is (traffic.scatter_ms > 0) is known
+    assert roads.traffic(layout, 4, 0.2 * tensor, 2, 4).gather_ms == 0.0
 
 
 def test_recomputing_everything_is_a_bound() -> None:

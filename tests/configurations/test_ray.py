@@ -22,6 +22,7 @@ class Sum:
 
     numbers: tuple[int, ...]
     mortal: bool = False
+    gpu: None = None
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """The sum, or the process's end."""

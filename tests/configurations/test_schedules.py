@@ -46,23 +46,23 @@ def test_orders_are_those_of_pytorch(ranks: int, schedule: str) -> None:
 
 def test_what_the_first_of_two_ranks_holds() -> None:
     """1F1B with 4 microbatches: two before the first backward, and two again, with gradients, before the second."""
-    assert moments("1F1B", 2, 4, 1, 0) == (Moment((2,), (False,), False), Moment((2,), (True,), False))
-    assert moments("1F1B", 2, 1, 1, 1) == (Moment((1,), (False,), True),)
+    assert moments("1F1B", 2, 4, 1, 0) == (Moment((2,), (False,), False, 0), Moment((2,), (True,), False, 0))
+    assert moments("1F1B", 2, 1, 1, 1) == (Moment((1,), (False,), True, 0),)
 
 
 def test_what_interleaved_ranks_hold() -> None:
     """Two ranks, two stages on each, 4 microbatches: the first rank runs F F f f F before its first backward."""
     first = moments("Interleaved1F1B", 2, 4, 2, 0)
-    assert first[0] == Moment((3, 2), (False, False), False)
-    assert first[1] == Moment((4, 1), (False, True), False)
+    assert first[0] == Moment((3, 2), (False, False), False, 1)
+    assert first[1] == Moment((4, 1), (False, True), False, 1)
     last = moments("Interleaved1F1B", 2, 4, 2, 1)
-    assert last[0] == Moment((2, 1), (False, False), True)
+    assert last[0] == Moment((2, 1), (False, False), True, 1)
 
 
 def test_gradients_are_whole_between_a_stages_first_and_last_backward() -> None:
     """GPipe with 3 microbatches: none before the first backward; complete, and reduced, after the last."""
-    assert moments("GPipe", 2, 3, 1, 0) == (Moment((3,), (False,), False), Moment((2,), (True,), False))
-    assert moments("GPipe", 2, 1, 1, 0) == (Moment((1,), (False,), False),)
+    assert moments("GPipe", 2, 3, 1, 0) == (Moment((3,), (False,), False, 0), Moment((2,), (True,), False, 0))
+    assert moments("GPipe", 2, 1, 1, 0) == (Moment((1,), (False,), False, 0),)
 
 
 def test_stages_of_a_v_go_forth_and_back() -> None:

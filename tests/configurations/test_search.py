@@ -16,8 +16,10 @@ from autosac.cli.parser import main
 from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
+from autosac.configurations.results import Result
 from autosac.configurations.search import TitanSearch, is_larger
 from autosac.configurations.sessions import Inputs, searching
+from autosac.configurations.sheets import Sheet
 from autosac.configurations.space import Space
 from autosac.configurations.workers import ThreadWorker
 from autosac.errors import UsageError
@@ -75,6 +77,7 @@ def known(job: Path) -> Iterator[dict[Any, dict[str, Any]]]:
                 getattr(self, "goal", None),
                 getattr(self, "checkpointing", None),
                 getattr(self, "plan", None),
+                self.job.target.gpu,
             )
             if key not in answers:
                 answers[key] = run(self, server)
@@ -126,7 +129,7 @@ def test_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[str, Any
         tight = search.sheet_bound(layout)
         assert first[layout] <= fitting_ms(answer)
         assert tight is not None and tight <= fitting_ms(answer)
-        assert search.sheet_bound(layout, "79GiB") <= answer["at_least_ms"]
+        assert search.sheet_bound(layout, 79 * 2**30) <= answer["at_least_ms"]
 
 
 def test_memory_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[str, Any]]) -> None:
@@ -134,6 +137,18 @@ def test_memory_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[s
     for layout, answer in everything.items():
         least = min((row["peak_reserved_bytes"] for row in answer["rows"]), default=math.inf)
         assert search.least_bytes(layout) <= least
+
+
+def test_a_sheet_tells_what_fsdp_does_with_a_layer(search: TitanSearch) -> None:
+    """Messages of two bytes a parameter, two of them at once, on streams of their own; the message before a layer's is still
+    there as its backward ends; copies take no less than memory allows.
+    """
+    sheet = search._sheet(search.layouts[0])
+    assert isinstance(sheet, Sheet)
+    known = sheet.sharding
+    assert (known.gathers_at_once, known.gradients_apart, known.scatter_waits) == (2, True, True)
+    assert known.gathered_bytes == 2 * sheet.layer_parameters
+    assert known.gather_ns >= 2 / 3350 and known.scatter_ns >= 1.5 / 3350  # an H100's GB/s
 
 
 def test_a_finished_search_resumes_without_captures(search: TitanSearch, study: Path, job: Path) -> None:
@@ -258,6 +273,41 @@ def test_wrong_input_is_one_line(
     complaint = capfd.readouterr().err
     assert code == 2 and message in complaint and complaint.count("\n") == 1
     assert not (tmp_path / "study").exists()  # which the corrected command would be refused for
+
+
+def test_the_search_from_python_writes_the_best_job(search: TitanSearch, job: Path, tmp_path: Path) -> None:
+    """With a smaller space and TorchTitan's own arguments: the same step as in the whole search, in a job of its own."""
+    import tomllib
+
+    import autosac
+
+    best = tmp_path / "best.toml"
+    result = autosac.search(
+        str(job),
+        world_size=2,
+        space=TINY.model_dump(),
+        budget="79GiB",
+        overrides=["--training.steps", "7"],
+        output=best,
+    )
+    assert isinstance(result, Result)
+    assert result.best is not None and result.best.measured.checkpointing == "none"
+    written = tomllib.loads(best.read_text())
+    assert written["training"]["local_batch_size"] == 8 and written["training"]["steps"] == 7
+
+
+def test_each_kind_of_gpu_is_simulated(job: Path) -> None:
+    """H100s and dearer H200s, by cost: both take the same step, and the cheaper ones win."""
+    offers = (
+        Offer(gpu="h200-sxm-141gb", world_size=2, price=3.0),
+        Offer(gpu="h100-sxm-80gb", world_size=2, price=2.0),
+    )
+    space = TINY.model_copy(update={"checkpointing": ("none",)})
+    with searching(inputs(job, offers=offers, space=space, budget="85%", objective="cost-per-token", gap=0.5)) as found:
+        asked = [found.workers.submit(found.task(layout, math.inf)).result() for layout in found.layouts]
+        result = found.run()
+    assert len(asked) == 2 and not any("refused" in answer for answer in asked)
+    assert result.best is not None and result.best.offer.gpu == "h100-sxm-80gb" and not result.refused
 
 
 def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,7 @@ class Ask:
     """A task that answers at once, or ends its process."""
 
     ends: bool
+    gpu: None = None
 
     def run(self, server: Any) -> dict[str, Any]:
         """The process's number."""

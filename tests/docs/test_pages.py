@@ -62,7 +62,10 @@ def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> No
         "--module", "--config", "--job", "--nproc-per-node",  # TorchTitan, torchrun
         "--trials", "--seed", "--truth", "--measured", "--profile", "--stages", "--growth", "--out", "--only",  # benchmarks
         "--again", "--files", "--list", "--mutants", "--limit", "--quick", "--tables", "--exhaustive",  # benchmarks
-        "--examples",  # benchmarks
+        "--examples", "--covered",  # benchmarks
+        "--gpt",
+        "--csv",
+        "--check",
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
         "--help", "--version", "--its", "--own", "--arguments",  # any program
     }  # fmt: skip

@@ -21,7 +21,7 @@ def test_the_plan_of_the_best_batch(autosac: Callable[..., Any], job_file: str, 
     ran = autosac("plan", job_file, *GPU, "--budget", "2.6GiB", *wanted, "-o", path, "--", *GLOBAL)
     assert ran.code == 0, ran.err
     assert "Local batch sizes, global batch 32" in ran.out
-    assert "the job needs, with this plan: --training.local_batch_size 16" in ran.out
+    assert "with this plan, the job needs: --training.local_batch_size 16" in ran.out
 
     plan = Plan.load(path)
     stated = plan.predictions["autosac"]

@@ -51,11 +51,11 @@ def test_a_budget_that_needs_no_plan(autosac: Run, job_file: str, tmp_path: Path
 
 
 def test_a_budget_that_cannot_be_met(autosac: Run, job_file: str, tmp_path: Path) -> None:
-    """The error says the smallest budget that would do; no file is written."""
+    """The error says the smallest budget that works; no file is written."""
     path = tmp_path / "plan.json"
     ran = autosac("plan", job_file, *GPU, "--quiet", "--budget", "300MiB", "-o", path)
     assert ran.code == 1 and ran.out == "" and not path.exists()
-    assert "the smallest budget that would do is" in ran.err and ran.err.count("\n") == 1
+    assert "the smallest budget that works is" in ran.err and ran.err.count("\n") == 1
 
 
 def test_pictures_and_exports(autosac: Run, job_file: str, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for wrong, message in (
         ((*run, *out, "--sweep"), "--from-run measures nothing"),
         ((*run[:1], *run[2:], *out), "give its capture"),
-        ((*run, "-o", str(tmp_path / "run.json")), "is what is read"),
+        ((*run, "-o", str(tmp_path / "run.json")), "is also an input"),
         (("calibrate", *out, "--plan", "p.json"), "--plan names the plan that a run followed"),
     ):
         assert main(wrong) == 2

@@ -121,7 +121,7 @@ def test_memory_that_is_written_out_of_sight(lab: Any) -> None:
     x = torch.randn(2, 4)
     model = under(lab, Hidden(), x)
     with pytest.raises(
-        RecomputationError, match=r"made by aten\.empty_like\.default\): something in it has a hidden state"
+        RecomputationError, match=r"made by aten\.empty_like\.default\): something in it has hidden state"
     ):
         model(x).sum().backward()
     assert model.body.shift.grad is None

@@ -145,8 +145,8 @@ def test_a_pipeline_needs_a_bound() -> None:
     ("arguments", "message"),
     [
         (["--batch-sizes", "4"], "--batch-sizes needs --maximize tokens-per-second"),
-        (["--maximize", "tokens-per-second", "--batch-sizes", "4,0"], "expected whole numbers of at least 1"),
-        (["--maximize", "tokens-per-second", "--batch-sizes", "4,x"], "expected whole numbers of at least 1"),
+        (["--maximize", "tokens-per-second", "--batch-sizes", "4,0"], "expected whole numbers from 1 to"),
+        (["--maximize", "tokens-per-second", "--batch-sizes", "4,x"], "expected whole numbers from 1 to"),
         (["--maximize", "tokens-per-second", "--batch-sizes", "4,4"], "a batch size is given twice"),
         (["--maximize", "tokens-per-second", "--pareto", "3"], "--maximize needs one budget"),
         (["--maximize", "speed"], "invalid choice: 'speed'"),

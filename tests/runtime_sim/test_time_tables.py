@@ -139,7 +139,7 @@ def simulated(saved: str, capsys: pytest.CaptureFixture[str], *options: str) -> 
 
 def test_the_command_shows_what_time_consists_of(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Tables with --time, the same for machines with --json, neither without."""
-    title = "What the device time is priced by"
+    title = "Device time by cost model"
     assert title in simulated(saved, capsys, "--time")
     assert title not in simulated(saved, capsys)
     document = json.loads(simulated(saved, capsys, "--time", "--json"))

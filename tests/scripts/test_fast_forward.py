@@ -50,7 +50,7 @@ def test_all_steps_at_once(run: Any, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     printed = [tuple(map(float, found)) for found in re.findall(r"step \d+: ([\d.]+) ms, ([\d.]+) ms", ended.stdout)]
     assert len(printed) == 200
-    assert "step 2 of the script, which ran 200" in ended.stdout
+    assert "step 2 of the 200 that the script ran" in ended.stdout
     step_ms = float(ended.stdout.split("step time")[1].split()[0])
     for clock_ms, events_ms in printed[2:]:
         assert abs(clock_ms - step_ms) < 0.1 and 0 < events_ms <= clock_ms + 0.01
@@ -69,5 +69,5 @@ def test_columns() -> None:
     """Texts, classes and images; anything else is an error."""
     assert columns_of("text,label:2,image:32x48") == {"text": "", "label": "2", "image": "32x48"}
     for wrong in ("", "a:b", "a:1x2x3", "a:0"):
-        with pytest.raises(UsageError, match="is no column"):
+        with pytest.raises(UsageError, match="is not a column"):
             columns_of(wrong)

@@ -91,7 +91,7 @@ def test_a_script_that_catches_everything(run: Any) -> None:
     ended = run(STUBBORN)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("goes on after StopScript") == 3
-    assert "step 2 of the script, which ran 3" in ended.stdout
+    assert "step 2 of the 3 that the script ran" in ended.stdout
 
 
 def test_patience_ends(run: Any) -> None:

@@ -82,7 +82,7 @@ def test_figures_are_those_of_simulate(run: Any, tmp_path: Path) -> None:
     assert [int(number) for number, _, _ in printed] == [0, 1, 2]
     assert abs(float(printed[2][1]) - expected.step_ms) < 0.01
     assert int(printed[2][2]) == expected.peak_reserved_bytes
-    assert "step 2 of the script, which ran 3" in ended.stdout
+    assert "step 2 of the 3 that the script ran" in ended.stdout
 
 
 def test_planning_sees_what_it_sees_of_a_step(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

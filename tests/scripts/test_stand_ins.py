@@ -45,6 +45,9 @@ while True:
     assert attended.shape == (4096, 8, 128)
     loss = CrossEntropyLoss()(attended.flatten(1), torch.zeros(4096, dtype=torch.long, device="cuda"))
     assert loss.shape == () and loss.dtype == torch.float32
+    labels = torch.zeros(4096, dtype=torch.long, device="cuda")
+    assert CrossEntropyLoss(reduction="none")(attended.flatten(1), labels).shape == (4096,)
+    assert CrossEntropyLoss(reduction="sum")(attended.flatten(1), labels).shape == ()
     (flash_attn_func(q, q, q, causal=True).sum() + loss).backward()
     assert w.weight.grad.shape == (1024, 1024)
     optimizer.step()

@@ -4,7 +4,8 @@ Its joint-graph and post-grad passes, decompositions, lowering, scheduler (fusio
 are; what it generates runs on the simulated device (`launches`). AOTAutograd's graphs are on the simulated device; Inductor
 asks for ``cuda`` by name, so a graph is moved there before its post-grad passes.
 
-Not decided here, because Inductor would time kernels on a GPU: padding of misaligned products, and autotuned templates.
+With a GPU Inductor times kernels, to decide whether to pad misaligned products and which templates to take. Here a rule pads
+(`pads`), and templates are left alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from autosac.capture.compiler import launches
 from autosac.capture.compiler.gpu import CUDA, answers
 from autosac.capture.compiler.programs import Program, Programs, key_of
+from autosac.capture.device import device as simulated
 from autosac.capture.device.device import device_type
 from autosac.target import TargetGPU
 
@@ -42,6 +44,10 @@ where it measures none."""
 
 programs: list[Programs] = [Programs()]
 """What has been compiled already. A list of one."""
+
+
+# Half of the 16-bit products' FLOPs to a byte of memory, of data-sheet rates, as Inductor has it; by compute capability.
+_BALANCE = {8: 77, 9: 148, 10: 141}
 
 
 def is_here() -> bool:
@@ -108,6 +114,37 @@ def warm_up(gpu: TargetGPU) -> None:
         graph = torch.fx.symbolic_trace(small)
         with functorch_config.patch(enable_autograd_cache=False), constants_on_host():
             compile_fx.compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=SETTINGS)
+
+
+def pads(
+    _match: Any, mat1: torch.Tensor, mat2: torch.Tensor, _operator: Any, _input: torch.Tensor | None = None
+) -> bool:
+    """Whether Inductor pads a product whose sizes are not aligned. With a GPU it measures both.
+
+    It does so where computing takes longer than memory; what it then finds is that tensor cores want the dimension aligned
+    that lies in a row, of each operand and of the result. Other kernels do not care.
+    """
+    from torch._inductor.fx_passes.pad_mm import get_alignment_size
+
+    m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+    if mat1.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+        return False
+    rows = (k if mat1.stride(-1) == 1 else m, n if mat2.stride(-1) == 1 else k, n)
+    bound = _BALANCE.get(simulated.stood_for.compute_capability[0], _BALANCE[9])
+    is_compute_bound = m * k * n > bound * (m * k + k * n + m * n)
+    return is_compute_bound and any(row % get_alignment_size(mat1) for row in rows)
+
+
+@contextlib.contextmanager
+def without_measuring() -> Iterator[None]:
+    """Inductor's passes, before it generates code, measure nothing."""
+    from torch._inductor.fx_passes import pad_mm
+
+    def on_device(*tensors: torch.Tensor) -> bool:
+        return all(tensor.device.type == device_type() for tensor in tensors)
+
+    with mock.patch.multiple(pad_mm, _should_pad=pads, check_device=on_device, has_triton=lambda: True):
+        yield
 
 
 def _moved(value: Any) -> Any:

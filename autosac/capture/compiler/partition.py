@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.compiler import inductor
 from autosac.capture.device import device as simulated
@@ -28,7 +29,7 @@ def left_out() -> tuple[str, ...]:
     notes = []
     if not_generated:
         reasons = "; ".join(not_generated)
-        notes.append(f"Inductor did not take every compiled graph; those are priced with approximate fusion: {reasons}")
+        notes.append(f"Inductor could not compile some graphs, which are priced with approximate fusion: {reasons}")
     return (*notes, *_asked_for)
 
 
@@ -45,6 +46,7 @@ def install(target: str) -> None:
     wrapper: Any = torch._TorchCompileInductorWrapper
     wrapper.__call__ = compile_graph
     _compile_without_modes()
+    _states_of_compiled_optimizers()
     import torch._dynamo.config as dynamo_config
 
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, 64)
@@ -72,15 +74,53 @@ def _compile_without_modes() -> None:
     converter.__call__ = call
 
 
+def _states_of_compiled_optimizers() -> None:
+    """Dynamo makes an optimizer's states while it compiles its step, outside of all modes: here in that of its parameters."""
+    from torch._dynamo.variables import optimizer as dynamo
+
+    vars(dynamo)["_is_static_for_cudagraphs"] = lambda _: True  # it imports what only a build with CUDA has
+    variable: Any = dynamo.OptimizerVariable
+    call_method, move_step = variable.call_method, variable.move_step_if_cpu
+
+    def mode_of(optimizer: torch.optim.Optimizer) -> Any:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        return next((p.fake_mode for p in parameters if isinstance(p, FakeTensor)), contextlib.nullcontext())
+
+    def call(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        init_group = getattr(self.value, name, None) if name == "_init_group" else None
+        if init_group is None:
+            return call_method(self, tx, name, args, kwargs)
+
+        def in_mode(*args: Any, **kwargs: Any) -> Any:
+            with mode_of(self.value):
+                return init_group(*args, **kwargs)
+
+        self.value._init_group = in_mode
+        try:
+            return call_method(self, tx, name, args, kwargs)
+        finally:
+            del self.value._init_group
+
+    def move(self: Any) -> None:
+        with mode_of(self.value):
+            move_step(self)
+
+    variable.call_method, variable.move_step_if_cpu = call, move
+
+
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
+    from torch._dynamo.exc import RestartAnalysis
+
     as_region = bool(options.get("wrap_inductor_compiled_regions"))
     if options.get("triton.cudagraphs"):
-        _asked_for["the CUDA graphs of compiled code are not simulated: the host starts kernel by kernel"] = None
+        _asked_for["the CUDA graphs of compiled code are not simulated: the host launches every kernel"] = None
     if any(map(options.get, inductor.TUNING)):
-        _asked_for["compiled code has the kernels that Inductor takes without tuning: it needs a GPU to measure"] = None
+        _asked_for["compiled code has the kernels that Inductor chooses without tuning, which needs a GPU"] = None
     if inductor.is_here():
         try:
             return _generate(graph, inputs, options, as_region)
+        except RestartAnalysis:  # no failure: Dynamo traces once more
+            raise
         except Exception as e:
             _note(e)
     return _partition(graph, inputs, as_region)
@@ -102,7 +142,12 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool)
     kept = mock.patch(
         "torch._functorch.partitioners.functionalize_rng_ops", lambda _, forward, backward, __: (forward, backward)
     )
-    with functorch_config.patch(enable_autograd_cache=False), inductor.constants_on_host(), kept:
+    with (
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor.constants_on_host(),
+        inductor.without_measuring(),
+        kept,
+    ):
         settings = {**options, **inductor.SETTINGS}
         return compile_fx.compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=settings)
 

@@ -287,8 +287,8 @@ class _NoGraph:
 
     def __new__(cls, *_: Any, **__: Any) -> _NoGraph:
         raise NotImplementedError(
-            "CUDA graphs cannot be simulated: run the script without them. Its kernels and its memory are the same, and where "
-            "it waits for the host (see the report) a graph would not"
+            "CUDA graphs cannot be simulated: run the script without them. Its kernels and its memory are the same; a graph "
+            "would save the time that the report calls waiting for the host"
         )
 
 

@@ -92,6 +92,6 @@ def _compiler() -> str:
         if found is not None:
             return found
     raise CaptureError(
-        "no C++ compiler is found, which running a script needs once for each version of torch: install g++ or clang++, or "
+        "no C++ compiler was found; autosac run needs one, once for each version of torch: install g++ or clang++, or "
         "set CXX (make_step with autosac.simulate needs none)"
     )

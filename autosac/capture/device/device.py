@@ -332,7 +332,7 @@ def hide_cuda() -> None:
     """A GPU that is there stays untouched: in this process there is no CUDA from now on, as on a laptop."""
 
     def refuse() -> None:
-        raise RuntimeError("the job asks for CUDA itself; a capture has no GPU but the simulated one")
+        raise RuntimeError("the job uses CUDA directly, but a capture has only the simulated GPU")
 
     torch.cuda._lazy_init = refuse
     torch.cuda.is_available = lambda: False

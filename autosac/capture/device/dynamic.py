@@ -58,8 +58,8 @@ def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
-_EVERYTHING = "masks that are computed from the data select everything: what they select is not known"
-_DIFFERENT = "numbers whose repetitions are dropped are all different: what they are is not known"
+_EVERYTHING = "masks that depend on activations are assumed to select everything"
+_DIFFERENT = "numbers whose repetitions are dropped (unique) are assumed to be all different"
 
 
 def _nonzero(args: Any) -> tuple[Any, str]:

@@ -24,6 +24,7 @@ import torch
 
 from autosac import errors
 from autosac.capture import lifeline
+from autosac.capture.compiler import partition
 from autosac.capture.device import dynamic
 from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.failures import IN_A_STEP, capture_error, how_it_ended
@@ -63,7 +64,9 @@ class EagerRequest:
         if self.target not in ("gpu", "cpu"):
             raise errors.UsageError(f"target {self.target!r}: expected 'gpu' or 'cpu'")
         if self.steps < 2:
-            raise errors.UsageError("at least two steps: the first makes the optimizer's states and caches")
+            raise errors.UsageError(
+                "at least two steps are needed: the first creates the optimizer's states and caches"
+            )
 
 
 # How often to look whether the child has ended.
@@ -143,7 +146,7 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
             else:
                 observe_candidates([model], recorder)
         _run_steps(model, step, request, recorder)
-        return recorder.trace(replace(_info(model, request), notes=tuple(assumed)))
+        return recorder.trace(replace(_info(model, request), notes=(*assumed, *partition.left_out())))
 
 
 def _losses_of(request: EagerRequest) -> AbstractContextManager[None]:

@@ -30,7 +30,7 @@ def notes_of(config: Any, settings: Mapping[str, str]) -> tuple[str, ...]:
         )
     found += [
         f"torch {torch.__version__} stops in the backward of this job, with or without a GPU: {reason}; simulated as torch "
-        "2.12 trains it (a plan of AutoSAC's trains with every torch)"
+        "2.12 trains it (a plan of AutoSAC trains with every torch)"
         for reason in stopped_by_torch
     ]
     return (*found, *partition.left_out())

@@ -47,7 +47,9 @@ def columns_of(text: str) -> dict[str, str]:
         name, _, kind = part.strip().partition(":")
         sizes = kind.split("x")
         if not name or (kind and not all(size.isdigit() and int(size) > 0 for size in sizes)) or len(sizes) > 2:
-            raise UsageError(f"--synthetic-data {text}: {part!r} is no column: expected NAME, NAME:CLASSES or NAME:HxW")
+            raise UsageError(
+                f"--synthetic-data {text}: {part!r} is not a column: expected NAME, NAME:CLASSES or NAME:HxW"
+            )
         found[name] = kind
     return found
 

@@ -134,7 +134,7 @@ class CaptureServer:
             assert self._process is not None
             reason = f"{how_it_ended(self._process.wait(_PATIENCE_S))}{self._last_words()}"
         except subprocess.TimeoutExpired:
-            reason = "answers no more"
+            reason = "no longer answers"
         except Exception as e:
             reason = f"cannot be used: {one_line(e)}"
         finally:
@@ -276,7 +276,7 @@ class CaptureServer:
         try:
             self._store.put_unless_changed(entry.key, entry.request, entry.path.read_bytes())
         except (OSError, errors.UsageError) as e:
-            self._say(f"captures cannot be kept: {getattr(e, 'strerror', None) or e}")
+            self._say(f"captures cannot be cached: {getattr(e, 'strerror', None) or e}")
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(Exception):  # a broken display shall not lose traces

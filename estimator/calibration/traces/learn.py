@@ -110,7 +110,7 @@ def learn(paths: Sequence[Path], gpu: str = "", report: Report = lambda done, to
         names[gpu or profile_gpu(profile)] = str(path)
         found.append(gather(profile))
     if len(names) > 1:
-        raise UsageError(f"the traces are of several GPUs: {', '.join(f'{n} ({p})' for n, p in names.items())}")
+        raise UsageError(f"the traces are from several GPUs: {', '.join(f'{n} ({p})' for n, p in names.items())}")
     report(len(paths), len(paths) + 1, "fitting")
     hardware = load_hardware(next(iter(names)))
     moved, lost = _transfers(found)
@@ -140,7 +140,7 @@ def profile_gpu(profile: Profile) -> str:
     except (KeyError, TypeError, ValueError) as e:
         if isinstance(e, UsageError):
             raise UsageError(f"{profile.path}: {e}; give it with --gpu") from e
-        raise UsageError(f"{profile.path} does not say which GPU it is of: give it with --gpu") from e
+        raise UsageError(f"{profile.path} does not say which GPU it is from: give it with --gpu") from e
 
 
 def price_rows(hardware: Hardware, traces: Iterable[TraceEvidence]) -> tuple[Priced, ...]:

@@ -213,7 +213,7 @@ def _complaint(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     [
         (["-o", "{tmp}/p.toml", "--minutes", "0"], "--minutes must be above 0"),
         (["-o", "{tmp}/p.toml", "--minutes", "nan"], "--minutes must be above 0"),
-        (["-o", "{tmp}/p.toml", "--threads", "0"], "argument --threads: '0' is not a whole number of at least 1"),
+        (["-o", "{tmp}/p.toml", "--threads", "0"], "argument --threads: '0' is not a whole number from 1 to"),
         (["-o", "{tmp}/no/p.toml"], "there is no folder"),
         (["-o", "{tmp}/p.json"], "ends in .toml"),
         (["job.toml", "--sweep", "-o", "{tmp}/p.toml"], "not both"),

@@ -34,4 +34,4 @@ def test_every_kind_and_size_is_measured_or_missing_for_a_reason(rank: None) -> 
 def test_nothing_is_measured_when_the_time_is_up(rank: None) -> None:
     """It is said from which size on."""
     found, missing = measure_collectives(CPU, -1.0)
-    assert (found, missing) == ({}, {"all_gather from 1024 bytes": "the time was up"})
+    assert (found, missing) == ({}, {"all_gather from 1024 bytes": "the time ran out"})

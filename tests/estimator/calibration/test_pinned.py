@@ -230,6 +230,6 @@ def test_what_a_profile_is_based_on(tmp_path: Path) -> None:
     assert profile_base(hardware, tmp_path / "new.toml", str(tmp_path / "old.toml")) == "old.toml"
     assert profile_base(hardware, tmp_path / "new.toml", str(tmp_path / "a" / "old.toml")) == "a/old.toml"
     for place in (tmp_path.parent / "old.toml", tmp_path / "new.toml"):
-        with pytest.raises(UsageError, match="lies beside it"):
+        with pytest.raises(UsageError, match="must be in the same folder"):
             profile_base(hardware, tmp_path / "new.toml", str(place))
     assert np.isfinite(hardware.mem_bandwidth_gbps)

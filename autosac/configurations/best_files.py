@@ -1,0 +1,32 @@
+"""The files of a search's best configuration: a job that TorchTitan takes as it is, and AutoSAC's plan beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autosac.configurations.job_files import checkpointing_settings, written_job
+from autosac.configurations.python_files import written_python_job
+from autosac.configurations.results import Result
+from autosac.configurations.sessions import Inputs
+from autosac.files.writing import write_bytes_atomically, write_text_atomically
+
+
+def write_best(output: Path, inputs: Inputs, result: Result) -> list[Path]:
+    """Write the best configuration's job file, and its plan, if it has one, as ``OUTPUT.plan.json``; none if nothing fits."""
+    best = result.best
+    if best is None:
+        return []
+    written = [output]
+    plan_file = output.with_name(f"{output.stem}.plan.json")
+    if best.plan_key:
+        write_bytes_atomically(plan_file, result.plans[best.plan_key].encode())
+        written.append(plan_file)
+    settings, name = result.settings[best.layout], best.measured.checkpointing
+    plan = str(plan_file) if best.plan_key else None
+    if result.python is not None:
+        text = written_python_job(result.python, settings, name, plan)
+    else:
+        settings = {**settings, **checkpointing_settings(name, plan)}
+        text = written_job(inputs.config_file, inputs.overrides, settings)
+    write_text_atomically(output, text)
+    return written

@@ -1,0 +1,79 @@
+"""The bounds of layouts from what is known of them: parameters' shapes, sheets, the job, and the machines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from autosac.configurations.bounds import (
+    Part,
+    Shape,
+    any_split_bound_ms,
+    bound_ms,
+    shape_of_parameters,
+)
+from autosac.configurations.layout import Layout
+from autosac.configurations.machines import Machines
+from autosac.configurations.sheets import Sheet
+from autosac.configurations.wanted import Own, Wanted
+
+_SAFE = 1 - 1e-9  # sums in another order
+
+
+class LayoutBounds:
+    """Of one search. Bounds are in the unit of its objective."""
+
+    def __init__(self, wanted: Wanted, own: Own, machines: Machines) -> None:
+        self._wanted, self._own, self._machines = wanted, own, machines
+
+    def first(self, layout: Layout, known: Sheet) -> float:
+        """By the parameters' shapes, which any sheet tells."""
+        target = self._machines.target(layout)
+        peak = target.hardware.peak_flops("float8" if layout.float8 else "bfloat16")
+        parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
+        shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
+        if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
+            return self._machines.weight(layout) * any_split_bound_ms(layout, shape) * _SAFE
+        return self.least(layout, self._completed(layout, shape))
+
+    def least(self, layout: Layout, shape: Shape, room_bytes: float | None = None, *, paths: bool = False) -> float:
+        """Within the search's budget or another one. `paths`: see `autosac.configurations.bounds.bound_ms`."""
+        room = self._machines.room_bytes(layout) if room_bytes is None else room_bytes
+        return bound_ms(layout, shape, room, paths=paths) * self._machines.weight(layout) * _SAFE
+
+    def shape(self, layout: Layout, sheet: Sheet | None) -> Shape:
+        """By a layout's sheet; without one, only ratios of times and what the job says are known."""
+        if sheet is not None:
+            return self._completed(layout, sheet.shape(pipeline=layout.pipeline > 1))
+        return Shape(
+            layers=self._own.facts.layers,
+            layer=Part(forward_ms=1.0, backward_ms=2.0),
+            first=Part(),
+            last=Part(),
+            layer_parameters=0.0,
+            outside_parameters=0.0,
+        )
+
+    def _completed(self, layout: Layout, shape: Shape) -> Shape:
+        """With what the job and the GPU say."""
+        gradient_bytes, compute_bytes = self._own.gradient_bytes, self._compute_bytes(layout, shape)
+        roads = self._machines.roads(layout.gpu)
+        return replace(
+            shape,
+            traffic=roads.traffic(layout, shape.layers, shape.layer_parameters, compute_bytes, gradient_bytes),
+            state_bytes=self._own.state_bytes,
+            gradient_bytes=gradient_bytes,
+            compute_bytes=compute_bytes,
+            hop_ms=roads.hop_ms(layout, min((size for size, ms in shape.layer.kept if math.isinf(ms)), default=0)),
+            memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
+            budget_bytes=self._machines.room_bytes(layout),
+            reserved=self._wanted.goal.budget_kind == "reserved",
+        )
+
+    def _compute_bytes(self, layout: Layout, shape: Shape) -> int:
+        """Bytes of a gathered parameter, at least: 1 where it is float8, or may be."""
+        if shape.sharding.gathered_bytes and shape.least_parameters:
+            return 2 if shape.sharding.gathered_bytes * layout.tensor >= 1.9 * shape.least_parameters else 1
+        own = self._own
+        asked = layout.float8 or own.python is not None or any("float8" in name for name in own.converters)
+        return 1 if asked else 2

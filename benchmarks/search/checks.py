@@ -1,0 +1,74 @@
+"""Lower bounds of layouts taken at random from a space against all that is worked out of them.
+
+Checked of each layout: both bounds of the step against its best row that fits and against the step without checkpointing; of
+each row, the bound within the memory that the row itself takes, and the memory bound. A bound above what it bounds is wrong:
+"proven" would be, too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autosac.configurations.layout import Layout
+from autosac.configurations.search import TitanSearch
+from autosac.configurations.sessions import Inputs, searching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A bound and what it bounds, in milliseconds or bytes."""
+
+    layout: Layout
+    name: str
+    bound: float
+    value: float
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the bound is above the value."""
+        return self.bound > self.value
+
+    @property
+    def share(self) -> float:
+        """Of the value that the bound reaches."""
+        return self.bound / self.value if self.value and math.isfinite(self.value) else 0.0
+
+
+def check_bounds(inputs: Inputs, count: int, seed: int) -> int:
+    """Print how tight the bounds of `count` layouts are, and each that is wrong; how many are."""
+    found: list[Checked] = []
+    with searching(inputs) as search:
+        search.first_bounds()
+        chosen = random.Random(seed).sample(search.layouts, min(count, len(search.layouts)))
+        for layout in chosen:
+            answer = search.workers.submit(search.task(layout, math.inf)).result()
+            some = list(_of_layout(search, layout, answer))
+            print(f"{layout}: " + ", ".join(f"{c.name} {c.share:.1%}" for c in some) + str(answer.get("refused", "")))
+            found += some
+    wrong = [checked for checked in found if checked.is_wrong]
+    for checked in wrong:
+        print(f"WRONG {checked.layout}: {checked.name} is {checked.bound:,.3f}, of {checked.value:,.3f}")
+    print(f"{len(chosen)} layouts, {len(found)} bounds, {len(wrong)} wrong")
+    return len(wrong)
+
+
+def _of_layout(search: TitanSearch, layout: Layout, answer: dict[str, Any]) -> Iterator[Checked]:
+    rows = answer.get("rows", [])
+    if not rows:
+        return
+    search.ask_sheet(layout)
+    best = min((row["step_ms"] for row in rows if row["fits"]), default=math.inf)
+    yield Checked(layout=layout, name="first", bound=search.first_bounds()[layout], value=best)
+    yield Checked(
+        layout=layout, name="none", bound=search.sheet_bound(layout, math.inf) or 0.0, value=answer["at_least_ms"]
+    )
+    least = search.least_bytes(layout)
+    for row in rows:
+        name, peak = row["checkpointing"], row["peak_reserved_bytes"]
+        tight = search.sheet_bound(layout, peak) or 0.0
+        yield Checked(layout=layout, name=f"{name} within its own memory", bound=tight, value=row["step_ms"])
+        yield Checked(layout=layout, name=f"{name} bytes", bound=least, value=peak)
