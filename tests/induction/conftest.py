@@ -20,13 +20,8 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
     microbatches go through the layers, forward and then backward, with nothing else in between.
     """
     meta = TensorMeta((4, 4), (4, 1), "float32")
-    modules = ["", *(f"layers.{i}" for i in range(layers)), "output"]
     kind = [i if i < leading else leading + (i - leading) % kinds for i in range(layers)]
-    signatures = {
-        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)
-    }
-    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
-    signatures["step"] = Signature("aten._foreach_add_.List", (*many, meta), (), mutates=tuple(range(layers)))
+    signatures = _signatures(meta, kind)
     position = {name: i for i, name in enumerate(signatures)}
     storages: list[Storage] = []
     events: list[Event] = []
@@ -72,7 +67,7 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         prologue=prologue,
         signatures=signatures.values(),
         storages=storages,
-        modules=modules,
+        modules=["", *(f"layers.{i}" for i in range(layers)), "output"],
         classes=("Model", *(f"Block{k}" for k in kind), "Linear"),
         regions=regions,
         model="made up",
@@ -80,6 +75,16 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         fsdp_units=tuple(sorted(f"layers.{i}" for i in range(layers))),
         parameter_shapes={f"layers.{i}.weight": (kind[i] + 1, 4) for i in range(layers)},
     )
+
+
+def _signatures(meta: TensorMeta, kind: list[int]) -> dict[str, Signature]:
+    """One operator for each kind of layer, and one of an optimizer over all layers."""
+    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
+    found = {
+        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)
+    }
+    found["step"] = Signature("aten._foreach_add_.List", (*many, meta), (), mutates=tuple(range(len(kind))))
+    return found
 
 
 def _early(layers: int, passes: int) -> Iterator[tuple[Phase, int]]:
