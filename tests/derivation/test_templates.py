@@ -43,12 +43,14 @@ class Begun:
     [
         (["layers.1"], ["layers.0", "layers.1", "head"]),
         (["layers.0.attention"], ["layers.0.attention", "layers.1.attention", "head"]),
-        (["layers.0.attention", "layers.1"], ["layers.0.attention", "layers.1", "head"]),
+        (["layers.0.attention", "layers.1"], ["layers.0", "layers.1", "head"]),
         ([], None),
     ],
 )
 def test_a_template_recomputes_what_it_can(wanted: list[str], template: list[str] | None) -> None:
-    """What is asked for, modules of its depth, and others, none inside another; nothing for a plan without modules."""
+    """What is asked for in every layer, the outermost first, and others, none inside another; nothing for a plan without
+    modules.
+    """
     captures = Begun()
     derivation = Derivation(captures, UNITS)
     plan = Plan(made_for=MADE_FOR, units=tuple(UNITS[name] for name in wanted))

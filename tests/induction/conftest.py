@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,19 +12,6 @@ from traces import trace_of
 STEP = Callable[..., Trace]
 
 
-META = TensorMeta((4, 4), (4, 1), "float32")
-
-
-def _signatures(kind: Sequence[int]) -> dict[str, Signature]:
-    """By name: the operator of every kind of layer, and the optimizer's."""
-    found = {
-        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (META, META), (META,)) for k in dict.fromkeys(kind)
-    }
-    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
-    found["step"] = Signature("aten._foreach_add_.List", (*many, META), (), mutates=tuple(range(len(kind))))
-    return found
-
-
 def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leading: int = 0, passes: int = 0) -> Trace:
     """Forward, backward in reverse, and an optimizer over all weights at once.
 
@@ -32,9 +19,9 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
     weight is copied `prefetch` layers before it is used and the copy is freed in the backward. Before the step, `passes`
     microbatches go through the layers, forward and then backward, with nothing else in between.
     """
-    modules = ["", *(f"layers.{i}" for i in range(layers)), "output"]
+    meta = TensorMeta((4, 4), (4, 1), "float32")
     kind = [i if i < leading else leading + (i - leading) % kinds for i in range(layers)]
-    signatures = _signatures(kind)
+    signatures = _signatures(meta, kind)
     position = {name: i for i, name in enumerate(signatures)}
     storages: list[Storage] = []
     events: list[Event] = []
@@ -46,9 +33,8 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         return len(storages) - 1
 
     weights = [new(16 * (kind[i] + 1), Label.PARAMETER, Phase.SETUP, 0, "empty") for i in range(layers)]
-    for phase in (Phase.FORWARD, Phase.BACKWARD) * bool(passes):
-        for i in (*range(layers),) * passes if phase is Phase.FORWARD else (*reversed(range(layers)),) * passes:
-            events.append(Free(new(64, Label.NONE, phase, 1 + i, f"early{kind[i]}")))
+    for phase, i in _early(layers, passes):
+        events.append(Free(new(64, Label.NONE, phase, 1 + i, f"early{kind[i]}")))
     prologue, events = tuple(events), []
     copies: dict[int, int] = {}
     made: list[list[int]] = []
@@ -63,7 +49,7 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
             begin = len(events)
             out = new(64, Label.NONE, Phase.FORWARD, 1 + i, name)
             events.append(Op(position[name], 0, 1 + i, Phase.FORWARD, 0, (last, copies[i]), (out,)))
-            calls.append(Call(name, n, (META,), begin, len(events), False, False, False, (out,), (last, copies[i]), ()))
+            calls.append(Call(name, n, (meta,), begin, len(events), False, False, False, (out,), (last, copies[i]), ()))
             made[-1].append(out)
             last = out
         regions.append(Region(1 + i, first, len(events), tuple(calls), (made[-1][0] - 1,), (last,)))
@@ -81,7 +67,7 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         prologue=prologue,
         signatures=signatures.values(),
         storages=storages,
-        modules=modules,
+        modules=["", *(f"layers.{i}" for i in range(layers)), "output"],
         classes=("Model", *(f"Block{k}" for k in kind), "Linear"),
         regions=regions,
         model="made up",
@@ -89,6 +75,22 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         fsdp_units=tuple(sorted(f"layers.{i}" for i in range(layers))),
         parameter_shapes={f"layers.{i}.weight": (kind[i] + 1, 4) for i in range(layers)},
     )
+
+
+def _signatures(meta: TensorMeta, kind: list[int]) -> dict[str, Signature]:
+    """One operator for each kind of layer, and one of an optimizer over all layers."""
+    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
+    found = {
+        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)
+    }
+    found["step"] = Signature("aten._foreach_add_.List", (*many, meta), (), mutates=tuple(range(len(kind))))
+    return found
+
+
+def _early(layers: int, passes: int) -> Iterator[tuple[Phase, int]]:
+    """So many passes through the layers, all forwards first."""
+    for phase, order in ((Phase.FORWARD, range(layers)), (Phase.BACKWARD, reversed(range(layers)))):
+        yield from [(phase, i) for i in order] * passes
 
 
 @pytest.fixture(scope="session")
