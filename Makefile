@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TITAN03 := .venv-titan03
 
-.PHONY: plan test test-fast test-mutation test-matrix test-titan03 coverage smoke lint types docs clean
+.PHONY: plan test test-fast test-mutation contexts test-matrix test-titan03 coverage smoke lint types docs clean
 
 # torch first, and bounded: asked for through another package, pip would take the newest build with CUDA.
 $(STAMP): pyproject.toml
@@ -38,7 +38,14 @@ MUTANTS ?= 150
 SEED ?= 0
 JOBS ?= 2
 test-mutation: $(STAMP)
-	nice -n 10 $(BIN)/python -m benchmarks.mutation --mutants $(MUTANTS) --seed $(SEED) --jobs $(JOBS)
+	nice -n 10 $(BIN)/python -m benchmarks.mutation --mutants $(MUTANTS) --seed $(SEED) --jobs $(JOBS) \
+		$(if $(COVERED),--covered $(COVERED))
+
+# Which test runs which line, for test-mutation COVERED=build/contexts. Takes twice as long as the tests alone.
+contexts: $(STAMP)
+	rm -rf build/contexts && mkdir -p build/contexts
+	COVERAGE_FILE=build/contexts/lines $(BIN)/python -m pytest -n 2 -q -p benchmarks.mutation.contexts \
+		--cov --cov-context=test --cov-report= tests
 
 test-titan03: $(TITAN03)/.installed
 	$(TITAN03)/bin/python -m pytest -n 2 --dist loadfile tests/titan03

@@ -30,9 +30,11 @@ from autosac.simulation import Simulation
 JOB = Path(__file__).parents[1] / "examples" / "llama3_8b.toml"
 _QWEN = ("--model.name", "qwen3", "--model.flavor")
 _BATCH = "--training.local_batch_size"
+# Its embedding is its output layer too, which FSDP refuses.
+_DDP = ("--parallelism.data_parallel_shard_degree", "1", "--parallelism.data_parallel_replicate_degree", "8")
 JOBS = {
-    "qwen3 1.7B, 8 sequences": (*_QWEN, "1.7B", _BATCH, "8"),
-    "qwen3 1.7B, 2 sequences": (*_QWEN, "1.7B", _BATCH, "2"),
+    "qwen3 1.7B, DDP, 8 sequences": (*_QWEN, "1.7B", _BATCH, "8", *_DDP),
+    "qwen3 1.7B, DDP, 2 sequences": (*_QWEN, "1.7B", _BATCH, "2", *_DDP),
     "qwen3 8B": (*_QWEN, "8B"),
     "llama3 8B, TP 8": ("--parallelism.tensor_parallel_degree", "8", _BATCH, "4"),
     "deepseek_v3 debugmodel": ("--model.name", "deepseek_v3", "--model.flavor", "debugmodel", _BATCH, "64"),

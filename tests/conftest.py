@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from shared_captures import Pool
+
     from autosac.capture.process.server import CaptureServer
 
 os.environ["AUTOSAC_CACHE"] = "off"
@@ -75,6 +77,24 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for captures that commands of several tests share, those of other workers too."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "captures"
+
+
+@pytest.fixture(scope="session")
+def _pool() -> Iterator[Pool]:
+    """Capture processes for commands."""
+    from shared_captures import Pool
+
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def shared_processes(_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of several tests use the same capture processes."""
+    from shared_captures import share
+
+    share(_pool, monkeypatch)
 
 
 @pytest.fixture(scope="session")

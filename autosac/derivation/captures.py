@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -30,7 +31,7 @@ class Derivation:
     """The steps under plans, of which hardly any is captured.
 
     `units`: every module that a plan may checkpoint, as the unit that recomputes everything. A plan with a unit that no
-    template recomputes has a template captured first, which recomputes as many other such units as it can.
+    template recomputes has templates captured first, which recompute as many other such units as they can.
     """
 
     def __init__(self, captures: CaptureSource, units: Mapping[str, Unit]) -> None:
@@ -96,30 +97,40 @@ class Derivation:
             self._captures.begin(template)
 
     def _cover(self, plan: Plan) -> None:
-        """Capture a template for the plan's units that have none yet."""
-        assert self._deriver is not None
-        template = self._template(plan, self._deriver)
-        if template is None:
-            return
-        try:
-            self._deriver.add(self._captures.under(template).trace)
-        except (CaptureError, NotDerivableError) as e:
-            self._deriver = None
-            raise NotDerivableError("there is no template") from e
+        """Capture templates for the plan's units that have none yet."""
+        deriver, covered = self._deriver, -1
+        assert deriver is not None
+        while (template := self._template(plan, deriver)) is not None:
+            before, covered = covered, sum(map(deriver.covers, self._units))
+            if covered == before:
+                raise NotDerivableError("a template does not recompute what it shall")
+            try:
+                deriver.add(self._captures.under(template).trace)
+            except (CaptureError, NotDerivableError) as e:
+                self._deriver = None
+                raise NotDerivableError("there is no template") from e
 
     def _template(self, plan: Plan, deriver: Deriver) -> Plan | None:
-        """The plan whose capture is a template for the plan's units that have none yet; None if all have."""
-        missing = [unit.fqn for unit in plan.units if not deriver.covers(unit.fqn)]
+        """The plan whose capture is the next template for the plan's units that have none yet; None if all have.
+
+        It does the same in all layers, so that few of them may be captured: of all modules whose names differ in numbers only
+        it has every one or none. The outermost of the plan's come first.
+        """
+        missing = {_kind(unit.fqn) for unit in plan.units if not deriver.covers(unit.fqn)}
         if not missing:
             return None
-        depths = {name.count(".") for name in missing}
-        others = [name for name in self._units if not deriver.covers(name) and name not in missing]
-        chosen = list(missing)
-        for name in sorted(others, key=lambda name: (name.count(".") not in depths, name.count("."))):
-            if not any(_nested(name, other) for other in chosen):
-                chosen.append(name)
-        units = tuple(self._units[name] for name in self._units if name in set(chosen))
+        depths = {kind.count(".") for kind in missing}
+        kinds = dict.fromkeys(_kind(name) for name in self._units if not deriver.covers(name))
+        chosen: list[str] = []
+        for kind in sorted(kinds, key=lambda k: (k not in missing, k.count(".") not in depths, k.count("."))):
+            if not any(_nested(kind, other) for other in chosen):
+                chosen.append(kind)
+        units = tuple(unit for name, unit in self._units.items() if _kind(name) in chosen)
         return Plan(made_for=plan.made_for, units=units, settings=plan.settings)
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
 
 
 def _nested(a: str, b: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autosac.derivation.keep import Keeper
-from autosac.derivation.mix import mixed
+from autosac.derivation.mix import Mixer
 from autosac.derivation.steps import NotDerivableError, Steps
 from autosac.plans import Plan, Settings
 from autosac.trace import Trace
@@ -20,6 +20,7 @@ class Deriver:
         self._observed = Steps(observed)
         if self._observed.recomputations:
             raise NotDerivableError("the job recomputes without a plan")
+        self._mixer = Mixer(self._observed)
         self._positions = {name: i for i, name in enumerate(observed.modules)}
         self._templates: list[Steps] = []
         self._units: list[frozenset[int]] = []
@@ -64,6 +65,6 @@ class Deriver:
                 if found is None:
                     raise NotDerivableError("no template recomputes one of the plan's units")
                 sources[unit] = found
-            template = mixed(self._observed, self._templates, sources)
+            template = self._mixer.mixed(self._templates, sources)
             keeper = self._keepers[units] = Keeper(self._observed, Steps(template))
         return keeper

@@ -404,12 +404,12 @@ class _Keeping:
                 self._forget(again)
 
     def _everywhere(self, *storages: int) -> Iterable[tuple[int, ...]]:
-        """The same storages in the recorded step and in the steps of the prologue."""
+        """The same storages in the recorded step and in the steps of the prologue, as far as these have all of them."""
         try:
             earlier = [self._template.earlier[storage] for storage in storages]
         except KeyError:
             raise NotDerivableError("the first step allocates other memory than the recorded one") from None
-        return [storages, *zip(*earlier, strict=True)]
+        return [storages, *zip(*earlier, strict=False)]
 
     def _forget(self, storage: int) -> None:
         """It does not exist."""
@@ -470,6 +470,10 @@ class _Keeping:
         template = self._template
         for i in range(after, template.split - 1, -1):
             row = template.rows[i]
-            if type(row) is Alloc and i not in self._edits.deleted and row.storage in template.earlier:
+            if (
+                type(row) is Alloc
+                and i not in self._edits.deleted
+                and len(template.earlier.get(row.storage, ())) > step
+            ):
                 return template.begins[template.earlier[row.storage][step]]
         raise NotDerivableError("nothing is allocated before")

@@ -38,48 +38,60 @@ _NOBODY = -1
 _ROOT = 0
 
 
-def mixed(observed: Steps, templates: Sequence[Steps], sources: Mapping[int, int]) -> Trace:
-    """The step in which the modules of `sources` recompute all, each as in the template at that position.
+class Mixer:
+    """Steps in which chosen modules recompute all, from templates; what two such steps share is found once."""
 
-    NotDerivableError if the captures differ in more than checkpointing accounts for.
+    def __init__(self, observed: Steps) -> None:
+        self._observed = observed
+        self._known: dict[tuple[int, ...], _Matched] = {}
+
+    def mixed(self, templates: Sequence[Steps], sources: Mapping[int, int]) -> Trace:
+        """The step in which the modules of `sources` recompute all, each as in the template at that position. Of `templates`
+        each stays at its position from call to call.
+
+        NotDerivableError if the captures differ in more than checkpointing accounts for.
+        """
+        used = tuple(sorted(set(sources.values())))  # of the others nothing is taken, the ends of storages neither
+        matched = self._known.get(used)
+        if matched is None:
+            matched = self._known[used] = _Matched([self._observed, *(templates[position] for position in used)])
+        numbers = {position: k for k, position in enumerate(used, start=1)}
+        return _Mixture(matched, {module: numbers[position] for module, position in sources.items()}).trace()
+
+
+class _Matched:
+    """Captures by position, with what is the same in all of them: 0 is the un-checkpointed one. Storages are told apart by
+    (capture, id); those that are in the skeleton of all captures are called by capture 0's id, so are events and collectives.
+
+    `owners`: for every row of the skeleton the module at work there. `units`: for every capture and module the unit that
+    recomputes it there. `places`: for every capture, between which rows of the skeleton capture 0's storages end.
     """
-    used = sorted(set(sources.values()))  # of the others nothing is taken, the ends of storages neither
-    numbers = {position: k for k, position in enumerate(used, start=1)}
-    captures = [observed, *(templates[position] for position in used)]
-    return _Mixture(captures, {module: numbers[position] for module, position in sources.items()}).trace()
 
-
-class _Mixture:
-    """Captures by position: 0 is the un-checkpointed one. Storages are told apart by (capture, id); those that are in the
-    skeleton of all captures are called by capture 0's id.
-    """
-
-    def __init__(self, captures: Sequence[Steps], sources: Mapping[int, int]) -> None:
-        self._captures = captures
-        self._tables = Tables([steps.trace for steps in captures])
-        self._skeletons = self._common(captures)
-        self._source_of_module = self._inherited(sources)
-        self._units = [self._inherited({b.module: k for b in c.recomputations}) for k, c in enumerate(captures)]
-        self._owners = self._owned()
-        self._storages = list(captures[0].trace.storages)
-        self._names: list[dict[int, int]] = [{} for _ in captures]
-        self._events: list[dict[int, int]] = [{} for _ in captures]
-        self._works: list[dict[int, int]] = [{} for _ in captures]
+    def __init__(self, captures: Sequence[Steps]) -> None:
+        self.captures = captures
+        self.tables = Tables([steps.trace for steps in captures])
+        self.skeletons = self._common(captures)
+        self.units = [self.inherited({b.module: k for b in c.recomputations}) for k, c in enumerate(captures)]
+        self.owners = self._owned()
+        self.names: list[dict[int, int]] = [{} for _ in captures]
+        self.events: list[dict[int, int]] = [{} for _ in captures]
+        self.works: list[dict[int, int]] = [{} for _ in captures]
         self._match()
-        self._new_event = 1 + max((event for events in self._events for event in events), default=-1)
-        self._ends = self._chosen_ends()
+        self.places = list(map(self._places, self.skeletons, self.names))
+        # The recorded step's storage for storages of earlier steps: there it is known who is at work.
+        self.counterparts = {same: storage for storage, earlier in captures[0].earlier.items() for same in earlier}
 
     def _common(self, captures: Sequence[Steps]) -> list[Skeleton]:
         """The skeletons of all captures, with the same rows."""
-        skeletons = [Skeleton(steps, self._tables, k) for k, steps in enumerate(captures)]
+        skeletons = [Skeleton(steps, self.tables, k) for k, steps in enumerate(captures)]
         aligned = [Aligned(skeletons[0], other) for other in skeletons[1:]]
         hooks = {i: module for found in aligned for i, (module, _) in found.hooks.items()}
         others = [{found.pairs[i]: module for i, module in hooks.items() if i in found.pairs} for found in aligned]
         return [skeleton.without(rows) for skeleton, rows in zip(skeletons, [hooks, *others], strict=True)]
 
-    def _inherited(self, sources: Mapping[int, int]) -> list[int]:
+    def inherited(self, sources: Mapping[int, int]) -> list[int]:
         """For every module, what `sources` says of it or of the closest module around it; _NOBODY where there is none."""
-        parents = self._captures[0].trace.module_parents
+        parents = self.captures[0].trace.module_parents
         found: list[int] = []
         for module, parent in enumerate(parents):
             found.append(sources.get(module, found[parent] if 0 <= parent < module else _NOBODY))
@@ -87,10 +99,10 @@ class _Mixture:
 
     def _owned(self) -> list[int]:
         """For every row of the skeleton, the module at work there, the root outside of forward and backward."""
-        base, storages = self._captures[0], self._captures[0].trace.storages
+        base, storages = self.captures[0], self.captures[0].trace.storages
         owner = _ROOT
         found = []
-        for i in self._skeletons[0].rows:
+        for i in self.skeletons[0].rows:
             row = base.rows[i]
             kind = type(row)
             if kind is Op or kind is Collective or kind is ModuleEnter or kind is ModuleExit:
@@ -104,48 +116,61 @@ class _Mixture:
 
     def _match(self) -> None:
         """Which storage, event and collective of each capture is which of capture 0."""
-        base = self._captures[0]
-        for k, skeleton in enumerate(self._skeletons):
-            rows = self._captures[k].rows
-            for mine, theirs in zip(self._skeletons[0].rows, skeleton.rows, strict=True):
+        base = self.captures[0]
+        for k, skeleton in enumerate(self.skeletons):
+            rows = self.captures[k].rows
+            for mine, theirs in zip(self.skeletons[0].rows, skeleton.rows, strict=True):
                 row, same = rows[theirs], base.rows[mine]
                 kind = type(row)
                 if kind is Alloc:
-                    self._names[k][row.storage] = same.storage
+                    self.names[k][row.storage] = same.storage
                 elif kind is EventRecord or kind is EventWait:
-                    if self._events[k].setdefault(row.event, same.event) != same.event:
+                    if self.events[k].setdefault(row.event, same.event) != same.event:
                         raise NotDerivableError("other events are waited for")
                 elif kind is Collective:
-                    self._works[k][row.work] = same.work
-                elif kind is RecordStream and self._names[k].get(row.storage) != same.storage:
+                    self.works[k][row.work] = same.work
+                elif kind is RecordStream and self.names[k].get(row.storage) != same.storage:
                     raise NotDerivableError("other memory is used on another stream")
+
+    @staticmethod
+    def _places(skeleton: Skeleton, names: Mapping[int, int]) -> dict[int, int]:
+        rows = skeleton.steps.rows
+        at: dict[int, int] = {}
+        for j, gap in enumerate(skeleton.gaps):
+            for i in gap:
+                row = rows[i]
+                if type(row) is Free and row.storage in names:
+                    at[names[row.storage]] = j
+        return at
+
+
+class _Mixture:
+    """The step in which each module of `sources` recomputes all, as in the capture at that position."""
+
+    def __init__(self, matched: _Matched, sources: Mapping[int, int]) -> None:
+        self._matched = matched
+        self._captures, self._tables, self._skeletons = matched.captures, matched.tables, matched.skeletons
+        self._units, self._owners = matched.units, matched.owners
+        self._source_of_module = matched.inherited(sources)
+        self._storages = list(matched.captures[0].trace.storages)
+        self._names, self._events, self._works = (
+            list(map(dict, known)) for known in (matched.names, matched.events, matched.works)
+        )
+        self._new_event = 1 + max((event for events in self._events for event in events), default=-1)
+        self._ends = self._chosen_ends()
 
     # ---- ends of storages -------------------------------------------------------------------------------------------
 
     def _chosen_ends(self) -> dict[int, int]:
         """For storages that end: the capture whose end it is."""
-        places: list[dict[int, int]] = []
-        for skeleton, names in zip(self._skeletons, self._names, strict=True):
-            rows = skeleton.steps.rows
-            at: dict[int, int] = {}
-            for j, gap in enumerate(skeleton.gaps):
-                for i in gap:
-                    row = rows[i]
-                    if type(row) is Free and row.storage in names:
-                        at[names[row.storage]] = j
-            places.append(at)
-        counterparts = self._counterparts()
+        places, counterparts = self._matched.places, self._matched.counterparts
         found: dict[int, int] = {}
-        for storage in self._names[0]:
+        for storage in self._matched.names[0]:
             later = counterparts.get(storage)
             if later is None or all(at.get(later) == places[0].get(later) for at in places):
                 later = storage
             found[storage] = self._end([at.get(later, NEVER) for at in places])
         return found
-
-    def _counterparts(self) -> dict[int, int]:
-        """The recorded step's storage for storages of earlier steps: there it is known who is at work."""
-        return {same: storage for storage, earlier in self._captures[0].earlier.items() for same in earlier}
 
     def _end(self, places: Sequence[int]) -> int:
         """The capture with the last end of those that count."""

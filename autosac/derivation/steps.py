@@ -122,7 +122,8 @@ class Steps:
         """For the recorded step's storages: the same storages of the steps before it, if they have the same ones.
 
         Storages of one description are the same in their order; a step that has fewer of them has them not. One that has more
-        may have made the others before all these: pipelining runs one more forward, to learn shapes, before the first step.
+        may have made the others before all these: pipelining runs one more microbatch, to learn shapes, before the first step.
+        It is as the first one of the step, whose storages have the same ones of it as well, after those of the steps.
         """
         steps: list[dict[tuple[object, ...], list[int]]] = []
         for i, row in enumerate(self.rows):
@@ -133,25 +134,30 @@ class Steps:
         if not steps:
             return {}
         last = steps[-1]
-        before = [self._without_surplus(step, last) for step in steps[:-1]]
+        before, extra = [], []
+        for step in steps[:-1]:
+            surplus = self._surplus(step, last)
+            before.append({d: storages[len(surplus.get(d, ())) :] for d, storages in step.items()})
+            extra.append(surplus)
         found: dict[int, tuple[int, ...]] = {}
         for description, storages in last.items():
             others = [step.get(description, []) for step in before]
             if others and all(len(same) == len(storages) for same in others):
                 found.update(zip(storages, zip(*others, strict=True), strict=True))
+                for surplus in extra:
+                    for storage, same in zip(storages, surplus.get(description, ()), strict=False):
+                        found[storage] += (same,)
         return found
 
-    def _without_surplus(
+    def _surplus(
         self, step: dict[tuple[object, ...], list[int]], last: dict[tuple[object, ...], list[int]]
     ) -> dict[tuple[object, ...], list[int]]:
-        """A step without what it makes more often than the last one, if it makes all that before what it makes as often."""
-        counts = {description: len(storages) for description, storages in last.items()}
-        surplus = {d: len(storages) - counts[d] for d, storages in step.items() if len(storages) > counts.get(d, NEVER)}
-        early = [self.begins[s] for d, count in surplus.items() for s in step[d][:count]]
-        late = [self.begins[s] for d, count in surplus.items() for s in step[d][count:]]
-        if not surplus or max(early) > min(late):
-            return step
-        return {d: storages[surplus.get(d, 0) :] for d, storages in step.items()}
+        """What a step makes more often than the last one, if it makes all that before what it makes as often; else nothing."""
+        counts = {d: len(storages) - len(last.get(d, storages)) for d, storages in step.items()}
+        surplus = {d: step[d][:count] for d, count in counts.items() if count > 0}
+        early = [self.begins[s] for storages in surplus.values() for s in storages]
+        late = [self.begins[s] for d, storages in surplus.items() for s in step[d][len(storages) :]]
+        return surplus if early and max(early) < min(late, default=NEVER) else {}
 
     def forward_rows(self) -> list[int]:
         """Operators, collectives, waits and allocations of the recorded step's forward, as positions in `rows`."""

@@ -13,13 +13,14 @@ and, if both steps have such a storage of that size, by its size.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeAlias
 
 from autosac.induction.templates import ElementKey, fit, fit_sequence, pattern_of, render
-from autosac.trace import Alloc, Call, Region, Signature, Storage, TensorMeta, Trace, TraceInfo
+from autosac.trace import Alloc, Call, Phase, Region, Signature, Storage, TensorMeta, Trace, TraceInfo
 
 # Fields of rows that are indices or sizes which change with the layers; they do not tell what a row is.
 _UNSTABLE = frozenset({"first", "last", "event", "work", "batch", "nbytes", "peer"})
@@ -45,7 +46,13 @@ class _Begin(NamedTuple):
     """Where the recorded step begins in a history."""
 
 
+class _Turn(NamedTuple):
+    """Where a pass over the layers begins that nothing else may tell from the one before (`_Turns`)."""
+
+
 _BEGIN = _Begin()
+_TURN = _Turn()
+_NO_EVENTS = frozenset({_Begin, _Turn, Storage, Region})
 
 
 class _Tree(NamedTuple):
@@ -86,15 +93,15 @@ class TraceFamily:
         """The trace of n + `periods` * p layers."""
         modules = render(self._modules, periods)
         history = render(self._history, periods)
-        begin = history.index(_BEGIN)
+        begin = next(i for i, row in enumerate(history) if type(row) is _Begin)
         return Trace(
             info=TraceInfo.of(_thaw(render(self._info, periods))),
             modules=tuple(row[0] for row in modules),
             module_parents=tuple(row[1] for row in modules),
             module_classes=tuple(row[2] for row in modules),
             storages=tuple(row for row in history if type(row) is Storage),
-            prologue=tuple(row for row in history[:begin] if type(row) is not Storage),
-            events=tuple(row for row in history[begin + 1 :] if type(row) is not Storage and type(row) is not Region),
+            prologue=tuple(row for row in history[:begin] if type(row) not in _NO_EVENTS),
+            events=tuple(row for row in history[begin:] if type(row) not in _NO_EVENTS),
             regions=tuple(row for row in history[begin:] if type(row) is Region),
             **{name: render(template, periods) for name, template in self._rows.items()},
         )
@@ -103,9 +110,11 @@ class TraceFamily:
 def _history(trace: Trace) -> list[Any]:
     """Prologue, events, storages (before their allocation) and regions (before their first event) as one sequence.
 
-    Together they tell apart what would look the same by itself: the layers of one microbatch and those of the next.
+    Together they tell apart what would look the same by itself: the layers of one microbatch and those of the next. So do the
+    turns where the layers' numbers start again: a middle pipeline stage allocates nothing else between two microbatches.
     """
     history: list[Any] = []
+    turns = _Turns(trace)
     storages, regions = deque(trace.storages), deque(trace.regions)
     for part in (trace.prologue, trace.events):
         for i, event in enumerate(part):
@@ -113,11 +122,31 @@ def _history(trace: Trace) -> list[Any]:
                 history.append(regions.popleft())
             if type(event) is Alloc:
                 while len(trace.storages) - len(storages) <= event.storage:
+                    if turns.before(storages[0]):
+                        history.append(_TURN)
                     history.append(storages.popleft())
             history.append(event)
         if part is trace.prologue:
             history.append(_BEGIN)
     return [*history, *regions, *storages]
+
+
+class _Turns:
+    """Where the forward's allocations go back to an earlier layer, or the backward's to a later one."""
+
+    def __init__(self, trace: Trace) -> None:
+        numbers = (re.search(r"(?<=\.)\d+", name) for name in trace.modules)
+        self._layers = [int(found[0]) if found else -1 for found in numbers]
+        self._last: dict[Phase, int] = {}
+
+    def before(self, row: Storage) -> bool:
+        """Whether there is one before this storage, of all in their order."""
+        layer = self._layers[row.module] if row.module >= 0 else -1
+        if layer < 0 or row.phase not in (Phase.FORWARD, Phase.BACKWARD):
+            return False
+        last = self._last.get(row.phase, layer)
+        self._last[row.phase] = layer
+        return layer < last if row.phase is Phase.FORWARD else layer > last
 
 
 def difference(a: Trace, b: Trace) -> str | None:

@@ -18,6 +18,7 @@ from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
 from autosac.jobs.untrainable import check_trainable, simulation_of_trainable
 from autosac.limits import MOST_GPUS, world_size_of_environment
 from autosac.plans import Plan, Settings, Unit
+from autosac.plans.layers import in_all_layers
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.titan.settings import asks_to_compile
 from autosac.titan.version import check_job, has_python_jobs
@@ -273,6 +274,10 @@ class TitanCaptures:
             self._under_plans[plan.units, plan.settings] = started
 
     def _request(self, plan: Plan) -> TitanRequest:
+        self.start("none")
+        info = early_info(self._started["none"])
+        if info.parallelism.pp > 1 and info.cut is not None:
+            plan = in_all_layers(plan, info.cut.total) or plan
         self._written += 1
         path = self._folder / f"plan{self._written}.json"
         plan.save(path)

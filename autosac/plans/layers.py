@@ -35,6 +35,33 @@ def is_alike(plan: Plan) -> bool:
     return layers > 0 and found[0] != () and all(doing == found[0] for doing in found)
 
 
+def in_all_layers(plan: Plan, layers: int) -> Plan | None:
+    """The plan that does in each of so many layers what this one, of a pipeline stage, does in all of the stage's: with fewer
+    layers in all, the stage has others. None if the plan does not do the same in all that it knows of.
+    """
+    names = [name for name, _ in plan.made_for.parameters]
+    known = sorted({number for number in map(layer_number, names) if number is not None})
+    found = doings(plan, layers)
+    if not known or known[-1] >= layers or any(found[number] != found[known[0]] for number in known):
+        return None
+
+    def spread(name: str) -> list[str]:
+        place = _IN_LAYER.fullmatch(name)
+        if place is None:
+            return [name]
+        if int(place[1]) != known[0]:
+            return []
+        rest = "" if place[2] is None else f".{place[2]}"
+        return [f"layers.{number}{rest}" for number in range(layers)]
+
+    parameters = tuple((other, shape) for name, shape in plan.made_for.parameters for other in spread(name))
+    return replace(
+        plan,
+        units=tuple(replace(unit, fqn=name) for unit in plan.units for name in spread(unit.fqn)),
+        made_for=replace(plan.made_for, parameters=parameters),
+    )
+
+
 def of_few_layers(plan: Plan, layers: int) -> Plan:
     """The plan without what is in later layers than the first so many."""
 

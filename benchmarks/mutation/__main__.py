@@ -1,11 +1,12 @@
 """Try mutants, and print how many of them the tests catch in each room.
 
     python -m benchmarks.mutation [--mutants 150] [--seed 0] [--jobs 1] [--files PATTERN] [--quick] [--again]
-                                 [--list] [-o mutation.json]
+                                 [--covered FOLDER] [--list] [-o mutation.json]
 
 Mutants come in an order that depends on the seed, so that a run with more of them goes on where a shorter one ended; what the
 results file knows already is not tried again, but for survivors with --again. --quick runs only the tests that capture
-nothing, minutes instead of hours: what it finds caught is the least that all tests catch. Stop it at any time: every result
+nothing, minutes instead of hours: what it finds caught is the least that all tests catch. --covered runs the tests that run
+the line, as `make contexts` has recorded, instead of those of the room. Stop it at any time: every result
 is written as it comes. The checkout is not changed. Ends with 1 if less than 92 % of the mutants that change behaviour are
 caught.
 """
@@ -21,10 +22,11 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.mutation.covering import Covering
 from benchmarks.mutation.mutants import Mutant, sample
 from benchmarks.mutation.rooms import stages
 from benchmarks.mutation.table import CAUGHT, SURVIVED, Result, load_judged, markdown, outcome
-from benchmarks.mutation.trial import Bench
+from benchmarks.mutation.trial import Bench, Run
 
 _ROOT = Path(__file__).parents[2]
 _GOAL = 0.92
@@ -59,6 +61,12 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--files", default="", metavar="PATTERN", help="only source files whose path has this")
     parser.add_argument("--quick", action="store_true", help="run only the tests that capture nothing")
+    parser.add_argument(
+        "--covered",
+        type=Path,
+        metavar="FOLDER",
+        help="run the tests that run the line: what make contexts has recorded",
+    )
     parser.add_argument("--again", action="store_true", help="try those again that survived")
     parser.add_argument("--list", action="store_true", help="list the mutants and try none")
     parser.add_argument("-o", "--output", type=Path, default=Path("build/mutation.json"), metavar="FILE.json")
@@ -77,6 +85,7 @@ def _try(left: list[Mutant], known: dict[str, Result], arguments: argparse.Names
     lock = threading.Lock()
     errors: list[Exception] = []
     benches: list[Bench] = []
+    covering = Covering(arguments.covered, _ROOT) if arguments.covered else None
 
     def work(folder: Path) -> None:
         try:
@@ -84,7 +93,7 @@ def _try(left: list[Mutant], known: dict[str, Result], arguments: argparse.Names
             benches.append(bench)
             while not errors and not waiting.empty():
                 mutant = waiting.get_nowait()
-                result = _result(bench, mutant)
+                result = _result(bench, mutant, covering)
                 with lock:
                     known[mutant.key] = result
                     _save(arguments.output, known)
@@ -114,8 +123,10 @@ def _try(left: list[Mutant], known: dict[str, Result], arguments: argparse.Names
         raise errors[0]
 
 
-def _result(bench: Bench, mutant: Mutant) -> Result:
-    run = bench.trial(mutant, stages(_ROOT, mutant.file))
+def _result(bench: Bench, mutant: Mutant, covering: Covering | None) -> Result:
+    content = (_ROOT / mutant.file).read_bytes()
+    chosen = covering.stages(mutant, content) if covering else stages(_ROOT, mutant.file)
+    run = bench.trial(mutant, chosen) if chosen else Run(status=0, failed="", seconds=0.0)
     return Result(
         file=mutant.file,
         line=mutant.line,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
+from benchmarks.mutation.covering import Covering, statement
 from benchmarks.mutation.mutants import ROOMS, all_mutants, in_order, is_equivalent, mutants_of, sample
 from benchmarks.mutation.rooms import stages
 from benchmarks.mutation.table import CAUGHT, EQUIVALENT, SURVIVED, Judged, Result, load_judged, markdown, outcome
@@ -116,6 +119,59 @@ def test_judged_mutants_are_still_there() -> None:
     """What a person found to be equivalent is a mutant of today's source."""
     for row in load_judged():
         assert (row.source, row.after) in {(m.source, m.after) for m in all_mutants(ROOT, f"^{re.escape(row.file)}$")}
+
+
+SOURCE = """\
+LIMIT = 3
+
+
+def f(x, y=1):
+    if (
+        x > LIMIT
+    ):
+        return g(
+            x,
+        )
+    return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [(1, (1, 1, False)), (4, (4, 4, False)), (6, (5, 7, True)), (9, (8, 10, True)), (11, (11, 11, True))],
+)
+def test_the_statement_around_a_line(line: int, expected: tuple[int, int, bool]) -> None:
+    """Its own lines, without those of statements inside; the head of a function runs when its file is imported."""
+    assert statement(SOURCE.encode(), line) == expected
+
+
+def test_the_tests_that_run_a_line(tmp_path: Path) -> None:
+    """Fast ones first; what a fixture sets up counts for all that share it, the head of a file for all that run any of it."""
+    (tmp_path / "a.py").write_text(SOURCE)
+    data = CoverageData(str(tmp_path / "lines"))
+    for context, lines in (("", [1, 4]), ("t::slow|run", [5, 8]), ("t::quick|run", [8]), ("t::set|setup", [11])):
+        data.set_context(context)
+        data.add_lines({str(tmp_path / "a.py"): lines})
+    data.write()
+    facts = {
+        "t::slow": {"seconds": 20.0, "shared": ["::tmp_path_factory"]},
+        "t::quick": {"seconds": 1.0, "shared": []},
+        "t::set": {"seconds": 3.0, "shared": ["tests::made", "::tmp_path_factory"]},
+        "t::also": {"seconds": 5000.0, "shared": ["tests::made"]},
+    }
+    (tmp_path / "tests-1.json").write_text(json.dumps(facts))
+    covering = Covering(tmp_path, tmp_path)
+    mutants = {
+        m.before: m for m in mutants_of("a.py", SOURCE.encode()) if m.kind in ("constant", "comparison", "return")
+    }
+    found = {before: covering.stages(mutant, SOURCE.encode()) for before, mutant in mutants.items()}
+    assert found["x > LIMIT"] == (("t::slow",),)
+    assert found["return g(x)"] == (("t::quick",), ("t::slow",))
+    assert found["return y"] == (("t::set",),)  # the other one takes too long
+    assert covering.tests(mutants["return y"], SOURCE.encode()) == {"t::set", "t::also"}
+    assert found["3"] == found["1"] == (("t::quick", "t::set"), ("t::slow",))
+    with pytest.raises(ValueError, match="has no record of tests"):
+        Covering(tmp_path / "none", tmp_path)
 
 
 def result(file: str, how: str) -> Result:

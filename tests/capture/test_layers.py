@@ -13,6 +13,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.induction import Refusal, capturing, difference, joined
 from autosac.planning.planner import Goal, Planner, plan_of
+from autosac.plans.layers import in_all_layers
 from autosac.simulation import Target, simulation_of
 from autosac.trace import Collective, Cut, Op, Phase, Trace
 
@@ -149,6 +150,29 @@ def test_a_job_under_a_plan_for_every_layer_is_cut(server: CaptureServer, tmp_pa
     assert server.capture(replace(under, cut=0)).info.cut == Cut(3, 1, 32)
     assert difference(under_way.result(), full.result()) is None
     assert refused == []
+
+
+def test_a_middle_stage_under_a_plan_is_cut(server: CaptureServer, tmp_path: Path) -> None:
+    """The second of three pipeline stages of 21 layers, all of its own checkpointed, from jobs with 9, 12 and 15 layers.
+
+    Between its microbatches nothing else is allocated, and in a smaller job it has other layers.
+    """
+    overrides = ("--parallelism.pipeline_parallel_degree", "3", "--training.local_batch_size", "3")
+    sent = server.capture(replace(_request("llama3", 3, *overrides), layers=9)).info.stage_outputs
+    request = replace(_request("llama3", 3, *overrides), rank=1, stage_inputs=sent)
+    base = simulation_of(server.capture(replace(request, layers=21)), Target.of("h100-sxm-80gb", 3))
+    planner = Planner(base, Goal(budget_bytes=2**30))
+    units = tuple(unit.recompute_all() for unit in planner.policies.units if unit.name.count(".") == 1)
+    assert [unit.fqn for unit in units] == [f"layers.{layer}" for layer in range(7, 15)]
+    plan = plan_of(base, planner.goal, units)
+    wide = in_all_layers(plan, 21)
+    assert wide is not None
+    files = [str(tmp_path / name) for name in ("plan.json", "wide.json")]
+    plan.save(Path(files[0]))
+    wide.save(Path(files[1]))
+    own, other = (replace(request, observe=False, checkpointing="plan", plan_file=file) for file in files)
+    futures = _cuts(server, other, 9, 3, 21)
+    assert difference(_joined(futures, 9, 3, 21), server.capture(replace(own, layers=21))) is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._library import simple_registry
+from torch.distributed.tensor import placement_types
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy, TupleStrategy
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,6 +96,39 @@ def test_elements_of_a_foreach_operator() -> None:
 def test_unusual_operators_are_left_alone(operator: Any, args: Any, metas: Any) -> None:
     """Other operators, lists of different lengths, and specs that cannot be compared go PyTorch's own way."""
     assert speedups.elements_of_lists(schema(operator, *args), TupleStrategy, metas) is None
+
+
+@pytest.mark.parametrize("flags", [(), (None,), (False, False), (True, False, True), (False, True), (True, True)])
+def test_flags_of_strided_shards_are_as_before(monkeypatch: pytest.MonkeyPatch, flags: tuple[bool, ...]) -> None:
+    """With any flags on the inputs, the faster look at them leaves in every output the flag that PyTorch's own leaves."""
+    sharding_prop: Any = importlib.import_module("torch.distributed.tensor._sharding_prop")
+    original = sharding_prop._propagate_use_strided_shard_flag
+    monkeypatch.setattr(sharding_prop, "_propagate_use_strided_shard_flag", original)
+    speedups._strided_shard_flags()
+
+    def spec(flag: bool | None) -> Any:
+        placements = (placement_types._StridedShard(0, split_factor=2),)
+        return SimpleNamespace(placements=placements, use_strided_shard_as_shard_order=flag, shard_order=())
+
+    def left(propagate: Any) -> list[Any]:
+        plain = SimpleNamespace(placements=(placement_types.Shard(0),))
+        strategies = [
+            SimpleNamespace(output_specs=(spec(flag), None), input_specs=(spec(flag),)) for flag in (True, False)
+        ]
+        op_schema = SimpleNamespace(args_spec=(plain, *map(spec, flags)))
+        for own in strategies:  # one call for each element, with the same schema
+            propagate(SimpleNamespace(strategies=[own]), op_schema)
+        return [
+            (s.use_strided_shard_as_shard_order, s.shard_order)
+            for o in strategies
+            for s in (o.output_specs[0], *o.input_specs)
+        ]
+
+    try:
+        assert left(sharding_prop._propagate_use_strided_shard_flag) == left(original)
+        assert sharding_prop._propagate_use_strided_shard_flag is not original
+    finally:
+        sharding_prop._propagate_use_strided_shard_flag = original
 
 
 def test_per_operator_asks_once_for_each() -> None:

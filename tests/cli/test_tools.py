@@ -156,6 +156,15 @@ def test_zsh_knows_the_names(capsys: pytest.CaptureFixture[str]) -> None:
         assert {*known_hardware(), *known_clusters()} <= words
 
 
+def test_tcsh_knows_which_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """GPUs where a GPU is named, clusters where a cluster is."""
+    text = said(capsys, "completion", "tcsh")
+    for option, names in (("--gpu", known_hardware()), ("--cluster", known_clusters())):
+        assert f"'c/{option}=/{' '.join(names)}/'" in text
+    for command, names in (("gpus", known_hardware()), ("clusters", known_clusters())):
+        assert f"'n/{command}/{' '.join(names)}/'" in text
+
+
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_mistake(closed: str, tmp_path: Path) -> None:
     """The shell has closed standard streams: the command works, and what it writes holds nothing that was printed."""

@@ -348,6 +348,22 @@ def test_larger_messages_are_no_slower_for_each_byte(doublings: int, stride: int
     assert gather_ms(80) <= gather_ms(2) * (1 + 1e-9) and gather_ms(2) <= gather_ms(1) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("shard", "tensor", "pipeline", "known"),
+    [
+        *((2, 1, 1, True), (1, 1, 1, False), (1, 2, 1, False), (64, 1, 1, True)),
+        *((4, 1, 2, True), (8, 1, 2, True), (16, 1, 2, True), (12, 1, 2, False), (3, 1, 4, False), (3, 4, 2, False)),
+    ],
+)
+def test_traffic_is_known_of_aligned_stages(shard: int, tensor: int, pipeline: int, known: bool) -> None:
+    """A pipeline's stages fill whole nodes of eight GPUs, or several of them one node; without FSDP nothing is gathered."""
+    roads = Roads(Target.of("h100-sxm-80gb", shard * tensor * pipeline))
+    layout = Layout(gpu="any", shard=shard, tensor=tensor, pipeline=pipeline)
+    traffic = roads.traffic(layout, 4, 2.0**24, 2, 4)
+    assert (traffic.gather_ms > 0) is (traffic.scatter_ms > 0) is known
+    assert roads.traffic(layout, 4, 0.2 * tensor, 2, 4).gather_ms == 0.0
+
+
 def test_recomputing_everything_is_a_bound() -> None:
     """Three layers, two microbatches, 4 ms of recomputation in each of them."""
     model = shape(3, 1.0, 2.0)

@@ -16,6 +16,7 @@ from torch import nn
 from autosac.api import EagerCaptures
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.record.log import in_order
+from autosac.induction import capturing, early_info
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.planning.unit_policies import UnitPolicy
@@ -213,6 +214,7 @@ JOBS = {
     "llama3, FSDP of 8": ("llama3", 8, ""),
     "llama3, TP of 2": ("llama3", 2, "[parallelism]\ntensor_parallel_degree = 2\n"),
     "deepseek_v3, EP of 8": ("deepseek_v3", 8, "[parallelism]\nexpert_parallel_degree = 8\n"),
+    "llama3, second of 3 stages": ("llama3", 3, "[parallelism]\npipeline_parallel_degree = 3\n"),
 }
 
 
@@ -223,7 +225,10 @@ def titan(request: pytest.FixtureRequest, h100_server: CaptureServer) -> Iterato
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "job.toml")
         file.write_text(
-            f'[model]\nname = "{model}"\nflavor = "debugmodel"\n[training]\nlocal_batch_size = 2\nseq_len = 256\n{parallelism}'
+            f'[model]\nname = "{model}"\nflavor = "debugmodel"\n[training]\nlocal_batch_size = {max(2, world_size % 8)}\n'
+            f"seq_len = 256\n{parallelism}"
         )
         job = TitanJob.of(str(file), gpu="h100-sxm-80gb", world_size=world_size)
+        if "pipeline" in parallelism:
+            job = job.stages(early_info(capturing(h100_server, job.request("none"))))[1]
         yield Subject(TitanCaptures(job, h100_server, Path(folder)))

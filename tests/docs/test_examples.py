@@ -28,6 +28,7 @@ def test_the_commands_of_a_page_succeed(
     run_in_folder: Callable[[list[str]], str],
     tmp_path: Path,
     shared_cache: Path,
+    shared_processes: None,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -96,6 +97,7 @@ def test_the_reports_of_the_site_are_what_the_program_prints(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     shared_cache: Path,
+    shared_processes: None,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Llama-3 8B on 8 H100s; to renew a file: COLUMNS=110 autosac plan ... > docs/examples/plan.txt."""

@@ -62,8 +62,7 @@ def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> No
         "--module", "--config", "--job", "--nproc-per-node",  # TorchTitan, torchrun
         "--trials", "--seed", "--truth", "--measured", "--profile", "--stages", "--growth", "--out", "--only",  # benchmarks
         "--again", "--files", "--list", "--mutants", "--limit", "--quick", "--tables", "--exhaustive",  # benchmarks
-        "--examples", "--csv", "--check",  # benchmarks
-        "--gpt",
+        "--examples", "--covered", "--csv", "--check", "--gpt",  # benchmarks
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
         "--help", "--version", "--its", "--own", "--arguments",  # any program
     }  # fmt: skip
@@ -87,6 +86,29 @@ def test_pages_link_to_files_that_exist() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
             if "://" not in target and "_generated" not in target:
                 assert (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_the_figures_at_the_top_of_the_accuracy_page_are_those_of_its_tables() -> None:
+    """So is what the FAQ says of the H100 study."""
+    page = (DOCS / "accuracy.md").read_text()
+
+    def printed(pattern: str) -> tuple[str, ...]:
+        found = re.search(pattern, page, re.MULTILINE)
+        assert found is not None, pattern
+        return tuple(text if "of" in text else f"{float(text):.1f}" for text in found.groups())
+
+    study = printed(r"^all +18 .*?\) +([\d.]+)% \( *([\d.]+)%\) +([\d.]+)% \( *([\d.]+)%\)$")
+    memory, throughput = (
+        printed(r"^reserved memory: mean error ([\d.]+)%"),
+        printed(r"^throughput: mean error ([\d.]+)%"),
+    )
+    top, faq = page.split("Every table")[0], (DOCS / "faq.md").read_text()
+    assert f"off by {study[0]} % on average, that of 26 published TorchTitan runs by {memory[0]} %" in top
+    assert f"{printed('^out of memory or not: (.+) outcomes right$')[0]} outcomes are right" in top
+    assert f"{study[2]} % off on average on a measured H100, {throughput[0]} % over 38 published TorchTitan runs" in top
+    words = " ".join(faq.split())
+    assert f"reserved memory was off by {study[0]} % on average and by {float(study[1]):.0f} % at worst" in words
+    assert f"step time by {study[2]} % on average and by {study[3]} % at worst" in words
 
 
 def test_memory_of_the_four_layers() -> None:

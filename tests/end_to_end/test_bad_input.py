@@ -79,7 +79,7 @@ def test_a_solver_that_is_not_installed(autosac: Run, job_file: str, monkeypatch
 )
 def test_refused_by_torchtitan(autosac: Run, job_file: str, overrides: tuple[str, ...], code: int, text: str) -> None:
     """What TorchTitan refuses ends with its own words, once."""
-    ran = autosac("simulate", job_file, *GPU, "--world-size", "8", "--", *overrides)
+    ran = autosac("simulate", job_file, *GPU, "--quiet", "--world-size", "8", "--", *overrides)
     assert text in complaint(ran, code)
 
 

@@ -59,3 +59,12 @@ def test_columns_of_attention() -> None:
     assert first[14:16] == pytest.approx([np.log(2), 0])
     rows = [first, expected(256, 0, 1, flops[1], moved[1])]
     assert attention_features(shape, rates) == pytest.approx(np.array(rows))
+
+
+@pytest.mark.parametrize(("length", "tiles"), [(1, 1), (128, 1), (129, 2), (256, 2), (257, 3)])
+def test_attention_works_in_tiles_of_128(length: int, tiles: int) -> None:
+    """Of queries and of keys; a tile that begins counts whole."""
+    rates = Rates(sm_count=32, flops=1e15, bandwidth=3e12, l2_bytes=5e7)
+    (row,) = attention_features(np.array([[2.0, 4, 2, length, length, 64, 0]]), rates)
+    filled = np.log(length / (tiles * 128))
+    assert row[9:14] == pytest.approx([8 * tiles / 32, *[np.log(tiles / 4)] * 2, filled, filled])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autosac.estimator.work import attention_shape, family, kernel_count, matmul_shape, work_of
+from autosac.estimator.work import attention_shape, convolution_flops, family, kernel_count, matmul_shape, work_of
 from autosac.trace import Signature, TensorMeta
 
 Meta = Callable[..., TensorMeta]
@@ -110,6 +110,36 @@ def test_convolution_and_its_backward(meta: Meta) -> None:
     weight_only = both._replace(arguments=(("output_mask", (False, True, True)),))
     assert work_of(both).flops == 2 * once
     assert work_of(weight_only).flops == once
+
+
+@pytest.mark.parametrize(
+    ("data", "weight", "expected"),
+    [
+        ((1, 2, 4, 4), (2, 1, 3, 3), (2 * 2 * 16 * 9, True)),
+        ((1, 1, 4, 4), (2, 1, 3, 3), (2 * 2 * 16 * 9, False)),  # of one channel: an ordinary one
+        ((1, 4, 4, 4), (2, 2, 3, 3), (2 * 2 * 16 * 18, False)),  # in groups of two
+        ((1, 2, 4), (2, 1, 3), (2 * 2 * 4 * 3, True)),
+        ((2, 4), (2, 1), (0, False)),
+    ],
+)
+def test_depthwise_convolutions(
+    meta: Meta, data: tuple[int, ...], weight: tuple[int, ...], expected: tuple[float, bool]
+) -> None:
+    """Operations of each output for its own channel; a forward that looks like one is told by the channels of the data."""
+    out = meta((data[0], weight[0], *data[2:]))
+    assert convolution_flops(Signature("aten.convolution.default", (meta(data), meta(weight)), (out,))) == expected
+
+
+def test_the_parts_of_a_convolutions_backward(meta: Meta) -> None:
+    """As many gradients as are asked for, or come out, two at most. A transposed one counts its data."""
+    x, w, y = meta((1, 2, 4, 4)), meta((2, 3, 3, 3)), meta((1, 3, 8, 8))
+    name, one = "aten.convolution_backward.default", 2 * 2 * 16 * 27
+    transposed = (("transposed", True),)
+    assert convolution_flops(Signature(name, (y, x, w), (x, w, w), transposed)) == (2 * one, False)
+    assert convolution_flops(Signature(name, (y, x, w), (x,), transposed)) == (one, False)
+    masked = (*transposed, ("output_mask", (False, True, True)))
+    assert convolution_flops(Signature(name, (y, x, w), (x, w, w), masked)) == (one, False)
+    assert convolution_flops(Signature(name, (y, x), (x,), transposed)) == (0.0, False)
 
 
 def test_elementwise_reads_and_writes(meta: Meta) -> None:

@@ -15,7 +15,8 @@ from pictures import Pictures, plotly_figures, without_figures
 from pinned import check, digest, lines_of
 
 from autosac.bench.case_study import BudgetChoice, CaseResult, ModuleChoice, OperatorRow
-from autosac.bench.report import markdown, write_document, write_report
+from autosac.bench.figures import Figure, Series
+from autosac.bench.report import markdown, picture, write_document, write_report
 from autosac.bench.results import Measured as MeasuredStep
 from autosac.bench.results import Results
 from autosac.bench.results import Row as BenchRow
@@ -205,6 +206,19 @@ def test_the_report_of_a_bench(case: CaseResult | None, drawn: list[Any], tmp_pa
     name = "bench-case.txt" if case is not None else "bench-plain.txt"
     check(FOLDER / name, "\n".join([lines_of(found), without_figures(page), *texts]))
     assert markdown(results, case, ()) in texts[2]
+
+
+@pytest.mark.parametrize(("letters", "rotation"), [(90, 0.0), (91, 30.0)])
+def test_long_names_below_bars_are_turned(letters: int, rotation: float, drawn: list[Any]) -> None:
+    """More than ninety letters in all; a value that is missing has no height, and the bars of two series share a place."""
+    names = ("a" * 45, "b" * (letters - 45))
+    series = (Series("one", (1.0, None), "#111111"), Series("two", (2.0, 3.0), "#222222"))
+    picture(Figure(key="k", title="t", value_title="v", categories=names, series=series, lines=((2.5, "limit"),)))
+    ((axes),) = drawn[-1]
+    assert [tick[1:] for tick in axes["ticks"]] == [[rotation, "right" if rotation else "center"]] * 2
+    heights = [round(max(y for _, y in corners), 6) for _, corners in axes["bars"]]
+    lefts = [round(min(x for x, _ in corners), 6) for _, corners in axes["bars"]]
+    assert heights == [1.0, 0.0, 2.0, 3.0] and lefts == [-0.4, 0.6, 0.0, 1.0]
 
 
 # ---- autosac search -------------------------------------------------------------------------------------------------

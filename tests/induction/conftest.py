@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,20 +12,16 @@ from traces import trace_of
 STEP = Callable[..., Trace]
 
 
-def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leading: int = 0) -> Trace:
+def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leading: int = 0, passes: int = 0) -> Trace:
     """Forward, backward in reverse, and an optimizer over all weights at once.
 
     Layer i is of kind i % `kinds`, or one of its own if i < `leading`, and has a weight and `ops` operators; the layer's
-    weight is copied `prefetch` layers before it is used and the copy is freed in the backward.
+    weight is copied `prefetch` layers before it is used and the copy is freed in the backward. Before the step, `passes`
+    microbatches go through the layers, forward and then backward, with nothing else in between.
     """
     meta = TensorMeta((4, 4), (4, 1), "float32")
-    modules = ["", *(f"layers.{i}" for i in range(layers)), "output"]
     kind = [i if i < leading else leading + (i - leading) % kinds for i in range(layers)]
-    signatures = {
-        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)
-    }
-    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
-    signatures["step"] = Signature("aten._foreach_add_.List", (*many, meta), (), mutates=tuple(range(layers)))
+    signatures = _signatures(meta, kind)
     position = {name: i for i, name in enumerate(signatures)}
     storages: list[Storage] = []
     events: list[Event] = []
@@ -37,6 +33,8 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         return len(storages) - 1
 
     weights = [new(16 * (kind[i] + 1), Label.PARAMETER, Phase.SETUP, 0, "empty") for i in range(layers)]
+    for phase, i in _early(layers, passes):
+        events.append(Free(new(64, Label.NONE, phase, 1 + i, f"early{kind[i]}")))
     prologue, events = tuple(events), []
     copies: dict[int, int] = {}
     made: list[list[int]] = []
@@ -69,7 +67,7 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         prologue=prologue,
         signatures=signatures.values(),
         storages=storages,
-        modules=modules,
+        modules=["", *(f"layers.{i}" for i in range(layers)), "output"],
         classes=("Model", *(f"Block{k}" for k in kind), "Linear"),
         regions=regions,
         model="made up",
@@ -77,6 +75,22 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
         fsdp_units=tuple(sorted(f"layers.{i}" for i in range(layers))),
         parameter_shapes={f"layers.{i}.weight": (kind[i] + 1, 4) for i in range(layers)},
     )
+
+
+def _signatures(meta: TensorMeta, kind: list[int]) -> dict[str, Signature]:
+    """One operator for each kind of layer, and one of an optimizer over all layers."""
+    many = tuple(TensorMeta((i % 7 + 1,), (1,), "float32") for i in kind)
+    found = {
+        f"aten.op{k}.default": Signature(f"aten.op{k}.default", (meta, meta), (meta,)) for k in dict.fromkeys(kind)
+    }
+    found["step"] = Signature("aten._foreach_add_.List", (*many, meta), (), mutates=tuple(range(len(kind))))
+    return found
+
+
+def _early(layers: int, passes: int) -> Iterator[tuple[Phase, int]]:
+    """So many passes through the layers, all forwards first."""
+    for phase, order in ((Phase.FORWARD, range(layers)), (Phase.BACKWARD, reversed(range(layers)))):
+        yield from [(phase, i) for i in order] * passes
 
 
 @pytest.fixture(scope="session")

@@ -98,6 +98,19 @@ def test_labels_as_large_as_predictions() -> None:
     assert torch.equal(gradient, outcome(autosac.chunked_loss(flows, chunks=4), pred, target, 1.0)[1])
 
 
+def test_a_graph_with_many_paths_is_walked_once() -> None:
+    """Sixty sums of a tensor and itself have more paths than anybody could follow."""
+
+    def winding(pred: Tensor, labels: Tensor) -> Tensor:
+        for _ in range(60):
+            pred = (pred + pred) / 2
+        return titans(pred, labels)
+
+    pred, labels = labelled((2, 4), 3, 0, torch.float32)
+    _, gradient = outcome(winding, pred, labels, 1.0)
+    assert torch.equal(gradient, outcome(autosac.chunked_loss(winding, chunks=3), pred, labels, 1.0)[1])
+
+
 def test_the_forward_keeps_no_more_than_predictions_and_labels() -> None:
     """Without chunks autograd keeps the log-softmax in float32, too; with chunks only what the loss was given."""
     pred, labels = labelled((2, 8), 16, 1, torch.bfloat16)

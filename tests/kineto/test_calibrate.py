@@ -104,6 +104,53 @@ def test_the_report_says_what_was_covered_and_what_not(
         assert text in out
 
 
+def test_the_figures_of_a_trace(tmp_path: Path, trace_file: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kernels of 100, 100, 100, 16, 3 and 40 us: of the GPU's time, of what has a price, and of the time that it waited."""
+    trace = trace_file(rank=0, world_size=8)
+    tensors = [((512, 1024), "c10::BFloat16"), ((1024, 1024), "c10::BFloat16")]
+    strides = {"Input Strides": [[1024, 1], [1024, 1]], "Concrete Inputs": ["", ""]}
+    for i, when in enumerate((0, 101, 700)):
+        trace.op("aten::mm", 10 * i, 7, tensors, **strides)
+        trace.kernel("nvjet_tst", 10 * i + 2, 10_000 + when, 100)
+    trace.op("vllm::no_such_operator", 5000, 50, [((4,), "float")])
+    trace.kernel("custom", 5010, 50_000, 16)
+    trace.op("aten::cat", 7000, 20, [None, None], **{"Input type": ["TensorList", "Scalar"]})
+    trace.kernel("cat", 7005, 70_000, 3)
+    trace.op("nccl:all_reduce", 60_000, 20, [((1000,), "float")], category="user_annotation")
+    trace.kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 60_010, 60_000, 40)
+    path = trace.save(tmp_path / "t.json")
+    assert main(["calibrate", "--from-trace", str(path), "-o", str(tmp_path / "p.toml"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["traces"] == [
+        {
+            "file": str(path),
+            "rank": 0,
+            "gpu_ms": pytest.approx(0.359),
+            "span_ms": pytest.approx(60.003),
+            "priced_share": pytest.approx(300 / 359),
+            "collectives_share": pytest.approx(40 / 359),
+            "waited_for_host_ms": pytest.approx(9.984),
+            "host_us": {"forward": pytest.approx(7.0)},
+            "launch_us": pytest.approx(9998.0),
+            "queue_gap_us": None,
+            "overlap_slowdown": None,
+            "unknown_operators_ms": {"vllm::no_such_operator": pytest.approx(0.016)},
+            "unreadable_operators_ms": {
+                "aten::cat: the trace does not hold the tensors of its list": pytest.approx(0.003)
+            },
+            "without_operator_ms": {},
+            "damaged_events": 0,
+        }
+    ]
+    assert [(error["family"], error["kinds"], error["ms"]) for error in document["errors"]] == [
+        ("matmul", 1, pytest.approx(0.303)),
+        ("all", 1, pytest.approx(0.303)),
+    ]
+    (found,) = document["collectives"]
+    assert (found["nbytes"], found["calls"], found["transfer_us"]) == (4000, 1, pytest.approx(40.0))
+    assert document["clock"]["tflops"] == pytest.approx(2 * 512 * 1024 * 1024 / 101e-6 / 1e12, rel=1e-3)
+
+
 def test_several_ranks_are_one_job(tmp_path: Path, trace_file: Make, capsys: pytest.CaptureFixture[str]) -> None:
     """Transfers are matched between the files, and the slowest start begins the transfer."""
     paths = []

@@ -47,13 +47,33 @@ def test_what_a_unit_takes() -> None:
     builder.module = "layers.0"
     builder.op("e")
     builder.free(saved, inner)
+    simulation = simulation_with(builder, [1.0, 2.0, 4.0, 8.0, 16.0])
+    assert unit_costs(simulation, ("layers.0", "layers.1")) == {"layers.0": (120, 19.0), "layers.1": (3, 12.0)}
+
+
+def simulation_with(builder: TraceBuilder, operators_ms: list[float]) -> Simulation:
+    """The trace with these prices."""
     trace = trace_of(builder.events, signatures=builder.signatures, storages=builder.storages, modules=builder.modules)
     ms = np.zeros(len(builder.events))
-    ms[[i for i, event in enumerate(builder.events) if hasattr(event, "signature")]] = [1.0, 2.0, 4.0, 8.0, 16.0]
+    ms[[i for i, event in enumerate(builder.events) if hasattr(event, "signature")]] = operators_ms
     nobody = np.full(len(ms), -1, np.int16)
     prices = Pricing(event_ms=ms, source=(), event_source=nobody, event_rel_std=np.zeros(len(ms), np.float32))
-    simulation = Simulation(trace=trace, target=Target.of("h100-sxm-80gb", 1), other_prices=prices)
-    assert unit_costs(simulation, ("layers.0", "layers.1")) == {"layers.0": (120, 19.0), "layers.1": (3, 12.0)}
+    return Simulation(trace=trace, target=Target.of("h100-sxm-80gb", 1), other_prices=prices)
+
+
+def test_what_is_made_after_the_last_backward() -> None:
+    """Microbatches: what waits for its own backward, not for an earlier one, and what waits for the end of the step."""
+    builder = TraceBuilder()
+    for nbytes in (100, 300):
+        builder.phase, builder.module = Phase.FORWARD, "layers.0"
+        builder.op("a")
+        saved, passing = builder.alloc(nbytes), builder.alloc(1000)
+        builder.free(passing)
+        if nbytes == 100:
+            builder.phase = Phase.BACKWARD
+            builder.op("b")
+            builder.free(saved)
+    assert unit_costs(simulation_with(builder, [1.0, 2.0, 4.0]), ("layers.0",)) == {"layers.0": (300, 7.0)}
 
 
 def _policy(name: str, kept_bytes: int = 0, budget: float | None = None) -> CompiledPolicy:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autosac.jobs.dynamic_shapes import has_router, routers_layer, with_dynamic_shapes
 from autosac.plans import ANY_SIZE
 from autosac.trace import Call, Collective, Group, Op, Phase, Region, Signature, TensorMeta, Trace
@@ -30,6 +32,10 @@ def test_the_first_layer_whose_exchanges_depend_on_routing() -> None:
     assert routers_layer(job(NONE, HISTOGRAM, GROUPED)) == 1
     assert routers_layer(job(HISTOGRAM, module=3)) == 2
     assert routers_layer(job(HISTOGRAM, module=0)) is None
+    later = job(NONE, HISTOGRAM, module=3)
+    first, *rest = later.events
+    assert isinstance(first, Op)
+    assert routers_layer(replace(later, events=(first._replace(module=1), *rest))) == 2
     assert routers_layer(job(NONE, GROUPED)) is None
     assert routers_layer(job(HISTOGRAM, GROUPED, exchange="all_reduce")) is None
     assert routers_layer(job(HISTOGRAM, exchange="all_reduce")) == 1

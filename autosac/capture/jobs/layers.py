@@ -72,11 +72,12 @@ def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[A
     worthwhile = found is not None and (
         request.cut < 0 or found.is_worthwhile(compiled=compiles_model(adapter.settings(config)))
     )
-    if found is None or not worthwhile or found.cut(request.cut) >= found.layers:
+    index = request.cut + (request.cut >= 0 and _is_short_stage(config.parallelism, request))
+    if found is None or not worthwhile or found.cut(index) >= found.layers:
         if request.cut == 0:
             return config, None
         raise CaptureError("the job has too few equal layers to be captured with fewer")
-    count = found.cut(request.cut)
+    count = found.cut(index)
     return adapter.with_layers(config, count), Cut(count, found.period, found.layers)
 
 
@@ -122,6 +123,14 @@ def _pipeline_stages(parallelism: Any) -> int:
 
     schedule = get_schedule_class(parallelism.pipeline_parallel_schedule)
     return degree if issubclass(schedule, PipelineScheduleSingle) else 2 * degree
+
+
+def _is_short_stage(parallelism: Any, request: TitanRequest) -> bool:
+    """Whether this rank is of the last of several pipeline stages, which TorchTitan gives fewer layers than the others. (The
+    first one gets fewer too, and one of those that are left over.)
+    """
+    degree = int(parallelism.pipeline_parallel_degree)
+    return degree > 2 and request.rank >= request.world_size // degree * (degree - 1)
 
 
 def kinds(layers: Sequence[Attributes]) -> list[int]:

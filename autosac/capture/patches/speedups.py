@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Hashable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -43,7 +44,8 @@ def install_dispatch_rules() -> None:
 def _strided_shard_flags() -> None:
     """Torch 2.13 looks for strided shards among all arguments of a foreach operator once per tensor, which is quadratic.
 
-    One look per operator is enough where there are none (half of the time to capture a 70B model's first step).
+    One look per operator is enough (half of the time to capture a 70B model's first step). What it looks for is whether
+    strided shards carry a flag, and whether all carry the same: one of them for each flag tells.
     """
     sharding_prop: Any = importlib.import_module("torch.distributed.tensor._sharding_prop")
     original = getattr(sharding_prop, "_propagate_use_strided_shard_flag", None)
@@ -53,10 +55,13 @@ def _strided_shard_flags() -> None:
     def propagate(op_strategy: Any, op_schema: Any) -> None:
         known = op_schema.__dict__.get("_autosac_strided")
         if known is None:
-            known = any(isinstance(p, sharding_prop._StridedShard) for s in op_schema.args_spec for p in s.placements)
-            op_schema.__dict__["_autosac_strided"] = known
-        if known:
-            original(op_strategy, op_schema)
+            strided = [
+                s for s in op_schema.args_spec if any(isinstance(p, sharding_prop._StridedShard) for p in s.placements)
+            ]
+            telling = {s.use_strided_shard_as_shard_order: s for s in reversed(strided)}
+            known = op_schema.__dict__["_autosac_strided"] = SimpleNamespace(args_spec=tuple(telling.values()))
+        if known.args_spec:
+            original(op_strategy, known)
 
     sharding_prop._propagate_use_strided_shard_flag = propagate
 

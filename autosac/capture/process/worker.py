@@ -246,7 +246,9 @@ def main(answers: int, parent: int, folder: str, programs: str, salt: str) -> No
     gc.disable()  # importing makes no garbage; TorchTitan collects at its own steps
     imports.install()
     with contextlib.suppress(ImportError):  # the first capture says so
-        import torch  # noqa: F401 # before the first request comes
+        import torch  # before the first request comes
+
+        torch.set_num_threads(1)  # captures run beside each other, and their values are small
     Worker(answers, folder, (programs, salt)).serve()
     sys.stdout.flush()
     sys.stderr.flush()

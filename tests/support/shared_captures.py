@@ -1,0 +1,82 @@
+"""Capture processes that commands of several tests share: starting one takes as long as a small job's captures.
+
+Test modules import this as ``shared_captures`` (see `pythonpath` in pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosac.capture.process.server import CaptureFuture, CaptureServer
+from autosac.capture.request import TitanRequest
+
+_MOST = 3  # processes at a time: each holds a third of a GB
+_USERS = ("autosac.jobs.tasks", "autosac.jobs.levers", "autosac.jobs.batches")
+
+
+class Pool:
+    """Processes by what they are for: a GPU, a model, whether it is compiled, a folder, a store of captures."""
+
+    def __init__(self) -> None:
+        self._servers: dict[Any, CaptureServer] = {}
+        self._listener: list[Callable[[str], None]] = [lambda _: None]
+
+    def submit(self, request: TitanRequest, options: dict[str, bool], listener: Callable[[str], None]) -> CaptureFuture:
+        """Start a capture. A process that has ended is not asked again."""
+        self._listener[0] = listener
+        key = (*sorted(options.items()), os.environ.get("AUTOSAC_CACHE"), Path.cwd(), request.gpu, *_preloaded(request))
+        server = self._servers.pop(key, None)
+        while server is None and len(self._servers) >= _MOST:
+            self._servers.pop(next(iter(self._servers))).__exit__(None, None, None)
+        if server is None:
+            server = CaptureServer(**options, on_progress=lambda text: self._listener[0](text)).__enter__()
+        self._servers[key] = server  # the last that was used
+        future = server.submit(request)
+        future.add_done_callback(lambda done: self._done(key, done.exception()))
+        return future
+
+    def _done(self, key: Any, error: BaseException | None) -> None:
+        if str(error).startswith("the capture process") and key in self._servers:
+            self._servers[object()] = self._servers.pop(key)  # ends with the others
+
+    def close(self) -> None:
+        """End them all."""
+        while self._servers:
+            self._servers.popitem()[1].__exit__(None, None, None)
+
+
+def _preloaded(request: TitanRequest) -> tuple[Any, ...]:
+    """What a process has made ready for the first request: the model's code and the compiler."""
+    file = Path(request.config_file) if request.config_file else None
+    config = file.read_bytes() if file is not None and file.is_file() else request.config_file
+    words = request.overrides
+    return config, *(
+        words[i : i + 2] for i, word in enumerate(words) if word.startswith(("--model", "--compile", "--job"))
+    )
+
+
+def share(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process capture in the pool's processes from now on."""
+
+    class Shared(CaptureServer):
+        def __init__(
+            self, *, debug: bool = False, use_cache: bool = True, on_progress: Callable[[str], None] = lambda _: None
+        ) -> None:
+            self._options, self._listener = {"debug": debug, "use_cache": use_cache}, on_progress
+
+        def __enter__(self) -> Shared:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def submit(self, request: TitanRequest) -> CaptureFuture:
+            return pool.submit(request, self._options, self._listener)
+
+    for module in _USERS:
+        monkeypatch.setattr(f"{module}.CaptureServer", Shared)
