@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ class Sum:
 
 def test_tasks_run_on_rays_workers_and_lost_ones_are_told() -> None:
     """Two actors answer; one that dies is a lost worker, and the next task is answered again."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     ray.cloudpickle.register_pickle_by_value(sys.modules[Sum.__module__])  # the workers do not know the tests
     workers = RayWorkers("auto")
     try:
@@ -48,8 +49,9 @@ def test_tasks_run_on_rays_workers_and_lost_ones_are_told() -> None:
         ray.shutdown()
 
 
-def test_no_cluster_is_one_line() -> None:
-    """An address where nothing listens is refused in one line."""
+def test_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no cluster has been started, that is said in one line."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where Ray notes the running cluster
     with pytest.raises(UsageError, match="no Ray cluster at 'auto'") as error:
         RayWorkers("auto")
     assert "\n" not in str(error.value)

@@ -285,7 +285,7 @@ def test_the_search_from_python_writes_the_best_job(search: TitanSearch, job: Pa
     result = autosac.search(
         str(job),
         world_size=2,
-        space=TINY.model_dump(),
+        space=TINY.model_dump(exclude_none=True),
         budget="79GiB",
         overrides=["--training.steps", "7"],
         output=best,
