@@ -107,7 +107,7 @@ def test_the_beginning_of_several_names_lists_these() -> None:
         ("mem_bandwidth_gbps = nan", "mem_bandwidth_gbps must be a finite number"),
         ("mem_bandwidth_gbps = true", "mem_bandwidth_gbps must be a finite number"),
         ("link_gbps = -1.0", "link_gbps must be above 0"),
-        ('vendor = ""', "vendor must be a string"),
+        ('vendor = ""', "vendor must be a non-empty string"),
         ("colour = 3", "colour is not a known key"),
         ("compute_capability = [9]", "compute_capability must be a list of 2 whole numbers"),
         ("usable_bytes = 999999999999", "usable_bytes is above memory_bytes"),

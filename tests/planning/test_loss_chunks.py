@@ -66,7 +66,7 @@ def test_the_shorter_step_of_each_budget() -> None:
     first, second, third, last = competing(plain, 8, lambda: other)
     assert isinstance(first, Planned) and first.plan.settings.loss_chunks == 8
     assert first.plan.predictions["none"].step_ms == 1.0, "of the job's own loss"
-    assert "10.0 ms shorter" in first.notes[-1] and "another order" in first.notes[-1]
+    assert "10.0 ms shorter" in first.notes[-1] and "the order of summation" in first.notes[-1]
     assert isinstance(second, Planned) and second.plan.settings.loss_chunks == 1
     assert "1.0 ms longer" in second.notes[-1]
     assert isinstance(third, Planned) and "without that no plan would fit" in third.notes[-1]
