@@ -28,7 +28,6 @@ from autosac.capture.compiler.gpu import CUDA, answers
 from autosac.capture.compiler.programs import Program, Programs, key_of
 from autosac.capture.device import device as simulated
 from autosac.capture.device.device import device_type
-from autosac.capture.record.settings import matmul_allows_tf32
 from autosac.target import TargetGPU
 
 TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
@@ -128,7 +127,7 @@ def pads(
     from torch._inductor.fx_passes.pad_mm import get_alignment_size
 
     m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
-    if mat1.dtype == torch.float32 and not matmul_allows_tf32():
+    if mat1.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
         return False
     rows = (k if mat1.stride(-1) == 1 else m, n if mat2.stride(-1) == 1 else k, n)
     bound = _BALANCE.get(simulated.stood_for.compute_capability[0], _BALANCE[9])
