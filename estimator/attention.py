@@ -174,8 +174,17 @@ def _correction(shape: Attention, capability: int) -> float:
     return factor * ratio * backward * (_DROPOUT[1] if shape.dropout > 0 else 1.0)
 
 
+def accumulated_bytes(shape: Attention) -> float:
+    """What a backward moves to add up the queries' gradient."""
+    return float(_accumulated(_row(shape))[0])
+
+
 def accumulation_ms(rows: Array, rates: Rates) -> Array:
     """Time of the kernels before and after a backward, in milliseconds; columns of `rows` as in `attention_features`."""
+    return np.asarray(_accumulated(rows) / (STREAMED * rates.bandwidth) * 1e3)
+
+
+def _accumulated(rows: Array) -> Array:
     batch, heads, _, query, _, size, _ = rows.T
     elements = batch * heads * np.ceil(query / _QUERY_TILE) * _QUERY_TILE * np.ceil(size / _SIZE_TILE) * _SIZE_TILE
-    return np.asarray(_ACCUMULATION * elements / (STREAMED * rates.bandwidth) * 1e3)
+    return np.asarray(_ACCUMULATION * elements)

@@ -12,8 +12,17 @@ operands, which a channels-last model is spared:
 
 Kernels of fewer than eight channels (the first layer, patch embeddings) wait for their operands: they multiply as much in a
 cycle on an H100 as on an MI300X (`_FEW_CHANNELS`), a tenth of the peak.
-A depthwise convolution multiplies no matrices. cuDNN has kernels of its own for it in 16 bits; float32 with channels last runs
-in the general grouped kernel, many times slower (`depthwise_float32`).
+On Hopper products in 16 bits are dealt in tiles of 128 positions and 128 channels, whole ones also where a layer has fewer,
+and in whole waves of them; the gradient of the weight is split along positions. A bias is added by a kernel of its own, and
+its gradient is a sum.
+
+A depthwise convolution multiplies no matrices. cuDNN has kernels of its own for it in float16 and with channels last; float32
+with channels last runs in the general grouped kernel, many times slower (`depthwise_float32`). All others run in PyTorch's own
+kernels (DepthwiseConv2d.cu), a thread for each element:
+
+    forward, input   elements * (taps + 11) / (8.6 a cycle * processors * clock); strided inputs' gradients 1.35 times as long
+    weight           a block for each tap of each channel, which takes 8 images at once and 32 positions of each:
+                     taps * channels / processors * images / 8 * (first + turn * positions / 32)
 
 What each number is from stands beside it; `docs/causes.md` has the errors, fitted and held out.
 """
@@ -25,6 +34,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autosac.estimator.hardware import Hardware
+from autosac.estimator.kernels.streams import Streams
+from autosac.estimator.kernels.sums import Plan, plan_us
 from autosac.estimator.models import Estimate
 from autosac.estimator.work import STREAMED, argument, arithmetic, family, item_bytes
 from autosac.trace import Signature, TensorMeta
@@ -46,6 +57,15 @@ _DEPTHWISE_TAPS = 27
 # Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us), and the first layer
 # in its MI300X trace.
 _FEW_CHANNELS = 360.0
+# PyTorch's own depthwise kernels: taps that a position costs beside its own; taps a cycle and processor; strided inputs; first
+# step and turns of an image in microseconds, fewer with many taps, whose blocks share what they read. An EfficientNet in
+# bfloat16 on an H100; held out: 36 single calls each way in `autosac calibrate`.
+_OWN_TAPS, _OWN_RATE, _OWN_STRIDED = 11.25, 8.63, 1.35
+_OWN_FIRST_US, _OWN_TURN_US, _OWN_TAP_US = 0.2, 0.04, 0.36
+_WARP, _WARPS = 32, 8
+# Hopper's tiles and their share of the peak: a 3D U-Net's and a U-Net's convolutions on an H100.
+_TILE, _TILED = 128, {9: 0.60}
+_BIAS_ELEMENTS = 1.5  # a cycle and processor, as for all operands that are broadcast
 _START_US = {"NVIDIA": 3.0, "AMD": 13.0}
 _CONVERSION_US = {"NVIDIA": 3.0, "AMD": 6.0}
 # Kernels beside the product and the conversion of each operand: MIOpen clears and casts what it accumulates in float32.
@@ -57,7 +77,7 @@ _REL_STD = 0.3
 class _Shape(NamedTuple):
     """A convolution: `data` is what the filter slides over, `spread` the tensor of positions.
 
-    `parts`: those of "forward", "input" and "weight" that are wanted.
+    `parts`: those of "forward", "input" and "weight" that are wanted; `strides`: their product.
     """
 
     data: TensorMeta
@@ -65,6 +85,9 @@ class _Shape(NamedTuple):
     spread: TensorMeta
     groups: int
     parts: tuple[str, ...]
+    transposed: bool
+    strides: int
+    bias: bool
 
 
 def convolution_shape(signature: Signature) -> _Shape | None:
@@ -79,13 +102,16 @@ def convolution_shape(signature: Signature) -> _Shape | None:
     other = signature.inputs[0] if backward else signature.outputs[0]
     if len(weight.shape) < 3 or len(data.shape) != len(weight.shape) or len(other.shape) != len(weight.shape):
         return None
-    if bool(argument(signature, "transposed", False)) or "transpose" in signature.name:
+    transposed = bool(argument(signature, "transposed", False)) or "transpose" in signature.name
+    if transposed:
         data, other = other, data
     mask = argument(signature, "output_mask")
     wanted = mask if isinstance(mask, tuple) else (True, True)
     parts = tuple(p for p, w in zip(("input", "weight"), wanted, strict=False) if w) if backward else ("forward",)
-    groups = argument(signature, "groups", 1)
-    return _Shape(data, weight, other, groups if isinstance(groups, int) else 1, parts)
+    groups, stride = argument(signature, "groups", 1), argument(signature, "stride", 1)
+    strides = math.prod(s for s in stride if isinstance(s, int)) if isinstance(stride, tuple) else 1
+    bias = isinstance(mask, tuple) and bool(mask[-1]) if backward else len(signature.inputs) > 2
+    return _Shape(data, weight, other, groups if isinstance(groups, int) else 1, parts, transposed, strides, bias)
 
 
 def channels_last(meta: TensorMeta) -> bool:
@@ -100,6 +126,7 @@ class Convolutions:
         """Model `hardware`; its profile's efficiencies of convolutions, where it has any, come first."""
         self._hardware = hardware
         self._tf32 = tf32
+        self._streams = Streams(hardware)
         vendor = hardware.vendor if hardware.vendor in _START_US else "NVIDIA"
         self._start_ms = _START_US[vendor] * 1e-3
         self._conversion_ms = _CONVERSION_US[vendor] * 1e-3
@@ -119,13 +146,16 @@ class Convolutions:
         shape = convolution_shape(signature)
         if shape is None:
             return None
-        ms = sum(self._part(shape, part) for part in shape.parts)
+        ms = sum(self._part(shape, part) for part in shape.parts) + self._bias(shape)
         return Estimate(max(ms, self._hardware.kernel_us * 1e-3), "convolution", _REL_STD)
 
     def _part(self, shape: _Shape, part: str) -> float:
         depthwise = shape.groups > 1 and shape.weight.shape[1] == 1
         unit = arithmetic(shape.data.dtype, tf32=self._tf32)
-        product = self._depthwise(shape) if depthwise else self._product(shape, unit)
+        if depthwise and self._runs_own_kernels(shape):
+            return self._hardware.kernel_us * 1e-3 + self._own_depthwise(shape, part)
+        tiled = None if depthwise else self._tiles(shape, part, unit)
+        product = tiled or (self._depthwise(shape) if depthwise else self._product(shape, unit))
         moved = sum(map(_bytes, (shape.data, shape.spread))) / self._bytes_per_ms
         ms = self._start_ms + max(product, moved)
         if depthwise or unit == "float32" or channels_last(shape.data):
@@ -146,6 +176,57 @@ class Convolutions:
             rate = min(rate, _FEW_CHANNELS * self._hardware.sm_count * self._hardware.boost_mhz * 1e6)
         return flops / rate * 1e3
 
+    def _tiles(self, shape: _Shape, part: str, unit: str) -> float | None:
+        """The product in whole tiles; None where the rate of large products is all that is known."""
+        share = _TILED.get(self._hardware.compute_capability[0]) if self._hardware.vendor == "NVIDIA" else None
+        channels = shape.weight.shape[1]
+        if share is None or unit not in ("float16", "bfloat16") or shape.groups > 1 or channels < _ALIGNED_CHANNELS:
+            return None
+        out, taps = shape.weight.shape[0], math.prod(shape.weight.shape[2:])
+        rate = self._hardware.peak_flops(unit) * share / 1e3
+        spread, data = (math.prod(m.shape) / m.shape[1] for m in (shape.spread, shape.data))
+        if part == "weight":
+            return 2.0 * spread * _whole(out) * _whole(channels * taps) / rate
+        back = (part == "input") != shape.transposed
+        positions, columns, depth = (
+            (data, channels, out * taps / shape.strides) if back else (spread, out, channels * taps)
+        )
+        tiles = _whole(positions) * _whole(columns) / _TILE**2
+        waves = math.ceil(tiles / self._hardware.sm_count)
+        return waves * 2.0 * _TILE**2 * depth / (rate / self._hardware.sm_count)
+
+    def _bias(self, shape: _Shape) -> float:
+        """Adding it, or summing its gradient."""
+        if not shape.bias or self._hardware.vendor != "NVIDIA":
+            return 0.0
+        out = shape.data if shape.transposed else shape.spread
+        if "forward" not in shape.parts:
+            plan = Plan.of(out, frozenset(range(len(out.shape))) - {1}, self._hardware.sm_count)
+            return plan_us(self._streams, plan, _bytes(out)) * 1e-3
+        if shape.groups > 1 and self._runs_own_kernels(shape):
+            return 0.0
+        if channels_last(shape.data):
+            return 2 * _bytes(out) / self._bytes_per_ms
+        issued = math.prod(out.shape) / (_BIAS_ELEMENTS * self._hardware.sm_count * self._hardware.boost_mhz * 1e3)
+        return max(issued, 2 * _bytes(out) / self._bytes_per_ms)
+
+    def _runs_own_kernels(self, shape: _Shape) -> bool:
+        """Whether PyTorch takes its own depthwise kernels: contiguous images that are not in float16."""
+        own = self._hardware.vendor == "NVIDIA" and not channels_last(shape.data) and not shape.transposed
+        return own and shape.data.dtype != "float16" and len(shape.data.shape) <= 4
+
+    def _own_depthwise(self, shape: _Shape, part: str) -> float:
+        taps = math.prod(shape.weight.shape[2:])
+        cycles_per_ms = self._hardware.sm_count * self._hardware.boost_mhz * 1e3
+        if part != "weight":
+            slower = _OWN_STRIDED if part == "input" and shape.strides > 1 else 1.0
+            count = math.prod((shape.data if part == "input" else shape.spread).shape)
+            return slower * count * (taps + _OWN_TAPS) / (_OWN_RATE * cycles_per_ms)
+        blocks = max(1.0, shape.weight.shape[0] * taps / self._hardware.sm_count)
+        turns = math.ceil(math.prod(shape.spread.shape[2:]) / _WARP)
+        image = _OWN_FIRST_US + (_OWN_TURN_US + _OWN_TAP_US / taps) * turns
+        return self._streams.slower * blocks * shape.spread.shape[0] / _WARPS * image * 1e-3
+
     def _depthwise(self, shape: _Shape) -> float:
         taps = math.prod(shape.weight.shape[2:])
         name, flops = "depthwise", 2.0 * math.prod(shape.spread.shape) * (taps + _DEPTHWISE_TAPS)
@@ -165,6 +246,10 @@ class Convolutions:
         channels = math.ceil(meta.shape[1] / _TILE_CHANNELS) * _TILE_CHANNELS
         moved = 2.0 * math.prod(meta.shape) / meta.shape[1] * channels * item_bytes(meta.dtype)
         return max(self._conversion_ms, moved / self._bytes_per_ms)
+
+
+def _whole(count: float) -> float:
+    return math.ceil(count / _TILE) * _TILE
 
 
 def _bytes(meta: TensorMeta) -> float:

@@ -111,6 +111,10 @@ class Hardware:
             return rates["float32"] * 1e12 / 64
         return rates.get(arithmetic, rates["float32"]) * 1e12
 
+    def fitted_elsewhere(self, name: str) -> str:
+        """How the source of a price ends that was fitted to the GPU `name`: ``@name``, or nothing if it is this one."""
+        return "" if self.name == name else f"@{name}"
+
 
 def known_hardware() -> tuple[str, ...]:
     """The names of the shipped GPU profiles."""

@@ -16,14 +16,16 @@ peak than the one whose trees it borrows. Products in 8 bits that promote their 
 the gradients of tensor-wise scaled layers) take longer before compute capability 10.
 
 Rows of an operand or of the result that do not begin at multiples of 16 bytes (a vocabulary of 50,257) cannot be loaded
-as the fast kernels do. Hopper's then serve no tile at all and the library falls back to Ampere's (`_UNALIGNED`).
+as the fast kernels do. Hopper's then serve no tile at all and the library falls back to Ampere's (`_UNALIGNED`). These load
+at least 4 bytes at once without passing registers; rows of an odd number of 16-bit elements cannot even do that
+(`_ODD_ROWS`). Hopper multiplies TF32 only along k: other layouts fall back, too (`_TF32_LAYOUT`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autosac.estimator.features import Rates, gemm_baseline_ms, gemm_features
+from autosac.estimator.features import Array, Rates, gemm_baseline_ms, gemm_features
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
 from autosac.estimator.trees import TreeEnsemble
@@ -49,6 +51,11 @@ _ROW_BYTES = 16  # what rows must be aligned to
 # [9477, 588] x [588, 1152] in bf16, published with github.com/m87-labs/kestrel/pull/143. Before: padding GPT-2's vocabulary
 # from 50,257 to 50,304 made the whole step of nanoGPT a quarter faster on A100s, of which these products are 46 %.
 _UNALIGNED = {9: (3.5, 0.3), 7: (1.5, 0.2)}
+# The same for rows of multiples of 4 bytes: 2.75, BERT's vocabulary of 30,522 on an H100 (torch 2.11). Of rows of odd length:
+# the share of the peak that large products reach, Whisper's vocabulary of 51,865 in float16 on it; checked on GPT-2's steps.
+_EVEN_ROWS, _ODD_ROWS = {9: 2.75}, {9: 0.135}
+# Relative to a linear layer's forward, on Hopper: 19 kinds of products in one step with TF32. Nothing is held out.
+_TF32_LAYOUT = {(False, True): 1.0, (False, False): 1.1, (True, False): 1.6, (True, True): 1.6}
 # The trees know kernels that were timed back to back, where one starts while the one before it drains. Between other kernels
 # products of less than 15 us took longer by 2.2 to 4.0 us (quartiles) in TraceLens's H100 traces (171dd747), by 2.6 to 3.4 on
 # its B200 and by 4.3 to 5.0 on the A100s of HolisticTraceAnalysis's trace (f4d0062c): by a short kernel's time and 0.4 us,
@@ -97,15 +104,21 @@ def sustained(hardware: Hardware) -> float:
 
 
 class _Product(NamedTuple):
-    """A product among the signatures: its place, its shape as the trees know it, bytes moved, alignment; `promotes`: its
-    partial sums are promoted on the way.
+    """A product among the signatures: its place, its shape as the trees know it, bytes moved, bytes that its rows are aligned
+    to, the unit that multiplies; `promotes`: its partial sums are promoted on the way.
     """
 
     place: int
     shape: Matmul
     moved_bytes: float
-    aligned: bool
+    alignment: int
     promotes: bool
+    unit: str
+
+    @property
+    def aligned(self) -> bool:
+        """Whether rows begin where the fast kernels need it."""
+        return self.alignment >= _ROW_BYTES
 
 
 class LearnedMatmul:
@@ -133,7 +146,9 @@ class LearnedMatmul:
                 deep = product._replace(k=2 * product.k) if unit == "tf32" else product
                 moved = tensor_bytes(signature.inputs) + tensor_bytes(signature.outputs)
                 promotes = unit == "float8" and self._promotes(signature)
-                products.setdefault(model, []).append(_Product(i, deep, moved, rows_are_aligned(signature), promotes))
+                products.setdefault(model, []).append(
+                    _Product(i, deep, moved, row_alignment(signature), promotes, unit)
+                )
         for model, rows in products.items():
             for row, answer in zip(rows, self._products(self._bundle, model, rows), strict=True):
                 answers[row.place] = answer
@@ -146,12 +161,14 @@ class LearnedMatmul:
         m, n, k = np.array([(r.shape.batch * r.shape.m, r.shape.n, r.shape.k) for r in rows], dtype=np.float64).T
         moved_ms = np.array([row.moved_bytes for row in rows]) / rates.bandwidth * 1e3
         efficiency = np.exp(bundle.trees[model].predict(gemm_features(m, n, k, item, rates)))
-        layout = np.array([_LAYOUT[r.shape.a_transposed, r.shape.b_transposed] for r in rows])
+        layout = np.array([self._layout(r) for r in rows])
         fallback, fallback_std = self._unaligned()
-        slower = np.where([row.aligned for row in rows], 0.0, fallback - 1)
+        even = self._since(_EVEN_ROWS, fallback)
+        slower = np.array([{16: 1.0, 4: even}.get(row.alignment, fallback) - 1 for row in rows])
         ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout / sustained(self._hardware)
         ms *= np.where([row.promotes for row in rows], _PROMOTED, 1.0)
         ms += slower * np.maximum(ms - _LEAST_MS, 0.0)
+        ms = np.maximum(ms, self._odd_ms(rows))
         ms = np.maximum(ms, moved_ms) + self._hardware.kernel_us * 1e-3 + _START_MS
         estimates = []
         for row, t, f in zip(rows, ms, layout, strict=True):
@@ -159,6 +176,21 @@ class LearnedMatmul:
             std = math.hypot(bundle.rel_std[model], f - 1, known)
             estimates.append(scaled_estimate(self._hardware, bundle, float(t), what, std))
         return estimates
+
+    def _since(self, table: Mapping[int, float], otherwise: float) -> float:
+        """What holds from a compute capability on."""
+        return next((v for since, v in table.items() if self._hardware.compute_capability[0] >= since), otherwise)
+
+    def _layout(self, row: _Product) -> float:
+        table = _TF32_LAYOUT if row.unit == "tf32" and self._hardware.compute_capability[0] == 9 else _LAYOUT
+        return table[row.shape.a_transposed, row.shape.b_transposed]
+
+    def _odd_ms(self, rows: Sequence[_Product]) -> Array:
+        """The least that products take whose rows have an odd number of 16-bit elements."""
+        share = self._since(_ODD_ROWS, math.inf)
+        peak = self._hardware.peak_flops("bfloat16") * share
+        flops = [2.0 * r.shape.batch * r.shape.m * r.shape.n * r.shape.k * (r.alignment == 2) for r in rows]
+        return np.array(flops) / peak * 1e3
 
     def _promotes(self, signature: Signature) -> bool:
         fast = dict(signature.arguments).get("use_fast_accum", False)
@@ -169,13 +201,14 @@ class LearnedMatmul:
         return next((v for since, v in _UNALIGNED.items() if self._hardware.compute_capability[0] >= since), (1.0, 0.0))
 
 
-def rows_are_aligned(signature: Signature) -> bool:
-    """Whether the rows of both operands and of the result begin at multiples of 16 bytes."""
-    return all(
-        max(stride * item_bytes(meta.dtype) for stride in meta.stride[-2:]) % _ROW_BYTES == 0
+def row_alignment(signature: Signature) -> int:
+    """The bytes of which the rows of both operands and of the result begin at multiples, at most 16."""
+    pitches = [
+        max(meta.stride[-2:]) * item_bytes(meta.dtype)
         for meta in (*signature.inputs, *signature.outputs)
         if len(meta.shape) >= 2 and min(meta.shape[-2:]) > 1
-    )
+    ]
+    return math.gcd(_ROW_BYTES, *pitches)
 
 
 def _is_learned(product: Matmul, unit: str) -> bool:

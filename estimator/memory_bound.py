@@ -163,6 +163,9 @@ _ESTIMATED = {
 # Elsewhere: float32 broadcasts in NeuSight's tables 1.0 and 1.3 on an H100, 0.9 and 1.1 on an A100; a fill on a B200 1.0.
 _ISSUED_ELEMENTS = 1.5
 _BY_ELEMENT = ("strided", "strided_reals", "broadcast", "converted", "assembled")
+# The same where neighbours of the walk lie in different sectors of an input, so that each load of a warp fetches 32 of them:
+# transposed copies of `autosac calibrate` on an H100. A block of threads uses a sector again if the walk turns soon.
+_ACROSS, _SECTOR, _TURN = 0.52, 32, 80
 # What each dimension beyond two takes, of an element's time and for every input: eight kinds of calls in those traces.
 _DIVISION = 0.08
 # Cycles that such a kernel takes longer to start, and a gather, which waits for its indices: 0.9 to 1.4 us for eleven kinds of
@@ -310,7 +313,11 @@ class LearnedMemory:
         self._late_ms = _LATE_CYCLES / (hardware.boost_mhz * 1e3)
         self._elements_per_ms = _ISSUED_ELEMENTS * hardware.sm_count * hardware.boost_mhz * 1e3
         self._fed = min(1.0, _bytes_per_cycle(hardware) / _bytes_per_cycle(reference))
-        self._suffix = "" if hardware.name == reference.name else f"@{reference.name}"
+        self._suffix = hardware.fitted_elsewhere(reference.name)
+
+    def elementwise_ms(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What contiguous elementwise kernels that move so many bytes take."""
+        return self._segments.milliseconds(nbytes)
 
     def _factor(self, name: str, row_bytes: float) -> float:
         factor = self._slowdowns[name].factor(row_bytes)
@@ -327,7 +334,8 @@ class LearnedMemory:
         if name not in _BY_ELEMENT:
             return 0.0
         divisions = _DIVISION * (_walked_dimensions(signature) - 2) * len(_walked(signature))
-        return math.prod(signature.outputs[0].shape) / self._elements_per_ms * (1 + divisions)
+        across = _ISSUED_ELEMENTS / _ACROSS * _walked_across(signature)
+        return math.prod(signature.outputs[0].shape) / self._elements_per_ms * max(1 + divisions, across)
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the operators whose family was fitted."""
@@ -391,6 +399,20 @@ def _walked_dimensions(signature: Signature) -> int:
     order = sorted((d for d, size in enumerate(out.shape) if size > 1), key=lambda d: out.stride[d])
     joined = sum(all(s[outer] == s[inner] * out.shape[inner] for s in strides) for inner, outer in pairwise(order))
     return max(2, len(order) - joined)
+
+
+def _walked_across(signature: Signature) -> float:
+    """The share of loads that fetch a sector for one element; 0 where neighbours in the result are so in all inputs of its
+    size.
+    """
+    out = signature.outputs[0]
+    fastest = min((d for d, size in enumerate(out.shape) if size > 1), key=lambda d: out.stride[d], default=None)
+    if fastest is None or not any(
+        meta.shape == out.shape and meta.stride[fastest] * item_bytes(meta.dtype) >= _SECTOR
+        for meta in _walked(signature)
+    ):
+        return 0.0
+    return min(1.0, out.shape[fastest] / _TURN)
 
 
 def _walked(signature: Signature) -> list[TensorMeta]:

@@ -22,6 +22,7 @@ from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.convolution import Convolutions
 from autosac.estimator.generated import GeneratedKernels
 from autosac.estimator.hardware import Hardware
+from autosac.estimator.kernels import Kernels
 from autosac.estimator.latencies import Latencies
 from autosac.estimator.learned import LearnedMatmul
 from autosac.estimator.memory_bound import LearnedMemory
@@ -30,9 +31,11 @@ from autosac.estimator.network.chance import straggling
 from autosac.estimator.network.flows import FlowModel
 from autosac.estimator.power import capped_ms
 from autosac.estimator.profiled import ProfiledModel
+from autosac.estimator.recurrent import Recurrent
 from autosac.estimator.roofline import Roofline
 from autosac.estimator.stand_ins import StandIns
 from autosac.estimator.tiled import TiledMatmul
+from autosac.estimator.tiled_attention import TiledAttention
 from autosac.runtime_sim import LinkUse
 from autosac.trace import Collective, Op, Signature, Trace
 
@@ -83,9 +86,10 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
     shipped: list[OperatorModel] = [StandIns(hardware)]
     if learned:
-        shipped += [LearnedMatmul(hardware, tf32=tf32), LearnedAttention(hardware), GeneratedKernels(hardware)]
-        shipped += [TiledMatmul(hardware, tf32=tf32), Latencies(hardware), LearnedMemory(hardware)]
-        shipped.append(Convolutions(hardware, tf32=conv_tf32))
+        shipped += [LearnedMatmul(hardware, tf32=tf32), TiledAttention(hardware), LearnedAttention(hardware)]
+        shipped += [GeneratedKernels(hardware), TiledMatmul(hardware, tf32=tf32), Kernels(hardware)]
+        shipped += [Latencies(hardware), LearnedMemory(hardware), Convolutions(hardware, tf32=conv_tf32)]
+        shipped.append(Recurrent(hardware))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
     collectives: CollectiveModel = FlowModel(hardware) if learned else AlphaBeta(hardware)
     if hardware.corrected and learned:

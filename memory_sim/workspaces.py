@@ -17,12 +17,13 @@ defaults.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosac.errors import UsageError
 from autosac.memory_sim.allocator_config import BLOCK_BYTES
 from autosac.memory_sim.internal_allocations import internal_allocations
-from autosac.trace import Phase, Signature, Trace
+from autosac.trace import Event, GraphLaunch, Op, Phase, Signature, Trace
 from autosac.trace.checks import IMPOSSIBLE_CALL, impossible_call
 
 KIB = 1024
@@ -84,6 +85,21 @@ class WorkspaceModel:
 
 
 @functools.cache
+def is_nameless(op: Op) -> bool:
+    """Whether a trace names none of an operator's tensors: in a CUDA graph, one that was captured and allocates no more."""
+    return max(op.inputs + op.outputs, default=-1) < 0
+
+
+def replayed(events: Sequence[Event]) -> frozenset[int]:
+    """The operators that a CUDA graph repeats."""
+    found: list[int] = []
+    for i, event in enumerate(events):
+        if type(event) is GraphLaunch:
+            inside = range(i + 1, min(i + 1 + event.events, len(events)))
+            found += [j for j in inside if type(op := events[j]) is Op and is_nameless(op)]
+    return frozenset(found)
+
+
 def is_matmul(op: str) -> bool:
     """Does an operator of this name (``"aten.mm.default"``) fetch a cuBLAS handle?"""
     namespace, _, rest = op.partition(".")

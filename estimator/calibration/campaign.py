@@ -4,7 +4,7 @@
    not fit into memory, or cannot be called, is skipped and listed. Time that is left goes to measuring again, the longest
    first: what else the machine does changes in minutes, and of all errors those of long operators average out least in a step.
 2. The host, by the steps of tiny models (`host`); on a CPU also its memory (`timing.measure_host_memory`).
-3. The fit: a Gaussian process for each group of operators (`shapes`, `gaussian`).
+3. The fit, on a CPU or a GPU without a shipped profile: a Gaussian process for each group of operators (`shapes`, `gaussian`).
 4. Three files, each whole or not at all, the profile last: the measured operators (`<name>.measured.json`), the fitted models
    (`<name>.calibrated.json`), the hardware profile (`<name>.toml`), which names the other two.
 
@@ -19,7 +19,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from autosac.estimator.calibration.gaussian import GaussianProcess, fit_gaussian
 from autosac.estimator.calibration.host import Probe, fit_host, measure_probes
 from autosac.estimator.calibration.journal import Journal
 from autosac.estimator.calibration.machine import Machine
-from autosac.estimator.calibration.profile import write_profile
+from autosac.estimator.calibration.profile import known_gpu, write_profile
 from autosac.estimator.calibration.shapes import Shape, distinct, shape_of
 from autosac.estimator.hardware import load_hardware
 from autosac.estimator.models import Estimate, OperatorModel, first_estimates
@@ -245,7 +245,11 @@ def _first(skipped: Mapping[str, str]) -> str:
 
 
 def fit(measured: Mapping[Signature, tuple[float, float]], campaign: Campaign, memory: Any) -> Calibrated:
-    """The models of what was measured."""
+    """The models of what was measured.
+
+    A GPU with a shipped profile keeps the shipped models, which know the kernels: `benchmarks/step_kinds --calibrated` prints
+    how far models that were fitted to a sweep of an H100 are off beside them in 20 training steps.
+    """
     rows = [(shape, ms) for s, (ms, _) in measured.items() if (shape := shape_of(s)) is not None]
     peak: dict[str, float] = {}
     for shape, ms in rows:
@@ -262,16 +266,22 @@ def fit(measured: Mapping[Signature, tuple[float, float]], campaign: Campaign, m
         memory=memory,
         about=campaign.machine.about | {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "operators": len(rows)},
     )
+    if known_gpu(campaign.machine):
+        return plain
+    return replace(plain, groups=fitted_groups(rows, plain))
+
+
+def fitted_groups(rows: Sequence[tuple[Shape, float]], plain: Calibrated) -> dict[str, GaussianProcess]:
+    """A process for each group of shapes and milliseconds, relative to the baseline of `plain`."""
     groups: dict[str, list[tuple[Shape, float]]] = {}
     for shape, ms in rows:
         for group in shape.groups:
             groups.setdefault(group, []).append((shape, ms))
-    fitted = {
+    return {
         group: _process(members, plain)
         for group, members in groups.items()
         if not group.startswith("family ") or len(members) >= _FEWEST_TO_POOL
     }
-    return Calibrated(**{name: getattr(plain, name) for name in plain.__slots__} | {"groups": fitted})
 
 
 def _process(members: Sequence[tuple[Shape, float]], plain: Calibrated) -> GaussianProcess:

@@ -98,17 +98,26 @@ def _cpu(machine: Machine, calibrated: Calibrated) -> dict[str, Any]:
     }
 
 
-def _gpu(machine: Machine, calibrated: Calibrated, host_us: Mapping[str, float]) -> dict[str, Any]:
+def known_gpu(machine: Machine) -> str:
+    """The shipped profile of the machine's GPU; empty for a CPU and for a GPU that has none."""
     from autosac.estimator.gpu import match_gpu
 
+    if machine.device == "cpu":
+        return ""
     properties = torch.cuda.get_device_properties(machine.torch_device)
     capability = (properties.major, properties.minor)
-    launch = {"launch_us": host_us[_LAUNCH_FIELD]} if host_us.get(_LAUNCH_FIELD) else {}
     try:
-        known = match_gpu(properties.name, capability, properties.multi_processor_count, properties.total_memory)
+        return match_gpu(properties.name, capability, properties.multi_processor_count, properties.total_memory)
     except UsageError:
-        return _unknown_gpu(machine, calibrated, properties) | launch
-    return {"base": known} | launch
+        return ""
+
+
+def _gpu(machine: Machine, calibrated: Calibrated, host_us: Mapping[str, float]) -> dict[str, Any]:
+    launch = {"launch_us": host_us[_LAUNCH_FIELD]} if host_us.get(_LAUNCH_FIELD) else {}
+    known = known_gpu(machine)
+    if known:
+        return {"base": known} | launch
+    return _unknown_gpu(machine, calibrated, torch.cuda.get_device_properties(machine.torch_device)) | launch
 
 
 def _unknown_gpu(machine: Machine, calibrated: Calibrated, properties: Any) -> dict[str, Any]:

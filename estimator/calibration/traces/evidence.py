@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,13 +179,19 @@ class _Signatures:
         copies = tuple(sorted({kernel.name for kernel in measured.kernels if kernel.kind == "copy"}))
         noted = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
         args = measured.op.args
-        key = (measured.op.name, measured.node, *copies, *(str(args.get(name)) for name in noted))
+        kernels = tuple(sorted({kernel.name for kernel in measured.kernels})) if _holds_list(args) else ()
+        key = (measured.op.name, measured.node, *copies, *kernels, *(str(args.get(name)) for name in noted))
         if key not in self._known:
             try:
-                self._known[key] = to_signature(measured.op, copies, measured.node), ""
+                self._known[key] = to_signature(measured.op, copies, measured.node, kernels), ""
             except Unreadable as e:
                 self._known[key] = None, str(e)
         return self._known[key]
+
+
+def _holds_list(args: Mapping[str, Any]) -> bool:
+    """Whether a list of tensors was passed, whose type is not noted."""
+    return "TensorList" in (args.get("Input type") or ())
 
 
 def _is_tf32(signature: Signature, kernels: Iterable[Kernel]) -> bool:

@@ -1,0 +1,102 @@
+"""Layer norm, RMS norm and the gradient of group norm (layer_norm_kernel.cu, group_norm_kernel.cu).
+
+A row is the work of one block of 128 threads, of which 16 run on a processor at once. It is read twice, the second time from a
+cache if all rows under way fit there. Short rows wait:
+
+    forward        = start + (walk^p + read^p)^(1/p),     walk = max(1, rows / resident) * (wait + wait' * row / 2 KiB)
+                                                          read = (2 + missed) * bytes / bandwidth
+    input's part   = start + walk + 5 * bytes / bandwidth                  both tensors are read twice, one is written
+    weight's part  = start + max(rows / 256 * turn, 2 * bytes / bandwidth)
+
+The gradient of weight and bias gives 32 columns to one block of 1,024 threads, which walks down all rows, 256 at a turn: with
+512 columns 16 blocks are at work, whatever the GPU's size. Above 65,536 rows a grid shares them (since PyTorch 2.8).
+Tensors that are not contiguous are copied first.
+
+Group norm's gradient sums each image's channels in blocks of their own, then writes the input's gradient with operands that
+are broadcast:   t = start + blocks / resident * wait + elements / (0.55 a cycle * processors * clock)
+
+Fitted to single calls of `autosac calibrate` (14 of each kind) and the even steps on an H100, judged on the odd ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autosac.estimator.kernels.streams import Streams
+from autosac.estimator.work import argument, item_bytes
+from autosac.memory_sim.tensor_sizes import elements, is_contiguous
+from autosac.trace import Signature, TensorMeta
+
+_BLOCK, _ROW = 128, 2048.0
+_START, _WAIT_US, _LONGER_US, _CACHED, _READ, _OVERLAP = 0.5, 2.71, 0.857, 0.47, 0.846, 1.465
+_WAIT_RMS_US = 1.2  # without a mean that is divided anew for each element
+_START_BACKWARD, _WAIT_BACKWARD_US, _LONGER_BACKWARD_US = 0.87, 0.39, 0.074
+_PASSES_BACKWARD = 5
+_COLUMNS, _MANY_ROWS, _TURN_US = 32, 65_536, 0.80
+_TURNS = ((256, 256), (128, 128), (64, 64), (0, 8))  # from so many rows on: rows of a turn
+_GROUP_START_US, _GROUP_WAIT_US, _GROUP_ELEMENTS = 15.1, 1.13, 0.55
+
+
+def _rows(signature: Signature, data: TensorMeta) -> tuple[int, int, int]:
+    """Rows, their elements, and the bytes of one of these."""
+    normalized = argument(signature, "normalized_shape")
+    sizes = [n for n in normalized if isinstance(n, int)] if isinstance(normalized, tuple) else [data.shape[-1]]
+    length = max(1, math.prod(sizes))
+    return elements(data) // length, length, item_bytes(data.dtype)
+
+
+def _made_contiguous_us(streams: Streams, metas: tuple[TensorMeta, ...], like: TensorMeta) -> float:
+    """Copies of those that are not."""
+    return sum(streams.copy_us(meta, like) for meta in metas if not is_contiguous(meta))
+
+
+def layer_norm_us(streams: Streams, signature: Signature) -> float | None:
+    """`native_layer_norm` and `_fused_rms_norm`."""
+    data, out = signature.inputs[0], signature.outputs[0]
+    if not data.shape or not elements(data):
+        return None
+    rows, length, item = _rows(signature, data)
+    missed = streams.missed(min(rows, streams.resident(_BLOCK)) * length * item, _CACHED)
+    wait = _WAIT_RMS_US if "rms" in signature.name else _WAIT_US
+    walk = streams.slower * max(1.0, rows / streams.resident(_BLOCK)) * (wait + _LONGER_US * length * item / _ROW)
+    read = (2 + missed) * rows * length * item / (streams.peak_bytes_per_us * _READ)
+    both = float((walk**_OVERLAP + read**_OVERLAP) ** (1 / _OVERLAP))
+    return _START * streams.kernel_us + both + _made_contiguous_us(streams, (data,), out)
+
+
+def layer_norm_gradient_us(streams: Streams, signature: Signature) -> float | None:
+    """`native_layer_norm_backward` and `_fused_rms_norm_backward`."""
+    if len(signature.inputs) < 2 or not signature.inputs[1].shape or not elements(signature.inputs[1]):
+        return None
+    data, out = signature.inputs[1], signature.outputs[0]
+    rows, length, item = _rows(signature, data)
+    nbytes = rows * length * item
+    start = _START_BACKWARD * streams.kernel_us
+    waves = max(1.0, rows / streams.resident(_BLOCK))
+    walk = waves * (_WAIT_BACKWARD_US + _LONGER_BACKWARD_US * length * item / _ROW)
+    us = start + streams.slower * walk + _PASSES_BACKWARD * nbytes / streams.bytes_per_us
+    if len(signature.outputs) > 1:
+        us += start + _weight_us(streams, rows, length, nbytes)
+    return us + _made_contiguous_us(streams, signature.inputs[:2], out)
+
+
+def _weight_us(streams: Streams, rows: int, length: int, nbytes: float) -> float:
+    read = 2 * nbytes / streams.bytes_per_us
+    processors = streams.hardware.sm_count
+    if rows > _MANY_ROWS and length / _COLUMNS < processors / 2:
+        return read
+    turn = next(turn for least, turn in _TURNS if rows >= least)
+    turns = math.ceil(rows / turn) * max(1.0, length / _COLUMNS / processors / 2)
+    return max(read, streams.slower * turns * _TURN_US)
+
+
+def group_norm_gradient_us(streams: Streams, signature: Signature) -> float | None:
+    """`native_group_norm_backward`."""
+    if len(signature.inputs) < 2 or len(signature.inputs[1].shape) < 3:
+        return None
+    data = signature.inputs[1]
+    channels = data.shape[0] * data.shape[1]
+    threads = 512 if elements(data) >= 512 * channels else 32
+    waves = max(1.0, channels / streams.resident(threads))
+    waits = streams.slower * (_GROUP_START_US + waves * _GROUP_WAIT_US)
+    return waits + elements(data) / (_GROUP_ELEMENTS * streams.elements_per_us)
