@@ -32,7 +32,7 @@ from autosac.planning.confidence import confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
-from autosac.quantities import parse_budget, parse_bytes
+from autosac.quantities import parse_budget, parse_bytes, text_of
 from autosac.simulation import Simulation, Target, simulation_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def plan(
     make_step: MakeStep,
     *,
     gpu: str = "h100-sxm-80gb",
-    budget: str = "85%",
+    budget: str | float = "85%",
     budget_kind: str = "reserved",
     confidence: float | None = None,
     solver: str = "pareto",
@@ -96,7 +96,8 @@ def plan(
     Args:
         make_step: called with a device; returns the model and a function that runs one step.
         gpu: the name of a known GPU (``autosac gpus`` lists them) or the path of a profile.
-        budget: memory that the GPU may use: "68GiB", "73GB", or a share of the GPU such as "85%".
+        budget: memory that the GPU may use: "68GiB", "73GB", or a share of the GPU such as "85%" or
+            0.85; an int is a number of bytes.
         budget_kind: what the budget limits: "reserved" (memory that the caching allocator reserves) or "active" (memory of
             tensors).
         confidence: probability that the plan fits, such as 0.99; None: no margin for prediction errors.
@@ -148,7 +149,7 @@ def search(
     gpu: str = "h100-sxm-80gb",
     world_size: int = 1,
     space: Mapping[str, Any] | None = None,
-    budget: str = "85%",
+    budget: str | float = "85%",
     global_batch: int | None = None,
     work: Callable[[Mapping[str, Any]], float] = lambda settings: settings.get("batch_size", 1),
     study: str | None = None,
@@ -170,7 +171,8 @@ def search(
         world_size: number of GPUs of a TorchTitan job.
         space: the values of every knob. Of a job: the knobs of ``autosac search --show-space``. Of an eager step: its
             settings, all combinations of which are searched.
-        budget: memory that each GPU may reserve: "68GiB", "73GB", or a share of the GPU such as "85%".
+        budget: memory that each GPU may reserve: "68GiB", "73GB", or a share of the GPU such as "85%" or
+            0.85; an int is a number of bytes.
         global_batch: sequences in a step on all GPUs; None: the job's own.
         work: of an eager step: how much work a step with these settings does; the most in a second wins.
         study: of a job: a folder that keeps the search, which goes on with what it finds there.
@@ -213,7 +215,7 @@ def search(
         offers=(Offer(gpu=gpu, world_size=world_size, cluster=cluster),),
         overrides=tuple(overrides),
         space=space_of(dict(space or {})),
-        budget=budget,
+        budget=text_of(budget),
         confidence=confidence,
         global_batch=global_batch,
         study=Path(study) if study is not None else None,
@@ -279,7 +281,7 @@ def observe(
     observed.add(model)
 
 
-def compile_options(budget: str) -> dict[str, Any]:
+def compile_options(budget: str | int) -> dict[str, Any]:
     """Options for ``torch.compile`` that limit what each compiled graph saves between its forward and its backward.
 
         model = torch.compile(model, options=autosac.compile_options("8GiB"))
@@ -289,7 +291,7 @@ def compile_options(budget: str) -> dict[str, Any]:
     do not count. Use it with the backend "inductor" and a model without a plan.
 
     Args:
-        budget: bytes that each compiled graph may save, such as "8GiB" or "500MB".
+        budget: bytes that each compiled graph may save, such as "8GiB" or "500MB"; an int is a number of bytes.
 
     Returns:
         The argument ``options`` of `torch.compile`.

@@ -21,11 +21,12 @@ _UNITS = {
 _AMOUNT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]{1,4})?)\s*([A-Za-z]+|%)?\s*")
 
 
-def parse_budget(text: str, gpu_bytes: int) -> int:
-    """Bytes of a budget: ``"68GiB"``, ``"73 GB"``, ``"85%"`` of `gpu_bytes`, or ``"0.85"`` of it.
+def parse_budget(budget: str | float, gpu_bytes: int) -> int:
+    """Bytes of a budget: ``"68GiB"``, ``"73 GB"``, ``"85%"`` of `gpu_bytes`, ``"0.85"`` or ``0.85`` of it; an int is bytes.
 
     UsageError for anything else, and for more than the GPU has.
     """
+    text = text_of(budget)
     match = _AMOUNT.fullmatch(text)
     if match is None:
         raise UsageError(f"budget {text!r}: expected an amount such as 68GiB, 73GB or 85%")
@@ -48,8 +49,14 @@ def parse_budget(text: str, gpu_bytes: int) -> int:
     return _within(text, value * factor, gpu_bytes)
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes of an amount: ``"8GiB"``, ``"500 MB"``. UsageError for anything else."""
+def text_of(budget: str | float) -> str:
+    """A budget as people write it: an int is a number of bytes, another number a share."""
+    return f"{budget}B" if isinstance(budget, int) else str(budget)
+
+
+def parse_bytes(amount: str | int) -> int:
+    """Bytes of an amount: ``"8GiB"``, ``"500 MB"``, or a number of bytes. UsageError for anything else."""
+    text = text_of(amount)
     match = _AMOUNT.fullmatch(text)
     if match is None or match[2] in (None, "%"):
         raise UsageError(f"amount {text!r}: expected bytes such as 8GiB or 500MB")

@@ -11,7 +11,7 @@ from autosac.configurations.wanted import Own
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings, read_setting
 from autosac.titan.python_jobs import PythonJob, read_python_job
-from autosac.titan.source import model_facts
+from autosac.titan.source import has_pipelines, model_facts
 from autosac.titan.version import has_python_jobs
 
 _KNOB_OF = {
@@ -56,7 +56,7 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
         kv_heads=model.get("n_kv_heads", 0),
         experts=model.get("n_experts", 0),
         seq_len=_number(read("training.seq_len")) or 0,
-        pipelines=python is None or python.pipelines,
+        pipelines=python.pipelines if python is not None else has_pipelines(str(read("model.name"))),
     )
     each = 2 if read("training.dtype") == "bfloat16" else 4
     converters = read("model.converters") or ()

@@ -90,7 +90,8 @@ def _times(row: Row) -> dict[str, float]:
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """How much work a search was. `configurations`: layouts times ways of checkpointing; the rest counts layouts. `derived`:
-    with a plan that was simulated without a capture under it, of which `confirmed` were captured; `captured`: evaluations.
+    with a plan that was simulated without a capture under it, of which `confirmed` were captured; `captured`: evaluations;
+    `refused`: by TorchTitan, `induced` of them without being tried, as others were.
     """
 
     configurations: int
@@ -102,6 +103,7 @@ class Counts:
     captured: int
     sheets: int
     refused: int
+    induced: int
     failed: int
     reused: int
 

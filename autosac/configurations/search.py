@@ -42,6 +42,7 @@ from autosac.configurations.layout import (
     settings_of,
 )
 from autosac.configurations.machines import Machines
+from autosac.configurations.refusals import Refusals
 from autosac.configurations.results import Counts, Result, Row
 from autosac.configurations.sampling import Sampler, sampled
 from autosac.configurations.sheets import Sheet, sheet_layout
@@ -73,6 +74,8 @@ class TitanSearch:
         self._rows: dict[Layout, list[Row]] = {}
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
+        self._refusals = Refusals()
+        self._induced: set[Layout] = set()  # refused as others were, without being tried
         self._too_large: list[Layout] = []
         self._walked: set[Layout] = set()  # whose bounds know the paths through their schedules
         self._derived: set[Layout] = set()
@@ -256,14 +259,19 @@ class TitanSearch:
         """See `autosac.configurations.engine.Steps`."""
         layout = candidate
         sheet = self._sheet(layout)
+        reason = None if isinstance(sheet, Sheet) else self._refusals.reason(layout)
+        if reason is not None:
+            self._induced.add(layout)
+            self._refused[layout] = reason
+            return Value(math.inf)
         if sheet is None:
             return self._sheet_work(layout)
         if isinstance(sheet, str):
             alike = layout.pipeline == 1 and (layout.shard > 1 or layout.context > 1)  # FSDP, as the sheet's
             if alike and self._machines.key("sheet", sheet_layout(layout)) not in self._lost:
-                self._refused[layout] = sheet
-                return Value(math.inf)
+                return self._refuse(layout, sheet, sheet_layout(layout))
         else:
+            self._refusals.taken(sheet_layout(layout))
             for paths in (False, True)[: 1 + (layout.pipeline > 1 and layout not in self._walked)]:
                 tight = self._bounds.least(layout, self._bounds.shape(layout, sheet), paths=paths)
                 if tight > bound:
@@ -284,13 +292,18 @@ class TitanSearch:
         if answer is None:
             return Work(key, self.task(layout, best * (1 - self._wanted.gap) / self._machines.weight(layout)))
         if "refused" in answer:
-            self._refused[layout] = answer["refused"]
-            return Value(math.inf)
+            return self._refuse(layout, answer["refused"], layout)
+        self._refusals.taken(layout)
         value = self._noted(layout, key, answer)
         planned = next((row for row in answer["rows"] if row["checkpointing"] == "autosac"), None)
         if value >= best or planned is None or planned["step_ms"] * self._machines.weight(layout) > value:
             return Value(value)
         return self._confirmed(layout, answer, value)
+
+    def _refuse(self, layout: Layout, reason: str, tried: Layout) -> Value:
+        self._refused[layout] = reason
+        self._refusals.refused(tried, reason)
+        return Value(math.inf)
 
     def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float) -> Value | Work:
         """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it."""
@@ -404,6 +417,7 @@ class TitanSearch:
                 captured=self._asked,
                 sheets=sum(isinstance(sheet, Sheet) for sheet in self._sheets.values()),
                 refused=len(refused),
+                induced=len(self._induced),
                 failed=len(self._failed),
                 reused=self._reused,
             ),

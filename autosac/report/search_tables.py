@@ -93,13 +93,16 @@ def notes(result: Result) -> list[str]:
         found.append(f"not proven: {_why_not_proven(result)}")
     open_ = counts.legal - counts.bounded - counts.evaluated - counts.refused - counts.failed
     left = f", {open_:,} open" if open_ else ""
+    untried = (
+        f" ({counts.induced:,} of them untried, because others with the same settings were)" if counts.induced else ""
+    )
     sheets = f"{counts.sheets:,} one-layer capture{'' if counts.sheets == 1 else 's'} gave bounds"
     plans = (
         f"; {counts.derived:,} plan{'' if counts.derived == 1 else 's'} derived, {counts.confirmed:,} of them captured"
     )
     found.append(
         f"{counts.configurations:,} configurations in {counts.legal:,} layouts: {counts.bounded:,} ruled out by bounds, "
-        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{left}; {sheets}{plans if counts.derived else ''}"
+        f"{counts.evaluated:,} simulated, {counts.refused:,} refused{untried}{left}; {sheets}{plans if counts.derived else ''}"
     )
     if counts.reused:
         found.append(f"{counts.reused:,} answer{' came' if counts.reused == 1 else 's came'} from the study")

@@ -16,7 +16,7 @@ from autosac.errors import CaptureError
 from autosac.jobs.batches import BatchPlan
 from autosac.jobs.expert_load import Statistic
 from autosac.jobs.levers import Pulled
-from autosac.memory_sim import Category
+from autosac.memory_sim import Category, PeakReport
 from autosac.planning.closed_loop import Planned
 from autosac.plans import Decision, Plan, Prediction, Unit
 from autosac.plans.diff import PlanDifference
@@ -327,7 +327,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
         moving = f"{format_ms(breakdown.communication_ms)} (slows computation beside it by "
         facts.add_row("communication", f"{moving}{format_ms(breakdown.interference_ms)})")
     facts.add_row("priced by", served_line(simulation.pricing))
-    facts.add_row("peak active", f"{format_bytes(report.nbytes)} at {report.op} in {report.module or 'the step'}")
+    facts.add_row("peak active", f"{format_bytes(report.nbytes)} {_place_of_peak(report)}")
     facts.add_row("peak reserved", format_bytes(simulation.peak_reserved_bytes))
     outside = simulation.target.hardware.context_bytes + simulation.nccl_bytes
     facts.add_row("outside of PyTorch", f"{format_bytes(outside)} (CUDA context, NCCL)")
@@ -339,6 +339,11 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
         parts.append(Text(f"{len(unknown)} operators without a cost model are priced by their bytes: {listed}"))
     parts += [Text(f"- {note}") for note in simulation.trace.info.notes]
     return Group(*parts)
+
+
+def _place_of_peak(report: PeakReport) -> str:
+    """Where the peak is; a step that launches a CUDA graph allocates nothing."""
+    return f"at {report.op} in {report.module or 'the step'}" if report.op else "from the beginning of the step on"
 
 
 def ranks_table(ranks: Sequence[Simulation]) -> Table:

@@ -28,9 +28,8 @@ Section = Mapping[str, "Field | Mapping[str, Field]"]
 @lru_cache(maxsize=4)
 def dataclasses_of(path: Path) -> dict[str, dict[str, Field]]:
     """The dataclasses in a source file, by name: their fields. Empty if the file cannot be read."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
+    tree = _parsed(path)
+    if tree is None:
         return {}
     return {
         node.name: {
@@ -88,18 +87,36 @@ def model_facts(name: str, flavor: str) -> dict[str, int]:
     return facts
 
 
+def has_pipelines(name: str) -> bool:
+    """Whether a model that comes with TorchTitan can be cut into pipeline stages, as far as its source tells it."""
+    root = _torchtitan()
+    tree = _parsed(root / "models" / name / "__init__.py") if root is not None and name.isidentifier() else None
+    functions = [
+        keyword.value
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "pipelining_fn"
+    ]
+    return not functions or any(_literal(function) is not None for function in functions)
+
+
 def _flavor(path: Path, flavor: str) -> ast.Call | None:
     """The call that makes a flavor's arguments in the table of a model's package."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
+    tree = _parsed(path)
+    for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == flavor and isinstance(value, ast.Call):
                     return value
     return None
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 def _torchtitan() -> Path | None:

@@ -1,0 +1,86 @@
+"""What TorchTitan refuses is learnt, and not tried again.
+
+A layout's *features* are the knobs that it turns away from their usual values, and the pairs of them, with these values or,
+for degrees, any above 1: a tensor degree of 4, tensor and context parallelism together. A feature is to blame for a refusal if
+
+- `_ALIKE` layouts with it were refused for the same reason,
+- they differ from each other in two more knobs at least, so that it is not those that are to blame,
+- for any degree above 1, two degrees at least were refused, and
+- no layout with it was ever taken.
+
+Layouts with such a feature are then refused for its reason without a capture. That is an induction and no proof: reports say
+for how many layouts it was made. Sizes (microbatch, number of GPUs) are no features: what they cause is memory, and memory is
+no refusal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from autosac.configurations.layout import Layout
+
+_ALIKE = 8
+_SIZES = frozenset({"gpu", "global_batch", "microbatch", "shard"})
+_KNOBS = tuple(field.name for field in fields(Layout) if field.name not in _SIZES)
+_USUAL = {field.name: field.default for field in fields(Layout)}  # the GPU has none
+
+Feature = tuple[tuple[str, Any], ...]  # knobs with their values; None: any degree above 1
+
+
+class Refusals:
+    """What was refused, and taken, so far."""
+
+    def __init__(self) -> None:
+        self._refused: dict[Feature, dict[str, list[Layout]]] = defaultdict(lambda: defaultdict(list))
+        self._taken: set[Feature] = set()
+        self._known: set[Layout] = set()
+
+    def refused(self, layout: Layout, reason: str) -> None:
+        """A layout was tried and refused."""
+        if layout not in self._known:
+            self._known.add(layout)
+            for feature in _features(layout):
+                self._refused[feature][reason].append(layout)
+
+    def taken(self, layout: Layout) -> None:
+        """A layout was tried and can be captured."""
+        if layout not in self._known:
+            self._known.add(layout)
+            self._taken.update(_features(layout))
+
+    def reason(self, layout: Layout) -> str | None:
+        """Why a layout would be refused; None if nothing says that it would."""
+        if layout in self._known:
+            return None
+        for feature in _features(layout):
+            if feature not in self._taken:
+                for reason, layouts in self._refused[feature].items():
+                    if _is_to_blame(feature, layouts):
+                        return reason
+        return None
+
+
+def _features(layout: Layout) -> Iterator[Feature]:
+    turned = [
+        [(name, value), (name, None)] if type(value) is int else [(name, value)]
+        for name in _KNOBS
+        if (value := getattr(layout, name)) != _USUAL[name]
+    ]
+    for one in turned:
+        yield from ((choice,) for choice in one)
+    for one, other in itertools.combinations(turned, 2):
+        yield from itertools.product(one, other)
+
+
+def _is_to_blame(feature: Feature, layouts: list[Layout]) -> bool:
+    if len(layouts) < _ALIKE:
+        return False
+    values = {name: len({getattr(layout, name) for layout in layouts}) for name in _USUAL}
+    if any(value is None and values[name] < 2 for name, value in feature):
+        return False
+    named = {name for name, _ in feature}
+    return sum(count > 1 for name, count in values.items() if name not in named and name != "gpu") >= 2
