@@ -37,6 +37,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from autosac.errors import UsageError
@@ -170,15 +171,16 @@ def _flash_attention(
     **_: Any,
 ) -> torch.Tensor:
     """`flash_attn_func`: PyTorch has the same kernels. (batch, length, heads, size) in and out."""
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        dropout_p=dropout_p,
-        scale=softmax_scale,
-        is_causal=causal,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            dropout_p=dropout_p,
+            scale=softmax_scale,
+            is_causal=causal,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
     return attended.transpose(1, 2)
 
 

@@ -53,8 +53,9 @@ class CachingAllocator:
     `device_bytes` is the memory of the device and `outside_bytes` what others hold of it (CUDA context, NCCL); without
     `device_bytes` memory never ends. Statistics, as PyTorch counts them: `allocated_bytes`, `active_bytes` (with what waits
     for events), `reserved_bytes`, `device_allocs` (cudaMalloc or mapping), `device_frees`, `retries` (after releasing all that
-    was cached). `log`, if set to a list, receives what PyTorch's memory history would hold, with the `context` (any number of
-    the caller's) in which each block was allocated.
+    was cached). Memory of the streams in `private`, pools of CUDA graphs, is never returned. `log`, if set to a list,
+    receives what PyTorch's memory history would hold, with the `context` (any number of the caller's) in which each block was
+    allocated.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class CachingAllocator:
         self.device_allocs = self.device_frees = self.retries = 0
         self.log: list[LogEntry] | None = None
         self.context = -1
+        self.private: frozenset[int] = frozenset()
         self._collects = self.config.garbage_collection_threshold > 0 and device_bytes is not None
         self._needed_bytes = 0
         self._sizes: dict[int, int] = {}
@@ -129,6 +131,8 @@ class CachingAllocator:
         for pool in (self.large, self.small):
             unmap = []
             for block in pool.free_blocks():
+                if block.stream in self.private:
+                    continue
                 if block.segment is not None:
                     unmap.append(block)
                 elif not block.is_split:
@@ -291,7 +295,7 @@ class CachingAllocator:
         threshold = int(self.config.garbage_collection_threshold * self.allowed_bytes)
         target = self.reserved_bytes - threshold
         searches = self.large.searches
-        candidates = [b for b in self.large.free_blocks() if not b.is_split]
+        candidates = [b for b in self.large.free_blocks() if not b.is_split and b.stream not in self.private]
         reclaimed = 0
         while candidates and reclaimed < target:
             mean_age = sum(searches - b.age for b in candidates) / len(candidates)

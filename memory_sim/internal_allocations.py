@@ -13,7 +13,7 @@ operator without a rule has none that is known. Attention: `autosac.memory_sim.a
   columns, partial sums for dgamma and dbeta of up to 32,768 / ceil(N / 32) blocks.
 - **Copies**: kernels that take contiguous inputs only copy others first (`CONTIGUOUS_INPUTS`).
 
-- **Reductions**: `autosac.memory_sim.reduction_allocations`.
+- **Reductions**: `autosac.memory_sim.reduction_allocations`. **RNNs**: `autosac.memory_sim.rnn_allocations`.
 
 Not modelled, because no source says how much: cuDNN's convolution and engine workspaces, and cub's scratch
 space (at most a few bytes for each element sorted).
@@ -30,6 +30,7 @@ from autosac.memory_sim.attention_allocations import (
     flash_backward,
 )
 from autosac.memory_sim.reduction_allocations import REDUCTIONS, reduction_buffers
+from autosac.memory_sim.rnn_allocations import rnn_backward, rnn_forward
 from autosac.memory_sim.tensor_sizes import ITEM_BYTES, dense_bytes, elements, is_contiguous
 from autosac.trace import Signature
 
@@ -63,6 +64,10 @@ def _own_blocks(operator: str, signature: Signature, sm_count: int, capability: 
         return reduction_buffers(signature, sm_count, capability)
     heads_first = operator.startswith("_scaled_dot_product")
     match operator:
+        case "_cudnn_rnn":
+            return rnn_forward(signature)
+        case "_cudnn_rnn_backward":
+            return rnn_backward(signature)
         case "_scaled_dot_product_flash_attention_backward" | "_flash_attention_backward":
             return flash_backward(signature, heads_first)
         case "_scaled_dot_product_efficient_attention_backward" | "_efficient_attention_backward":

@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from autosac.errors import SimulationError
-from autosac.memory_sim.workspaces import WorkspaceModel, matmul_signatures, on_autograd_thread
+from autosac.memory_sim.workspaces import (
+    WorkspaceModel,
+    is_matmul,
+    matmul_signatures,
+    on_autograd_thread,
+    replayed,
+)
 from autosac.trace import Alloc, Event, Free, Label, Op, StepBegin, Storage, Trace
 
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
@@ -114,21 +120,26 @@ class _Rows:
         found = any(type(event) is StepBegin for event in trace.prologue)
         matmul = matmul_signatures(trace)
         seen: dict[tuple[bool, int], Storage] = {}
-        for i, event in enumerate(trace.events):
-            if type(event) is not Op or not matmul[event.signature]:
-                continue
-            key = (on_autograd_thread(event.phase), event.stream)
+
+        def add(place: Op | Storage, begin: int) -> None:
+            key = (on_autograd_thread(place.phase), place.stream)
             if key not in seen:
-                self.allocate(len(trace.storages) + len(seen), -1 if found else i)
+                self.allocate(len(trace.storages) + len(seen), begin)
                 seen[key] = Storage(
-                    workspaces.cublas_bytes,
-                    event.stream,
-                    Label.NONE,
-                    event.phase,
-                    event.module,
-                    event.source,
-                    CUBLAS,
+                    workspaces.cublas_bytes, place.stream, Label.NONE, place.phase, place.module, place.source, CUBLAS
                 )
+
+        for event in trace.prologue:
+            if (
+                type(event) is Alloc
+                and trace.storages[event.storage].stream
+                and is_matmul(trace.storages[event.storage].op)
+            ):
+                add(trace.storages[event.storage], -1)  # of other streams: the warm-up and the capture of CUDA graphs
+        repeated = replayed(trace.events)
+        for i, event in enumerate(trace.events):
+            if type(event) is Op and matmul[event.signature] and i not in repeated:
+                add(event, -1 if found else i)
         return list(seen.values())
 
 
@@ -141,9 +152,9 @@ def _transients(trace: Trace, workspaces: WorkspaceModel) -> tuple[IntArray, dic
     transient, transient_op = np.zeros(len(trace.events), dtype=np.int64), dict[int, int]()
     if not any(per_signature):
         return transient, transient_op
-    events = trace.events
+    events, repeated = trace.events, replayed(trace.events)
     for i, event in enumerate(events):
-        if type(event) is Op and per_signature[event.signature]:
+        if type(event) is Op and per_signature[event.signature] and i not in repeated:
             at = i + outputs_after(events, i)
             transient[at] = per_signature[event.signature]
             transient_op[at] = i

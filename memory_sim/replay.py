@@ -26,8 +26,8 @@ from autosac.memory_sim.allocator_blocks import Block
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.attribution import module_name, source_name
 from autosac.memory_sim.lifetimes import CUBLAS, IntArray, outputs_after
-from autosac.memory_sim.workspaces import WorkspaceModel, is_matmul, on_autograd_thread
-from autosac.trace import Alloc, Event, Free, Op, Phase, RecordStream, Storage, Trace
+from autosac.memory_sim.workspaces import WorkspaceModel, is_matmul, on_autograd_thread, replayed
+from autosac.trace import GRAPH_POOL, Alloc, EmptyCache, Event, Free, Op, Phase, RecordStream, Storage, Trace
 
 
 class Outcome(Enum):
@@ -141,7 +141,7 @@ class ReachedError(Exception):
 
 
 # An instruction is (kind, event, key, bytes, stream); keys are storage ids, or those of workspaces.
-ALLOC, FREE, RECORD, TEMPORARY, STAY = range(5)
+ALLOC, FREE, RECORD, TEMPORARY, STAY, EMPTY = range(6)
 _Instruction = tuple[int, int, int, int, int]
 
 
@@ -164,6 +164,7 @@ class Replay:
             raise UsageError(f"the device has {capacity_bytes} bytes, of which {outside_bytes} are not PyTorch's")
         self.trace = trace
         self.allocator = CachingAllocator(config, capacity_bytes, outside_bytes)
+        self.allocator.private = frozenset(i for i, name in enumerate(trace.streams) if name.startswith(GRAPH_POOL))
         self.workspaces = workspaces
         self.live: dict[int, Block] = {}
         self.stays: dict[tuple[bool, int], int] = {}
@@ -222,7 +223,7 @@ class Replay:
         echoes = self.echoes if events is self.trace.prologue else {}
         program: list[_Instruction] = []
         deferred: dict[int, list[_Instruction]] = {}
-        storages = self.trace.storages
+        storages, repeated = self.trace.storages, replayed(events)
         for i, event in enumerate(events):
             if type(event) is Alloc:
                 storage = storages[event.storage]
@@ -239,7 +240,9 @@ class Replay:
                 program.append((FREE, i, event.storage, 0, 0))
             elif type(event) is RecordStream:
                 program.append((RECORD, i, event.storage, 0, event.stream))
-            elif type(event) is Op:
+            elif type(event) is EmptyCache:
+                program.append((EMPTY, i, -1, 0, 0))
+            elif type(event) is Op and i not in repeated:
                 own = self._op(events, i, event)
                 behind = outputs_after(events, i) if own else 0
                 if behind:
@@ -292,6 +295,8 @@ class Replay:
                 if key in live:
                     allocator.record_stream(live[key], stream)
                 continue
+            elif kind == EMPTY:
+                allocator.empty_cache()
             else:
                 self.now = (step, instruction)
                 allocator.context = -2 - event

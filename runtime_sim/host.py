@@ -13,6 +13,8 @@ One host thread per rank walks the trace in order (Maya's dispatch queue). Each 
     HostWait    sync_us, paid after what it waits for has completed
     ModuleEnter, ModuleExit   module_us (nn.Module.__call__ and its hooks; nothing in the backward);
                 + checkpoint_us where recomputation begins
+    GraphLaunch eager_op_us, and nothing for the events of the graph (CUDA launches a graph in constant time since 12.4:
+                NVIDIA's developer blog, "Constant time launch for straight-line CUDA graphs")
     Alloc, Free nothing: the caching allocator is part of the operator's cost
 
 Selective checkpointing runs every operator of its module, views included, through a Python dispatch mode,
@@ -39,6 +41,7 @@ from autosac.trace import (
     Collective,
     EventRecord,
     EventWait,
+    GraphLaunch,
     HostWait,
     ModuleEnter,
     ModuleExit,
@@ -139,9 +142,15 @@ def host_costs(trace: Trace, host: HostModel, selective_modules: Collection[str]
     by_type |= {Collective: host.collective_us, HostWait: host.sync_us}
     costs_us = np.zeros(len(trace.events))
     recomputing = False
+    graph_ends = 0
     for i, event in enumerate(trace.events):
         kind = type(event)
-        if kind is Op:
+        if kind is GraphLaunch:
+            graph_ends = i + 1 + event.events  # type: ignore[union-attr]
+            costs_us[i] = host.eager_op_us
+        elif i < graph_ends:
+            continue
+        elif kind is Op:
             phase = event.phase  # type: ignore[union-attr]
             costs_us[i] = by_phase[phase][event.signature]  # type: ignore[union-attr]
             recomputing = phase == Phase.RECOMPUTE

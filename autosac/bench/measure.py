@@ -133,6 +133,19 @@ def _build(make_step: Callable[..., Any], device: Any, plan_file: str | None) ->
     return step
 
 
+def timed_on_cuda(step: Callable[[], Any], steps: int) -> list[float]:
+    """Milliseconds that each of these steps takes, waiting for the device after it."""
+    import torch
+
+    times_ms = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times_ms.append((time.perf_counter() - began) * 1e3)
+    return times_ms
+
+
 def _on_cuda(build: Callable[[], Callable[[], Any]], steps: int) -> Measured:
     import torch
 
@@ -143,12 +156,7 @@ def _on_cuda(build: Callable[[], Callable[[], Any]], steps: int) -> Measured:
     for _ in range(_WARM_UP_STEPS - 1):
         step()
     torch.cuda.synchronize()
-    times_ms = []
-    for _ in range(steps):
-        began = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        times_ms.append((time.perf_counter() - began) * 1e3)
+    times_ms = timed_on_cuda(step, steps)
     stats = torch.cuda.memory_stats()
     return Measured(
         step_ms=statistics.median(times_ms),

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from autosac.capture.record.sources import innermost_line
+from autosac.capture.record.sources import innermost_line, raised_in
 from autosac.errors import AutosacError, CaptureError
 
 _LIMIT = 400  # characters of a message
@@ -29,6 +29,7 @@ _REMEDIES = {
         "embeddings"
     ),
     "Cannot access storage of SparseTensorImpl": _SPARSE,
+    "their sizes and times depend on their values": _SPARSE,
     "memory format option is only supported by strided tensors": _SPARSE,
     "aten::_to_sparse": _SPARSE,
     "DynamicOutputShapeException": (
@@ -112,12 +113,12 @@ def remedy_of(part: str, torch_version: str) -> str:
 
 
 def _told(error: BaseException, limit: int) -> str:
-    """Its type and message on one line."""
+    """Its type and message on one line; without a message, the function that raised it."""
     message = one_line(error)
     if len(message) > limit:
         message = message[: limit - 3] + "..."
     kind = type(error).__name__
-    return message if message == kind else f"{kind}: {message}"
+    return f"{kind}{raised_in(error.__traceback__)}" if message == kind else f"{kind}: {message}"
 
 
 def how_it_ended(code: int) -> str:

@@ -314,6 +314,7 @@ class _Keeping:
         for c, rows in enumerate(self._execution.calls):
             if rows.recomputed and c not in self._need.calls:
                 self._edits.deleted.update(rows.recomputed)
+                self._forget_temporaries(rows)
         ends: dict[int, list[tuple[int, int]]] = {}
         for rows in self._execution.calls:
             for s, (forward, again) in rows.made.items():
@@ -325,6 +326,14 @@ class _Keeping:
         for gather in self._execution.gathers:
             if gather.is_moved(self._need.calls):
                 self._move(gather)
+
+    def _forget_temporaries(self, rows: CallRows) -> None:
+        """What an operator allocates and frees inside, as flex attention does, is gone from the earlier steps too."""
+        made = {again for _, again in rows.made.values()}
+        for i in rows.recomputed:
+            row = self._template.rows[i]
+            if type(row) is Alloc and row.storage not in made:
+                self._forget(row.storage)
 
     def _move(self, gather: Gather) -> None:
         """FSDP gathers before another operator, or in its hook."""

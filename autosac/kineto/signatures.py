@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from autosac.capture.device import shapes
 from autosac.capture.record.signatures import SignatureTable
 from autosac.kineto.reader import HostEvent
 from autosac.trace import Signature, TensorMeta
@@ -61,6 +63,9 @@ _SCALAR_TYPES = (
 _MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 _HIDDEN = ("c10d", "profiler", "prim", "symm_mem", "prims")
 _UNSET = object()
+# Concatenations are compiled for the width of an element (Shape.cu); of the types of a width the one that steps hold most.
+_WIDTH = re.compile(r"OpaqueType<(\d+)u?>")
+_OF_WIDTH = {"1": "bool", "2": "c10::bfloat16", "4": "float", "8": "long"}
 
 
 _TO_HOST = "aten::_local_scalar_dense"
@@ -68,6 +73,14 @@ _TO_HOST = "aten::_local_scalar_dense"
 
 class Unreadable(Exception):
     """Why a call has no signature, in a few words."""
+
+
+@cache
+def _more_shapes() -> torch.library.Library:
+    """Shapes of results that PyTorch itself does not know, as a capture has them; they last as long as the library."""
+    library = torch.library.Library("aten", "IMPL")
+    shapes.install(library)
+    return library
 
 
 @cache
@@ -103,8 +116,7 @@ def is_vocabulary(op: HostEvent) -> bool:
 @cache
 def _is_shown(name: str, types: tuple[str, ...]) -> bool:
     """Some operators are composite in one overload only: that of the call counts, or the first if none fits."""
-    found = _overloads(name)
-    fitting = [overload for overload in found if _fits(overload, types)] or found[:1]
+    fitting = _fitting(name, types) or _overloads(name)[:1]
     return bool(fitting) and not _is_composite(fitting[0])
 
 
@@ -112,11 +124,23 @@ def _is_composite(overload: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"))
 
 
-def _fits(overload: Any, types: Sequence[str]) -> bool:
-    """Whether the kinds of the arguments are those of the overload's schema."""
+def _fitting(name: str, types: Sequence[str]) -> list[Any]:
+    """The overloads that a call may be of: those whose tensors are all there, else those that were called without some."""
+    found = _overloads(name)
+    whole = [overload for overload in found if _fits(overload, types)]
+    return whole or [overload for overload in found if _fits(overload, types, undefined=True)]
+
+
+def _fits(overload: Any, types: Sequence[str], *, undefined: bool = False) -> bool:
+    """Whether the kinds of the arguments are those of the overload's schema.
+
+    `undefined`: tensors may be missing that the schema does not call optional. Autograd's formulas pass such tensors to
+    attention's backwards (a mask that there was none of).
+    """
     parameters = overload._schema.arguments
     return len(parameters) == len(types) and all(
-        _may_be(str(p.type), held) for p, held in zip(parameters, types, strict=True)
+        _may_be(str(p.type), held) or (undefined and str(p.type) == "Tensor" and held == "")
+        for p, held in zip(parameters, types, strict=True)
     )
 
 
@@ -160,11 +184,12 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def to_signature(op: HostEvent, copies: Sequence[str] = (), node: str = "") -> Signature:
+def to_signature(op: HostEvent, copies: Sequence[str] = (), node: str = "", kernels: Sequence[str] = ()) -> Signature:
     """The signature of one call. Unreadable if it cannot be told.
 
     `copies`: the names of its copies, which say whether it reads or writes the host's memory; `node`: the autograd node
-    that it ran in, whose formula implies arguments that old traces do not hold.
+    that it ran in, whose formula implies arguments that old traces do not hold; `kernels`: the names of its kernels,
+    which say how large the elements of a list's tensors are.
     """
     types = op.args.get("Input type")
     dims = op.args.get("Input Dims", op.args.get("Input dims"))
@@ -172,16 +197,15 @@ def to_signature(op: HostEvent, copies: Sequence[str] = (), node: str = "") -> S
         raise Unreadable("no shapes: record with record_shapes=True")
     if len(types) == 0 and _overloads(op.name)[0]._schema.arguments:
         raise Unreadable("no shapes: record with record_shapes=True")
-    call = _Call(op, types, dims, node, bool(copies))
+    call = _Call(op, types, dims, node, bool(copies), kernels)
     why = "no overload of this PyTorch fits its arguments"
-    for overload in _overloads(op.name):
-        if _fits(overload, call.types):
-            try:
-                return _placed(call.run(overload), copies)
-            except Unreadable as e:
-                why = str(e)
-            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError) as e:
-                why = f"PyTorch refuses the call: {' '.join(str(e).split())[:90]}"
+    for overload in _fitting(op.name, call.types):
+        try:
+            return _placed(call.run(overload), copies)
+        except Unreadable as e:
+            why = str(e)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError) as e:
+            why = f"PyTorch refuses the call: {' '.join(str(e).split())[:90]}"
     raise Unreadable(why)
 
 
@@ -207,8 +231,10 @@ def _on_host(meta: TensorMeta) -> TensorMeta:
 class _Call:
     """What a trace holds of one call."""
 
-    def __init__(self, op: HostEvent, types: list[Any], dims: list[Any], node: str, is_copy: bool) -> None:
-        self.name, self.node, self.is_copy = op.name, node, is_copy
+    def __init__(
+        self, op: HostEvent, types: list[Any], dims: list[Any], node: str, is_copy: bool, kernels: Sequence[str]
+    ) -> None:
+        self.name, self.node, self.is_copy, self.kernels = op.name, node, is_copy, kernels
         self.types, self.dims = [str(t) for t in types], dims
         strides, values = op.args.get("Input Strides"), op.args.get("Concrete Inputs")
         self.strides = strides if isinstance(strides, list) and len(strides) == len(dims) else None
@@ -216,6 +242,7 @@ class _Call:
 
     def run(self, overload: Any) -> Signature:
         """Call the overload on meta tensors."""
+        _more_shapes()
         parameters = overload._schema.arguments
         values = {p.name: self._value(i, p) for i, p in enumerate(parameters)}
         for name, value in _implied(self, values).items():
@@ -275,14 +302,16 @@ class _Call:
             if "Optional" in kind and self.types[i] in ("", "None"):
                 return None
             raise Unreadable("the trace does not hold the tensors of its list")
-        dtype = _list_dtype(self.types)
+        dtype = _list_dtype(self.types, self.kernels)
         nested = strides if isinstance(strides, list) and len(strides) == len(dims) else [None] * len(dims)
         return [self._tensor(d, s, dtype) for d, s in zip(dims, nested, strict=True)]
 
 
-def _list_dtype(types: Sequence[str]) -> str:
-    """A list's type is not noted: that of the other tensors, else float32."""
-    return next((t for t in types if _is_tensor(t)), "float")
+def _list_dtype(types: Sequence[str], kernels: Sequence[str] = ()) -> str:
+    """A list's type is not noted: that of the other tensors, else one as wide as what the kernel copies, else float32."""
+    copied = (_WIDTH.search(kernel) for kernel in kernels)
+    wide = next((_OF_WIDTH.get(found[1]) for found in copied if found), None)
+    return next((t for t in types if _is_tensor(t)), wide or "float")
 
 
 def _is_tensor(held: str) -> bool:

@@ -8,7 +8,7 @@ here and measured as compiled (`compiled_costs`). Proposed are
 - policies of the unit's trade-off curve, by prices of what the compiler calls as it is (`compiled_prices`), evenly spread over
   the bytes that they keep;
 - every second product, what is no product and launches a kernel of its own kept (TorchTitan's selective checkpointing);
-- memory budgets of PyTorch's partitioner.
+- memory budgets of PyTorch's partitioner, where it takes one for a module (from PyTorch 2.13 on).
 
 A unit is *compiled as a whole* if no module inside it was entered in the compiled step. One that is compiled in parts (a block
 with experts) is recomputed as a whole or not at all.
@@ -126,17 +126,24 @@ def groups_of(policies: UnitPolicies, compiled: Trace) -> tuple[UnitGroup, ...]:
     worthwhile = [units for units in found.values() if _total_bytes(units) > _SMALL * large]
     if any(u.name not in entered for units in worthwhile for u in units):
         return ()
+    budgets = BUDGETS if modules_have_budgets(compiled.info.torch_version) else ()
     whole = [not any(map(in_parts, units)) for units in worthwhile]
     if not any(whole):
         return ()
     return tuple(
         UnitGroup(
             units=tuple(units),
-            policies=proposed(units[0]) if is_whole else all_or_nothing(units[0]),
+            policies=proposed(units[0], budgets) if is_whole else all_or_nothing(units[0]),
             of_parts=units[0] not in outermost,
         )
         for units, is_whole in zip(worthwhile, whole, strict=True)
     )
+
+
+def modules_have_budgets(torch_version: str) -> bool:
+    """Whether this PyTorch takes a memory budget for a part of what it compiles (2.13), or only one for all (before)."""
+    major, minor = (int(part) for part in torch_version.split(".")[:2])
+    return (major, minor) >= (2, 13)
 
 
 def _outermost(units: Sequence[UnitPolicy]) -> list[UnitPolicy]:
@@ -158,8 +165,8 @@ def _kind(unit: UnitPolicy) -> object:
     return operators, tuple(unit.parameters)
 
 
-def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
-    """The policies of a unit's group: see the module's docstring. No two of them decide alike."""
+def proposed(unit: UnitPolicy, budgets: Sequence[float] = BUDGETS) -> tuple[CompiledPolicy, ...]:
+    """The policies of a unit's group, with these memory budgets: see the module's docstring. No two of them decide alike."""
     named: list[tuple[str, Unit | None]] = [("the compiler's own", None), ("full", unit.recompute_all())]
     curve = frontier(unit.sac.problem)
     corners = [nbytes for nbytes, _ in curve.hull]
@@ -170,7 +177,7 @@ def proposed(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
         if kept is not None:
             named.append((f"keeps {kept.kept_bytes / 2**20:.0f} MiB", unit.unit(kept)))
     named.append(("every second product", unit.keeping(_every_second_product(unit))))
-    named += [(f"memory_budget {budget:g}", _left_to_compiler(unit, budget)) for budget in BUDGETS]
+    named += [(f"memory_budget {budget:g}", _left_to_compiler(unit, budget)) for budget in budgets]
     known: dict[object, CompiledPolicy] = {}
     for name, template in named:
         known.setdefault(None if template is None else template.policy, CompiledPolicy(name=name, template=template))

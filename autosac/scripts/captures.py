@@ -2,28 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autosac.errors import InfeasibleError, UsageError
 from autosac.planning.closed_loop import Goal, Planned, make_plan
 from autosac.planning.stage_plans import join_plans
 from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
+from autosac.quantities import format_bytes
 from autosac.scripts.launch import run_script
 from autosac.scripts.request import ScriptRequest
 from autosac.simulation import Simulation, Target, simulation_of
 
 
 def plan_ranks(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callable[[str], None]) -> Planned:
-    """The verified plan of one rank, or of several distinct ones, each planned by itself. InfeasibleError if one has none."""
+    """The verified plan of one rank, or of several distinct ones. InfeasibleError if one has none.
+
+    Ranks with different modules (pipeline stages of one model) are planned one by one. Where modules of several ranks have the
+    same names, these ranks follow the same decisions: the plan of one of them, with which all fit.
+    """
+    if len(captures) == 1:
+        return make_plan(captures[0], goal, progress)
+    shapes = [rank.observed().trace.info.parameter_shapes for rank in captures]
+    parameters = _of_all(shapes)
+    if len(parameters) < sum(map(len, shapes)):
+        return _plan_shared(captures, tuple(parameters.items()), goal, progress)
     planned = [make_plan(rank, goal, progress) for rank in captures]
-    if len(planned) == 1:
-        return planned[0]
     joined = join_plans(planned, [rank.baselines() for rank in captures])
     assert isinstance(joined, Planned)
-    stages = len(captures)
-    return replace(joined, plan=replace(joined.plan, made_for=replace(joined.plan.made_for, pipeline_stages=stages)))
+    return replace(joined, plan=_for_stages(joined.plan, len(captures)))
+
+
+def _for_stages(plan: Plan, stages: int) -> Plan:
+    return replace(plan, made_for=replace(plan.made_for, pipeline_stages=stages))
+
+
+def _of_all(shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """The parameters of all ranks. UsageError where those of one name have several shapes."""
+    found: dict[str, tuple[int, ...]] = {}
+    for of_rank in shapes:
+        for name, shape in of_rank.items():
+            if found.setdefault(name, shape) != shape:
+                raise UsageError(
+                    f"the distinct ranks have parameters {name} of different shapes, {list(found[name])} and {list(shape)}: "
+                    "one plan cannot tell them apart; give modules of different ranks different names"
+                )
+    return found
+
+
+def _plan_shared(
+    captures: Sequence[ScriptCaptures],
+    parameters: tuple[tuple[str, tuple[int, ...]], ...],
+    goal: Goal,
+    progress: Callable[[str], None],
+) -> Planned:
+    """One plan for ranks with modules of the same names: of the rank that needs most, or else of another one."""
+    baselines = [rank.baselines() for rank in captures]
+    order = sorted(range(len(captures)), key=lambda i: -baselines[i]["none"].peak_bytes(goal.budget_kind))
+    failed = ""
+    for i in order:
+        own = make_plan(captures[i], goal, progress)
+        made_for = replace(own.plan.made_for, parameters=parameters, pipeline_stages=len(captures))
+        plan = replace(own.plan, made_for=made_for)
+        progress("verifying the plan on all distinct ranks")
+        simulations = [rank.under(plan) if plan.units else rank.observed() for rank in captures]
+        peaks = [simulation.peak_bytes(goal.budget_kind) for simulation in simulations]
+        if max(peaks) <= goal.budget_bytes:
+            bare = replace(plan, units=(), reasons=())
+            plans = (plan, *(bare for _ in simulations[1:]))
+            of_ranks = [replace(own, plan=p, simulation=s) for p, s in zip(plans, simulations, strict=True)]
+            joined = join_plans(of_ranks, baselines)
+            assert isinstance(joined, Planned)
+            note = "modules of the distinct ranks have the same names: all follow the same decisions"
+            return replace(joined, notes=(*own.notes, note))
+        worst = simulations[peaks.index(max(peaks))].trace.info.rank
+        failed = failed or f"the plan of rank {captures[i].rank} needs {format_bytes(max(peaks))} on rank {worst}"
+    raise InfeasibleError(f"no plan of one rank suits all distinct ranks: {failed}")
 
 
 class ScriptCaptures(StepCaptures):
@@ -34,6 +90,7 @@ class ScriptCaptures(StepCaptures):
         super().__init__()
         self._request = replace(request, quiet=True, unlimited=True, steps=1)
         self._target = target
+        self.rank = request.rank
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
         trace = run_script(replace(self._request, **changes)).trace

@@ -11,9 +11,9 @@ from itertools import islice
 from autosac.capture.record.recorder import Recorder
 from autosac.memory_sim.allocator import CachingAllocator, OutOfMemoryError
 from autosac.memory_sim.allocator_blocks import Block
-from autosac.memory_sim.workspaces import is_matmul, on_autograd_thread
+from autosac.memory_sim.workspaces import is_matmul, is_nameless, on_autograd_thread
 from autosac.simulation import Target
-from autosac.trace import Alloc, Event, Free, Op, RecordStream
+from autosac.trace import Alloc, EmptyCache, Event, Free, GraphLaunch, Op, RecordStream
 
 _COUNTERS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
@@ -33,21 +33,26 @@ class ScriptMemory:
         self._outside_bytes = hardware.context_bytes
         self._live: dict[int, Block] = {}
         self._kept: set[tuple[bool, int]] = set()
-        self._temporaries: list[tuple[int, ...]] = []
+        self._operators: list[tuple[bool, tuple[int, ...]]] = []
         self._events: list[Event] = []
-        self._position = 0
+        self._position = self._graph_ends = 0
         self._peaks = dict.fromkeys(_COUNTERS, 0)
 
     def follow(self) -> None:
         """Bring the allocator up to date, also before the next step begins. OutOfMemoryError where the device runs out."""
         events = self._recorder.log.events
         if events is not self._events:
-            self._events, self._position = events, 0
+            self._events, self._position, self._graph_ends = events, 0, 0
         settled = self._recorder.storages.settled
+        self.allocator.private = self._recorder.graphs.pools
         while self._position < settled:
             event = events[self._position]
             self._position += 1
             self._apply(event)
+
+    def skip(self) -> None:
+        """What the log holds now has been followed, though it has changed (the capture of a CUDA graph)."""
+        self._position = len(self._recorder.log.events)
 
     def _apply(self, event: Event) -> None:
         kind = type(event)
@@ -64,16 +69,30 @@ class ScriptMemory:
         elif kind is RecordStream:
             if event.storage in self._live:  # type: ignore[union-attr]
                 self.allocator.record_stream(self._live[event.storage], event.stream)  # type: ignore[union-attr]
-        elif kind is Op:
-            for block in [self._malloc(size, event.stream) for size in self._temporary(event.signature)]:  # type: ignore[union-attr]
-                self.allocator.free(block)
+        elif kind is GraphLaunch:
+            self._graph_ends = self._position + event.events  # type: ignore[union-attr]
+        elif kind is Op and (self._position > self._graph_ends or not is_nameless(event)):
+            self._run(event)  # type: ignore[arg-type]
+        elif kind is EmptyCache:
+            self.allocator.empty_cache()
 
-    def _temporary(self, signature: int) -> tuple[int, ...]:
-        if signature >= len(self._temporaries):
+    def _run(self, event: Op) -> None:
+        """What the operator itself allocates; compiled products write into memory that is there."""
+        stream = self._recorder.graphs.memory_of(event.stream)
+        is_product, temporaries = self._own(event.signature)
+        if is_product:
+            self._keep_workspace(on_autograd_thread(event.phase), stream)
+        for block in [self._malloc(size, stream) for size in temporaries]:
+            self.allocator.free(block)
+
+    def _own(self, signature: int) -> tuple[bool, tuple[int, ...]]:
+        """Whether an operator fetches a cuBLAS handle, and the sizes of its temporaries."""
+        if signature >= len(self._operators):
             index = self._recorder.signatures.index
-            for described in islice(index, len(self._temporaries), len(index)):
-                self._temporaries.append(tuple(self._workspaces.op_workspace_blocks(described)))
-        return self._temporaries[signature]
+            for described in islice(index, len(self._operators), len(index)):
+                blocks = tuple(self._workspaces.op_workspace_blocks(described))
+                self._operators.append((is_matmul(described.name), blocks))
+        return self._operators[signature]
 
     def _keep_workspace(self, in_backward: bool, stream: int) -> None:
         if self._workspaces.cublas_bytes and (in_backward, stream) not in self._kept:
@@ -122,11 +141,6 @@ class ScriptMemory:
         """Peaks begin anew at the present values."""
         self.follow()
         self._peaks = {name: getattr(self.allocator, name) for name in _COUNTERS}
-
-    def empty_cache(self) -> None:
-        """Return cached memory to the device."""
-        self.follow()
-        self.allocator.empty_cache()
 
 
 def _size(nbytes: int) -> str:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from autosac.capture.compiler import partition
-from autosac.capture.cuda import functions
+from autosac.capture.cuda import functions, graphs
 from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, values
 from autosac.capture.device.device import CUDA
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
+from autosac.capture.jobs.script_graphs import ScriptGraphs
 from autosac.capture.jobs.script_model import ModelFinder
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
@@ -28,6 +29,7 @@ from autosac.capture.moe_load import MoELoad, Routing
 from autosac.capture.patches import meshes, process_group, synthetic
 from autosac.capture.patches import scripts as script_patches
 from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
+from autosac.errors import UsageError
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
 from autosac.scripts.clock import SimulatedClock
@@ -112,6 +114,15 @@ class ScriptRun:
         self._steps = ScriptSteps(session.recorder, self, self._request.period, self._request.marker)
         self._steps.install()
         session.mode.log = self._steps
+        graphs.tell(ScriptGraphs(self._steps, session.recorder, self._follow, self._skip))
+
+    def _follow(self) -> None:
+        if self._request.is_changed:
+            raise UsageError("no plan can be made for a script that captures CUDA graphs: plan it without them")
+        self._memory.follow()
+
+    def _skip(self) -> None:
+        self._memory.skip()
 
     @property
     def steps(self) -> int:
@@ -219,7 +230,7 @@ class ScriptRun:
     def forward_begun(self, number: int) -> None:
         """Stop, if that was enough: not before a forward, so that the last step's own output is complete."""
         wanted = self._request.steps
-        if wanted and number > max(wanted, self._steps.kept):
+        if wanted and number > max(wanted + self._steps.warm_up, self._steps.kept):
             self.stopped = True
             self._stops += 1
             if self._stops > _MOST_STOPS:  # the script catches everything

@@ -2,15 +2,18 @@
 
 from autosac.trace.info import Cut, Parallelism, TensorLayout, TraceInfo
 from autosac.trace.trace import (
+    GRAPH_POOL,
     SCHEMA_VERSION,
     UNSHARD,
     Alloc,
     Call,
     Collective,
+    EmptyCache,
     Event,
     EventRecord,
     EventWait,
     Free,
+    GraphLaunch,
     Group,
     HostWait,
     Label,
@@ -32,16 +35,19 @@ from autosac.trace.trace import (
 )
 
 __all__ = [
+    "GRAPH_POOL",
     "SCHEMA_VERSION",
     "UNSHARD",
     "Alloc",
     "Call",
     "Collective",
     "Cut",
+    "EmptyCache",
     "Event",
     "EventRecord",
     "EventWait",
     "Free",
+    "GraphLaunch",
     "Group",
     "HostWait",
     "Label",

@@ -279,6 +279,8 @@ def _event_checks(common: Mapping[str, Check], storages: int, groups: int) -> di
         "batch": _whole(-1, _MOST),
         "reason": _one_of(_REASONS),
         "step": _whole(0, _MOST),
+        "events": _whole(0, _MOST),
+        "pool": _whole(-1, _MOST_STREAMS),
     }
 
 

@@ -35,6 +35,7 @@ from autosac.files.documents import DocumentError, is_gzipped, read_packed_json
 from autosac.files.writing import write_bytes_atomically
 from autosac.trace.checks import check_document
 from autosac.trace.info import TraceInfo
+from autosac.trace.structure import structure
 
 SCHEMA_VERSION = 1
 
@@ -136,30 +137,10 @@ class Group(NamedTuple):
     def of(name: str, ranks: Iterable[int]) -> Group:
         """The group of these ranks, by its structure wherever it has one."""
         members = tuple(ranks)
-        dims = _structure(members)
+        dims = structure(members)
         if dims is None:
             return Group(name, members[0], (), members)
         return Group(name, members[0], dims)
-
-
-def _structure(ranks: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
-    """The (size, stride) dimensions of a regular list of ranks, or None."""
-    if len(ranks) == 1:
-        return ()
-    stride = ranks[1] - ranks[0]
-    run = 1
-    while run < len(ranks) and ranks[run] - ranks[run - 1] == stride:
-        run += 1
-    if len(ranks) % run:
-        return None
-    if run == len(ranks):
-        return ((run, stride),)
-    heads = ranks[::run]
-    blocks = [tuple(rank - ranks[i] for rank in ranks[i : i + run]) for i in range(0, len(ranks), run)]
-    outer = _structure(heads)
-    if outer is None or len(set(blocks)) != 1:
-        return None
-    return (*outer, (run, stride))
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------
@@ -282,6 +263,18 @@ class StepBegin(NamedTuple):
     step: int
 
 
+class GraphLaunch(NamedTuple):
+    """The next `events` events are the nodes of a CUDA graph, which the host launches at once."""
+
+    events: int
+
+
+class EmptyCache(NamedTuple):
+    """The caching allocator returns what is cached to the device. `pool` -1: all but the pools of CUDA graphs."""
+
+    pool: int
+
+
 Event: TypeAlias = (
     Op
     | Collective
@@ -296,11 +289,14 @@ Event: TypeAlias = (
     | ModuleEnter
     | ModuleExit
     | StepBegin
+    | GraphLaunch
+    | EmptyCache
 )
 _EVENT_TYPES: tuple[type, ...] = get_args(Event)
 
 
 UNSHARD = "fsdp.unshard"
+GRAPH_POOL = "graph pool"  # how the names of streams begin that stand for the memory of CUDA graphs
 
 # ---- regions --------------------------------------------------------------------------------------------------------
 
@@ -440,7 +436,7 @@ def _encode_events(events: tuple[Event, ...]) -> dict[str, Any]:
 def _decode_events(document: dict[str, Any]) -> tuple[Event, ...]:
     queues = []
     for kind in _EVENT_TYPES:
-        rows = _rows(document["columns"][kind.__name__], kind)
+        rows = _rows(document["columns"].get(kind.__name__, []), kind)
         phase = cast(Any, kind)._fields.index("phase") if "phase" in cast(Any, kind)._fields else None
         if phase is not None:
             rows = [row._replace(phase=Phase(row[phase])) for row in rows]

@@ -132,6 +132,8 @@ class _Recomputation:
         self._kept: dict[int, Any] = {number: tape.memories[number].kept for number in need.kept}
         self._made: dict[int, torch.Tensor] = {}
         self._saved: dict[SavedInPart, torch.Tensor] = {}
+        self._is_compared = any(holder.witness is not None for holder in self._holders)
+        self._undefined: set[int] = set()  # memories that no kernel has written, if anything is compared
         self._done = self._last_uses()
 
     def _last_uses(self) -> dict[int, list[int]]:
@@ -169,12 +171,16 @@ class _Recomputation:
             tape.is_busy = busy
         for holder in self._holders:
             assert holder.value is not None
-            if witness.differs(holder.value, holder.witness):
+            if not self._is_undefined(holder) and witness.differs(holder.value, holder.witness):
                 raise RecomputationError(
                     f"the module {tape.fqn} does not give the same values when it is recomputed ({holder.value.dtype} "
                     f"{list(holder.value.shape)}, made by {self._maker(holder)}): something in it has hidden state, or "
                     "writes to tensors without PyTorch noticing; leave the module out of the plan"
                 )
+
+    def _is_undefined(self, holder: Holder) -> bool:
+        views = views_of(holder.view)
+        return bool(views) and self._undefined.issuperset(view.memory for view in views)
 
     def _maker(self, holder: Holder) -> str:
         if isinstance(holder.view, SavedInPart):
@@ -203,6 +209,9 @@ class _Recomputation:
                 out = self._called(position, entry.func, args, kwargs)
         else:
             out = entry.func(*args, **kwargs)
+        unwritten = set()
+        if self._is_compared:
+            unwritten = {id(tensor) for tensor in witness.undefined(entry.func, args, kwargs or {}, out)}
         del args, kwargs
         plain = plain_in(out)
         if len(plain) != len(entry.outputs):
@@ -213,6 +222,8 @@ class _Recomputation:
         for number, tensor in zip(entry.outputs, plain, strict=True):
             if number >= 0 and number not in self._made and has_storage(tensor):
                 self._made[number] = tensor
+            if id(tensor) in unwritten:
+                self._undefined.add(number)
         del out, plain
         for number in self._done.get(position, ()):
             self._made.pop(number, None)

@@ -3,13 +3,14 @@
 On the CPU a witness is a checksum of all bytes: a recomputed tensor that differs in one bit is noticed. On other devices it
 is a sample of the elements (`_SAMPLES`), compared with a tolerance: kernels that add up atomically do not repeat themselves
 to the bit, and reading everything twice would cost time in every step. It finds what the tape cannot see: kernels that
-write without the dispatcher, operators with a hidden state.
+write without the dispatcher, operators with a hidden state. What a kernel leaves unwritten is not compared (`undefined`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ from autosac.integrations.recompute.memories import has_storage, plain_tensors
 
 _SAMPLES = 64
 _RELATIVE = 0.05
+# Results of attention kernels that only dropout fills: without it they are memory that nobody has written.
+_STATE_OF_DROPOUT = frozenset({"philox_seed", "philox_offset", "rng_state"})
+_NEVER_FILLED = frozenset({"unused", "debug_attn_mask"})
+_VENDORS = ("cudnn", "_cudnn", "miopen", "_batch_norm_with_update")
 
 
 def of(tensor: torch.Tensor) -> Any:
@@ -31,6 +36,29 @@ def of(tensor: torch.Tensor) -> Any:
         return tuple(_checksum(t) for t in plain)
     with _disable_current_modes(), torch.no_grad():
         return tuple(_sample(t) for t in plain)
+
+
+def undefined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> list[torch.Tensor]:
+    """The results of an operator whose content says nothing: a kernel leaves them unwritten, or some of their bytes.
+
+    These are the generator's state of attention without dropout, and the libraries' reserves, which are plain bytes.
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None or not isinstance(out, tuple):
+        return []
+    names = _NEVER_FILLED | _STATE_OF_DROPOUT if _without_dropout(schema, args, kwargs) else _NEVER_FILLED
+    found = [value for value, result in zip(out, schema.returns, strict=True) if result.name in names]
+    if schema.name.removeprefix("aten::").startswith(_VENDORS):
+        found += [value for value in out if isinstance(value, torch.Tensor) and value.dtype is torch.uint8]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _without_dropout(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    for position, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            value = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return not value
+    return False
 
 
 def differs(tensor: torch.Tensor, seen: Any) -> bool:

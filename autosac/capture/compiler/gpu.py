@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.target import TargetGPU
 
@@ -87,46 +86,55 @@ def _device(gpu: TargetGPU) -> dict[str, Callable[..., Any]]:
     }
 
 
-class _Unguarded(TorchFunctionMode):
-    """Methods that enter their tensor's device before they reach the dispatcher: a build without CUDA has no such device."""
+def _indexed(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """``tensor[index]`` of numbers, slices, an ellipsis, None and tensors of one dimension, by operators."""
+    aten = torch.ops.aten
+    indices: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    dimension = 0
+    gathered: list[Any] = []
+    for number, i in enumerate(indices):
+        if i is ...:
+            dimension = tensor.dim() - sum(j is not None for j in indices[number + 1 :])
+            continue
+        if isinstance(i, slice):
+            tensor = aten.slice.Tensor(tensor, dimension, i.start, i.stop, i.step or 1)
+        elif i is None:
+            tensor = aten.unsqueeze.default(tensor, dimension)
+        elif isinstance(i, torch.Tensor):
+            gathered += [None] * (dimension - len(gathered)) + [i]
+        else:
+            tensor = aten.select.int(tensor, dimension, i)
+            continue
+        dimension += 1
+    found: torch.Tensor = aten.index.Tensor(tensor, gathered) if gathered else tensor
+    return found
 
-    _operators: ClassVar[dict[Any, Any]] = {
-        torch.Tensor.clone: torch.ops.aten.clone.default,
-        torch.Tensor.contiguous: torch.ops.aten.contiguous.default,
-        torch.Tensor.copy_: torch.ops.aten.copy_.default,
-    }
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._operators.get(func, func)(*args, **(kwargs or {}))
-
-
-def _eager_force_stride(input_tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The layout of Inductor's function of this name, without its copy. It is called where `_Unguarded` is not in force."""
-    if input_tensor.stride() == stride:
-        return input_tensor
-    return torch.empty_strided(input_tensor.shape, stride, dtype=input_tensor.dtype, device=input_tensor.device)
+# Methods that enter their tensor's device before they reach the dispatcher: a build without CUDA has no such device.
+_UNGUARDED: dict[str, Callable[..., Any]] = {
+    "clone": torch.ops.aten.clone.default,
+    "contiguous": torch.ops.aten.contiguous.default,
+    "copy_": torch.ops.aten.copy_.default,
+    "__invert__": torch.ops.aten.bitwise_not.default,
+    "__getitem__": _indexed,
+}
 
 
-@contextlib.contextmanager
-def _code(function: Any, code: CodeType) -> Iterator[None]:
-    """The function does something else while this is entered, for those too who hold it.
+def _unguarded(name: str) -> Callable[..., Any]:
+    """The method as it is, but for tensors on a GPU."""
+    original, operator = getattr(torch.Tensor, name), _UNGUARDED[name]
 
-    Inductor has registered the function with its operator: another one under the same name would never be called, and the
-    copy that the registered one makes cannot run on the simulated device.
-    """
-    original = function.__code__
-    function.__code__ = code
-    try:
-        yield
-    finally:
-        function.__code__ = original
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_guarded = isinstance(self, FakeTensor) and self.device.type == CUDA.type
+        return (operator if is_guarded else original)(self, *args, **kwargs)
+
+    return call
 
 
 @contextlib.contextmanager
 def answers(gpu: TargetGPU) -> Iterator[None]:
     """While this is entered, PyTorch and Triton speak of `gpu` where they are asked about CUDA."""
     from torch._dynamo.device_interface import CudaInterface, caching_worker_device_properties
-    from torch._inductor import inductor_prims
     from torch.utils import _triton
     from triton.runtime import driver
 
@@ -137,8 +145,8 @@ def answers(gpu: TargetGPU) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         if torch.distributed.is_available():
             stack.enter_context(mock.patch.object(torch.distributed, "is_nccl_available", lambda: True))
-        stack.enter_context(_Unguarded())
-        stack.enter_context(_code(inductor_prims.eager_force_stride, _eager_force_stride.__code__))
+        for name in _UNGUARDED:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, _unguarded(name)))
         for name in ("get_device_properties", "current_device", "device_count", "exchange_device"):
             stack.enter_context(mock.patch.object(CudaInterface, name, staticmethod(bound[name])))
         stack.enter_context(mock.patch.object(CudaInterface, "maybe_exchange_device", staticmethod(lambda _: 0)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -111,32 +111,41 @@ def _states_of_compiled_optimizers() -> None:
 def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
     from torch._dynamo.exc import RestartAnalysis
 
-    as_region = bool(options.get("wrap_inductor_compiled_regions"))
+    style = _Style(bool(options.get("wrap_inductor_compiled_regions")), bool(options.get("triton.cudagraphs")))
     if options.get("triton.cudagraphs"):
-        _asked_for["the CUDA graphs of compiled code are not simulated: the host launches every kernel"] = None
+        _asked_for[
+            "the CUDA graphs of compiled code are launched from their first call on; their inputs are not copied"
+        ] = None
     if any(map(options.get, inductor.TUNING)):
         _asked_for["compiled code has the kernels that Inductor chooses without tuning, which needs a GPU"] = None
     if inductor.is_here():
         try:
-            return _generate(graph, inputs, options, as_region)
+            return _generate(graph, inputs, options, style)
         except RestartAnalysis:  # no failure: Dynamo traces once more
             raise
         except Exception as e:
             _note(e)
-    return _partition(graph, inputs, as_region)
+    return _partition(graph, inputs, style)
 
 
-def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool) -> Any:
+class _Style(NamedTuple):
+    """How compiled code runs: as an operator of its own for dispatch modes, as CUDA graphs."""
+
+    as_region: bool
+    as_graph: bool
+
+
+def _generate(graph: Any, inputs: Any, options: dict[str, Any], style: _Style) -> Any:
     """By Inductor. Its exceptions; for those of code generation only the graph that it fails for is interpreted."""
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
 
     def compile_inner(graph: Any, inputs: Any, **options: Any) -> Any:
         try:
-            return _boxed(inductor.compile_graph(graph, inputs, simulated.stood_for, **options), graph, as_region)
+            return _boxed(inductor.compile_graph(graph, inputs, simulated.stood_for, **options), graph, style)
         except Exception as e:
             _note(e)
-            return _interpret(graph, inputs, as_region=as_region)
+            return _interpret(graph, inputs, style=style)
 
     # On CUDA, a random operator that runs twice has a generator of its own for each of them, which is no tensor of the graph.
     kept = mock.patch(
@@ -152,13 +161,13 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], as_region: bool)
         return compile_fx.compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=settings)
 
 
-def _partition(graph: Any, inputs: Any, as_region: bool) -> Any:
+def _partition(graph: Any, inputs: Any, style: _Style) -> Any:
     """By AOTAutograd and the min-cut partitioner."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    compiler = functools.partial(_interpret, as_region=as_region)
+    compiler = functools.partial(_interpret, style=style)
     return aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,
@@ -169,22 +178,27 @@ def _partition(graph: Any, inputs: Any, as_region: bool) -> Any:
     )(graph, inputs)
 
 
-def _interpret(graph: Any, _: Any, *, as_region: bool) -> Any:
+def _interpret(graph: Any, _: Any, *, style: _Style) -> Any:
     """Runs the graph, and lets go of each value with its last use."""
     from autosac.capture.compiler.fusion import fuse
 
     fused = fuse(graph)
-    return _boxed(lambda args: torch.fx.Interpreter(fused).boxed_run(args), fused, as_region)
+    return _boxed(lambda args: torch.fx.Interpreter(fused).boxed_run(args), fused, style)
 
 
-def _boxed(program: Callable[[list[Any]], Any], graph: Any, as_region: bool) -> Any:
-    """A boxed callable; `as_region`: an operator of its own for dispatch modes, as Inductor makes it if it is asked to."""
+def _boxed(program: Callable[[list[Any]], Any], graph: Any, style: _Style) -> Any:
+    """A boxed callable; an operator of its own for dispatch modes, as Inductor makes it if it is asked to."""
 
     def run(args: list[Any]) -> Any:
+        if style.as_graph and all(
+            x.device.type == simulated.device_type() for x in args if isinstance(x, torch.Tensor)
+        ):
+            with simulated.log.launched_at_once():
+                return program(args)
         return program(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
-    if not as_region:
+    if not style.as_region:
         return run
     from torch._higher_order_ops import wrap
 

@@ -50,9 +50,6 @@ class DeviceMemory(Protocol):
     def reset_peaks(self) -> None:
         """Peaks begin anew at the present values."""
 
-    def empty_cache(self) -> None:
-        """Return cached memory to the device."""
-
 
 class _NoMemory:
     """Before the first allocation."""
@@ -67,9 +64,6 @@ class _NoMemory:
         return 0
 
     def reset_peaks(self) -> None:
-        pass
-
-    def empty_cache(self) -> None:
         pass
 
 
@@ -139,14 +133,14 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
         "_cuda_hostMemoryStats": dict,
         "_cuda_resetPeakHostMemoryStats": nothing,
         "_cuda_resetAccumulatedHostMemoryStats": nothing,
-        "_cuda_emptyCache": lambda: memory[0].empty_cache(),
+        "_cuda_emptyCache": _empty_cache,
+        "_host_emptyCache": nothing,
         "_cuda_setMemoryFraction": nothing,
         "_cuda_getMemoryFraction": lambda _: 1.0,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_record_memory_history": nothing,
         "_cuda_record_memory_history_legacy": nothing,
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
-        "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_clearCublasWorkspaces": nothing,
         "_scatter": _scatter,
         "_broadcast_coalesced": _broadcast,
@@ -200,6 +194,12 @@ def _single(devices: Sequence[int]) -> int:
     return devices[0]
 
 
+def _empty_cache() -> None:
+    from autosac.capture.device import device
+
+    device.log.emptied_cache()
+
+
 def _synchronise() -> None:
     from autosac.capture.device import device
 
@@ -247,7 +247,6 @@ def finish(gpu: TargetGPU) -> None:
     """What is left to do when torch has been imported: streams, events, and what is asked without C++."""
     import torch
     import torch.backends.cudnn as cudnn
-    from torch.cuda import graphs
     from torch.cuda import memory as cuda_memory
 
     from autosac.capture.device import device as simulated
@@ -266,30 +265,31 @@ def finish(gpu: TargetGPU) -> None:
     cuda._check_capability = cuda._check_cubins = lambda: None
     mem_get_info: Any = lambda _=None: (memory[0].free_bytes(), gpu.memory_bytes)  # noqa: E731
     cuda_memory.mem_get_info = cuda.mem_get_info = mem_get_info
-    graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = lambda: False
-    cuda.CUDAGraph = vars(graphs)["CUDAGraph"] = _NoGraph
+    _graphs(cuda)
     torch.compiler.cudagraph_mark_step_begin = lambda: None
-    cudnn.version = lambda: 90800
-    cudnn.is_acceptable = lambda tensor: tensor.is_cuda
+    cudnn.version = lambda: 91900
+    cudnn.is_acceptable = lambda tensor: cudnn.enabled and tensor.is_cuda and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES
     torch.accelerator.current_stream = _current_stream  # Dynamo wants functions of its own here
     torch.accelerator.set_stream = lambda stream: simulated.set_stream(stream)
     torch.accelerator.synchronize = lambda _=None: _synchronise()
+
+
+def _graphs(cuda: Any) -> None:
+    """CUDA graphs. PyTorch's module has taken C++'s functions by name."""
+    from torch.cuda import graphs as torch_graphs
+
+    from autosac.capture.cuda import graphs
+
+    torch_graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = graphs.is_capturing
+    names: dict[str, Any] = vars(torch_graphs)
+    names["_cuda_isCurrentStreamCapturing"], names["_graph_pool_handle"] = graphs.is_capturing, graphs.new_pool
+    cuda.CUDAGraph = names["CUDAGraph"] = graphs.CUDAGraph
 
 
 def _current_stream(_: Any = None) -> Any:
     from autosac.capture.device import device as simulated
 
     return simulated.current_stream()
-
-
-class _NoGraph:
-    """`torch.cuda.CUDAGraph`."""
-
-    def __new__(cls, *_: Any, **__: Any) -> _NoGraph:
-        raise NotImplementedError(
-            "CUDA graphs cannot be simulated: run the script without them. Its kernels and its memory are the same; a graph "
-            "would save the time that the report calls waiting for the host"
-        )
 
 
 class _StreamContext:

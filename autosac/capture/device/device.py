@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.utils import backend_registration
@@ -52,6 +52,8 @@ class DeviceLog(Protocol):
     def event_wait(self, event: int, stream: int) -> None: ...
     def stream_wait(self, stream: int, other: int) -> None: ...
     def host_wait(self, stream: int, event: int, reason: str) -> None: ...
+    def emptied_cache(self) -> None: ...
+    def launched_at_once(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 class DeviceClock(Protocol):
@@ -82,6 +84,12 @@ class _Silence:
     def host_wait(self, stream: int, event: int, reason: str) -> None:
         pass
 
+    def emptied_cache(self) -> None:
+        pass
+
+    def launched_at_once(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
 
 class _State(threading.local):
     stream: Stream | None = None
@@ -104,6 +112,11 @@ def set_clock(new: DeviceClock) -> None:
     """Ask `new` for the time between events from now on."""
     global clock
     clock = new
+
+
+def new_stream_number() -> int:
+    """The number of a stream that nobody has: it stands for memory of its own."""
+    return next(_stream_ids)
 
 
 class Stream(torch.Stream):
@@ -181,6 +194,7 @@ class Event:
         return clock.elapsed_ms(self._mark, other._mark)
 
 
+Pool: TypeAlias = tuple[int, int]  # the handle of a CUDA graph's memory
 _installed: list[str] = []  # the device type that this process simulates
 _default: list[Stream] = []
 

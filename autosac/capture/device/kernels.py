@@ -6,7 +6,8 @@
 3. softmax and log_softmax of float16 into float32, which need no cast copy on CUDA.
 4. Autocast (autocast.py).
 5. Shapes of operators that PyTorch has none for (shapes.py).
-6. CTC loss with tensors of lengths, which reads them; for tensor subclasses PyTorch takes a path that never runs on CUDA.
+6. RNNs, which cuDNN runs (recurrent.py).
+7. CTC loss with tensors of lengths, which reads them; for tensor subclasses PyTorch takes a path that never runs on CUDA.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autosac.capture.device import shapes, values
+from autosac.capture.device import recurrent, shapes, values
 from autosac.capture.device.attention import Attention
 from autosac.capture.device.autocast import Autocast
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, key_of, stand_for
@@ -43,6 +44,7 @@ def install(gpu: TargetGPU, device_type: str = DEVICE_TYPE) -> None:
     for name in NATIVE_ON_CUDA:
         library.impl(name, _unreachable(name), key)
     shapes.install(library)
+    recurrent.install(library, key)
     for target in (f"Autograd{key}", key):
         library.impl("ctc_loss.Tensor", _ctc_loss, target)
     if device_type == CUDA:

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from autosac.capture.device.recurrent_shapes import SHAPES
+
 Shape: TypeAlias = Callable[..., Any]
 _GRU_WORKSPACE = 5  # times the hidden size: the gates, and what they are made of (GRU_WORKSPACE_MULTIPLIER)
 _GRU_GATES = 3
@@ -18,6 +20,8 @@ _GRU_GATES = 3
 
 def install(library: torch.library.Library) -> None:
     """Register those that this PyTorch lacks. `library` implements aten and lives as long as they are needed."""
+    for name, function in SHAPES.items():
+        library.impl(name, function, "Meta")  # PyTorch's own, where it has any, leaves the reserve out
     for name, function in _SHAPES.items():
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             library.impl(name, function, "Meta")
@@ -87,6 +91,7 @@ _SHAPES: dict[str, Shape] = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_use_cudnn_ctc_loss": lambda *_: False,  # it takes targets on the host only
+    "_nested_tensor_from_mask_left_aligned": lambda *_: False,  # evaluated with padding, not as nested tensors
     "_ctc_loss_backward": _like(1),
     "batch_norm_stats": _of_channels(2),
     "batch_norm_update_stats": _of_channels(2),

@@ -5,11 +5,11 @@ ones, and so do numbers that the step draws (`torch.rand` for a mask, `torch.ran
 coin decides is the same for all layers.
 
 Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin, that is
-perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts of tokens
-that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside this one
-(`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), but `all` of unknown bools holds (arguments
-are valid); an unknown integer or float is 1 (`assume_floats`), and finite. Shapes that depend on values are next door
-(`dynamic`).
+perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts of
+tokens that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside this
+one (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), but `all` of unknown bools holds
+(arguments are valid), unless they say which tokens are the last (loops go on to their limit); an unknown integer or float is
+1 (`assume_floats`), and finite. Shapes that depend on values are next door (`dynamic`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ _ABSORBING: dict[Any, bool] = {
     **dict.fromkeys((aten.bitwise_or.Tensor, aten.bitwise_or_.Tensor, aten.logical_or.default), True),
     **dict.fromkeys((aten.bitwise_and.Tensor, aten.bitwise_and_.Tensor, aten.logical_and.default), False),
 }
+# Whether an integer is a given one: whether a token is the last.
+_RARE = {aten.eq.Scalar, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar}
 _ALL = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 _random: list[torch.Tensor] = []  # the state of the generator that draws them, one at most
 _SEED = 0
@@ -206,6 +208,8 @@ def _rule_of(func: Any) -> Rule | None:
         return _draw
     if func in _ALL:
         return _all
+    if func in _RARE:
+        return _is_given
     if func in _ABSORBING:
         return _connect
     if getattr(func, "namespace", "") == "c10d":
@@ -263,9 +267,16 @@ def _draw(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 
 def _all(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if shadow(args[0]) is None and out.numel() <= MOST_KNOWN:
-        out._shadow = torch.ones(out.shape, dtype=out.dtype)
+        out._shadow = torch.full(out.shape, not vars(args[0]).get("_rare"), dtype=out.dtype)
     else:
         _compute(func, args, kwargs, out)
+
+
+def _is_given(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Unknown integers are not the given one all at once: a loop that ends when all sequences have, goes on to its limit."""
+    _compute(func, args, kwargs, out)
+    if shadow(out) is None and isinstance(args[0], FakeTensor) and not args[0].dtype.is_floating_point:
+        vars(out)["_rare"] = True
 
 
 def _connect(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -276,7 +287,10 @@ def _connect(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if len(known) == 1 and is_bool and out.numel() <= MOST_KNOWN and bool((known[0].bool() == decides).all()):
         _overwrite(out, torch.full(out.shape, decides, dtype=out.dtype))
     else:
+        is_rare = decides and any(isinstance(x, FakeTensor) and vars(x).get("_rare") for x in args)
         _compute(func, args, kwargs, out)
+        if is_rare and shadow(out) is None:
+            vars(out)["_rare"] = True
 
 
 def _topk(func: Any, args: Any, kwargs: Any, out: Any) -> None:

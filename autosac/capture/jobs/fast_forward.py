@@ -67,6 +67,10 @@ class FastForward:
             self._parameters += [p for p in module.parameters() if p.requires_grad]
             self._replay(module)
 
+    def launched(self) -> None:
+        """A CUDA graph has been launched."""
+        self._pass()
+
     def _pass(self) -> None:
         self._passed += 1
         if not self.active:

@@ -29,12 +29,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.cache import Entry
+from autosac.capture.device.device import current_stream
 from autosac.capture.device.operators import mutates
 from autosac.capture.jobs.fast_forward import FastForward
 from autosac.capture.jobs.marker import Marker
 from autosac.capture.record.recorder import Recorder
 
 _DDP_STEPS = 3  # DDP sorts its buckets anew in the second step
+_MOST_ASIDE = 32  # a script that goes on like that trains on another stream
 
 
 class StopScript(BaseException):
@@ -84,6 +86,8 @@ class ScriptSteps:
         self._has_modules = self._is_forward = False
         self._has_gradients = False  # a backward has run, and no optimizer has stepped yet
         self._depth = 0
+        self.warm_up = 0  # the last step that was a warm-up for CUDA graphs
+        self._updates: int | None = None  # calls of `Optimizer.step` in the graph that is being captured
 
     def install(self) -> None:
         """Follow modules and optimizers. Before the recorder does, so that a step begins before its first module."""
@@ -109,7 +113,7 @@ class ScriptSteps:
     @property
     def kept(self) -> int:
         """The step that is the first like all that follow, as far as is known."""
-        return (_DDP_STEPS if self.recorder.uses_ddp else 2) + self._repeated
+        return self.warm_up + (_DDP_STEPS if self.recorder.uses_ddp else 2) + self._repeated
 
     def finish(self) -> None:
         """The script has ended: the last step is complete if its optimizer has stepped."""
@@ -119,7 +123,7 @@ class ScriptSteps:
     def _enter(self, module: torch.nn.Module) -> None:
         self._depth += 1
         self._has_modules = True
-        if self._depth > 1 or not torch.is_grad_enabled():
+        if self._depth > 1 or not torch.is_grad_enabled() or self._updates is not None:
             return
         if self._is_over:
             self._begin()
@@ -144,7 +148,9 @@ class ScriptSteps:
             self._first = optimizer
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._marker is None and optimizer is self._first:
+        if self._updates is not None:
+            self._updates += optimizer is self._first
+        elif self._marker is None and optimizer is self._first:
             self._learn()
             self._has_gradients = False
             self._stepped()
@@ -173,6 +179,8 @@ class ScriptSteps:
         self._is_forward = False
         self._listener.step_begun(self.number + 1)
         self.number += 1
+        if current_stream().stream_id and self.number <= _MOST_ASIDE:
+            self.warm_up = self.number
         self.forward.step_begun()
         if not self.forward.active:
             self.recorder.begin_recording(self.number)
@@ -186,12 +194,47 @@ class ScriptSteps:
         self.complete = self.number
         self._listener.step_ended(self.number)
 
+    # ---- CUDA graphs ------------------------------------------------------------------------------------------------
+
+    def begin_capture(self) -> None:
+        """What runs now is no step: it will be, whenever the graph is launched."""
+        self._updates = 0
+        self.warm_up = self.number
+
+    def end_capture(self) -> int:
+        """How often the first optimizer has stepped since."""
+        updates, self._updates = self._updates or 0, None
+        return updates
+
+    def launch_begins(self, has_backward: bool) -> None:
+        """A graph will be launched: inside of a step, or as the first part of one that computes gradients."""
+        if has_backward and not _in_backward() and (self._is_over or not self.number):
+            self._begin()
+        if has_backward:
+            self._has_gradients = self._has_run_backward = True
+            if self.number and not _in_backward():
+                self._listener.forward_begun(self.number)
+
+    def launch_ends(self, updates: int) -> None:
+        """It has been launched, with so many updates in it."""
+        self.forward.launched()
+        for _ in range(updates):
+            self._learn()
+            self._has_gradients = False
+            self._stepped()
+        if not self.forward.active:
+            self._listener.operator_ran()
+
     # ---- OperatorLog ------------------------------------------------------------------------------------------------
 
     def operator(
         self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
     ) -> None:
         """An operator ran on the device."""
+        if self._updates is not None:
+            self.recorder.operator(func, args, kwargs, out, entry, tensors)
+            self._listener.operator_ran()
+            return
         if _in_backward():
             self._has_gradients = self._has_run_backward = True
         elif self._first is None and self._marker is None:

@@ -67,7 +67,7 @@ def outermost(module: nn.Module) -> nn.Module:
         id(child): parent
         for parent in gc.get_objects()
         if isinstance(parent, nn.Module)
-        for child in parent._modules.values()
+        for child in vars(parent).get("_modules", {}).values()  # a wrapper that is being made has none yet
         if child is not None
     }
     seen = {id(module)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 
 import torch.distributed as dist
 
 from autosac.capture.compiler import partition as compiled
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.patches import communication, kernels, speedups, steps, tensors
+from autosac.capture.patches import communication, kernels, libraries, speedups, steps, tensors
 from autosac.capture.patches.registry import PATCHES, install_all
 from autosac.capture.record.recorder import Recorder
 
@@ -32,5 +33,8 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
     """Patches that every capture needs. CaptureError in one line if this torch lacks what one of them needs."""
     install_all(mode, recorder)
     speedups.install(recorder)
+    libraries.install_transformers()
+    # Of the hooks that say which module is running: not the job's, and they do not fire for what compile wraps.
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
     if mode.target != "cpu":
         compiled.install(mode.target)

@@ -1,4 +1,4 @@
-"""What is changed in TorchTitan and torchao."""
+"""What is changed in TorchTitan, torchao and transformers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 
+from autosac.capture.patches.after_import import after_import
 from autosac.target import TargetGPU
 
 
@@ -35,3 +36,8 @@ def install_torchao(gpu: TargetGPU) -> None:
             answer = gpu.compute_capability >= capability
             setattr(utils, f"is_sm_at_least_{name}", functools.partial(bool, answer))
         setattr(utils, "is_cuda_version_at_least", lambda *_: True)  # noqa: B010 # a module of any kind
+
+
+def install_transformers() -> None:
+    """Version 5 of transformers takes fake tensors for a compiler's, and makes masks that it leaves out in a real step."""
+    after_import("transformers.utils.import_utils", lambda module: setattr(module, "is_fake_tensor", lambda _: False))

@@ -17,6 +17,7 @@ from itertools import groupby
 
 from autosac.trace import (
     Alloc,
+    EmptyCache,
     Event,
     EventRecord,
     EventWait,
@@ -28,7 +29,7 @@ from autosac.trace import (
     WorkWait,
 )
 
-_OF_MEMORY = (Alloc, Free, RecordStream)
+_OF_MEMORY = (Alloc, Free, RecordStream, EmptyCache)
 
 
 class EventLog:

@@ -208,7 +208,7 @@ class PhaseTracker:
             del self._stack[depth:]
             self.leave_backward_modules()
             self._backward_module, self._creates_graph = outer
-            self.phase = before if before in _ENCLOSING else self._resting
+            self.phase = self._after(before)
 
     def _move_backward(self, module: int) -> None:
         """Log the module exits and entries on the way from the present backward module to `module`."""
@@ -236,4 +236,11 @@ class PhaseTracker:
     def exit_optimizer(self) -> None:
         """`Optimizer.step` ends."""
         before, self._resting = self._optimizers.pop()
-        self.phase = before if before in _ENCLOSING else self._resting
+        self.phase = self._after(before)
+
+    def _after(self, before: Phase) -> Phase:
+        """The phase once something inside of `before` has ended. A module's forward goes on: what it compiles is traced
+        with a backward, and a model may ask for gradients of its own.
+        """
+        is_inside = before in _ENCLOSING or (before is Phase.FORWARD and len(self._stack) > 1)
+        return before if is_inside else self._resting

@@ -7,6 +7,7 @@ It puts together who knows what: `phases` (where in the job an operator belongs)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,12 +18,14 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device.cache import Entry
 from autosac.capture.record.accumulation import EngineAdditions
 from autosac.capture.record.collectives import CollectiveCall, describe_collective
+from autosac.capture.record.graphs import COMPILED, GraphRecords
 from autosac.capture.record.log import EventLog
 from autosac.capture.record.phases import PhaseTracker, Place, Table
 from autosac.capture.record.signatures import SignatureTable, Work, operator_name
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import (
     Collective,
+    EmptyCache,
     EventRecord,
     EventWait,
     Group,
@@ -63,6 +66,7 @@ class Recorder:
         self.storages = StorageTable(self.log, target)
         self.signatures = SignatureTable(target)
         self.launches: list[tuple[int, str]] = []  # rows and names of Triton kernels that the program launched
+        self.graphs = GraphRecords(self.log)
         self.groups: Table[Group] = Table()
         self.regions: list[Region] = []
         self.model_parts: list[torch.nn.Module] = []
@@ -180,11 +184,13 @@ class Recorder:
             if isinstance(out, torch.Tensor)
             else [o for o in pytree.tree_leaves(out) if isinstance(o, torch.Tensor)]
         )
-        label = Label.COMMUNICATION if stream != 0 or call is not None else Label.NONE
+        aside = stream != 0 and not self.graphs.is_open
+        label = Label.COMMUNICATION if aside or call is not None else Label.NONE
         if func is _COPIES[0] and inputs == (-1,) and place.phase is Phase.OTHER:
             label = Label.INPUT  # a batch comes from the host
         name = operator_name(func)
-        outputs = tuple([self.storages.returned(t, name, stream, place, label) for t in out_tensors])
+        home = self.graphs.memory_of(stream)
+        outputs = tuple([self.storages.returned(t, name, home, place, label) for t in out_tensors])
         if self.log.recording:
             signature = self._signature(func, args, kwargs, entry, tensors, out_tensors)
             if call is not None:
@@ -193,6 +199,7 @@ class Recorder:
             else:
                 self.log.events.append(Op(signature, stream, place.module, place.phase, place.source, inputs, outputs))
             if func in _COPIES and _host_waits(func, args, kwargs, out):
+                self.graphs.refuse_waiting()
                 self.log.events.append(HostWait(stream, -1, "stream"))
         if self._additions is not None and place.phase is Phase.BACKWARD:
             self.storages.forget_addition()
@@ -210,18 +217,23 @@ class Recorder:
 
     def host_reads(self) -> None:
         """The host reads a value: it waits for the current stream."""
+        self.graphs.refuse_waiting()
         self.log.add(HostWait(simulated.current_stream().stream_id, -1, "item"))
 
     def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None:
         """`Tensor.record_stream`; the prologue keeps these too, for the allocator."""
         storage = self.storages.of(tensor)
         if storage >= 0:
-            self.log.events.append(RecordStream(storage, stream_id))
+            self.log.events.append(RecordStream(storage, self.graphs.memory_of(stream_id)))
+
+    def emptied_cache(self) -> None:
+        """`torch.cuda.empty_cache`; the prologue keeps it, too."""
+        self.log.events.append(EmptyCache(-1))
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """`UntypedStorage.resize_`."""
         if not self.storages.holds(storage, nbytes):
-            stream = simulated.current_stream().stream_id
+            stream = self.graphs.memory_of(simulated.current_stream().stream_id)
             self.storages.resized(storage, nbytes, stream, self.phases.locate())
 
     def launch(self, name: str, arguments: Iterable[Any]) -> None:
@@ -255,7 +267,12 @@ class Recorder:
         self.log.add(StreamWait(stream, other))
 
     def host_wait(self, stream: int, event: int, reason: str) -> None:
+        self.graphs.refuse_waiting()
         self.log.add(HostWait(stream, event, reason))
+
+    def launched_at_once(self) -> AbstractContextManager[None]:
+        """What happens inside is a CUDA graph of compiled code; all of these share their memory."""
+        return self.graphs.launched(COMPILED)
 
     def work_wait(self, work: int) -> None:
         """`Work.wait` on the current stream."""
@@ -337,7 +354,7 @@ class Recorder:
             module_classes=tuple(self.phases.modules.classes),
             sources=tuple(self.phases.sources.index),
             groups=tuple(self.groups.index),
-            streams=("compute", *(f"stream {i}" for i in range(1, highest + 1))),
+            streams=("compute", *map(self.graphs.name_of, range(1, highest + 1))),
             prologue=prologue,
             events=events,
             regions=tuple(sorted(self.regions, key=lambda region: (region.first, -region.last))),

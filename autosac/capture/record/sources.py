@@ -60,3 +60,13 @@ def innermost_line(traceback: TracebackType | None) -> str:
             found = _line(filename, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
+
+
+def raised_in(traceback: TracebackType | None) -> str:
+    """`` in function (folder/file.py:line)`` of the frame that raised an error, whosever it is; "" without a traceback."""
+    if traceback is None:
+        return ""
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = traceback.tb_frame.f_code
+    return f" in {code.co_name} ({_line(code.co_filename, traceback.tb_lineno)})"

@@ -19,6 +19,11 @@ from autosac.capture.record.log import EventLog
 from autosac.capture.record.phases import Place
 from autosac.trace import Alloc, Free, Label, Op, Phase, Storage
 
+_NO_SPARSE = (
+    "sparse tensors cannot be simulated: their sizes and times depend on their values (Embedding and EmbeddingBag with "
+    "sparse=True make sparse gradients)"
+)
+_WITH_STORAGE = (torch.strided, torch.jagged)
 _ADDITION_EVENTS = 4  # an addition of the engine has logged its allocation among the last so many events
 
 
@@ -55,6 +60,8 @@ class StorageTable:
         """The allocation that holds an operator's result: a new one (with `label`) if it is not known yet."""
         if not isinstance(tensor, FakeTensor) or tensor.fake_device.type != self._target:
             return -1
+        if tensor.layout not in _WITH_STORAGE:
+            raise NotImplementedError(_NO_SPARSE)
         storage = tensor.untyped_storage()
         key = id(storage)
         live = self._live.get(key)
