@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import autosac
-from autosac.errors import AutosacError, UsageError
+from autosac.errors import UsageError
 from benchmarks import timm_convnets
+from benchmarks.ending import exit_code
 from benchmarks.h100_study.vision import ConvNeXt, VisionTransformer, convnextv2_huge
 
 
@@ -133,26 +134,26 @@ def make_step(run: Published, device: torch.device) -> tuple[nn.Module, Callable
     return model, step
 
 
-def main() -> int:
+def run() -> None:
     """Simulate every figure and print them side by side."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timm_published", description=__doc__)
     parser.add_argument("--truth", type=Path, required=True, help="folder of the published CSV files")
     errors = []
-    try:
-        runs = list(published(parser.parse_args().truth))
-        print(_LINE.format("GPU", "model", "what", "batch", "simulated (ms)", "published (ms)", "error"), flush=True)
-        for run in runs:
-            ms = autosac.simulate(functools.partial(make_step, run), gpu=run.gpu).step_ms
-            errors.append(ms / run.ms - 1)
-            what = ("step" if run.trains else "forward") + (" NHWC" if run.channels_last else "")
-            figures = (f"{ms:.1f}", f"{run.ms:.1f}", f"{errors[-1]:+.1%}")
-            print(_LINE.format(run.gpu, run.model, what, run.batch, *figures), flush=True)
-    except AutosacError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return e.exit_code
+    runs = list(published(parser.parse_args().truth))
+    print(_LINE.format("GPU", "model", "what", "batch", "simulated (ms)", "published (ms)", "error"), flush=True)
+    for one in runs:
+        ms = autosac.simulate(functools.partial(make_step, one), gpu=one.gpu).step_ms
+        errors.append(ms / one.ms - 1)
+        what = ("step" if one.trains else "forward") + (" NHWC" if one.channels_last else "")
+        figures = (f"{ms:.1f}", f"{one.ms:.1f}", f"{errors[-1]:+.1%}")
+        print(_LINE.format(one.gpu, one.model, what, one.batch, *figures), flush=True)
     size = statistics.fmean(map(abs, errors))
     print(f"mean error {size:.1%}, worst {max(errors, key=abs):+.1%} ({len(errors)} figures)")
-    return 0
+
+
+def main() -> int:
+    """Run, and turn errors into a message and an exit code."""
+    return exit_code(run)
 
 
 if __name__ == "__main__":

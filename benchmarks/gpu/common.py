@@ -31,6 +31,7 @@ def parse_arguments(about: str) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--phase", choices=("both", "predict", "measure"), default="both")
     return parser.parse_args()
 
 

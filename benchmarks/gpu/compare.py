@@ -1,4 +1,4 @@
-"""Measured beside predicted, from the results of `plain`, `titan` and `allocator`, as Markdown.
+"""Measured beside predicted, from the results of all programs of this folder, as Markdown.
 
 python -m benchmarks.gpu.compare DIR
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autosac.files.writing import write_text_atomically
+from benchmarks.gpu.steps import table_of
 
 _GIB = 2**30
 
@@ -69,10 +70,14 @@ def main() -> None:
     """Print and write ``comparison.md``."""
     folder = Path(sys.argv[1])
     lines = []
-    for name in ("plain", "titan", "allocator"):
+    for name in ("plain", "titan", "gradients", "allocator"):
         path = folder / f"{name}.json"
-        found = lines_of(json.loads(path.read_text())) if path.exists() else ["There are no results."]
-        lines += [f"## {name}", "", *found, ""]
+        if path.exists():
+            lines += [f"## {name}", "", *lines_of(json.loads(path.read_text())), ""]
+    for kind in ("eager", "compiled", "study"):
+        path = folder / f"predicted-{kind}.json"
+        if path.exists():
+            lines += [f"## steps, {kind}", "", *table_of(json.loads(path.read_text())), ""]
     print("\n".join(lines))
     write_text_atomically(folder / "comparison.md", "\n".join(lines) + "\n")
 

@@ -1,17 +1,20 @@
 """Llama through TorchTitan's own trainer on one GPU, each checkpointing policy for real beside its prediction.
 
-    python -m benchmarks.gpu.titan --profile PROFILE.toml --device cuda --out DIR [--minutes 8]
+    python -m benchmarks.gpu.titan --profile PROFILE.toml --device cuda --out DIR [--minutes 8] [--phase predict|measure]
 
 The flavors of `titan_models`, a batch size for the device's memory, under none, full, selective-op and the plans of
-``autosac plan`` for three budgets between the predicted peaks of full and none (or the device's memory, where none does not
-fit). A run is TorchTitan's trainer for eight steps, as the only rank, in a process of its own: torchrun would start it in
-another session, where it outlives what ends this program and keeps the GPU. Measured are the median step time and the peaks
-that TorchTitan logs, after its first two steps. Writes ``titan.json``. With ``--device cpu`` nothing is trained (TorchTitan
-needs a GPU): the debug model is predicted for an H100 and every run is listed as not measured.
+``autosac plan`` for budgets between the predicted peaks of full and none (or the device's memory, where none does not fit);
+eager, compiled, and compiled with float8 where torchao is installed. A run is TorchTitan's trainer for eight steps, as the
+only rank, in a process of its own: torchrun would start it in another session, where it outlives what ends this
+program and keeps the GPU. Measured are the median step time and the peaks that TorchTitan logs, after its first two steps.
+``titan-cases.json`` holds the predictions and what to run: `--phase predict` writes it on any machine, `--phase measure` runs
+it on one with a GPU. Writes ``titan.json``. With ``--device cpu`` nothing is trained (TorchTitan needs a GPU): the debug
+model is predicted for an H100 and every run is listed as not measured.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -19,24 +22,33 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from autosac.estimator import load_hardware
-from benchmarks.gpu.common import ROOT, parse_arguments, write_result
+from autosac.files.writing import write_text_atomically
+from benchmarks.gpu.children import before, one_by_one, told
+from benchmarks.gpu.common import ROOT, environment, parse_arguments, write_result
 
 _FIXED = ("none", "full", "selective-op")
-_SHARES = (0.25, 0.5, 0.75)
+_SHARES = (0.3, 0.7)
+_COMPILED, _FLOAT8 = ["--compile.enable"], ["--compile.enable", "--model.converters", "quantize.linear.float8"]
+# Variant: TorchTitan's arguments, the policies, and the budgets of plans between full and none.
+_VARIANTS: dict[str, tuple[list[str], tuple[str, ...], tuple[float, ...]]] = {
+    "": ([], _FIXED, _SHARES),
+    "compiled, ": (_COMPILED, _FIXED, (0.5,)),
+    "compiled float8, ": (_FLOAT8, ("selective-op",), ()),
+}
 _STEPS, _WARM_UP, _SEQ_LEN = 8, 2, 4096
 _FILLED = 0.95  # of the device's memory may be planned for
 _LONGEST_RUN_S = 180
 _GIB = 2**30
+RECORD = "AUTOSAC_BENCHMARK_RECORD"  # `titan_models` writes there what TorchTitan logs
 # Flavor: GiB of a sequence's activations without checkpointing, and of parameters, gradients and states in float32.
 _FLAVORS = {"1B": (11.0, 24.0), "3B": (26.0, 57.0), "8B-cut": (20.0, 42.0)}
 _JOB = """[job]
 custom_config_module = "benchmarks.gpu.titan_models"
-dump_folder = "{folder}"
 [experimental]
 custom_import = "autosac.integrations.torchtitan"
 [model]
@@ -53,9 +65,9 @@ enable = false
 """
 
 
-def _autosac(arguments: list[str]) -> dict[str, Any]:
-    """A command of AutoSAC's with --json. RuntimeError with its message if it fails."""
-    command = [sys.executable, "-m", "autosac", *arguments, "--json", "--quiet"]
+def _autosac(arguments: list[str], more: Sequence[str] = ()) -> dict[str, Any]:
+    """A command of AutoSAC's with --json, and `more` for the job. RuntimeError with its message if it fails."""
+    command = [sys.executable, "-m", "autosac", *arguments, "--json", "--quiet", *more]
     child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=_environment())
     if child.returncode:
         raise RuntimeError(child.stderr.strip() or f"autosac ended with {child.returncode}")
@@ -69,66 +81,81 @@ def _environment(**more: str) -> dict[str, str]:
 
 
 class Runs:
-    """The runs of one flavor."""
+    """The runs of one flavor: what is predicted, and how to run it."""
 
-    def __init__(self, flavor: str, batch: int, length: int, profile: str, device: str, folder: Path) -> None:
+    def __init__(self, flavor: str, batch: int, length: int, profile: str, folder: Path) -> None:
         self.name = f"TorchTitan {flavor}, batch {batch} x {length}"
-        self.profile, self.device, self.folder = profile, device, folder
+        self.profile, self.folder = profile, folder
         self.job = folder / f"titan-{flavor}.toml"
-        dump = (folder / "torchtitan").as_posix()
-        self.job.write_text(_JOB.format(flavor=flavor, batch=batch, length=length, steps=_STEPS, folder=dump))
+        self.job.write_text(_JOB.format(flavor=flavor, batch=batch, length=length, steps=_STEPS))
 
-    def rows(self, until: float) -> Iterator[dict[str, Any]]:
-        """The fixed policies, then the plans."""
-        machine = ["--gpu", self.profile, "--world-size", "1"]
+    def cases(self) -> Iterator[dict[str, Any]]:
+        """For every variant the fixed policies, then the plans."""
+        for variant, (arguments, policies, shares) in _VARIANTS.items():
+            if arguments is _FLOAT8 and importlib.util.find_spec("torchao") is None:
+                continue
+            yield from self._variant(variant, arguments, policies, shares)
+
+    def _variant(
+        self, variant: str, arguments: list[str], policies: Sequence[str], shares: Sequence[float]
+    ) -> Iterator[dict[str, Any]]:
+        machine, more = ["--gpu", self.profile, "--world-size", "1"], ["--", *arguments] if arguments else []
         peaks: dict[str, int] = {}
-        for mode in _FIXED:
-            document = _autosac(["simulate", str(self.job), *machine, "--ac", mode])
+        for mode in policies:
+            try:
+                document = _autosac(["simulate", str(self.job), *machine, "--ac", mode], more)
+            except RuntimeError as e:
+                yield {"model": self.name, "policy": variant + mode, "error": str(e)}
+                continue
             peaks[mode] = document["peak_reserved_bytes"]
             predicted = {
                 "step_ms": document["step"]["step_ms"],
                 "peak_active_bytes": document["peak_active_bytes"],
                 "peak_reserved_bytes": document["peak_reserved_bytes"],
             }
-            yield self._row(mode, predicted, _arguments(mode), until)
+            yield self._case(variant + mode, predicted, [*_arguments(mode), *arguments])
+        if not {"none", "full"} <= peaks.keys():
+            return
         low, high = peaks["full"], min(peaks["none"], int(_FILLED * load_hardware(self.profile).usable_bytes))
-        for share in _SHARES if low < high else ():
-            if time.monotonic() > until:
-                yield {"model": self.name, "policy": "plan", "error": "the time ran out"}
-                return
+        for share in shares if low < high else ():
             budget = f"{(low + share * (high - low)) / _GIB:.4f}GiB"
-            plan = self.folder / f"{self.job.stem}-{share}.json"
+            plan = self.folder / f"{self.job.stem}-{'compiled-' if arguments else ''}{share}.json"
             try:
-                document = _autosac(["plan", str(self.job), *machine, "--budget", budget, "-o", str(plan)])
+                document = _autosac(["plan", str(self.job), *machine, "--budget", budget, "-o", str(plan)], more)
             except RuntimeError as e:
-                yield {"model": self.name, "policy": f"plan for {budget}", "error": str(e)}
+                yield {"model": self.name, "policy": f"{variant}plan for {budget}", "error": str(e)}
                 continue
-            arguments = ["--autosac.enable", "--autosac.plan", str(plan)]
-            yield self._row(f"plan for {budget}", document["predictions"]["autosac"], arguments, until)
+            applied = ["--autosac.enable", "--autosac.plan", plan.name, *arguments]
+            yield self._case(f"{variant}plan for {budget}", document["predictions"]["autosac"], applied)
 
-    def _row(self, policy: str, predicted: dict[str, Any], arguments: list[str], until: float) -> dict[str, Any]:
-        print(f"{self.name}: {policy}", flush=True)
-        row = {"model": self.name, "policy": policy, "predicted": predicted}
-        if self.device == "cpu":
-            return row | {"measured": {"error": "TorchTitan trains on a GPU only"}}
-        if time.monotonic() > until:
-            return row | {"measured": {"error": "the time ran out"}}
-        return row | {"measured": self._measure(arguments)}
+    def _case(self, policy: str, predicted: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
+        print(f"{self.name}: {policy}: {predicted['step_ms']:.1f} ms", flush=True)
+        job = self.job.name
+        return {"model": self.name, "policy": policy, "predicted": predicted, "job": job, "arguments": arguments}
 
-    def _measure(self, arguments: list[str]) -> dict[str, Any]:
-        record = self.folder / "record.jsonl"
-        record.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "torchtitan.train", "--job.config_file", str(self.job), *arguments]
-        environment = _environment(AUTOSAC_BENCHMARK_RECORD=str(record), **_only_rank())
-        try:
-            child = subprocess.run(
-                command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=_LONGEST_RUN_S
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"took longer than {_LONGEST_RUN_S} s"}
-        if child.returncode or not record.exists():
-            return {"error": why_it_ended(child.stderr, child.returncode)}
-        return measured_steps([json.loads(line) for line in record.read_text().splitlines()])
+
+def _commands(cases: Sequence[dict[str, Any]], folder: Path) -> Iterator[list[str]]:
+    for case in cases:
+        yield ["benchmarks.gpu.titan", "child", json.dumps([str(folder), case["job"], *case["arguments"]])]
+
+
+def child(folder: Path, job: str, arguments: Sequence[str], result: Path) -> None:
+    """One case: TorchTitan's trainer as the only rank, and what it logged."""
+    record = result.with_name("record.jsonl")
+    sys.argv = ["train.py", "--job.config_file", str(folder / job), "--job.dump_folder", str(folder / "torchtitan")]
+    sys.argv += [str(folder / argument) if argument.endswith(".json") else argument for argument in arguments]
+    import torch
+    from torchtitan.train import Trainer
+    from torchtitan.train import main as train
+
+    told()
+    os.environ.update(_only_rank(), **{RECORD: str(record)})
+    try:
+        train(Trainer)
+    except torch.OutOfMemoryError:
+        result.write_text(json.dumps({"error": "out of memory"}))
+        return
+    result.write_text(json.dumps(measured_steps([json.loads(line) for line in record.read_text().splitlines()])))
 
 
 def _only_rank() -> dict[str, str]:
@@ -138,15 +165,6 @@ def _only_rank() -> dict[str, str]:
         port = free.getsockname()[1]
     ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
     return ranks | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-
-
-def why_it_ended(stderr: str, code: int) -> str:
-    """Why a run failed, in one line, from what it wrote to standard error."""
-    if "OutOfMemoryError" in stderr:
-        return "out of memory"
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    said = [line for line in lines if "Error" in line] or lines
-    return said[-1][:300] if said else f"the run ended early with exit code {code}"
 
 
 def _arguments(mode: str) -> list[str]:
@@ -168,31 +186,58 @@ def measured_steps(lines: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run all flavors, write after each."""
-    arguments = parse_arguments(__doc__ or "")
-    until = time.monotonic() + 60 * arguments.minutes
-    rows: list[dict[str, Any]] = []
-    if arguments.device == "cpu":
-        cases = [("debugmodel", 2, 256, "h100-sxm-80gb")]
+def predict(profile: str, device: str, folder: Path) -> list[dict[str, Any]]:
+    """The cases of all flavors, with predictions; written after each."""
+    if device == "cpu":
+        sizes = [("debugmodel", 2, 256, "h100-sxm-80gb")]
     else:
-        total_gib = load_hardware(arguments.profile).usable_bytes / _GIB
-        cases = [
-            (flavor, max(1, int((0.9 * total_gib - states) / sequence)), _SEQ_LEN, arguments.profile)
+        total_gib = load_hardware(profile).usable_bytes / _GIB
+        sizes = [
+            (flavor, max(1, int((0.9 * total_gib - states) / sequence)), _SEQ_LEN, profile)
             for flavor, (sequence, states) in _FLAVORS.items()
             if states < 0.8 * total_gib
         ]
-    for flavor, batch, length, profile in cases:
-        if time.monotonic() > until:
-            rows.append({"model": f"TorchTitan {flavor}", "error": "the time ran out"})
-        else:
-            try:
-                for row in Runs(flavor, batch, length, profile, arguments.device, arguments.out.resolve()).rows(until):
-                    rows.append(row)
-                    write_result(arguments.out / "titan.json", arguments.device, rows)
-            except RuntimeError as e:
-                rows.append({"model": f"TorchTitan {flavor}", "error": str(e)})
-        write_result(arguments.out / "titan.json", arguments.device, rows)
+    cases: list[dict[str, Any]] = []
+    for flavor, batch, length, gpu in sizes:
+        for case in Runs(flavor, batch, length, gpu, folder).cases():
+            cases.append(case)
+            write_text_atomically(folder / "titan-cases.json", json.dumps(cases, indent=1) + "\n")
+    return cases
+
+
+def measure(cases: Sequence[dict[str, Any]], device: str, folder: Path, until: float) -> None:
+    """Run the cases, write after each."""
+    rows = [case for case in cases if "error" in case]
+    possible = [case for case in cases if "error" not in case]
+    if device == "cpu":
+        rows += [case | {"measured": {"error": "TorchTitan trains on a GPU only"}} for case in possible]
+        write_result(folder / "titan.json", device, rows)
+        return
+    environment(device)
+    runs = one_by_one(_commands(possible, folder), _environment())
+    for case, run in zip(possible, runs, strict=True):
+        measured = before(until, run, _LONGEST_RUN_S)
+        rows.append(case | {"measured": measured})
+        print(f"{case['model']}: {case['policy']}: {measured}", flush=True)
+        write_result(folder / "titan.json", device, rows)
+
+
+def main() -> None:
+    """Predict, then run."""
+    if sys.argv[1:2] == ["child"]:
+        folder_of_job, job, *trained = json.loads(sys.argv[2])
+        child(Path(folder_of_job), job, trained, Path(sys.argv[3]))
+        return
+    arguments = parse_arguments(__doc__ or "")
+    until = time.monotonic() + 60 * arguments.minutes
+    folder, device = arguments.out.resolve(), arguments.device
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.phase == "measure":
+        cases = json.loads((folder / "titan-cases.json").read_text())
+    else:
+        cases = predict(arguments.profile, device, folder)
+    if arguments.phase != "predict":
+        measure(cases, device, folder, until)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autosac.errors import AutosacError, UsageError
+from autosac.errors import UsageError
+from benchmarks.ending import exit_code
 from benchmarks.h100_study.configs import StudyConfig, read_configs, read_measured
 
 
@@ -60,12 +61,7 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> int:
     """Parse the arguments, run, and turn errors into a message and an exit code."""
-    try:
-        run(_arguments().parse_args())
-    except AutosacError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return e.exit_code
-    return 0
+    return exit_code(lambda: run(_arguments().parse_args()))
 
 
 if __name__ == "__main__":

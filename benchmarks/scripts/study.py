@@ -20,6 +20,7 @@ from autosac.scripts.target import script_target
 from autosac.simulation import Simulation, simulation_of
 from benchmarks.h100_study.configs import StudyConfig, read_configs
 from benchmarks.h100_study.step import make_step
+from benchmarks.h100_study.study import as_in_2024
 
 GPU = "h100-sxm-80gb"
 HEADING = "| | configuration | step (ms) | peak active (bytes) | peak reserved (bytes) |\n|---:|---|---:|---:|---:|"
@@ -55,6 +56,7 @@ def row(truth: Path, number: int, config: StudyConfig) -> str:
 
 def main() -> None:
     """Print the table."""
+    as_in_2024()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--truth", type=Path, required=True, help="folder of the study's CSV files")
     parser.add_argument("--config", type=int, action="append", help="only these")

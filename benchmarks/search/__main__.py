@@ -16,14 +16,13 @@ from pathlib import Path
 from autosac.configurations.offers import Offer
 from autosac.configurations.sessions import Inputs
 from autosac.configurations.space import Space, load_space
-from autosac.errors import AutosacError
+from benchmarks.ending import exit_code
 from benchmarks.search.checks import check_bounds
 from benchmarks.search.ranking import rank_published, reading, simulating
 from benchmarks.search.speed import measure
 
 
-def main() -> int:
-    """Parse the arguments, run, and turn errors into a message and an exit code."""
+def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument("--truth", type=Path, help="folder of the published figures (CSV)")
     parser.add_argument("--cache", type=Path, help="folder that keeps captures of published runs")
@@ -37,29 +36,32 @@ def main() -> int:
     parser.add_argument("--budget", default="85%")
     parser.add_argument("--check", type=int, default=0, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    try:
-        if options.truth is not None:
-            rank_published(
-                options.truth, reading(options.csv) if options.csv is not None else simulating(options.cache)
-            )
-        if options.job is not None:
-            offer = Offer(gpu=options.gpu, world_size=options.world_size)
-            inputs = Inputs(
-                config_file=options.job,
-                offers=(offer,),
-                space=load_space(options.space) if options.space is not None else Space(),
-                budget=options.budget,
-                workers=options.workers,
-                use_cache=False,
-            )
-            if options.check:
-                return int(check_bounds(inputs, options.check, options.seed) > 0)
-            measure(inputs, options.sample_seconds)
-    except AutosacError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return e.exit_code
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked for. 1 if a bound did not hold."""
+    if options.truth is not None:
+        rank_published(options.truth, reading(options.csv) if options.csv is not None else simulating(options.cache))
+    if options.job is not None:
+        offer = Offer(gpu=options.gpu, world_size=options.world_size)
+        inputs = Inputs(
+            config_file=options.job,
+            offers=(offer,),
+            space=load_space(options.space) if options.space is not None else Space(),
+            budget=options.budget,
+            workers=options.workers,
+            use_cache=False,
+        )
+        if options.check:
+            return int(check_bounds(inputs, options.check, options.seed) > 0)
+        measure(inputs, options.sample_seconds)
     return 0
+
+
+def main() -> int:
+    """Parse the arguments, run, and turn errors into a message and an exit code."""
+    return exit_code(lambda: run(_arguments().parse_args()))
 
 
 if __name__ == "__main__":

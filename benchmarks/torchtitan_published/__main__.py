@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from autosac.capture.process.server import CaptureServer
-from autosac.errors import AutosacError, CaptureError, UsageError
+from autosac.errors import CaptureError, UsageError
+from benchmarks.ending import exit_code
 from benchmarks.torchtitan_published import tables
 from benchmarks.torchtitan_published.eras import ERAS
 from benchmarks.torchtitan_published.runs import Run, UnreproducibleError, read_runs
@@ -73,12 +74,7 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> int:
     """Parse the arguments, run, and turn errors into a message and an exit code."""
-    try:
-        run(_arguments().parse_args())
-    except AutosacError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return e.exit_code
-    return 0
+    return exit_code(lambda: run(_arguments().parse_args()))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed import NoParallel
 from torchtitan.distributed.activation_checkpoint import apply_ac
@@ -82,12 +82,19 @@ class CompositeRMSNorm(nn.RMSNorm):
 
 
 class RepeatingAttention(nn.Module):
-    """Causal attention over keys and values repeated to all heads; the backend by PyTorch's own priority."""
+    """Causal attention over keys and values repeated to all heads; the backend by the priority of that time's PyTorch."""
+
+    _PRIORITY = (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    )  # cuDNN's came first later
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
         """Inputs: (batch, heads, sequence, head size)."""
         k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        with sdpa_kernel(list(self._PRIORITY), set_priority=True):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def _repeated(x: torch.Tensor, heads: int) -> torch.Tensor:
