@@ -60,8 +60,23 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers get whole groups of tests, unless ``--dist`` says otherwise."""
+    if config.getvalue("dist") != "load":
+        return None
+    from sharing_out import ByGroup
+
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whole folders and files as `capture` or `slow`."""
+    """Mark whole folders and files as `capture` or `slow`. Among workers, what takes longest comes first."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from sharing_out import rank
+
+        items.sort(key=lambda item: rank(item.nodeid))
     here = Path(__file__).parent
     for item in items:
         path = item.path.relative_to(here)
@@ -98,21 +113,11 @@ def shared_processes(_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def capture_server() -> Iterator[CaptureServer]:
-    """A capture process for requests that name no GPU, which all tests of a worker share: it takes seconds to start."""
-    from autosac.capture.process.server import CaptureServer
+def capture_server(_pool: Pool) -> CaptureServer:
+    """Captures everything that it is asked for, in processes that all tests of a worker share: one takes seconds to start."""
+    from shared_captures import SharedServer
 
-    with CaptureServer(use_cache=False) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def h100_server() -> Iterator[CaptureServer]:
-    """The same for jobs on ``gpu="h100-sxm-80gb"``: a process stands for one kind of GPU."""
-    from autosac.capture.process.server import CaptureServer
-
-    with CaptureServer(use_cache=False) as server:
-        yield server
+    return SharedServer(_pool, use_cache=False)
 
 
 @pytest.fixture(scope="session")

@@ -133,17 +133,20 @@ def test_arguments_come_before_the_file(tmp_path: Path) -> None:
 
 
 def test_the_models_of_torchtitan_are_known() -> None:
-    """Heads and layers are read from TorchTitan's source, and agree with what it says when it is imported."""
+    """Heads, layers and pipelines are read from TorchTitan's source, and agree with what it says when it is imported."""
     from torchtitan.protocols.train_spec import get_train_spec
 
     for name in ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss"):
-        for flavor, arguments in get_train_spec(name).model_args.items():
+        specification = get_train_spec(name)
+        assert titan_source.has_pipelines(name) == (specification.pipelining_fn is not None)
+        for flavor, arguments in specification.model_args.items():
             facts = titan_source.model_facts(name, flavor)
             assert facts["n_layers"] == arguments.n_layers  # type: ignore[attr-defined]
             if "n_heads" in facts:
                 assert facts["n_heads"] == arguments.n_heads  # type: ignore[attr-defined]
             if facts.get("n_kv_heads") is not None and hasattr(arguments, "n_kv_heads"):
                 assert facts["n_kv_heads"] == (arguments.n_kv_heads or arguments.n_heads)  # type: ignore[attr-defined]
+    assert titan_source.has_pipelines("no_such_model")
     assert titan_source.model_facts("no_such_model", "8B") == titan_source.model_facts("../x", "8B") == {}
 
 

@@ -9,8 +9,9 @@ import pytest
 from autosac.memory_sim import AllocatorConfig
 from autosac.memory_sim.allocator import CachingAllocator
 from benchmarks.gpu.allocator import Request, replay, requests_of, row_of
+from benchmarks.gpu.children import why_it_ended
 from benchmarks.gpu.compare import lines_of
-from benchmarks.gpu.titan import measured_steps, why_it_ended
+from benchmarks.gpu.titan import measured_steps
 
 GIB = 2**30
 MIB = 2**20

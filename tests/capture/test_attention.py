@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autosac.capture.device.attention import Attention
+from autosac.capture.device.attention import Attention, aligned_mask
 from autosac.target import TargetGPU
 
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
@@ -61,9 +61,47 @@ def chosen(
         ({"capability": TURING, "dtype": torch.float16}, EFFICIENT),
     ],
 )
-def test_default_priorities(arguments: Any, expected: SDPBackend) -> None:
+def test_priorities_without_cudnn(arguments: Any, expected: SDPBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flash first, then efficient, then math, each if it can do it (sdp_utils.cpp)."""
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     assert chosen(**arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, CUDNN),
+        ({"capability": (10, 0)}, CUDNN),
+        ({"capability": AMPERE}, FLASH),
+        ({"capability": (8, 9)}, FLASH),
+        ({"capability": (12, 0)}, FLASH),
+        ({"dropout": 0.1, "causal": True}, CUDNN),
+        ({"mask": torch.zeros(16, 16)}, CUDNN),
+        ({"key_heads": 2}, CUDNN),
+        ({"key_length": 1}, FLASH),
+        ({"head": 20}, FLASH),
+        ({"dtype": torch.float32}, EFFICIENT),
+    ],
+)
+def test_default_priorities(arguments: Any, expected: SDPBackend) -> None:
+    """Hopper and the Blackwell of data centres prefer cuDNN where it can do it, as an H100 did with PyTorch 2.11."""
+    assert chosen(**arguments) == expected
+
+
+def test_what_the_job_has_ordered_stays() -> None:
+    """An order of priority that the job has set is not changed."""
+    with sdpa_kernel([EFFICIENT, CUDNN], set_priority=True):
+        assert chosen() == EFFICIENT
+
+
+def test_deterministic_kernels() -> None:
+    """A job that wants deterministic kernels only does not get cuDNN's; one that wants a warning does."""
+    for warn_only, expected in ((True, CUDNN), (False, FLASH)):
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        try:
+            assert chosen() == expected
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +110,7 @@ def test_default_priorities(arguments: Any, expected: SDPBackend) -> None:
         ({}, CUDNN),
         ({"mask": torch.zeros(16, 16)}, CUDNN),
         ({"key_heads": 2}, CUDNN),
-        ({"dropout": 0.1}, FLASH),
+        ({"dropout": 0.1}, CUDNN),
         ({"head": 256}, CUDNN),
         ({"head": 256, "capability": AMPERE}, FLASH),
         ({"head": 20}, FLASH),
@@ -101,6 +139,44 @@ def test_layout() -> None:
     assert attention.choose(flat, flat, flat, None, 0.0, False) == MATH
     q = torch.zeros(2, 4, 16, 16, dtype=torch.bfloat16)
     assert attention.choose(q, q, q.transpose(-1, -2), None, 0.0, False) == MATH
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (torch.zeros(2, 1, 16, 16), CUDNN),
+        (torch.zeros(2, 1, 16, 1).expand(2, 1, 16, 16), MATH),
+        (torch.zeros(16, 1).expand(16, 16), MATH),
+        (torch.zeros(2, 4, 1, 16).expand(2, 4, 16, 16), CUDNN),
+        (torch.zeros(1, 4, 16, 16, requires_grad=True), EFFICIENT),
+        (torch.zeros(4, 16, 16), EFFICIENT),
+    ],
+)
+def test_masks(mask: torch.Tensor, expected: SDPBackend) -> None:
+    """One that repeats a column leaves only math; cuDNN wants 2 or 4 dimensions and no gradient."""
+    assert chosen(mask=mask) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "dropout", "expected"),
+    [(192, 0.0, FLASH), (224, 0.0, EFFICIENT), (256, 0.0, FLASH), (256, 0.1, EFFICIENT)],
+)
+def test_wide_heads_in_training_on_little_shared_memory(head: int, dropout: float, expected: SDPBackend) -> None:
+    """Ada has no flash backward for heads of 193 to 224, nor for wider ones with dropout; without gradients all run."""
+    attention = Attention(TargetGPU(compute_capability=(8, 9)))
+    q = torch.zeros(2, 4, 16, head, dtype=torch.bfloat16, requires_grad=True)
+    assert attention.choose(q, q, q, None, dropout, False) == expected
+    with torch.no_grad():
+        assert attention.choose(q, q, q, None, dropout, False) == FLASH
+
+
+def test_a_mask_with_rows_at_odd_places_is_padded() -> None:
+    """Rows begin at multiples of 8 elements (`preprocess_mask`): in a padded copy, if they do not already."""
+    whole = torch.rand(4, 24)
+    assert aligned_mask(whole) is whole
+    odd = torch.rand(4, 21)
+    padded = aligned_mask(odd)
+    assert torch.equal(padded, odd) and padded.stride() == (32, 1)
 
 
 class Called(TorchDispatchMode):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autosac.capture.device.dynamic import dynamic
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.errors import CaptureError
 from autosac.trace import Trace
@@ -43,6 +44,23 @@ def test_unknown_masks_select_everything() -> None:
         "masks that depend on activations are assumed to select everything",
         "numbers whose repetitions are dropped (unique) are assumed to be all different",
     ]
+
+
+def test_a_mask_between_compiled_graphs() -> None:
+    """Dynamo compiles nothing of the simulated device, which runs between two graphs: a selection is as in eager code."""
+
+    def selected(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2)[x > 0] * 3
+
+    eager, compiled = run(selected), run(torch.compile(selected))
+    for trace in (eager, compiled):
+        names = [signature.name for signature in trace.signatures]
+        assert {"aten.nonzero.default", "aten.index.Tensor"} <= set(names)
+    assert (
+        eager.info.notes
+        == compiled.info.notes
+        == ("masks that depend on activations are assumed to select everything",)
+    )
 
 
 def test_one_operand_decides() -> None:
@@ -110,6 +128,13 @@ def test_lengths_from_the_host_give_shapes() -> None:
     trace = run(body)
     ctc = next(s for s in trace.signatures if s.name == "aten._ctc_loss.default")
     assert [output.shape for output in ctc.outputs] == [(2,), (2, 3, 5)]
+
+
+def test_a_batch_without_sequences_has_one_state() -> None:
+    """CTC's alpha has one state more than twice the longest target, which is as long as nothing if there is none."""
+    log_probs, targets = torch.zeros(3, 0, 4, device="meta"), torch.zeros(0, 2, dtype=torch.long, device="meta")
+    losses, alpha = dynamic(torch.ops.aten._ctc_loss.default, (log_probs, targets, [], []), {})
+    assert (losses.shape, alpha.shape) == ((0,), (0, 3, 1))
 
 
 def test_arguments_of_distributions_are_valid() -> None:

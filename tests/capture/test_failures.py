@@ -59,6 +59,17 @@ def test_causes_are_told() -> None:
     assert "..., because of ValueError: no such shape (at " in told and len(told) < 400
 
 
+def test_an_error_without_a_message_is_placed() -> None:
+    """The function that raised it is named."""
+    try:
+        raise AssertionError
+    except AssertionError as e:
+        told = str(capture_error(e, "training step 1"))
+    assert told.startswith(
+        "training step 1: AssertionError in test_an_error_without_a_message_is_placed (capture/test_failures.py:"
+    )
+
+
 def test_what_this_torch_cannot_compile_is_told() -> None:
     """The assertion of torch 2.13 becomes one line: which torch it is, which can train the job, and what else helps."""
     error = AssertionError("expected all tensors_saved_with_vc_check to be Tensors")

@@ -48,17 +48,24 @@ pathlib.Path(os.environ["PROBE_REPORT"]).write_text(repr(found))
 """
 
 
-def captured(tmp_path: Path, *overrides: str) -> Trace:
-    """The job's step, really captured."""
+def request(tmp_path: Path, *overrides: str) -> TitanRequest:
+    """The job's step."""
     path = tmp_path / "job.toml"
     path.write_text(JOB)
+    return TitanRequest(config_file=str(path), overrides=overrides, world_size=2)
+
+
+def captured(tmp_path: Path, *overrides: str) -> Trace:
+    """The job's step, really captured, by a process of its own."""
     with CaptureServer(debug=True) as server:
-        return server.capture(TitanRequest(config_file=str(path), overrides=overrides, world_size=2))
+        return server.capture(request(tmp_path, *overrides))
 
 
-def test_captures_are_the_same_without_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_are_the_same_without_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture_server: CaptureServer
+) -> None:
     """TorchTitan's kernels are imported where there is no Triton, their launches recorded; every event is the same."""
-    here = captured(tmp_path)
+    here = capture_server.capture(request(tmp_path))
     (tmp_path / "sitecustomize.py").write_text(HIDE_TRITON)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     hidden = subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, text=True)

@@ -93,15 +93,36 @@ class Float8(nn.Module):
         return (x.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) / scale.to(x.dtype)
 
 
+class Embedded(nn.Module):
+    """A table with a row for padding, and dropout: PyTorch decomposes both with methods of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WIDTH, WIDTH, padding_idx=0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x + self.table(x.argmax(-1)), 0.1)
+
+
 def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-PARTS = (Attention, nn.LayerNorm, Gated, partial(Gated, "products"), partial(Gated, "nothing"), Rotary, Experts, Float8)
+PARTS = (
+    Attention,
+    nn.LayerNorm,
+    Gated,
+    partial(Gated, "products"),
+    partial(Gated, "nothing"),
+    Rotary,
+    Experts,
+    Float8,
+    Embedded,
+)
 
 
-def _make(folder: Path, device: torch.device) -> Any:
-    """A step of all parts, each of them compiled; the programs that Inductor writes go to the folder."""
+def _make(folder: Path, device: torch.device, *, kinds: tuple[Any, ...] = PARTS) -> Any:
+    """A step of these parts, each of them compiled; the programs that Inductor writes go to the folder."""
     from torch._inductor.graph import GraphLowering
 
     programs: list[str] = []
@@ -113,7 +134,7 @@ def _make(folder: Path, device: torch.device) -> Any:
     GraphLowering.save_output_code = staticmethod(keep)  # type: ignore[method-assign]
     torch.set_default_dtype(torch.bfloat16)
     with device:
-        parts = [part(WIDTH) if part is nn.LayerNorm else part() for part in PARTS]
+        parts = [part(WIDTH) if part is nn.LayerNorm else part() for part in kinds]
         model = nn.Sequential(*(torch.compile(part, fullgraph=True) for part in parts), nn.Linear(WIDTH, VOCABULARY))
     loss = torch.compile(_loss, fullgraph=True)
 
@@ -215,7 +236,7 @@ def _make_failing(folder: Path, device: torch.device) -> Any:
         raise RuntimeError("needs a\nGPU")
 
     inductor.compile_graph = fail
-    return _make(folder, device)
+    return _make(folder, device, kinds=(Gated,))
 
 
 def test_a_graph_that_cannot_be_generated_is_interpreted(tmp_path: Path) -> None:

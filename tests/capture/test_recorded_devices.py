@@ -138,7 +138,7 @@ def test_random_operators(capture: Capture) -> None:
     """What draws from the device's generator is marked; attention only with dropout."""
     reading = capture(make_random)
     flagged = [(reading.name(o), reading.signature(o).is_random) for o in reading.operators()]
-    attention = "_scaled_dot_product_flash_attention"
+    attention = "_scaled_dot_product_cudnn_attention"
     assert flagged == [
         ("native_dropout", True),
         ("randn", True),

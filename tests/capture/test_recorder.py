@@ -384,6 +384,21 @@ def test_optimizer_within_the_backward_and_closures(capture: Capture) -> None:
     ]
 
 
+def test_operators_that_autograd_would_take_apart(capture: Capture) -> None:
+    """In inference mode `to` arrives whole, with a tensor of the host; what is recorded is the copy that it consists of."""
+
+    def make_step(device: torch.device) -> Any:
+        x = torch.zeros(2, device=device)
+
+        def step() -> None:
+            with torch.inference_mode():
+                x.add_(torch.arange(2.0).to(device))
+
+        return step
+
+    assert [name for _, _, name in capture(make_step).placed()] == ["_to_copy", "add_"]
+
+
 def test_double_backward(capture: Capture) -> None:
     """A backward that creates a graph is a backward, not a recomputation, although gradients are enabled in it."""
 
@@ -404,3 +419,30 @@ def test_double_backward(capture: Capture) -> None:
     assert {phase for phase, _, _ in reading.placed()} == {"forward", "backward", "other"}
     (first,) = reading.operators("tanh_backward")[:1]
     assert first.phase is Phase.BACKWARD and reading.trace.modules[first.module] == "1"
+
+
+def test_gradients_within_a_forward(capture: Capture) -> None:
+    """A module that asks for gradients in its forward, as tracing for a compiler does too, goes on with its forward: in the
+    first step as in the recorded one.
+    """
+
+    class Penalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x).sum()
+            (slope,) = torch.autograd.grad(y, self.inner.weight, create_graph=True)
+            return y + slope.exp().sum()
+
+    def make_step(device: torch.device) -> Any:
+        with device:
+            model, x = Penalized(), torch.zeros(2, 8)
+        return model, lambda: model(x).backward()
+
+    reading = capture(make_step)
+    assert [phase for phase, _, op in reading.placed() if op in ("exp", "add")] == ["forward", "forward"]
+    storages, trace = reading.trace.storages, reading.trace
+    made = [storages[e.storage] for part in (trace.prologue, trace.events) for e in part if type(e) is Alloc]
+    assert [found.phase for found in made if found.op == "aten.exp.default"] == [Phase.FORWARD] * 2

@@ -113,7 +113,7 @@ def test_what_is_overwritten() -> None:
 
 
 def test_assumptions() -> None:
-    """Unknown numbers are finite, and equal to themselves; all arguments are valid."""
+    """Unknown numbers are finite, and equal to themselves; all arguments are valid; not all sequences have ended."""
     check(
         {
             "x == x": (lambda x: (x == x)[0], [True] * 4),
@@ -131,6 +131,9 @@ def test_assumptions() -> None:
             "all is true": (lambda x: aten._is_all_true(x > 0), True),
             "all of known": (lambda x: torch.tensor([True, False]).all(), False),
             "any": (lambda x: (x > 0).any(), None),
+            "all tokens": (lambda x: (x.long() == 2).all(), False),
+            "all tokens so far": (lambda x: (torch.zeros(4, dtype=BOOL) | (x[0].long() == 2)).all(), False),
+            "all of several tokens": (lambda x: torch.isin(x.long(), torch.tensor([2, 3])).all(), False),
         }
     )
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +48,24 @@ def _request(name: str) -> TitanRequest:
 def test_available_memory() -> None:
     """The system says some memory is left, or does not say."""
     assert 2**20 < available_bytes() <= math.inf
+
+
+def test_a_capture_that_is_interrupted_ends_with_code_1(tmp_path: Path) -> None:
+    """What is no error of the capture ends its process at once; whoever waits for the capture is told the code."""
+
+    class Interrupted(Worker):
+        def capture(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+    with (tmp_path / "answers").open("wb") as answers:
+        server = Interrupted(answers.fileno(), str(tmp_path))
+        server.start({"id": 7, "trace": ""}, _request("observed"))
+        while server.children:
+            server.reap()
+            time.sleep(0.01)
+    (line,) = (tmp_path / "answers").read_bytes().splitlines()
+    assert json.loads(line) == {
+        "id": 7,
+        "error": "the capture process ended early with exit code 1",
+        "kind": "CaptureError",
+    }

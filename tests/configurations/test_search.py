@@ -95,10 +95,10 @@ def study(job: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def everything(job: Path, h100_server: CaptureServer) -> dict[Layout, dict[str, Any]]:
+def everything(job: Path, capture_server: CaptureServer) -> dict[Layout, dict[str, Any]]:
     """The answers for all layouts, without any bound."""
     with searching(inputs(job)) as found:
-        return {layout: found.task(layout, math.inf).run(h100_server) for layout in found.layouts}
+        return {layout: found.task(layout, math.inf).run(capture_server) for layout in found.layouts}
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def test_an_evaluation_that_fails_is_no_end(job: Path, monkeypatch: pytest.Monke
 
 
 def test_the_command_writes_a_job_that_takes_the_step_it_says(
-    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], h100_server: CaptureServer
+    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], capture_server: CaptureServer
 ) -> None:
     """The written job, simulated as it is, has the step time and the peak of the search's best; the page is there."""
     space = tmp_path / "space.toml"
@@ -240,7 +240,7 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
     row = document["best"]
     assert row["checkpointing"] == "autosac" and row["peak_reserved_bytes"] <= 560 * 2**20
     written = TitanJob.of(str(best), gpu="h100-sxm-80gb", world_size=2)
-    simulation, _ = simulate_in(h100_server, written, plan_file=str(tmp_path / "best.plan.json"))
+    simulation, _ = simulate_in(capture_server, written, plan_file=str(tmp_path / "best.plan.json"))
     assert simulation.step_ms == pytest.approx(row["step_ms"])
     assert simulation.peak_reserved_bytes == row["peak_reserved_bytes"]
     assert "Plotly" in page.read_text() and str(tmp_path / "best.plan.json") in best.read_text()
@@ -334,11 +334,11 @@ def test_what_needs_more_memory_than_another_layout() -> None:
     assert not is_larger(replace(one, tensor=1, shard=16), one)
 
 
-def test_what_was_not_tried_says_nothing_of_memory(job: Path, h100_server: CaptureServer) -> None:
+def test_what_was_not_tried_says_nothing_of_memory(job: Path, capture_server: CaptureServer) -> None:
     """Full checkpointing that is too slow to be the best is left out, and the answer says so."""
     with searching(inputs(job, space=TINY, budget="300MiB")) as found:
         task = replace(found.task(found.layouts[0], 1e9), least_ms={"full": 2e9})
-    answer = task.run(h100_server)
+    answer = task.run(capture_server)
     assert answer["skipped"] == ["full"] and [row["checkpointing"] for row in answer["rows"]] == ["none"]
 
 

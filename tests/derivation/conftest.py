@@ -210,25 +210,31 @@ def eager() -> Subject:
 # ---- TorchTitan jobs ------------------------------------------------------------------------------------------------
 
 JOBS = {
-    "llama3, alone": ("llama3", 1, ""),
-    "llama3, FSDP of 8": ("llama3", 8, ""),
-    "llama3, TP of 2": ("llama3", 2, "[parallelism]\ntensor_parallel_degree = 2\n"),
-    "deepseek_v3, EP of 8": ("deepseek_v3", 8, "[parallelism]\nexpert_parallel_degree = 8\n"),
-    "llama3, second of 3 stages": ("llama3", 3, "[parallelism]\npipeline_parallel_degree = 3\n"),
+    "llama3, alone": ("llama3", "debugmodel", 1, ""),
+    "llama3, FSDP of 8": ("llama3", "debugmodel", 8, ""),
+    "llama3, TP of 2": ("llama3", "debugmodel", 2, "[parallelism]\ntensor_parallel_degree = 2\n"),
+    "deepseek_v3, EP of 8": ("deepseek_v3", "debugmodel", 8, "[parallelism]\nexpert_parallel_degree = 8\n"),
+    "deepseek_v3, flex attention": (
+        "deepseek_v3",
+        "debugmodel_flex_attn",
+        8,
+        "[parallelism]\nexpert_parallel_degree = 8\n",
+    ),
+    "llama3, second of 3 stages": ("llama3", "debugmodel", 3, "[parallelism]\npipeline_parallel_degree = 3\n"),
 }
 
 
 @pytest.fixture(scope="session", params=JOBS)
-def titan(request: pytest.FixtureRequest, h100_server: CaptureServer) -> Iterator[Subject]:
+def titan(request: pytest.FixtureRequest, capture_server: CaptureServer) -> Iterator[Subject]:
     """One of the TorchTitan jobs."""
-    model, world_size, parallelism = JOBS[request.param]
+    model, flavor, world_size, parallelism = JOBS[request.param]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "job.toml")
         file.write_text(
-            f'[model]\nname = "{model}"\nflavor = "debugmodel"\n[training]\nlocal_batch_size = {max(2, world_size % 8)}\n'
+            f'[model]\nname = "{model}"\nflavor = "{flavor}"\n[training]\nlocal_batch_size = {max(2, world_size % 8)}\n'
             f"seq_len = 256\n{parallelism}"
         )
         job = TitanJob.of(str(file), gpu="h100-sxm-80gb", world_size=world_size)
         if "pipeline" in parallelism:
-            job = job.stages(early_info(capturing(h100_server, job.request("none"))))[1]
-        yield Subject(TitanCaptures(job, h100_server, Path(folder)))
+            job = job.stages(early_info(capturing(capture_server, job.request("none"))))[1]
+        yield Subject(TitanCaptures(job, capture_server, Path(folder)))

@@ -79,18 +79,28 @@ def small(job: Path) -> str:
 
 
 @pytest.fixture
-def run_in_folder(tmp_path: Path, shared_cache: Path) -> Callable[[list[str]], str]:
-    """Run a command in the folder of small jobs, and return what it printed; captures are shared by all tests."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small jobs and nothing else. It is the same one for all tests: capture processes work in it."""
+    found = tmp_path_factory.getbasetemp() / "page"
+    found.mkdir(exist_ok=True)
+    for path in found.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     job = small(ROOT / "examples/llama3_8b.toml")
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples/llama3_8b.toml").write_text(job)
-    (tmp_path / "job.toml").write_text(job)
-    (tmp_path / "moe.toml").write_text(job.replace('"llama3"', '"deepseek_v3"'))
-    folder = Path(sys.executable).parent
-    env = os.environ | {"AUTOSAC_CACHE": str(shared_cache), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    (found / "examples").mkdir()
+    (found / "examples/llama3_8b.toml").write_text(job)
+    (found / "job.toml").write_text(job)
+    (found / "moe.toml").write_text(job.replace('"llama3"', '"deepseek_v3"'))
+    return found
+
+
+@pytest.fixture
+def run_in_folder(folder: Path, shared_cache: Path) -> Callable[[list[str]], str]:
+    """Run a command in the folder of small jobs, and return what it printed; captures are shared by all tests."""
+    programs = Path(sys.executable).parent
+    env = os.environ | {"AUTOSAC_CACHE": str(shared_cache), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
     def run(command: list[str]) -> str:
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=False)
         assert ran.returncode == 0, f"{' '.join(command)}\n{ran.stdout}\n{ran.stderr}"
         return ran.stdout
 

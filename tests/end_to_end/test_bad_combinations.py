@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,25 +58,11 @@ def test_refusals(capture: Capture, model: str, world_size: int, options: dict[s
     assert message.count(words) == 1 and "\n" not in message and "Traceback" not in message
 
 
-def test_a_refused_pipeline_is_one_line(tmp_path: Path) -> None:
+def test_a_refused_pipeline_is_one_line(autosac: Callable[..., Any], job_file: str) -> None:
     """Planning captures several times and several stages: what fails in all of them is told once, with exit code 1."""
-    (tmp_path / "job.toml").write_text('[model]\nname = "llama3"\nflavor = "debugmodel"\n')
-    command = ["plan", "job.toml", "--gpu", "h100-sxm-80gb", "--world-size", "4", "--budget", "50%", "--quiet"]
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "autosac",
-            *command,
-            "--",
-            "--parallelism.pipeline_parallel_degree=4",
-            "--parallelism.pipeline_parallel_schedule=None",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("autosac: building the job: ValueError: Unknown schedule name 'None'")
-    assert ran.stderr.count("\n") == 1
+    command = ["plan", job_file, "--gpu", "h100-sxm-80gb", "--world-size", "4", "--budget", "50%", "--quiet"]
+    pipeline = ["--parallelism.pipeline_parallel_degree=4", "--parallelism.pipeline_parallel_schedule=None"]
+    ran = autosac(*command, "--", *pipeline)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("autosac: building the job: ValueError: Unknown schedule name 'None'")
+    assert ran.err.count("\n") == 1

@@ -37,10 +37,10 @@ def figures(simulation: Simulation) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="pinned with torch 2.13")
-def test_figures_of_the_debug_model(job_file: str, h100_server: CaptureServer) -> None:
+def test_figures_of_the_debug_model(job_file: str, capture_server: CaptureServer) -> None:
     """Llama debug model, FSDP over 8 H100s: operators, traffic, peaks and times under three ways of checkpointing."""
     job = TitanJob.of(job_file, gpu="h100-sxm-80gb", world_size=8)
-    none, others = simulate_in(h100_server, job, checkpointing="none", beside=("full", "selective-op"))
+    none, others = simulate_in(capture_server, job, checkpointing="none", beside=("full", "selective-op"))
     found = {name: figures(simulation) for name, simulation in {"none": none, **others}.items()}
     if os.environ.get("AUTOSAC_UPDATE_GOLDEN") == "1":
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")

@@ -9,6 +9,7 @@ from typing import Any
 from autosac.plans import Plan
 
 GPU = ("--gpu", "h100-sxm-80gb", "--world-size", "2")
+WIDE = ("--", "--training.local_batch_size", "128")
 Run = Callable[..., Any]
 
 
@@ -97,9 +98,7 @@ def test_several_budgets_and_their_differences(autosac: Run, job_file: str, tmp_
         tmp_path / "p.html",
         "--pareto-png",
         tmp_path / "p.png",
-        "--",
-        "--training.local_batch_size",
-        "128",
+        *WIDE,
     )
     assert ran.code == 0, ran.err
     predictions = [document["predictions"]["autosac"] for document in ran.document]
@@ -144,7 +143,7 @@ def test_never_slower_than_what_the_job_offers(autosac: Run, tmp_path: Path) -> 
 def test_offloading_is_asked_for_by_a_flag(autosac: Run, job_file: str, tmp_path: Path) -> None:
     """The plan is made, and what came of offloading is told."""
     plan = tmp_path / "plan.json"
-    ran = autosac("plan", job_file, "--gpu", "b200-sxm-180gb", "--budget", "1.2GiB", "--offload", "-o", plan)
+    ran = autosac("plan", job_file, *GPU, "--budget", "1.1GiB", "--offload", "-o", plan)
     assert ran.code == 0 and "host memory" in " ".join(ran.out.split())
     assert plan.exists()
 
@@ -177,14 +176,14 @@ def test_a_compiled_job(autosac: Run, job_file: str, tmp_path: Path) -> None:
 
 
 def test_the_loss_in_chunks(autosac: Run, job_file: str, tmp_path: Path) -> None:
-    """A GiB of float32 logits becomes four chunks; the written plan says so, and simulating the job under it gives the
+    """Two GiB of float32 logits become eight chunks; the written plan says so, and simulating the job under it gives the
     figures that it states.
     """
-    path, wide = tmp_path / "plan.json", ("--", "--training.local_batch_size", "64")
-    budget = ("--budget", "4.5GiB", "--budget-kind", "active", "--chunk-loss")
-    ran = autosac("plan", job_file, *GPU, *budget, "-o", path, *wide)
+    path = tmp_path / "plan.json"
+    budget = ("--budget", "9GiB", "--budget-kind", "active", "--chunk-loss")
+    ran = autosac("plan", job_file, *GPU, *budget, "-o", path, *WIDE)
     assert ran.code == 0, ran.err
     plan = Plan.load(path)
-    assert plan.settings.loss_chunks == 4 and "chunks of rows" in " ".join(ran.out.split())
-    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", *wide).document
+    assert plan.settings.loss_chunks == 8 and "chunks of rows" in " ".join(ran.out.split())
+    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", *WIDE).document
     assert simulated["peak_active_bytes"] == plan.predictions["autosac"].peak_active_bytes <= plan.made_for.budget_bytes

@@ -23,9 +23,9 @@ LONG = {"training__seq_len": 1024, "training__local_batch_size": 4}
 
 
 @pytest.fixture
-def server(h100_server: CaptureServer) -> CaptureServer:
+def server(capture_server: CaptureServer) -> CaptureServer:
     """One capture process for all tests here."""
-    return h100_server
+    return capture_server
 
 
 def test_plan_under_tensor_parallelism(job: Job, server: CaptureServer) -> None:

@@ -64,8 +64,8 @@ def test_layouts_of_the_gradients_cost_more(meta: Meta) -> None:
 @pytest.mark.parametrize(("gpu", "slower"), [("h100-sxm-80gb", 3.5), ("a100-sxm-80gb", 1.5)])
 @pytest.mark.parametrize("which", ["left", "right", "result"])
 def test_rows_that_are_not_aligned_cost_the_fast_kernels(meta: Meta, gpu: str, slower: float, which: str) -> None:
-    """Rows of 4097 bf16 elements, of either operand or of the result, take 3.5 times as long on Hopper, 1.5 on Ampere."""
-    square, padded = meta((4096, 4096)), TensorMeta((4096, 4096), (4097, 1), "bfloat16")
+    """Rows of 4100 bf16 elements, of either operand or of the result, take 3.5 times as long on Hopper, 1.5 on Ampere."""
+    square, padded = meta((4096, 4096)), TensorMeta((4096, 4096), (4100, 1), "bfloat16")
     left, right, out = (padded if name == which else square for name in ("left", "right", "result"))
     signatures = [
         Signature("aten.mm.default", (a, b), (c,)) for a, b, c in ((square, square, square), (left, right, out))
@@ -79,13 +79,40 @@ def test_rows_that_are_not_aligned_cost_the_fast_kernels(meta: Meta, gpu: str, s
     assert (aligned.source, unaligned.source) == ("learned:matmul", "learned:unaligned-matmul")
 
 
+@pytest.mark.parametrize(("pitch", "slower"), [(4098, 2.75), (4100, 3.5)])
+def test_hoppers_unaligned_rows_by_what_they_are_aligned_to(meta: Meta, pitch: int, slower: float) -> None:
+    """Multiples of 4 bytes 2.75 times as long, of 8 bytes 3.5: each from its own measurement."""
+    square, padded = meta((4096, 4096)), TensorMeta((4096, 4096), (pitch, 1), "bfloat16")
+    signatures = [Signature("aten.mm.default", (a, square), (square,)) for a in (square, padded)]
+    aligned, unaligned = LearnedMatmul(H100).estimate(signatures)
+    assert aligned is not None and unaligned is not None
+    least_ms = START_MS + 0.0024
+    assert unaligned.ms - least_ms == pytest.approx(slower * (aligned.ms - least_ms))
+
+
+def test_rows_of_odd_length_reach_a_seventh_of_the_peak(meta: Meta) -> None:
+    """13.5 % of the dense rate: elements of two bytes, one at a time."""
+    square, odd = meta((8192, 8192)), TensorMeta((8192, 8192), (8193, 1), "bfloat16")
+    (answer,) = LearnedMatmul(H100).estimate([Signature("aten.mm.default", (odd, square), (square,))])
+    assert answer is not None
+    assert answer.ms == pytest.approx(START_MS + 2 * 8192**3 / (0.135 * 989e12) * 1e3)
+
+
 def test_tf32_is_bf16_with_twice_the_depth(meta: Meta, mm: Callable[..., Signature]) -> None:
-    """[m, n, k] in TF32 takes as long as [m, n, 2k] in bf16; plain float32 is not answered."""
+    """[m, n, k] in TF32 takes as long as [m, n, 2k] in bf16; plain float32 is not answered. Hopper multiplies it along k only:
+    with an operand that is stored across it takes 1.1 or 1.6 times as long.
+    """
     single = mm(4096, 4096, 2048, "float32")
-    (tf32,) = LearnedMatmul(H100, tf32=True).estimate([single])
-    (half,) = LearnedMatmul(H100).estimate([mm(4096, 4096, 4096)])
-    assert tf32 is not None and half is not None
-    assert tf32.ms == pytest.approx(half.ms)
+    along, across = (TensorMeta((2048, 4096), strides, "float32") for strides in ((1, 2048), (4096, 1)))
+    left, flipped = single.inputs[0], TensorMeta((4096, 2048), (1, 4096), "float32")
+    layouts = [single._replace(inputs=pair) for pair in ((left, along), (left, across), (flipped, across))]
+    answers = LearnedMatmul(H100, tf32=True).estimate(layouts)
+    times = [answer.ms - START_MS for answer in answers if answer is not None]
+    half = mm(4096, 4096, 4096)
+    across_half = half.inputs[1]._replace(stride=(1, 4096))
+    (bf16,) = LearnedMatmul(H100).estimate([half._replace(inputs=(half.inputs[0], across_half))])
+    assert bf16 is not None
+    assert times == pytest.approx([bf16.ms - START_MS, 1.1 * times[0], 1.6 * times[0]])
     assert LearnedMatmul(H100).estimate([single]) == [None]
 
 
@@ -307,11 +334,24 @@ def test_addresses_cost_a_start_and_divisions(meta: Meta) -> None:
     assert answer.ms == pytest.approx(1850 / 1830e3 + issued * 1.16)
 
 
+def test_a_walk_across_sectors_is_bound_by_loads(meta: Meta) -> None:
+    """A transposed copy: 0.52 elements a cycle and processor. Turns of 40 elements use half of the sectors again."""
+    across, x = TensorMeta((4096, 2048), (1, 4096), "bfloat16"), meta((4096, 2048))
+    short, y = TensorMeta((2**17, 32, 40), (1280, 1, 32), "bfloat16"), meta((2**17, 32, 40))
+    answers = LearnedMemory(H100).estimate(
+        [Signature("aten.clone.default", (a,), (b,)) for a, b in ((across, x), (short, y))]
+    )
+    late, cycle = 1850 / 1830e3, 132 * 1830e3
+    assert answers[0] is not None and answers[1] is not None
+    assert answers[0].ms == pytest.approx(late + 2**23 / (0.52 * cycle))
+    assert answers[1].ms == pytest.approx(late + 2**22 * 40 / (0.52 / 0.5 * cycle))
+
+
 def test_a_starved_processor_is_not_slowed_down_by_itself(meta: Meta) -> None:
     """Norms take 1.43 times an elementwise kernel's time on an H100. An RTX 4090's memory offers a processor 22 % of the bytes
     in a cycle: there both take the same time. A stride costs on both.
     """
-    x, across = meta((8192, 4096), "float32"), TensorMeta((8192, 4096), (1, 8192), "float32")
+    x, across = meta((8192, 4096), "float32"), TensorMeta((8192, 4096), (8192, 1), "float32")
     norm = Signature("aten.native_layer_norm.default", (x,), (x,), (("normalized_shape", (4096,)),))
     copies = [Signature("aten.clone.default", (source,), (x,)) for source in (x, across)]
     for gpu, expected in (("h100-sxm-80gb", math.exp(0.3549 + 0.0513)), ("rtx-4090", 1.0)):

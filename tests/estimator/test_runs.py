@@ -161,6 +161,32 @@ def test_what_a_run_says_in_numbers(tmp_path: Path) -> None:
         replace(record_of(simulation, 1, 1), steps_ms=(math.inf,)).save(tmp_path / "run.json")
 
 
+@pytest.mark.parametrize(("phase", "own_std"), [(Phase.FORWARD, 0.03), (Phase.OPTIMIZER, 0.3)])
+def test_what_takes_time_beside_its_operators_says_less(phase: Phase, own_std: float) -> None:
+    """Ten equal sines of a few us in a module's forward, or in the rest of the step, that the host issues too slowly.
+
+    With one unknown c, prior variance P and s = d log(time) / dc, the posterior is greatest where c n is P s log(measured /
+    corrected). The noise's variance n is that of the part and 0.3 times the share of its time beside the operators, squared.
+    """
+    op = Op(0, 0, 1, phase, 0, (-1,), (-1,))
+    trace = trace_of([op] * 10, signatures=[_wave(1, 64)], modules=("", "layer"), model="made")
+    simulation = simulated(trace)
+    operators_ms, span_ms = float(simulation.pricing.event_ms.sum()), simulation.step_ms
+    assert operators_ms < 0.8 * span_ms
+    units = (UnitTimes(fqn="layer", forward_ms=1.2 * span_ms),) if phase is Phase.FORWARD else ()
+    measured_ms = 1.2 * span_ms
+    record = RunRecord(device="cuda", gpu=GPU, steps_ms=(measured_ms * (1.5 if units else 1.0),), units=units)
+    learned = learn(record, simulation)
+    ((_, c, _),) = learned.correction.observed
+    (part,) = learned.parts
+    beside_ms = span_ms - operators_ms
+    assert part.corrected_ms == pytest.approx(beside_ms + operators_ms * math.exp(c))
+    slope = operators_ms * math.exp(c) / part.corrected_ms
+    prior = 0.04 + 0.05 + 0.05 + 0.02 + 0.02
+    noise = prior * slope * math.log(measured_ms / part.corrected_ms) / c
+    assert noise == pytest.approx(own_std**2 + (0.3 * beside_ms / span_ms) ** 2, rel=1e-4)
+
+
 def test_memory_that_was_not_simulated_counts_from_then_on(tmp_path: Path) -> None:
     """The peaks of the next simulations are as much higher."""
     simulation = simulated(step())

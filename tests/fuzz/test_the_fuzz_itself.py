@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,31 @@ def test_the_table_counts_and_names_the_first_failure() -> None:
     assert "| gpt | 2 | 1 |  |  |  | 1 |  |  | 7 |" in results.markdown().splitlines()
     assert results.markdown().splitlines()[-1] == "Left out: hf_llama (the package transformers is not installed)."
     assert not results.good
+
+
+def test_the_pages_count_families_and_trials() -> None:
+    """As many kinds of models as there are families; every run had all of its time but those that it left out, and every
+    trial has one outcome.
+    """
+    import benchmarks.fuzz.families  # noqa: F401
+    from benchmarks.fuzz.family import FAMILIES
+
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "fuzz.md").read_text()
+    for other in ("benchmarks.md", "guarantee.md"):
+        assert re.findall(r"models of (\d+) kinds", (docs / other).read_text()) == [str(len(FAMILIES))]
+    ((first, trials, *found),) = re.findall(r"^\| (\d+) families \|" + r" *(\d*) *\|" * 8, page, re.MULTILINE)
+    left_out = re.findall(r"(\w+) \(the package", page)
+    ((added, in_all),) = re.findall(r"(\d+) families were added after this run: (\d+) in all", page)
+    assert int(in_all) == len(FAMILIES) == int(first) + len(left_out) + int(added)
+    assert set(re.findall(r"`, (\d+) families", page)) == {str(len(FAMILIES) - len(left_out))}
+    later = re.split(r"^- `python", page, flags=re.MULTILINE)[1:]
+    assert len(later) == 3
+    runs = [(int(trials), sum(int(number or 0) for number in found))]
+    for run in later:
+        (wanted,) = re.findall(r"--trials (\d+)", run)
+        outcomes = r"(\d+) (?:right|warned|refused|stopped|wrong|obscure|without)"
+        runs.append((int(wanted), sum(map(int, re.findall(outcomes, " ".join(run.split()))))))
+    assert all(wanted == counted for wanted, counted in runs)
+    thousands = re.findall(r"about (\d+),000 trials", (docs / "guarantee.md").read_text())
+    assert int(*thousands) == sum(wanted for wanted, _ in runs) // 1000

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from autosac.report.search_tables import search_document, search_summary
 from autosac.report.summaries import console
 from autosac.simulation import Target, simulation_of
 from autosac.trace import Trace
+from plans import LLAMA_8B, prediction
 
 FOLDER = Path(__file__).parent
 GIB = 2**30
@@ -77,27 +79,12 @@ def test_memory_over_a_step(name: str, budget_gib: float, kind: Any, drawn: list
 
 def made_for(budget_bytes: int, kind: Any) -> MadeFor:
     """A plan's budget."""
-    return MadeFor(
-        job_fingerprint="f00",
-        model="llama3 <8B>",
-        torch_version="2.13.0",
-        torchtitan_version="0.2.2",
-        gpu="h100-sxm-80gb",
-        world_size=8,
-        budget_bytes=budget_bytes,
-        budget_kind=kind,
-    )
+    return replace(LLAMA_8B, model="llama3 <8B>", budget_bytes=budget_bytes, budget_kind=kind)
 
 
-def prediction(step_ms: float, gib: float, *, fits: bool = True) -> Prediction:
-    """A step of this time and peak; what is reserved is 2 GiB more."""
-    return Prediction(
-        step_ms=step_ms,
-        peak_active_bytes=int(gib * GIB),
-        peak_reserved_bytes=int(gib * GIB) + 2 * GIB,
-        fits=fits,
-        recompute_ms=step_ms - 800,
-    )
+def step(step_ms: float, gib: float, *, fits: bool = True) -> Prediction:
+    """A step of this time and peak; what is reserved is 2 GiB more, and without recomputation it would take 800 ms."""
+    return prediction(step_ms, gib, more_reserved_gib=2, fits=fits, recompute_ms=step_ms - 800)
 
 
 @pytest.mark.parametrize("kind", ["active", "reserved"])
@@ -108,11 +95,11 @@ def test_trade_off_curves(kind: Any, drawn: list[Any], tmp_path: Path) -> None:
             made_for=made_for(int(gib * GIB), kind),
             units=(),
             predictions={
-                "autosac": prediction(step_ms, gib, fits=gib < 80),
-                "none": prediction(900.0, 120, fits=False),
-                "selective-op": prediction(950.0, 70),
-                "full": prediction(1200.0, 40),
-                "mine": prediction(1100.0, 45),
+                "autosac": step(step_ms, gib, fits=gib < 80),
+                "none": step(900.0, 120, fits=False),
+                "selective-op": step(950.0, 70),
+                "full": step(1200.0, 40),
+                "mine": step(1100.0, 45),
             },
         )
         for gib, step_ms in ((90.0, 905.0), (50.0, 1000.5), (65.0, 940.0))
@@ -293,6 +280,7 @@ RESULTS = {
             captured=1,
             sheets=2,
             refused=0,
+            induced=0,
             failed=1,
             reused=2,
         ),

@@ -6,7 +6,6 @@ Nothing is captured here, so a change of any simulator, model, solver or report 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ import pinned
 import pytest
 from pinned import digest, rounded
 
+from autosac.chakra.schema import unpacked
 from autosac.cli.parser import main
 from autosac.derivation.deriver import Deriver
 from autosac.errors import InfeasibleError
@@ -116,7 +116,7 @@ def test_machines(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_files(tmp_path: Path) -> None:
     """The timeline, the snapshot and the execution traces."""
-    pytest.importorskip("google.protobuf")
+    message_as_dict = pytest.importorskip("google.protobuf.json_format").MessageToDict
     files = {"--trace": "t.json", "--memory-snapshot": "s.pickle", "--chakra": "chakra"}
     words = [word for option, file in files.items() for word in (option, str(tmp_path / file))]
     assert main(["simulate", str(FOLDER / "selective.trace"), "--gpu", "h100-sxm-80gb", "--quiet", *words]) == 0
@@ -124,7 +124,7 @@ def test_files(tmp_path: Path) -> None:
         "timeline": digest(json.loads((tmp_path / "t.json").read_text())),
         "snapshot": digest(pickle.loads((tmp_path / "s.pickle").read_bytes())),
         **{
-            path.name: f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+            path.name: digest([message_as_dict(message) for message in unpacked(path.read_bytes())])
             for path in sorted((tmp_path / "chakra").iterdir())[:2]
         },
     }

@@ -21,7 +21,7 @@ from autosac.plans.diff import compare_plans
 from autosac.report import summaries
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import Trace
-from plans import LLAMA_8B
+from plans import LLAMA_8B, prediction
 
 FOLDER = Path(__file__).parent
 GIB = 2**30
@@ -34,16 +34,9 @@ def steps() -> dict[str, Simulation]:
     return {name: simulation_of(Trace.load(FOLDER / f"{name}.trace"), target) for name in ("observed", "outer")}
 
 
-def prediction(step_ms: float, gib: int, *, reserved: bool = True) -> Prediction:
-    """A step of this time and peak."""
-    reserved_bytes = (gib + 2) * GIB if reserved else None
-    return Prediction(
-        step_ms=step_ms,
-        peak_active_bytes=gib * GIB,
-        peak_reserved_bytes=reserved_bytes,
-        fits=gib < 80,
-        recompute_ms=step_ms - 900,
-    )
+def step(step_ms: float, gib: int, more_reserved_gib: int | None = 2) -> Prediction:
+    """A step of this time and peak, on a GPU of 80 GiB; without recomputation it would take 900 ms."""
+    return prediction(step_ms, gib, more_reserved_gib=more_reserved_gib, fits=gib < 80, recompute_ms=step_ms - 900)
 
 
 def plan(gib: int, step_ms: float, kept: int = 5) -> Plan:
@@ -53,10 +46,10 @@ def plan(gib: int, step_ms: float, kept: int = 5) -> Plan:
         made_for=replace(LLAMA_8B, budget_bytes=gib * GIB),
         units=(unit,),
         predictions={
-            "autosac": prediction(step_ms, gib - 3),
-            "none": prediction(900.0, 118),
-            "full": prediction(1300.0, 38),
-            "mine": prediction(1000.0, 60, reserved=False),
+            "autosac": step(step_ms, gib - 3),
+            "none": step(900.0, 118),
+            "full": step(1300.0, 38),
+            "mine": step(1000.0, 60, None),
         },
     )
 

@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,9 +24,10 @@ from autosac.integrations.operators.effects import written_arguments
 from autosac.integrations.operators.keys import is_counted, is_random, op_name, output_metadata
 from autosac.integrations.operators.modules import find_module, parameters_of
 from autosac.integrations.recompute.tape import Observer, observer
-from autosac.plans import Decision, MadeFor, OutputMetadata, Plan, Settings, Unit
+from autosac.plans import Decision, OutputMetadata, Plan, Settings, Unit
 from benchmarks.fuzz.blocks import GptBlock, LlamaBlock
 from benchmarks.fuzz.groups import groups_of
+from plans import MADE_FOR
 
 
 class InplaceBlock(nn.Module):
@@ -250,16 +251,8 @@ def plan_for(
                 parameters=parameters_of(module),
             )
         )
-    made_for = MadeFor(
-        job_fingerprint="",
-        model="test",
-        torch_version=torch.__version__,
-        torchtitan_version="0.2.2",
-        gpu="cpu",
-        world_size=world_size,
-        budget_bytes=0,
-        budget_kind="active",
-        parameters=parameters_of(model),
+    made_for = replace(
+        MADE_FOR, torchtitan_version="0.2.2", gpu="cpu", world_size=world_size, parameters=parameters_of(model)
     )
     return Plan(made_for=made_for, units=tuple(units), settings=Settings(**settings))
 
@@ -386,6 +379,14 @@ class Lab:
     counting = staticmethod(counting)
     must_run = staticmethod(must_run)
     plan_keeping = staticmethod(plan_keeping)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code from, or for, other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.policy import UnitDecisions
 from autosac.plans import Unit
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 
 class Average(nn.Module):
     """Reads a moving average, then changes it."""
@@ -52,7 +54,6 @@ def _gradients(body: nn.Module, model: nn.Module) -> list[Tensor]:
 @pytest.mark.filterwarnings("ignore::autosac.integrations.recompute.policy.PlanMismatchWarning")
 def test_a_buffer_that_is_read_and_then_changed() -> None:
     """The sum with the buffer is saved, though the plan keeps nothing: the backward would add the new contents."""
-    torch._dynamo.reset()
     body = Average()
     again = copy.deepcopy(body)
     found = _gradients(body, torch.compile(Checkpointed(body), backend="aot_eager"))
@@ -62,7 +63,6 @@ def test_a_buffer_that_is_read_and_then_changed() -> None:
 
 def test_a_backend_that_runs_checkpointing_as_it_is() -> None:
     """Such a backend would change the buffer twice: refused by name."""
-    torch._dynamo.reset()
     model = torch.compile(Checkpointed(Average()), backend="eager")
     with pytest.raises(PlanError, match="body is compiled by a backend that runs PyTorch's checkpointing"):
         model(torch.randn(4, 8))

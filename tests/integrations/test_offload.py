@@ -319,12 +319,12 @@ def test_a_tensor_of_any_dense_strides_comes_back_alike() -> None:
 
 
 def test_the_tensor_inside_of_a_dtensor_is_offloaded(mesh: Any) -> None:
-    """It comes back with its placement, and a result that is still being communicated stays."""
+    """It comes back with its placement, needing no gradient, and a result that is still being communicated stays."""
     value = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
     parcel = Offloader().send(value)
     parcel.leave()
     back = parcel.tensor()
-    assert isinstance(back, DTensor) and back.placements == value.placements
+    assert isinstance(back, DTensor) and back.placements == value.placements and not back.requires_grad
     assert torch.equal(back.to_local(), value.to_local()) and back.to_local() is not value.to_local()
     waiting = AsyncCollectiveTensor(torch.ones(2))
     assert Offloader().send(waiting) is waiting

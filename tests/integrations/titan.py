@@ -298,7 +298,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, the exchange of plans, FSDP2 with compiled
     layers.
     """
-    sys.path.append(str(Path(__file__).parents[2]))  # for `benchmarks`
+    root = Path(__file__).parents[2]
+    sys.path += [str(root), str(root / "tests/support")]  # for `benchmarks` and `plans`
     spec = importlib.util.spec_from_file_location("lab", Path(__file__).with_name("conftest.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -95,6 +95,40 @@ def test_what_cannot_be_told_says_why(op: HostEvent, why: str) -> None:
         to_signature(op)
 
 
+def test_attention_backward_is_read_without_the_tensors_that_it_was_not_given() -> None:
+    """Autograd passes no mask and no cumulative lengths to cuDNN's backward: seven tensors are left of ten and one number."""
+    row, heads = [2, 4, 128, 64], ["c10::BFloat16"] * 5
+    types = [*heads, "float", "long int", "long int", "", "", "", "Scalar", "Scalar", "Scalar", "Scalar", ""]
+    dims = [row] * 5 + [[2, 4, 128, 1]] + [[]] * 10
+    values = ["", "", "", "", "", "", "", "", "", "", "", "128", "128", "0.", "True", ""]
+    op = _op("aten::_scaled_dot_product_cudnn_attention_backward", types, dims, **{"Concrete Inputs": values})
+    signature = to_signature(op)
+    assert [meta.shape for meta in signature.inputs] == [(2, 4, 128, 64)] * 5 + [(2, 4, 128, 1), (), ()]
+    assert [meta.shape for meta in signature.outputs] == [(2, 4, 128, 64)] * 3
+    assert dict(signature.arguments)["is_causal"] is True
+
+
+def test_gradients_of_recurrent_layers_have_the_shapes_that_cuda_allocates() -> None:
+    """PyTorch has no shapes for cuDNN's: the gradients are as large as the input, the states and each weight."""
+    x, state, weights = [8, 5, 16], [1, 8, 16], [[64, 16], [64, 16], [64], [64]]
+    types = ["float", "TensorList", "Scalar", "float", "float", "float", "float", "float", "", ""]
+    types += ["Scalar"] * 8 + ["ScalarList", "", "unsigned char", "ScalarList"]
+    dims = [x, weights, [], [2176], state, state, x, x] + [[]] * 12 + [[64], []]
+    numbers = ["2", "16", "0", "1", "True", "0.", "True", "False"]
+    values = ["", "", "4", *[""] * 7, *numbers, "[]", "", "", "[True, False, False, True]"]
+    signature = to_signature(_op("aten::_cudnn_rnn_backward", types, dims, **{"Concrete Inputs": values}))
+    shapes = [(8, 5, 16), (1, 8, 16), (1, 8, 16), (64, 16), (64, 16), (64,), (64,)]
+    assert [meta.shape for meta in signature.outputs] == shapes
+
+
+def test_a_concatenations_kernel_tells_how_wide_its_elements_are() -> None:
+    """The type of a list is not noted: two bytes in the kernel's name are 16 bits; without the name float32 is assumed."""
+    op = _op("aten::cat", ["TensorList", "Scalar"], [[[4, 8], [4, 8]], []], **{"Concrete Inputs": ["", "1"]})
+    kernel = "void at::native::(anonymous namespace)::CatArrayBatchedCopy_vectorized<OpaqueType<2u>, unsigned int, 3>"
+    assert to_signature(op, kernels=[kernel]).outputs[0].dtype == "bfloat16"
+    assert to_signature(op).outputs[0].dtype == "float32"
+
+
 def test_copies_from_and_to_the_host_have_an_end_there() -> None:
     """The copies' names say which way they went."""
     op = _op("aten::copy_", ["float", "float", "Scalar"], [[4], [4], []])

@@ -264,3 +264,27 @@ def test_small_reductions_stage_nothing() -> None:
     x, total = dense(100, 1280), dense(1280)
     assert blocks("aten.sum.dim_IntList", (x,), (total,), dim=(0,)) == ()
     assert blocks("aten.sum.default", (dense(0),), (dense(),)) == ()
+
+
+RNN = {"weight_stride0": 4, "mode": 2, "hidden_size": 8, "num_layers": 1}
+WEIGHTS = (dense(32, 8), dense(32, 8), dense(32), dense(32))
+
+
+def test_rnns_copy_what_has_batches_first() -> None:
+    """Steps first in memory needs no copy, whichever dimension is called first; 5 x 3 x 8 elements of 4 bytes else."""
+    x = dense(3, 5, 8, dtype="float32")
+    name = "aten._cudnn_rnn.default"
+    assert blocks(name, (x, *WEIGHTS), **RNN, batch_first=True) == (480,)
+    assert blocks(name, (transposed(dense(5, 3, 8), 0, 1), *WEIGHTS), **RNN, batch_first=True) == ()
+    assert blocks(name, (dense(5, 3, 8), *WEIGHTS), **RNN) == ()
+
+
+def test_rnn_backward_makes_zeros_for_gradients_that_nobody_gives() -> None:
+    """An LSTM's hidden and cell state are 1 x 3 x 8, its output 5 x 3 x 8; the reserve comes last."""
+    name = "aten._cudnn_rnn_backward.default"
+    x, state = dense(5, 3, 8, dtype="float32"), dense(1, 3, 8, dtype="float32")
+    known = (x, *WEIGHTS, dense(576), state, state, x)
+    reserve = dense(1000, dtype="uint8")
+    assert blocks(name, (*known, x, reserve), **RNN) == (96, 96)
+    assert blocks(name, (*known, x, state, reserve), **RNN) == (96,)
+    assert blocks(name, (*known, state, state, reserve), **RNN) == (480,)

@@ -144,12 +144,19 @@ class Layers:
 
 
 class Job:
-    """The layers as captures: `observed`, and `under` a plan."""
+    """The layers as captures: `observed`, and `under` a plan. `stage` is the rank that is planned for, of equal ones."""
 
     def __init__(
-        self, count: int = 4, gather_ms: float = 5.0, host: HostModel = INSTANT_HOST, tail_ms: float = 0.0
+        self,
+        count: int = 4,
+        gather_ms: float = 5.0,
+        host: HostModel = INSTANT_HOST,
+        tail_ms: float = 0.0,
+        ranks: int = 1,
+        stage: int = 0,
     ) -> None:
         self.count, self.gather_ms, self.host, self.tail_ms = count, gather_ms, host, tail_ms
+        self.ranks, self.stage = ranks, stage
         self.captured = 0
 
     def simulated(self, policy: Mapping[int, set[str]], selective: tuple[str, ...] = ()) -> Simulation:
@@ -165,9 +172,15 @@ class Job:
             trace=layers.trace,
             target=replace(Target.of("h100-sxm-80gb", 2), host=self.host),
             selective_modules=selective,
+            stage=self.stage,
         )
         timeline = simulate(
-            layers.trace, pricing, host=self.host, overlap=NoInterference(), selective_modules=selective, steps=2
+            [replace(layers.trace, info=replace(layers.trace.info, rank=rank)) for rank in range(self.ranks)],
+            [pricing] * self.ranks,
+            host=self.host,
+            overlap=NoInterference(),
+            selective_modules=selective,
+            steps=2,
         )
         vars(simulation).update(pricing=pricing, timeline=timeline)
         return simulation

@@ -12,7 +12,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator import Pricing
 from autosac.planning.compiled_costs import unit_costs
-from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, nearest
+from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, modules_have_budgets, nearest
 from autosac.plans import Decision, Plan, Unit
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.solvers.mix import Cost
@@ -24,6 +24,14 @@ JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.loc
 JOB += ("--training.seq_len", "128", "--compile.enable")
 REQUEST = TitanRequest(config_file=None, overrides=JOB, world_size=8, checkpointing="none")
 MADE_FOR = replace(ANY_JOB, world_size=8)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("2.11.0+cu130", False), ("2.12.1", False), ("2.13.0", True), ("2.14.0a0+git1", True)]
+)
+def test_who_takes_a_memory_budget_for_a_module(version: str, expected: bool) -> None:
+    """PyTorch from 2.13 on; plans for older ones must not have any."""
+    assert modules_have_budgets(version) is expected
 
 
 def test_what_a_unit_takes() -> None:

@@ -6,22 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from autosac.jobs.tasks import between
-from autosac.plans import Plan, Prediction
+from autosac.plans import Plan
 from autosac.report.pareto import pareto_html, pareto_png, points
-from plans import LLAMA_8B
+from plans import LLAMA_8B, prediction
 
 GIB = 2**30
-
-
-def prediction(step_ms: float, gib: float, *, fits: bool = True) -> Prediction:
-    """A step of this time and peak."""
-    return Prediction(
-        step_ms=step_ms,
-        peak_active_bytes=int(gib * GIB),
-        peak_reserved_bytes=int(gib * GIB),
-        fits=fits,
-        recompute_ms=1.0,
-    )
 
 
 def plan(gib: float, step_ms: float, *, fits: bool = True) -> Plan:

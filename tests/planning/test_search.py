@@ -12,19 +12,10 @@ from autosac.errors import InfeasibleError
 from autosac.planning.candidates import Candidate
 from autosac.planning.planner import Goal
 from autosac.planning.search import Search
-from autosac.plans import MadeFor, Plan, Unit
+from autosac.plans import Plan, Unit
+from plans import MADE_FOR
 
 GIB = 2**30
-MADE_FOR = MadeFor(
-    job_fingerprint="",
-    model="m",
-    torch_version="",
-    torchtitan_version="",
-    gpu="g",
-    world_size=1,
-    budget_bytes=1,
-    budget_kind="reserved",
-)
 
 
 class Fake:

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from autosac.cli.parser import main
-from autosac.plans import Decision, MadeFor, Plan, Prediction, Unit
+from autosac.plans import Decision, Plan, Unit
 from autosac.plans.diff import compare_plans
 from autosac.report.summaries import decision_table
+from plans import LLAMA_8B, prediction
 
 
 def unit(number: int, *keeps: bool) -> Unit:
@@ -38,23 +39,10 @@ def unit(number: int, *keeps: bool) -> Unit:
 
 def plan(budget_gib: int, *units: Unit) -> Plan:
     """A plan of these units for a budget."""
-    peak, step_ms = budget_gib * 2**30, 1000.0 + budget_gib
-    prediction = Prediction(
-        step_ms=step_ms, peak_active_bytes=peak, peak_reserved_bytes=None, fits=True, recompute_ms=9.0
-    )
     return Plan(
-        made_for=MadeFor(
-            job_fingerprint="f00",
-            model="llama3 8B",
-            torch_version="2.13.0",
-            torchtitan_version="0.2.2",
-            gpu="h100-sxm-80gb",
-            world_size=8,
-            budget_bytes=budget_gib * 2**30,
-            budget_kind="active",
-        ),
+        made_for=replace(LLAMA_8B, budget_bytes=budget_gib * 2**30, budget_kind="active"),
         units=units,
-        predictions={"autosac": prediction},
+        predictions={"autosac": prediction(1000.0 + budget_gib, budget_gib, more_reserved_gib=None, recompute_ms=9.0)},
     )
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from autosac.errors import PlanError
-from autosac.plans import Binding, Decision, MadeFor, Plan, Reasons, Unit
+from autosac.plans import Binding, Decision, Plan, Reasons, Unit
 from autosac.plans.reasons import price_of, why
+from plans import MADE_FOR
 
 GIB = 2**30
 REASONS = Reasons(
@@ -32,17 +33,7 @@ def unit(*decisions: Decision) -> Unit:
 @pytest.fixture
 def plan() -> Plan:
     """A plan with reasons."""
-    made_for = MadeFor(
-        job_fingerprint="f",
-        model="m",
-        torch_version="2",
-        torchtitan_version="0.2",
-        gpu="g",
-        world_size=1,
-        budget_bytes=1,
-        budget_kind="active",
-    )
-    return Plan(made_for=made_for, units=(), reasons=(REASONS,))
+    return Plan(made_for=MADE_FOR, units=(), reasons=(REASONS,))
 
 
 KEEP = decision(True, 9.0)

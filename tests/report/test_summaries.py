@@ -14,7 +14,7 @@ from autosac.jobs.expert_load import Statistic
 from autosac.memory_sim import Outcome, simulate_memory
 from autosac.memory_sim.attribution import PeakReport
 from autosac.memory_sim.replay import Verdict
-from autosac.plans import Binding, Certainty, Decision, MadeFor, Plan, Prediction, Reasons, Unit
+from autosac.plans import Binding, Certainty, Decision, Plan, Prediction, Reasons, Unit
 from autosac.report.summaries import (
     decision_table,
     draws_table,
@@ -24,20 +24,11 @@ from autosac.report.summaries import (
     unit_table,
 )
 from autosac.trace import Label, Phase
+from plans import LLAMA_8B
 from traces import TraceBuilder
 
 GIB, MIB = 2**30, 2**20
-MADE_FOR = MadeFor(
-    job_fingerprint="f",
-    model="llama3 8B",
-    torch_version="2",
-    torchtitan_version="0.2",
-    gpu="h100",
-    world_size=8,
-    budget_bytes=20 * GIB,
-    budget_kind="reserved",
-    overrides=("--a=1", "--b"),
-)
+MADE_FOR = replace(LLAMA_8B, gpu="h100", budget_bytes=20 * GIB, overrides=("--a=1", "--b"))
 PREDICTIONS = {
     "autosac": Prediction(
         step_ms=1000.0, peak_active_bytes=18 * GIB, peak_reserved_bytes=19 * GIB, fits=True, recompute_ms=50.0

@@ -25,6 +25,12 @@ def test_a_second_policy_has_to_be_worth_its_price() -> None:
     assert best_mix([group], 7, policy_ms=2.0).mixes == (((0, 3),),)
 
 
+def test_of_equals_the_first_is_taken() -> None:
+    """With 1 ms for each policy, two units at 5 ms and one each at 9 and 0 ms take 4 bytes and 11 ms: one policy is enough."""
+    policies = (Cost(2, 5.0), Cost(0, 9.0), Cost(4, 0.0))
+    assert best_mix([Group(2, policies)], 4, policy_ms=1.0) == (4, 10.0, (((0, 2),),))
+
+
 def test_what_cannot_be() -> None:
     """The error says what the least takes."""
     with pytest.raises(InfeasibleError, match="takes 10 bytes, the limit is 9"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autosac.plans import MadeFor
+from autosac.plans import MadeFor, Prediction
 
 MADE_FOR = MadeFor(
     job_fingerprint="",
@@ -28,3 +28,17 @@ LLAMA_8B = MadeFor(
     budget_kind="reserved",
 )
 """One whose names are shown."""
+
+
+def prediction(
+    step_ms: float, gib: float, *, more_reserved_gib: int | None = 0, fits: bool = True, recompute_ms: float = 1.0
+) -> Prediction:
+    """A step of this time and peak; with None it is not said what is reserved."""
+    peak_bytes = int(gib * 2**30)
+    return Prediction(
+        step_ms=step_ms,
+        peak_active_bytes=peak_bytes,
+        peak_reserved_bytes=None if more_reserved_gib is None else peak_bytes + more_reserved_gib * 2**30,
+        fits=fits,
+        recompute_ms=recompute_ms,
+    )

@@ -1,4 +1,4 @@
-"""Capture processes that commands of several tests share: starting one takes as long as a small job's captures.
+"""Capture processes that several tests share: starting one takes as long as a small job's captures.
 
 Test modules import this as ``shared_captures`` (see `pythonpath` in pyproject.toml).
 """
@@ -16,11 +16,11 @@ from autosac.capture.process.server import CaptureFuture, CaptureServer
 from autosac.capture.request import TitanRequest
 
 _MOST = 3  # processes at a time: each holds a third of a GB
-_USERS = ("autosac.jobs.tasks", "autosac.jobs.levers", "autosac.jobs.batches")
+_USERS = ("autosac.jobs.tasks", "autosac.jobs.levers", "autosac.jobs.batches", "autosac.configurations.workers")
 
 
 class Pool:
-    """Processes by what they are for: a GPU, a model, whether it is compiled, a folder, a store of captures."""
+    """Processes by what they are for: a GPU, what is made ready for a job, a folder, a store of captures."""
 
     def __init__(self) -> None:
         self._servers: dict[Any, CaptureServer] = {}
@@ -29,7 +29,13 @@ class Pool:
     def submit(self, request: TitanRequest, options: dict[str, bool], listener: Callable[[str], None]) -> CaptureFuture:
         """Start a capture. A process that has ended is not asked again."""
         self._listener[0] = listener
-        key = (*sorted(options.items()), os.environ.get("AUTOSAC_CACHE"), Path.cwd(), request.gpu, *_preloaded(request))
+        key = (
+            *sorted(options.items()),
+            os.environ.get("AUTOSAC_CACHE"),
+            Path.cwd(),
+            request.gpu,
+            *_made_ready(request),
+        )
         server = self._servers.pop(key, None)
         while server is None and len(self._servers) >= _MOST:
             self._servers.pop(next(iter(self._servers))).__exit__(None, None, None)
@@ -50,33 +56,40 @@ class Pool:
             self._servers.popitem()[1].__exit__(None, None, None)
 
 
-def _preloaded(request: TitanRequest) -> tuple[Any, ...]:
-    """What a process has made ready for the first request: the model's code and the compiler."""
+def _made_ready(request: TitanRequest) -> tuple[bool, tuple[str, ...]]:
+    """What a process makes ready for its first request: the compiler, if it is used; modules of the job's own."""
     file = Path(request.config_file) if request.config_file else None
-    config = file.read_bytes() if file is not None and file.is_file() else request.config_file
-    words = request.overrides
-    return config, *(
-        words[i : i + 2] for i, word in enumerate(words) if word.startswith(("--model", "--compile", "--job"))
-    )
+    lines = file.read_text(errors="replace").splitlines() if file is not None and file.is_file() else []
+    words = [*lines, *request.overrides]
+    compiles = any(word.startswith(("[compile]", "--compile")) or "flex_attn" in word for word in words)
+    return compiles, tuple(word for word in words if "custom" in word or "import" in word)
+
+
+class SharedServer(CaptureServer):
+    """Captures in the processes of a pool, and has none of its own."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        debug: bool = False,
+        use_cache: bool = True,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._pool, self._options, self._listener = pool, {"debug": debug, "use_cache": use_cache}, on_progress
+
+    def __enter__(self) -> SharedServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, request: TitanRequest) -> CaptureFuture:
+        """See `CaptureServer.submit`."""
+        return self._pool.submit(request, self._options, self._listener)
 
 
 def share(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process capture in the pool's processes from now on."""
-
-    class Shared(CaptureServer):
-        def __init__(
-            self, *, debug: bool = False, use_cache: bool = True, on_progress: Callable[[str], None] = lambda _: None
-        ) -> None:
-            self._options, self._listener = {"debug": debug, "use_cache": use_cache}, on_progress
-
-        def __enter__(self) -> Shared:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def submit(self, request: TitanRequest) -> CaptureFuture:
-            return pool.submit(request, self._options, self._listener)
-
     for module in _USERS:
-        monkeypatch.setattr(f"{module}.CaptureServer", Shared)
+        monkeypatch.setattr(f"{module}.CaptureServer", lambda **options: SharedServer(pool, **options))

@@ -12,9 +12,10 @@ import torch
 
 from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.planning.compiled_costs import unit_costs
-from autosac.plans import Decision, MadeFor, Plan, Unit
+from autosac.plans import Decision, Plan, Unit
 from autosac.simulation import Target, simulation_of
 from autosac.trace import Collective, Op, Phase, Trace
+from plans import MADE_FOR
 
 Capture = Callable[..., Trace]
 PARTIAL = ("--parallelism.spmd_backend", "partial_dtensor")
@@ -27,16 +28,6 @@ WEIGHTS = IN_LAYERS + DIM * VOCABULARY
 PIPELINE = ("--parallelism.pipeline_parallel_degree", "2", *EAGER)
 # What TorchTitan 0.3 itself asks of PyTorch for `spmd_types` on several GPUs and for pipelines.
 NEW_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
-MADE_FOR = MadeFor(
-    job_fingerprint="",
-    model="",
-    torch_version="2.13",
-    torchtitan_version="",
-    gpu="",
-    world_size=1,
-    budget_bytes=1,
-    budget_kind="active",
-)
 STEP = tuple(phase for phase in Phase if phase is not Phase.SETUP)
 
 

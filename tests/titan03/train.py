@@ -41,9 +41,9 @@ STEPS = 3
 
 def load_lab() -> ModuleType:
     """The helpers of tests/integrations."""
-    path = Path(__file__).parents[1] / "integrations" / "conftest.py"
-    sys.path.append(str(Path(__file__).parents[2]))  # for `benchmarks`
-    spec = importlib.util.spec_from_file_location("lab", path)
+    tests = Path(__file__).parents[1]
+    sys.path += [str(tests.parent), str(tests / "support")]  # for `benchmarks`, and for `plans`
+    spec = importlib.util.spec_from_file_location("lab", tests / "integrations" / "conftest.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["lab"] = module

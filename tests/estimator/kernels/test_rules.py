@@ -1,0 +1,212 @@
+"""Kernels by their launches: figures worked out by hand for an H100 of 132 processors at 1,830 MHz and 3,350 GB/s."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from autosac.estimator import load_hardware
+from autosac.estimator.kernels import Kernels
+from autosac.estimator.memory_bound import LearnedMemory
+from autosac.trace import Signature, TensorMeta
+
+Meta = Callable[..., TensorMeta]
+H100 = load_hardware("h100-sxm-80gb")
+PEAK, STREAM, SHORTEST = 3350e3, 3350e3 * 0.88, 2.6  # bytes a microsecond, and a kernel's microseconds
+ISSUE = 132 * 1830  # one element a cycle and processor, in a microsecond
+
+
+def _us(signature: Signature, gpu: str = "h100-sxm-80gb") -> float:
+    (answer,) = Kernels(load_hardware(gpu)).estimate([signature])
+    assert answer is not None
+    return answer.ms * 1e3
+
+
+def _copy_us(source: TensorMeta, target: TensorMeta) -> float:
+    (answer,) = LearnedMemory(H100).estimate(
+        [Signature("aten.copy_.default", (target, source), (target,), mutates=(0,))]
+    )
+    assert answer is not None
+    return answer.ms * 1e3
+
+
+def _fill_us(nbytes: int) -> float:
+    return 0.77 * SHORTEST + nbytes / (PEAK * 0.974)
+
+
+def test_a_views_gradient_is_zeros_and_a_copy_of_the_part(meta: Meta) -> None:
+    """One of 128 positions: 64 MiB of zeros, and a strided copy of half a MiB; a slice of every second column likewise."""
+    part, whole = meta((4, 2048, 16), "float32"), meta((4, 2048, 128, 16), "float32")
+    place = TensorMeta((4, 2048, 16), (4194304, 2048, 1), "float32")
+    select = Signature("aten.select_backward.default", (part,), (whole,), (("dim", 2), ("index", 7)))
+    assert _us(select) == pytest.approx(_fill_us(2**26) + _copy_us(part, place))
+    half, rows = meta((2**14, 512)), meta((2**14, 1024))
+    place = TensorMeta((2**14, 512), (1024, 2), "bfloat16")
+    every = Signature("aten.slice_backward.default", (half,), (rows,), (("dim", 1), ("step", 2)))
+    assert _us(every) == pytest.approx(_fill_us(2**25) + _copy_us(half, place))
+
+
+def test_contiguous_tensors_are_joined_at_the_memorys_rate(meta: Meta) -> None:
+    """Two contiguous halves take as long as a copy of the whole."""
+    half, whole = meta((2**13, 2048)), meta((2**13, 4096))
+    assert _us(Signature("aten.cat.default", (half, half), (whole,), (("dim", 1),))) == pytest.approx(
+        _copy_us(whole, whole)
+    )
+
+
+@pytest.mark.parametrize(("count", "rate"), [(1, 0.64), (2, 1.03)])
+def test_strided_tensors_are_joined_element_by_element(meta: Meta, count: int, rate: float) -> None:
+    """2^25 elements at 0.64 a cycle and processor of one tensor, 1.03 of two; an empty one has no blocks but is as slow."""
+    whole, width = meta((2**15, 1024)), 1024 // count
+    strided = TensorMeta((2**15, width), (4096, 1), "bfloat16")
+    inputs = (strided,) * count if count > 1 else (meta((0,)), meta((2**15, 1024)))
+    us = _us(Signature("aten.cat.default", inputs, (whole,), (("dim", 1),)))
+    assert us == pytest.approx(1.5 + SHORTEST + 2**25 / (rate * ISSUE))
+
+
+def test_a_roll_has_a_kernel_for_each_dimension(meta: Meta) -> None:
+    """2^24 elements twice, 0.85 of them a cycle and processor."""
+    x = meta((64, 64, 64, 64))
+    us = _us(Signature("aten.roll.default", (x,), (x,), (("shifts", (3, 3)), ("dims", (1, 2)))))
+    assert us == pytest.approx(2 * 2**24 / (0.85 * ISSUE))
+
+
+def test_rows_are_looked_up_as_they_are_copied(meta: Meta) -> None:
+    """From a table larger than the L2 as a copy of the rows and the indices; a table of two rows is read once."""
+    rows, indices = meta((2**14, 2048)), meta((2**14,), "int64")
+    large, small = meta((2**17, 2048)), meta((2, 2048))
+
+    def moved(nbytes: int) -> float:
+        return _copy_us(meta((nbytes // 4,)), meta((nbytes // 4,)))
+
+    assert _us(Signature("aten.embedding.default", (large, indices), (rows,))) == pytest.approx(moved(2**27 + 2**17))
+    assert _us(Signature("aten.embedding.default", (small, indices), (rows,))) == pytest.approx(
+        moved(2**26 + 2**13 + 2**17)
+    )
+
+
+def test_rows_of_a_long_softmax_are_one_blocks_work(meta: Meta) -> None:
+    """264 rows of 30,522 halves under way fit the L2: 2.5 us and 0.19 ns an element. 151,936 floats do not: four passes."""
+    half, whole = meta((16384, 30522)), meta((16384, 151936), "float32")
+    forward = Signature("aten._log_softmax.default", (half,), (half,), (("dim", 1),))
+    assert _us(forward) == pytest.approx(SHORTEST + 16384 / 132 * (2.5 + 0.19e-3 * 30522))
+    four = SHORTEST + 16384 * 151936 * 4 * 4 / (PEAK * 0.905)
+    assert _us(forward._replace(inputs=(whole,), outputs=(whole,))) == pytest.approx(four)
+    backward = Signature("aten._log_softmax_backward_data.default", (whole, whole), (whole,), (("dim", 1),))
+    assert _us(backward) == pytest.approx(four)
+
+
+def test_a_likelihood_is_one_blocks_work(meta: Meta) -> None:
+    """200,000 rows are 196 turns of 1,024 threads, after zeros in the gradient. Rows beyond the caches take 19 us at least."""
+    scores, labels, one = meta((200_000, 40), "float32"), meta((200_000,), "int64"), meta((), "float32")
+    assert _us(Signature("aten.nll_loss_forward.default", (scores, labels), (one,))) == pytest.approx(3 + 196 * 0.95)
+    backward = Signature("aten.nll_loss_backward.default", (one, scores, labels, one), (scores,))
+    assert _us(backward) == pytest.approx(_fill_us(200_000 * 160) + 3 + 196 * 0.95)
+    wide = Signature("aten.nll_loss_forward.default", (meta((512, 50304), "float32"), meta((512,), "int64")), (one,))
+    assert _us(wide) == pytest.approx(19)
+
+
+def test_a_layer_norms_rows_wait(meta: Meta) -> None:
+    """4,224 rows of 2 KiB are two waves of 16 blocks a processor; they are read and written beside, with exponent 1.465."""
+    x, weight, mean = meta((4224, 512), "float32"), meta((512,), "float32"), meta((4224, 1), "float32")
+    arguments = (("normalized_shape", (512,)),)
+    walk, read = 2 * (2.71 + 0.857), 2 * 4224 * 2048 / (PEAK * 0.846)
+    us = _us(Signature("aten.native_layer_norm.default", (x, weight, weight), (x, mean, mean), arguments))
+    assert us == pytest.approx(0.5 * SHORTEST + (walk**1.465 + read**1.465) ** (1 / 1.465))
+    walk = 2 * (1.2 + 0.857)
+    us = _us(Signature("aten._fused_rms_norm.default", (x, weight), (x, mean), arguments))
+    assert us == pytest.approx(0.5 * SHORTEST + (walk**1.465 + read**1.465) ** (1 / 1.465))
+
+
+def test_a_layer_norms_weight_gradient_is_few_blocks_work(meta: Meta) -> None:
+    """4,224 rows are 17 turns of 256, whatever the number of columns; not wanted, they cost nothing."""
+    x, weight, mean = meta((4224, 512), "float32"), meta((512,), "float32"), meta((4224, 1), "float32")
+    inputs, arguments = (x, x, mean, mean, weight, weight), (("normalized_shape", (512,)),)
+    alone = 0.87 * SHORTEST + 2 * (0.39 + 0.074) + 5 * 4224 * 2048 / STREAM
+    name = "aten.native_layer_norm_backward.default"
+    assert _us(Signature(name, inputs, (x,), arguments)) == pytest.approx(alone)
+    assert _us(Signature(name, inputs, (x, weight, weight), arguments)) == pytest.approx(
+        alone + 0.87 * SHORTEST + 17 * 0.8
+    )
+
+
+def test_a_norm_of_strided_rows_copies_them_first(meta: Meta) -> None:
+    """A transposed input costs a copy more than a contiguous one."""
+    x, weight, mean = meta((4096, 1024), "float32"), meta((1024,), "float32"), meta((4096, 1), "float32")
+    across = TensorMeta((4096, 1024), (1, 4096), "float32")
+    plain, strided = (
+        _us(
+            Signature(
+                "aten.native_layer_norm.default", (m, weight, weight), (x, mean, mean), (("normalized_shape", (1024,)),)
+            )
+        )
+        for m in (x, across)
+    )
+    assert strided == pytest.approx(plain + _copy_us(across, x))
+
+
+def test_a_group_norms_gradient(meta: Meta) -> None:
+    """8 x 320 channels of 4,096 positions are 2,560 / 528 waves of blocks; then 0.554 elements a cycle and processor."""
+    x, mean = meta((8, 320, 64, 64), "float32"), meta((8, 32), "float32")
+    us = _us(Signature("aten.native_group_norm_backward.default", (x, x, mean, mean), (x,)))
+    assert us == pytest.approx(15.1 + 2560 / 528 * 1.13 + 8 * 320 * 4096 / (0.55 * ISSUE))
+
+
+def test_a_channel_of_a_batch_norm_is_one_blocks_work(meta: Meta) -> None:
+    """64 images of 22,500 positions are 2,816 steps of 512 threads, each a wait for memory; small blocks follow forwards."""
+    x, weight = meta((64, 24, 150, 150)), meta((24,), "float32")
+    steps, waves = 64 * 44, 24 * 64 / 528
+    forward = Signature("aten.native_batch_norm.default", (x, weight, weight), (x, weight, weight))
+    second = waves * (1.7 + 0.44 * 44)
+    expected = 7 + steps * 0.44 + max(2 * 64 * 24 * 22500 * 2 / STREAM, second)
+    assert _us(forward) == pytest.approx(expected)
+    backward = Signature("aten.native_batch_norm_backward.default", (x, x, weight), (x, weight, weight))
+    assert _us(backward) == pytest.approx(3.4 + steps * 0.97)
+
+
+@pytest.mark.parametrize("arguments", [(("training", False),), ()])
+def test_other_batch_norms_are_left_to_other_rules(meta: Meta, arguments: tuple[tuple[str, bool], ...]) -> None:
+    """Known statistics, and channels last, have other kernels."""
+    x = meta((64, 32, 8, 8))
+    if not arguments:
+        x = x._replace(stride=(2048, 1, 256, 32))
+    assert Kernels(H100).estimate([Signature("aten.native_batch_norm.default", (x,), (x,), arguments)]) == [None]
+
+
+def test_lists_are_launched_by_320_chunks(meta: Meta) -> None:
+    """Ten halves of 2^22 elements are 640 chunks, two launches of 32 steps that wait; in float32 the bytes decide."""
+    half, single = meta((2**22,)), meta((2**22,), "float32")
+    for item, tensor in ((2, half), (4, single)):
+        tensors = (tensor,) * 10
+        us = _us(Signature("aten._foreach_mul_.Scalar", tensors, (), (("scalar", 0.9),), mutates=tuple(range(10))))
+        waits, read = 2 * 32 * (0.6 + 0.35 * 2), 2 * 10 * 2**22 * item / (PEAK * 0.75)
+        assert us == pytest.approx(SHORTEST + max(waits, read))
+        assert (waits > read) == (item == 2)
+
+
+def test_an_embeddings_gradient_sorts_and_adds_segments(meta: Meta) -> None:
+    """16,384 rows of 1,024 into 50,304: zeros, 105 us of sorting, 0.243 elements a cycle and processor; few are not sorted."""
+    gradient, indices, table = meta((16384, 1024)), meta((16384,), "int64"), meta((50304, 1024))
+    us = _us(Signature("aten.embedding_dense_backward.default", (gradient, indices), (table,)))
+    assert us == pytest.approx(_fill_us(50304 * 2048) + 105 + 2**24 / (0.243 * ISSUE))
+    few = Signature("aten.embedding_dense_backward.default", (meta((512, 1024)), meta((512,), "int64")), (table,))
+    assert _us(few) == pytest.approx(_fill_us(50304 * 2048) + 4 + 512 * 0.03)
+
+
+def test_waits_are_cycles(meta: Meta) -> None:
+    """A likelihood takes as much longer on an A100 as its clock is slower."""
+    scores, labels, one = meta((4096, 100), "float32"), meta((4096,), "int64"), meta((), "float32")
+    forward = Signature("aten.nll_loss_forward.default", (scores, labels), (one,))
+    assert _us(forward, "a100-sxm-80gb") == pytest.approx(_us(forward) * 1830 / 1410)
+
+
+def test_amd_and_the_host_are_not_answered(meta: Meta) -> None:
+    """The rules hold for NVIDIA's GPUs, and for tensors on them."""
+    x = meta((4096, 4096), "float32")
+    total = Signature("aten.sum.dim_IntList", (x,), (meta((4096,), "float32"),), (("dim", (0,)),))
+    assert Kernels(load_hardware("mi300x")).estimate([total]) == [None]
+    host = total._replace(inputs=(x._replace(place="cpu"),))
+    assert Kernels(H100).estimate([host]) == [None]
+    assert math.isfinite(_us(total))

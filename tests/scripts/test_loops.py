@@ -1,0 +1,151 @@
+"""Scripts that do more than train: they generate, evaluate, and let one rank do more than the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PREFERENCES = """
+import copy, torch, torch.nn.functional as F
+from torch import nn
+
+WIDTH, TOKENS = 64, 100
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.qkv = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, ids, cache=None):
+        x = self.tokens(ids)
+        q, k, v = self.qkv(x).view(*ids.shape, 3, 4, -1).permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            if cache:
+                k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+            cache[:] = [k, v]
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=ids.shape[1] > 1)
+        return self.head(x + mixed.transpose(1, 2).flatten(2))
+
+    @torch.no_grad()
+    def generate(self, ids, most):
+        cache, done, token = [], torch.zeros(len(ids), dtype=torch.bool, device=ids.device), ids
+        for _ in range(most):
+            token = torch.multinomial(self(token, cache)[:, -1].softmax(-1), 1)
+            token = torch.where(done[:, None], 2, token)
+            done |= token[:, 0] == 2
+            ids = torch.cat([ids, token], 1)
+            if done.all():
+                break
+        return ids
+
+
+def log_probability(model, ids):
+    return model(ids)[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).sum((1, 2))
+
+
+policy = Model().cuda()
+reference = copy.deepcopy(policy).eval().requires_grad_(False)
+optimizer = torch.optim.AdamW(policy.parameters())
+for step in range(4):
+    for _ in range(2):
+        prompts = torch.randint(TOKENS, (4, 16)).cuda()
+        pair = [policy.eval().generate(prompts, 12) for _ in range(2)]
+        policy.train()
+        wanted, other = [log_probability(policy, ids) for ids in pair]
+        with torch.no_grad():
+            base_wanted, base_other = [log_probability(reference, ids) for ids in pair]
+        (-F.logsigmoid(wanted - other - base_wanted + base_other).mean() / 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    policy.eval()
+    with torch.inference_mode():
+        held_out = F.cross_entropy(policy(prompts).flatten(0, 1), prompts.flatten())
+    policy.train()
+    print("step", step, [tuple(ids.shape) for ids in pair], round(held_out.item(), 2))
+"""
+ENCODER = """
+import torch
+from torch import nn
+
+model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(3):
+    x, padding = torch.randn(4, 16, 64, device="cuda"), (torch.arange(16) > 11).expand(4, -1).cuda()
+    model(x, src_key_padding_mask=padding).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.inference_mode():
+        print(model.eval()(x, src_key_padding_mask=padding).shape)
+    model.train()
+"""
+SPARSE = """
+import torch
+
+table = torch.nn.Embedding(1000, 16, sparse=True).cuda()
+optimizer = torch.optim.SparseAdam(table.parameters())
+table(torch.arange(8, device="cuda")).sum().backward()
+optimizer.step()
+"""
+ONE_RANK_EVALUATES = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+model = nn.Sequential(*[Block() for _ in range(4)]).cuda()
+parallel = DistributedDataParallel(model, device_ids=[0])
+optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+for step in range(4):
+    parallel(torch.randn(16384, 256, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            model(torch.randn(16384, 256, device="cuda"))
+"""
+
+
+def test_generation_goes_on_to_its_limit(run: Any) -> None:
+    """Nobody knows when a sequence ends: 12 tokens follow 16, in a loop with a frozen reference and an evaluation."""
+    ended = run(PREFERENCES)
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("step ")]
+    assert len(lines) == 3
+    assert all("[(4, 28), (4, 28)]" in line for line in lines)
+
+
+def test_an_encoder_is_evaluated_with_padding(run: Any) -> None:
+    """PyTorch's fast path of encoders asks for nested tensors; they are not used."""
+    ended = run(ENCODER)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0] == "torch.Size([4, 16, 64])"
+
+
+def test_sparse_gradients_are_refused(run: Any) -> None:
+    """With the reason, and where they come from."""
+    ended = run(SPARSE)
+    assert ended.returncode == 1
+    assert "Embedding and EmbeddingBag with sparse=True make sparse gradients" in ended.stderr
+
+
+def test_one_plan_for_ranks_with_the_same_modules(run: Any, tmp_path: Path) -> None:
+    """Rank 0 evaluates, so that two ranks are distinct: all follow one plan, found inside of DDP, with each module once."""
+    ended = run(ONE_RANK_EVALUATES, "--nproc", "4", "--plan", "640MiB", "-o", "plan.json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert "modules of the distinct ranks have the same names: all follow the same decisions" in ended.stdout
+    names = [unit["fqn"] for unit in json.loads((tmp_path / "plan.json").read_text())["units"]]
+    assert names and len(set(names)) == len(names) and set(names) <= {"0", "1", "2", "3"}
