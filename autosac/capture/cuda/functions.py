@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
-from autosac.capture.cuda import shim
+from autosac.capture.cuda import shim, surface
 from autosac.target import TargetGPU
 
 CUDA_VERSION = "12.8"
@@ -146,6 +146,16 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
         "_broadcast_coalesced": _broadcast,
         "_nccl_version": lambda: _NCCL_VERSION,
         "_nccl_version_suffix": lambda: b"",
+        "_cuda_cudaCachingAllocator_enable": nothing,
+        "_cuda_getCurrentSolverHandle": zero,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_emptyCache": _empty_cache,
+        "_accelerator_emptyHostCache": nothing,
+        "_accelerator_getDeviceStats": lambda _: _memory_statistics(),
+        "_accelerator_resetAccumulatedStats": nothing,
+        "_accelerator_resetPeakStats": lambda _: memory[0].reset_peaks(),
+        "_accelerator_getMemoryInfo": lambda _: (memory[0].free_bytes(), gpu.memory_bytes),
+        **surface.tuning(),
     }
 
 
@@ -249,14 +259,21 @@ def finish(gpu: TargetGPU) -> None:
     import torch.backends.cudnn as cudnn
     from torch.cuda import memory as cuda_memory
 
+    from autosac.capture.cuda import typed
     from autosac.capture.device import device as simulated
 
     torch.version.cuda = CUDA_VERSION
     vars(torch.cuda.nvtx)["_nvtx"] = SimpleNamespace(**dict.fromkeys(_NVTX, lambda *_: 0))
     cuda: Any = torch.cuda
     streams: Any = importlib.import_module("torch.cuda.streams")
-    cuda._cudart = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
+    cuda._cudart = surface.runtime(lambda: memory[0].free_bytes(), gpu.memory_bytes)
+    surface.monitors(cuda, lambda: memory[0].free_bytes(), gpu.memory_bytes)
+    surface.attention_queries(gpu)
+    surface.nccl()
+    typed.install()
     cuda.Stream = streams.Stream = simulated.Stream
+    cuda.ExternalStream = streams.ExternalStream = simulated.external_stream
+    cuda.get_stream_from_external = simulated.external_stream
     cuda.Event = streams.Event = simulated.Event
     cuda.current_stream, cuda.default_stream = simulated.current_stream, simulated.default_stream
     cuda.set_stream = simulated.set_stream
@@ -268,6 +285,7 @@ def finish(gpu: TargetGPU) -> None:
     _graphs(cuda)
     torch.compiler.cudagraph_mark_step_begin = lambda: None
     cudnn.version = lambda: 91900
+    cudnn.is_available = lambda: True
     cudnn.is_acceptable = lambda tensor: cudnn.enabled and tensor.is_cuda and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES
     torch.accelerator.current_stream = _current_stream  # Dynamo wants functions of its own here
     torch.accelerator.set_stream = lambda stream: simulated.set_stream(stream)
@@ -275,7 +293,7 @@ def finish(gpu: TargetGPU) -> None:
 
 
 def _graphs(cuda: Any) -> None:
-    """CUDA graphs. PyTorch's module has taken C++'s functions by name."""
+    """CUDA graphs and pools of memory. PyTorch's module has taken C++'s functions by name."""
     from torch.cuda import graphs as torch_graphs
 
     from autosac.capture.cuda import graphs
@@ -284,6 +302,7 @@ def _graphs(cuda: Any) -> None:
     names: dict[str, Any] = vars(torch_graphs)
     names["_cuda_isCurrentStreamCapturing"], names["_graph_pool_handle"] = graphs.is_capturing, graphs.new_pool
     cuda.CUDAGraph = names["CUDAGraph"] = graphs.CUDAGraph
+    cuda.MemPool, cuda.use_mem_pool = graphs.MemPool, graphs.use_mem_pool
 
 
 def _current_stream(_: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""`torch.cuda.CUDAGraph` of the simulated GPU.
+"""`torch.cuda.CUDAGraph` and `torch.cuda.MemPool` of the simulated GPU.
 
 `torch.cuda.graph` and `make_graphed_callables` are PyTorch's own. While a graph is captured the host may not wait for the
 device, as CUDA has it. What is captured is kept by the recorder (`capture.record.graphs`), which is told of each launch.
@@ -6,7 +6,9 @@ device, as CUDA has it. What is captured is kept by the recorder (`capture.recor
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +32,9 @@ class GraphListener(Protocol):
     def graph_launched(self, meaning: Any, captured: tuple[Event, ...], first: int, stream: int) -> None:
         """What was captured on the stream `first` is launched on `stream`."""
 
+    def pool_entered(self, pool: Pool | None) -> Pool | None:
+        """Memory comes from this pool from now on, or (None) from none of its own. Returns where it came from until now."""
+
 
 class _Nobody:
     def capture_begun(self, pool: Pool) -> None:
@@ -40,6 +45,9 @@ class _Nobody:
 
     def graph_launched(self, meaning: Any, captured: tuple[Event, ...], first: int, stream: int) -> None:
         pass
+
+    def pool_entered(self, pool: Pool | None) -> Pool | None:
+        return None
 
 
 _listener: list[GraphListener] = [_Nobody()]
@@ -59,6 +67,32 @@ def is_capturing() -> bool:
 def new_pool() -> Pool:
     """`torch.cuda.graph_pool_handle`."""
     return next(_pools), 0
+
+
+class MemPool:
+    """`torch.cuda.MemPool`: memory of its own, wherever the allocator that it names would take it from."""
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        self.allocator = allocator
+        self.id = new_pool()
+
+    def use_count(self) -> int:
+        """How many use it."""
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list[Any]:
+        """Memory is shown by --memory-snapshot."""
+        return []
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
+    """`torch.cuda.use_mem_pool`."""
+    before = _listener[0].pool_entered(pool.id)
+    try:
+        yield
+    finally:
+        _listener[0].pool_entered(before)
 
 
 class CUDAGraph:

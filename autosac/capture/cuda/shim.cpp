@@ -131,7 +131,9 @@ struct SimulatedHooks : public CUDAHooksInterface {
   void init() const override {}
   bool hasCUDA() const override { return true; }
   bool hasCUDART() const override { return true; }
+  bool hasMAGMA() const override { return true; }
   bool hasCuDNN() const override { return true; }
+  bool hasCuSOLVER() const override { return true; }
   bool hasCuBLASLt() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -155,6 +157,12 @@ struct SimulatedHooks : public CUDAHooksInterface {
     return generators->at(index < 0 ? current : index);
   }
   Generator getNewGenerator(DeviceIndex index) const override { return new_generator(index); }
+  std::string showConfig() const override { return "  - CUDA Runtime (simulated)\n"; }
+  int64_t cuFFTGetPlanCacheMaxSize(DeviceIndex) const override { return plans; }
+  void cuFFTSetPlanCacheMaxSize(DeviceIndex, int64_t size) const override { plans = size; }
+  int64_t cuFFTGetPlanCacheSize(DeviceIndex) const override { return 0; }
+  void cuFFTClearPlanCache(DeviceIndex) const override {}
+  mutable int64_t plans = 4096;
 };
 
 // "CUDAHooks" is the name that ATen asks for.

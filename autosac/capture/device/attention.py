@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _DEFAULT_ORDER: tuple[int, ...] = tuple(torch._C._get_sdp_priority_order())
 
 
-class _Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """A call, and what each kernel asks of it: the constraints of `can_use_..._attention` (sdp_utils.cpp)."""
 
     q: Any
@@ -138,7 +138,7 @@ class Attention:
         self, q: Any, k: Any, v: Any, mask: Any, dropout_p: float, gqa: bool, is_causal: bool = False
     ) -> SDPBackend:
         """The first backend in order of priority that is enabled and can do it."""
-        call = _Call(q, k, v, mask, dropout_p, gqa, is_causal)
+        call = AttentionCall(q, k, v, mask, dropout_p, gqa, is_causal)
         enabled = torch.backends.cuda
         usable = {
             SDPBackend.FLASH_ATTENTION: enabled.flash_sdp_enabled() and call.flash_can(self.capability),

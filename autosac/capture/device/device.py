@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -126,12 +127,23 @@ class Stream(torch.Stream):
         kind: Any = getattr(torch._C._autograd.DeviceType, key_of(device_type()))
         stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=int(kind))
         stream.priority = priority
+        _streams[stream.stream_id] = stream
         return stream
 
     priority: int
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._previous: Stream | None = None
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority of a GPU's streams."""
+        return 0, -5
+
+    @property
+    def cuda_stream(self) -> int:
+        """What kernels of other libraries are told: 0 is the default stream."""
+        return int(self.stream_id)
 
     def wait_stream(self, other: torch.Stream) -> None:
         log.stream_wait(self.stream_id, other.stream_id)
@@ -167,6 +179,20 @@ class Stream(torch.Stream):
 
     def __repr__(self) -> str:
         return f"<simulated stream {self.stream_id}>"
+
+
+_streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+
+
+def external_stream(pointer: int, device: Any = None) -> Stream:
+    """The stream whose `cuda_stream` this is, or a new one for a stream that another library has made."""
+    known = _streams.get(pointer) or _external.get(pointer)
+    if known is None:
+        known = _external[pointer] = Stream(device)
+    return known
+
+
+_external: dict[int, Stream] = {}
 
 
 class Event:

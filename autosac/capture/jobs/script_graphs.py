@@ -60,3 +60,7 @@ class ScriptGraphs:
         if not self._steps.forward.active:
             self._recorder.graphs.launch(captured, first, stream)
         self._steps.launch_ends(meaning.updates)
+
+    def pool_entered(self, pool: Pool | None) -> Pool | None:
+        """Only memory changes."""
+        return self._recorder.graphs.enter_pool(pool)

@@ -1,27 +1,24 @@
-"""What scripts do with simulated tensors besides computing: they print them, hand them to NumPy, and write checkpoints.
+"""What scripts do with simulated tensors besides computing: they print them, and hand them to NumPy.
 
 Installed for scripts only (`autosac.scripts`).
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
+from torch.jit._builtins import _register_builtin
 from torch.utils._device import _device_constructors
 
 from autosac.capture.device import values
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.patches import frameworks
-from autosac.capture.patches.after_import import after_import
+from autosac.capture.patches import frameworks, saving
 from autosac.capture.patches.tensors import exchange
 from autosac.errors import CaptureError
 
@@ -35,7 +32,7 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _data_of_tensors()
     _tensors_of_tensors()
     _other_fake_modes()
-    _checkpoints(note, checkpoints)
+    saving.install(note, checkpoints)
     _loading(note)
     _profiler(note)
     _spawned()
@@ -145,6 +142,7 @@ def _tensors_of_tensors() -> None:
         return original(data if isinstance(data, torch.Tensor) else read(data), **kwargs)
 
     vars(torch)["tensor"] = tensor
+    _register_builtin(tensor, "aten::tensor")  # for what torch.jit compiles
 
 
 def _other_fake_modes() -> None:
@@ -162,83 +160,6 @@ def _other_fake_modes() -> None:
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.Parameter)
-
-
-def _checkpoints(note: Callable[[str], None], written: bool) -> None:
-    """Simulated tensors have no values: nothing is written, or zeros where a file is asked for.
-
-    What a script loads again, because it has saved it before, is a copy of what it saved.
-    """
-    unwritten: dict[Any, tuple[Any, Any]] = {}
-
-    def writer(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            if not written:
-                note("checkpoints are not written: simulated tensors have no values (--checkpoints writes zeros)")
-                return None
-            note("checkpoints hold zeros in place of simulated tensors")
-            found = pytree.tree_map(_zeros, (args, kwargs))
-            with torch._C._DisableTorchDispatch():
-                return original(*found[0], **found[1])
-
-        return save
-
-    write, read = writer(torch.save), torch.load
-
-    @functools.wraps(torch.save)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if not written:  # with the file, so that no other one gets the identity of a buffer
-            unwritten[_place(f)] = f, pytree.tree_map(_Saved.of, obj)
-        return write(obj, f, *args, **kwargs)
-
-    @functools.wraps(read)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        found = unwritten.get(_place(f))
-        if found is None:
-            return read(f, map_location, *args, **kwargs)
-        device = map_location if isinstance(map_location, (str, torch.device)) else None
-        return pytree.tree_map(lambda x: x.loaded(device) if isinstance(x, _Saved) else copy.deepcopy(x), found[1])
-
-    vars(torch)["save"] = torch.serialization.save = save
-    vars(torch)["load"] = torch.serialization.load = load
-
-    def replace(*names: str) -> Callable[[Any], None]:
-        def act(module: Any) -> None:
-            for name in names:
-                vars(module)[name] = writer(vars(module)[name])
-
-        return act
-
-    after_import("safetensors.torch", replace("save_file", "save_model"))
-    after_import("torch.distributed.checkpoint.state_dict_saver", replace("save", "async_save"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """A simulated tensor that was saved: it takes no memory on the device until it is loaded."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, value: Any) -> Any:
-        """Everything else is itself."""
-        if not isinstance(value, FakeTensor):
-            return value
-        return cls(tuple(value.shape), value.stride(), value.dtype, value.device)
-
-    def loaded(self, device: Any) -> torch.Tensor:
-        """A new tensor like it, on this device or (None) where it was."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device)
-
-
-def _place(file: Any) -> Any:
-    """Where a file is: its path, however it is given, or the buffer itself."""
-    name = getattr(file, "name", file)
-    return os.path.realpath(name) if isinstance(name, (str, os.PathLike)) else id(file)
 
 
 def _loading(note: Callable[[str], None]) -> None:
@@ -290,11 +211,3 @@ def _spawned() -> None:
 
     vars(module).update(start_processes=start_processes, spawn=spawn)
     vars(multiprocessing).update(start_processes=start_processes, spawn=spawn)
-
-
-def _zeros(value: Any) -> Any:
-    """What stands for a simulated tensor in a file."""
-    if not isinstance(value, FakeTensor):
-        return value
-    with torch._C._DisableTorchDispatch():
-        return torch.zeros(tuple(value.shape), dtype=value.dtype)

@@ -71,6 +71,11 @@ class GraphRecords:
         self._pool, self._is_captured, self._log.recording = None, False, self._was_recording
         return tuple(_nameless(event) for event in captured if type(event) in _OF_DEVICE)
 
+    def enter_pool(self, pool: Pool | None) -> Pool | None:
+        """Memory comes from this pool from now on, or (None) from none of its own. Returns where it came from until now."""
+        before, self._pool = self._pool, pool
+        return before
+
     def refuse_waiting(self) -> None:
         """Where the host waits for the device: CUDA allows it nowhere in a capture."""
         if self._is_captured:
@@ -100,11 +105,11 @@ class GraphRecords:
 
     @contextlib.contextmanager
     def _inside(self, pool: Pool) -> Iterator[None]:
-        before, self._pool = self._pool, pool
+        before = self.enter_pool(pool)
         try:
             yield
         finally:
-            self._pool = before
+            self.enter_pool(before)
 
 
 def _nameless(event: Event) -> Event:
