@@ -107,3 +107,37 @@ def test_a_silent_rank_points_to_one_that_prints(run: Any) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "rank 0 prints nothing: --rank 1 shows the output of rank 1" in ended.stdout
     assert "step 0" not in ended.stdout
+
+
+FLEXIBLE = """
+import sys
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+attend = torch.compile(flex_attention) if sys.argv[1] == "alone" else flex_attention
+
+
+def block(x):
+    q, k, v = layer(x).unflatten(-1, (3, 2, 32)).permute(2, 0, 3, 1, 4)
+    return attend(q, k, v, block_mask=mask).transpose(1, 2).flatten(2)
+
+
+layer = nn.Linear(64, 192).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+call = block if sys.argv[1] == "alone" else torch.compile(block)
+for step in range(3):
+    call(torch.randn(2, 256, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Inductor needs Triton")
+@pytest.mark.parametrize("way", ["alone", "in a block"])
+def test_flexible_attention_is_one_kernel(run: Any, way: str) -> None:
+    """Compiled alone nothing about it is approximate; with other code around it, the report says that this is."""
+    ended = run(FLEXIBLE, arguments=(way,))
+    assert ended.returncode == 0, ended.stderr
+    assert "Inductor could not compile" not in ended.stdout
+    assert ("together with flexible attention" in " ".join(ended.stdout.split())) == (way == "in a block")

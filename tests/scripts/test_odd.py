@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from autosac.trace import Op, Trace
 
 SCRIPT = """
 import torch
@@ -65,3 +68,34 @@ def test_a_script_that_starts_more_processes_than_asked_for(run: Any) -> None:
     ended = run(SCRIPT)
     assert ended.returncode == 1
     assert ended.stderr == "autosac: the script starts 2 processes, one for each GPU: say how many with --nproc 2\n"
+
+
+JAGGED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+lengths = (512, 100, 333)
+layer, out = nn.Linear(64, 192).cuda(), nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD([*layer.parameters(), *out.parameters()], lr=0.1)
+for step in range(3):
+    x = torch.nested.nested_tensor([torch.randn(n, 64) for n in lengths], layout=torch.jagged, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        q, k, v = (part.unflatten(-1, (2, 32)).transpose(1, 2) for part in layer(x).chunk(3, -1))
+        y = out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+    assert y.size(1) == x.size(1) and y.values().shape == (sum(lengths), 64) and x._get_max_seqlen() == max(lengths)
+    (x + y).values().float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_jagged_tensors_take_the_memory_of_their_tokens(run: Any, tmp_path: Path) -> None:
+    """Sequences of several lengths go through one attention of variable length, without any padding."""
+    ended = run(JAGGED, "--save-capture", "step.trace")
+    assert ended.returncode == 0, ended.stderr
+    trace = Trace.load(tmp_path / "step.trace")
+    calls = [trace.signatures[event.signature] for event in trace.events if type(event) is Op]
+    forward = [call for call in calls if call.name == "aten._flash_attention_forward.default"]
+    assert len(forward) == 1
+    assert forward[0].inputs[0].shape == (945, 2, 32)

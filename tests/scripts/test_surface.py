@@ -63,6 +63,11 @@ assert torch.ones(1).is_cuda and torch.ones(1).dtype == torch.half
 torch.set_default_tensor_type(torch.FloatTensor)
 assert not torch.ones(1).is_cuda and torch.ones(1).dtype == torch.float32
 
+weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+weight.mine, same = 3, weight
+weight.data = weight.data.cpu()
+assert weight is same and weight.mine == 3 and weight.device.type == "cpu"
+
 layer = torch.nn.Linear(8, 8).cuda()
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 for step in range(3):

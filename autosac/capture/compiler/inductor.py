@@ -46,8 +46,36 @@ programs: list[Programs] = [Programs()]
 """What has been compiled already. A list of one."""
 
 
+_TEMPLATES = ("flex_attention", "flex_attention_backward")
+
 # Half of the 16-bit products' FLOPs to a byte of memory, of data-sheet rates, as Inductor has it; by compute capability.
 _BALANCE = {8: 77, 9: 148, 10: 141}
+
+
+class HasTemplateError(Exception):
+    """A graph has an operator that Inductor writes by a template of its own, and `has_more` than this operator."""
+
+    def __init__(self, operator: str, has_more: bool) -> None:
+        super().__init__(f"{operator} is a template's kernel")
+        self.operator, self.has_more = operator, has_more
+
+
+def _refuse_templates(graph: torch.fx.GraphModule) -> None:
+    """Flexible attention: its template loads what it has written as a module of Triton, for a GPU."""
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    of_template = [node for node in calls if str(node.target) in _TEMPLATES]
+    if of_template:
+        more = any(
+            isinstance(node.target, torch._ops.OpOverload) and not _is_metadata(node.target)
+            for node in calls
+            if node not in of_template
+        )
+        raise HasTemplateError(str(of_template[0].target), more)
+
+
+def _is_metadata(operator: torch._ops.OpOverload) -> bool:
+    """Views, and what takes a gradient apart."""
+    return operator.is_view or operator.namespace == "prims" or operator == torch.ops.aten.detach.default
 
 
 def is_here() -> bool:
@@ -60,7 +88,7 @@ def compile_graph(
 ) -> Callable[[list[Any]], Any]:
     """The program that Inductor makes of a forward or backward graph: a callable that empties its list of inputs.
 
-    `options` are those of ``compile_fx_inner``. Any exception of Inductor's.
+    `options` are those of ``compile_fx_inner``. HasTemplateError, and any exception of Inductor's.
     """
     import torch._inductor.compile_fx
     from torch._inductor.debug import DebugContext
@@ -68,6 +96,7 @@ def compile_graph(
     from torch._inductor.virtualized import V
 
     compile_fx: Any = torch._inductor.compile_fx
+    _refuse_templates(graph)
     options = {"static_input_idxs": (), **options, "cudagraphs": compile_fx.BoxedBool(False)}
     on_cuda = _on_cuda(graph)
     moved = [_moved(x) for x in inputs]

@@ -19,6 +19,8 @@ from autosac.capture.compiler import inductor
 from autosac.capture.device import device as simulated
 from autosac.capture.device.device import key_of
 
+_LONGEST = 200  # characters of an error in a report
+
 not_generated: dict[str, None] = {}
 """Why graphs were interpreted in this process: the reasons, in order, each of them once."""
 _asked_for: dict[str, None] = {}  # what Inductor was to do and does not do here
@@ -53,10 +55,22 @@ def install(target: str) -> None:
 
 
 def _note(error: Exception) -> None:
+    if isinstance(error, inductor.HasTemplateError):
+        if error.has_more:
+            _asked_for["code that is compiled together with flexible attention is priced with approximate fusion"] = (
+                None
+            )
+        return
     said, _, node = str(error).partition("Original traceback")[0].partition("While executing")
-    what = " ".join(said.split()) or type(error).__name__
+    what = _first(said) or type(error).__name__
     operator = node.partition(":")[0].strip(" %")
     not_generated[f"{operator}: {what}" if operator else what] = None
+
+
+def _first(said: str) -> str:
+    """What an error says, without the operator's arguments that Inductor adds to it."""
+    text = " ".join(said.split()).partition(" target: ")[0].partition(" Found from")[0]
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _compile_without_modes() -> None:

@@ -117,7 +117,9 @@ def _data_of_tensors() -> None:
         plain = type(self) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
         if isinstance(new, FakeTensor) and plain and self.device != new.device:
             made = torch.nn.Parameter(new.detach(), self.requires_grad) if _is_parameter(self) else new.detach()
+            own = vars(self)
             exchange(self, made)
+            vars(self).update({name: value for name, value in own.items() if name not in vars(self)})
         else:
             original.__set__(self, new)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.patches.registry import Patched, patch
 
 
@@ -165,3 +168,31 @@ def storage_pointers(_: Patched) -> None:
         return int(self._cdata) if self.nbytes() else 0
 
     storage.data_ptr = data_ptr
+
+
+@patch(
+    "torch._subclasses.fake_tensor:FakeTensor.get_nested_int",
+    "torch.nested._internal.nested_int:NestedIntNode",
+)
+def ragged_sizes(_: Patched) -> None:
+    """The ragged dimension of a jagged tensor is a symbol for a compiler's fake tensors, and a number in a real step.
+
+    It is that of the offsets, as for real tensors: tensors with the same offsets have the same size.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    fake: Any = FakeTensor
+    symbolic = fake.get_nested_int
+    known: Any = WeakTensorKeyDictionary()
+    numbers = itertools.count()
+
+    def get_nested_int(self: Any, *, coeff: Any = 1) -> Any:
+        if not isinstance(self.fake_mode, SimulatedDeviceMode):
+            return symbolic(self, coeff=coeff)
+        found = known.get(self)
+        if found is None:
+            found = known[self] = torch.SymInt(NestedIntNode(next(numbers), coeff))
+        return found
+
+    fake.get_nested_int = get_nested_int
