@@ -85,7 +85,8 @@ class ScriptRun:
         if request.observe:
             finder = ModelFinder(lambda model: observe_candidates([model], recorder), compiles=False)
         elif request.plan_file is not None:
-            finder = ModelFinder(partial(apply_plan_file, path=request.plan_file, recorder=recorder), compiles=True)
+            follow = partial(apply_plan_file, path=request.plan_file, recorder=recorder, strictly=False)
+            finder = ModelFinder(follow, compiles=True)
         else:
             return None
         finder.install()

@@ -135,6 +135,28 @@ def test_an_encoder_is_evaluated_with_padding(run: Any) -> None:
     assert ended.stdout.splitlines()[0] == "torch.Size([4, 16, 64])"
 
 
+RAGGED = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+model = nn.Sequential(*(Block() for _ in range(4))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows in (1000, 3000, 2000, 1500):
+    model(torch.randn(rows, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 def test_sparse_gradients_are_refused(run: Any) -> None:
     """With the reason, and where they come from."""
     ended = run(SPARSE)
@@ -149,3 +171,10 @@ def test_one_plan_for_ranks_with_the_same_modules(run: Any, tmp_path: Path) -> N
     assert "modules of the distinct ranks have the same names: all follow the same decisions" in ended.stdout
     names = [unit["fqn"] for unit in json.loads((tmp_path / "plan.json").read_text())["units"]]
     assert names and len(set(names)) == len(names) and set(names) <= {"0", "1", "2", "3"}
+
+
+def test_a_plan_for_steps_of_several_sizes(run: Any) -> None:
+    """Batches differ: the plan is made for the step that is reported, and the others follow it without an error."""
+    ended = run(RAGGED, "--plan", "200MiB", "-o", "plan.json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert "plan written to plan.json" in ended.stdout

@@ -25,11 +25,15 @@ def observe_candidates(model_parts: list[nn.Module], recorder: Recorder) -> None
         observe(part, candidate_modules(part), log)
 
 
-def apply_plan_file(model: nn.Module, path: str, recorder: Recorder, layers: int | None = None) -> None:
-    """Apply the plan in the file `path`, to the first so many `layers` if the others are left out. A step that does not follow
-    it shall stop, not recompute more: it would not be the step that the plan is judged by.
+def apply_plan_file(
+    model: nn.Module, path: str, recorder: Recorder, layers: int | None = None, *, strictly: bool = True
+) -> None:
+    """Apply the plan in the file `path`, to the first so many `layers` if the others are left out.
+
+    `strictly`: a step that does not follow it stops, rather than to recompute more: it would not be the step that the plan is
+    judged by. Steps of a script may differ; each is as a real one would be.
     """
-    warnings.simplefilter("error", PlanMismatchWarning)
+    warnings.simplefilter("error" if strictly else "ignore", PlanMismatchWarning)
     tape.observer[0] = RecomputationLog(recorder)
     plan = Plan.load(path)
     apply(model, plan if layers is None else of_few_layers(plan, layers))
