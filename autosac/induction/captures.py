@@ -16,7 +16,7 @@ from typing import Protocol
 from autosac.capture.failures import IN_A_STEP
 from autosac.capture.process.server import CaptureFuture
 from autosac.capture.request import TitanRequest
-from autosac.errors import AutosacError, FirstStageError
+from autosac.errors import AutosacError, FirstStageError, TooFewLayersError
 from autosac.induction.alignment import Refusal
 from autosac.induction.traces import TraceFamily, difference
 from autosac.plans import Plan
@@ -88,18 +88,20 @@ class Capturing:
             raise
         except AutosacError as e:  # perhaps the job cannot be built with so few layers
             reason = str(e)
-            if reason.startswith(IN_A_STEP) and all(_error_of(future) == reason for future in self._futures):
+            if isinstance(_error_of(self._futures[1]), TooFewLayersError):
+                raise  # the smallest was of all layers
+            if reason.startswith(IN_A_STEP) and all(str(_error_of(future)) == reason for future in self._futures):
                 raise  # with more layers it is the same
         self._refused(f"capturing all layers ({reason[:100]})")
         return self._submit(None).result()
 
 
-def _error_of(future: Future[Trace]) -> str:
+def _error_of(future: Future[Trace]) -> AutosacError | None:
     try:
         future.result()
     except AutosacError as e:
-        return str(e)
-    return ""
+        return e
+    return None
 
 
 def capturing(
