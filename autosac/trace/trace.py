@@ -37,7 +37,7 @@ from autosac.trace.checks import check_document
 from autosac.trace.info import TraceInfo
 from autosac.trace.structure import structure
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Scalar: TypeAlias = "bool | int | float | str | tuple[Scalar, ...] | None"
 
@@ -270,9 +270,7 @@ class GraphLaunch(NamedTuple):
 
 
 class EmptyCache(NamedTuple):
-    """The caching allocator returns what is cached to the device. `pool` -1: all but the pools of CUDA graphs."""
-
-    pool: int
+    """The caching allocator returns to the device what is cached, but for the pools of CUDA graphs."""
 
 
 Event: TypeAlias = (
@@ -307,7 +305,7 @@ class Call(NamedTuple):
     It covers `events[first:last]`. `op` with `occurrence` (how many calls of the same overload came before in this
     region; negative for views and Triton kernels, about which nothing is decided) is the key of a decision; `outputs` is
     its fingerprint. `created` are the storages that it allocated and that outlived it; `reads` and `writes` are existing
-    storages (device) that it read or mutated.
+    storages (device) that it read or mutated; `results` hold its `outputs`, one for each (-1: not on the device).
     """
 
     op: str
@@ -321,6 +319,7 @@ class Call(NamedTuple):
     created: tuple[int, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    results: tuple[int, ...]
 
 
 class Region(NamedTuple):
@@ -434,14 +433,16 @@ def _encode_events(events: tuple[Event, ...]) -> dict[str, Any]:
 
 
 def _decode_events(document: dict[str, Any]) -> tuple[Event, ...]:
+    order = document["order"]
     queues = []
-    for kind in _EVENT_TYPES:
+    for position, kind in enumerate(_EVENT_TYPES):
         rows = _rows(document["columns"].get(kind.__name__, []), kind)
+        if not cast(Any, kind)._fields:  # nothing to write in columns
+            rows = [kind()] * order.count(position)
         phase = cast(Any, kind)._fields.index("phase") if "phase" in cast(Any, kind)._fields else None
         if phase is not None:
             rows = [row._replace(phase=Phase(row[phase])) for row in rows]
         queues.append(rows)
-    order = document["order"]
     if Counter(order) != Counter({i: len(rows) for i, rows in enumerate(queues) if rows}):
         raise ValueError("events are missing")
     iterators = [iter(rows) for rows in queues]
