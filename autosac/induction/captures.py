@@ -8,6 +8,8 @@ cuts no longer pay, the whole job is captured. The trace is the same in every ca
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -46,21 +48,33 @@ class Capturing:
         self._futures = [self._submit(cut) for cut in range(_CUTS)]
         self._trace: Trace | None = None
         self._error: AutosacError | None = None
+        self._lock = threading.Lock()
+
+    def go_ahead(self) -> None:
+        """Put the trace together in another thread as soon as the cuts are there, and have another one captured if they are no
+        family, rather than when `result` is asked for.
+        """
+        threading.Thread(target=self._try, daemon=True).start()
+
+    def _try(self) -> None:
+        with contextlib.suppress(Exception):  # whoever asks for the result is told
+            self.result()
 
     def _submit(self, cut: int | None) -> Future[Trace]:
         return self._server.submit(replace(self._request, cut=cut))
 
     def result(self) -> Trace:
         """The job's trace. An AutosacError if it cannot be captured."""
-        if self._error is not None:
-            raise self._error
-        if self._trace is None:
-            try:
-                self._trace = self._result()
-            except AutosacError as e:
-                self._error = e
-                raise
-        return self._trace
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._trace is None:
+                try:
+                    self._trace = self._result()
+                except AutosacError as e:
+                    self._error = e
+                    raise
+            return self._trace
 
     def early(self) -> TraceInfo:
         """See `autosac.capture.process.server.CaptureFuture.early`."""
