@@ -39,6 +39,10 @@ class FirstStageError(CaptureError):
     """A later pipeline stage cannot be captured before it is known what the first one sends."""
 
 
+class TooFewLayersError(CaptureError):
+    """There are too few equal layers for a capture with fewer of them: the smallest such capture is of the whole job."""
+
+
 class SimulationError(AutosacError):
     """A trace cannot be executed (a deadlock, an event that never comes)."""
 

@@ -136,14 +136,23 @@ class Simulation:
     stage: int = 0
     other_prices: Pricing | None = None
 
+    @property
+    def _alone(self) -> Simulation:
+        """The stage by itself, whose memory and prices are the same in its pipeline."""
+        return self if self.pipeline is None else self.pipeline.stages[self.stage]
+
     @cached_property
     def memory(self) -> MemoryTimeline:
         """Allocated bytes over the step."""
+        if self._alone is not self:
+            return self._alone.memory
         return simulate_memory(self.trace, workspaces=self.target.workspaces)
 
     @cached_property
     def allocation(self) -> AllocatorReport:
         """The caching allocator over the job's first steps, on the whole device."""
+        if self._alone is not self:
+            return self._alone.allocation
         return replay_allocator(
             self.trace,
             config=self.target.allocator,
@@ -156,11 +165,15 @@ class Simulation:
     @cached_property
     def unlimited_allocation(self) -> AllocatorReport:
         """The caching allocator on a device that never runs out of memory: how much the job would reserve."""
+        if self._alone is not self:
+            return self._alone.unlimited_allocation
         return replay_allocator(self.trace, config=self.target.allocator, workspaces=self.target.workspaces)
 
     @cached_property
     def idle(self) -> IdleMemory:
         """Reserved memory that cannot be used when reserved memory peaks, on a device that never runs out of memory."""
+        if self._alone is not self:
+            return self._alone.idle
         report = self.unlimited_allocation
         return idle_memory(
             self.trace,
@@ -179,6 +192,8 @@ class Simulation:
     @cached_property
     def pricing(self) -> Pricing:
         """The price of every event of the trace: its device time when it runs alone on the GPU (ms)."""
+        if self._alone is not self:
+            return self._alone.pricing
         target = self.target
         return self.other_prices or price(self.trace, target.hardware, target.cluster, collectives=target.collectives)
 
@@ -247,6 +262,10 @@ class Simulation:
     def peak_bytes(self, kind: str) -> int:
         """The peak (bytes) that a budget of this kind ("active" or "reserved") limits."""
         return self.peak_reserved_bytes if kind == "reserved" else self.peak_active_bytes
+
+    def work_ahead(self) -> None:
+        """Compute what a prediction of the whole pipeline needs of this stage."""
+        _ = self.allocation, self.unlimited_allocation, self.pricing
 
     def prediction(self) -> Prediction:
         """The figures that a plan states: step time, recomputation, peaks, and whether the step fits the GPU."""

@@ -1,11 +1,11 @@
 """How long the whole command takes, as a user waits for it: `autosac simulate` and `autosac plan` in a fresh process.
 
-    python -m benchmarks.speed [--models 8b,70b,...] [--repeat 3] [--stages] [--growth]
+    python -m benchmarks.speed [--models 8b,70b,...] [--commands plan] [--cold] [--repeat 3] [--stages] [--growth]
 
 Prints, per command, wall time, user time of all processes and peak memory (of the largest process), for a job that is seen
-for the first time (cold) and for one whose captures are kept on disk (cached); the least of `--repeat` runs. With
-`--stages` also what each stage of planning takes; with `--growth` how capture and simulation grow with layers, ranks and
-microbatches. Meant for an idle machine of two cores.
+for the first time (cold) and for one whose captures are kept on disk (cached; not with `--cold`); the least of `--repeat`
+runs. With `--stages` also what each stage of planning takes; with `--growth` how capture and simulation grow with layers,
+ranks and microbatches. Meant for an idle machine of two cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +80,7 @@ def measure(arguments: list[str], cache: Path) -> Run:
     return Run(wall_s, usage.ru_utime, usage.ru_maxrss / 2**20)
 
 
-def whole_process(names: list[str], repeat: int) -> Table:
+def whole_process(names: list[str], repeat: int, commands: Sequence[str], *, cold_only: bool) -> Table:
     """Every command, cold and cached."""
     table = Table(title="Whole process (seconds)")
     for heading in ("command", "job", "wall", "user", "wall, cached", "user, cached", "GiB", "goal"):
@@ -89,14 +89,17 @@ def whole_process(names: list[str], repeat: int) -> Table:
         job = JOBS[name]
         words = [str(EXAMPLES / job.file), "--gpu", "h100-sxm-80gb", "--world-size", str(job.world_size), "--quiet"]
         own = ["--", *job.overrides] if job.overrides else []
-        for command, extra in (("simulate", []), ("plan", ["--budget", job.budget])):
+        for command in commands:
+            extra = ["--budget", job.budget] if command == "plan" else []
             cold, cached = [], []
             for _ in range(repeat):
                 with tempfile.TemporaryDirectory() as folder:
                     cold.append(measure([command, *words, *extra, *own], Path(folder)))
-                    cached.append(measure([command, *words, *extra, *own], Path(folder)))
-            first, again = least(cold), least(cached)
-            figures = [f"{value:.1f}" for value in (first.wall_s, first.user_s, again.wall_s, again.user_s)]
+                    if not cold_only:
+                        cached.append(measure([command, *words, *extra, *own], Path(folder)))
+            first = least(cold)
+            figures = [f"{value:.1f}" for value in (first.wall_s, first.user_s)]
+            figures += [f"{value:.1f}" for value in least(cached)[:2]] if cached else ["-", "-"]
             goal = str(GOALS.get((command, name), "-"))
             table.add_row(command, f"{name} x {job.world_size}", *figures, f"{first.gib:.2f}", goal)
     return table
@@ -183,16 +186,19 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default="8b,70b")
+    parser.add_argument("--commands", default="simulate,plan")
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--stages", action="store_true")
     parser.add_argument("--growth", action="store_true")
     arguments = parser.parse_args()
     names = arguments.models.split(",")
-    unknown = sorted(set(names) - set(JOBS))
+    commands = arguments.commands.split(",")
+    unknown = sorted({*names, *commands} - {*JOBS, "simulate", "plan"})
     if unknown or arguments.repeat < 1:
-        parser.error(f"unknown models {unknown}" if unknown else "--repeat must be at least 1")
+        parser.error(f"unknown models or commands {unknown}" if unknown else "--repeat must be at least 1")
     out = Console(width=110)
-    out.print(whole_process(names, arguments.repeat))
+    out.print(whole_process(names, arguments.repeat, commands, cold_only=arguments.cold))
     os.environ["AUTOSAC_CACHE"] = "off"
     for name in names if arguments.stages else ():
         out.print(stages(name))

@@ -360,7 +360,7 @@ class _Keeping:
         own = {forward for forward, _ in rows.made.values()}
         last = next(template.rows[i] for i in reversed(rows.forward) if type(template.rows[i]) in (Op, Collective))
         made: list[Event] = []
-        for old, meta in self._outputs(rows.forward):
+        for old, meta in self._outputs(rows):
             if old not in own and meta.place != "cpu":
                 continue
             own.discard(old)
@@ -372,16 +372,22 @@ class _Keeping:
             raise NotDerivableError("the plan keeps an operator whose result is not known")
         self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)
 
-    def _outputs(self, rows: range) -> list[tuple[int, TensorMeta]]:
-        """Storage and look of what an operator returned: what its last row returns."""
-        for i in reversed(rows):
+    def _outputs(self, rows: CallRows) -> list[tuple[int, TensorMeta]]:
+        """Storage and look of what an operator returned: what its last row returns, if it has made all of that; else, as of
+        compiled code, whose kernels return nothing, what the policy saw.
+        """
+        made = {forward for forward, _ in rows.made.values()}
+        for i in reversed(rows.forward):
             row = self._template.rows[i]
             if type(row) is Op or type(row) is Collective:
-                metas = self._template.trace.signatures[row.signature].outputs
-                return list(zip(row.outputs, metas, strict=True))
+                if made <= set(row.outputs):
+                    metas = self._template.trace.signatures[row.signature].outputs
+                    return list(zip(row.outputs, metas, strict=True))
+                break
             if type(row) is not Free and type(row) is not Alloc and type(row) is not HostWait:
                 break
-        raise NotDerivableError("the plan keeps an operator whose result is not known")
+        results = zip(rows.call.results, rows.call.outputs, strict=True)
+        return [(rows.made[s][0] if s in rows.made else -1, meta) for s, meta in results]
 
     def _last_uses(self) -> dict[int, int]:
         """For every storage that the recomputation makes or reads, its last operator that does."""

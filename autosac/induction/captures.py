@@ -8,6 +8,8 @@ cuts no longer pay, the whole job is captured. The trace is the same in every ca
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,7 +18,7 @@ from typing import Protocol
 from autosac.capture.failures import IN_A_STEP
 from autosac.capture.process.server import CaptureFuture
 from autosac.capture.request import TitanRequest
-from autosac.errors import AutosacError, FirstStageError
+from autosac.errors import AutosacError, FirstStageError, TooFewLayersError
 from autosac.induction.alignment import Refusal
 from autosac.induction.traces import TraceFamily, difference
 from autosac.plans import Plan
@@ -46,21 +48,33 @@ class Capturing:
         self._futures = [self._submit(cut) for cut in range(_CUTS)]
         self._trace: Trace | None = None
         self._error: AutosacError | None = None
+        self._lock = threading.Lock()
+
+    def go_ahead(self) -> None:
+        """Put the trace together in another thread as soon as the cuts are there, and have another one captured if they are no
+        family, rather than when `result` is asked for.
+        """
+        threading.Thread(target=self._try, daemon=True).start()
+
+    def _try(self) -> None:
+        with contextlib.suppress(Exception):  # whoever asks for the result is told
+            self.result()
 
     def _submit(self, cut: int | None) -> Future[Trace]:
         return self._server.submit(replace(self._request, cut=cut))
 
     def result(self) -> Trace:
         """The job's trace. An AutosacError if it cannot be captured."""
-        if self._error is not None:
-            raise self._error
-        if self._trace is None:
-            try:
-                self._trace = self._result()
-            except AutosacError as e:
-                self._error = e
-                raise
-        return self._trace
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._trace is None:
+                try:
+                    self._trace = self._result()
+                except AutosacError as e:
+                    self._error = e
+                    raise
+            return self._trace
 
     def early(self) -> TraceInfo:
         """See `autosac.capture.process.server.CaptureFuture.early`."""
@@ -88,18 +102,20 @@ class Capturing:
             raise
         except AutosacError as e:  # perhaps the job cannot be built with so few layers
             reason = str(e)
-            if reason.startswith(IN_A_STEP) and all(_error_of(future) == reason for future in self._futures):
+            if isinstance(_error_of(self._futures[1]), TooFewLayersError):
+                raise  # the smallest was of all layers
+            if reason.startswith(IN_A_STEP) and all(str(_error_of(future)) == reason for future in self._futures):
                 raise  # with more layers it is the same
         self._refused(f"capturing all layers ({reason[:100]})")
         return self._submit(None).result()
 
 
-def _error_of(future: Future[Trace]) -> str:
+def _error_of(future: Future[Trace]) -> AutosacError | None:
     try:
         future.result()
     except AutosacError as e:
-        return str(e)
-    return ""
+        return e
+    return None
 
 
 def capturing(

@@ -298,7 +298,7 @@ def _of_stages(
 
     plans: dict[int, tuple[Planned | InfeasibleError, ...]] = {}
     for position in sorted(range(len(captures)), key=needs, reverse=True):
-        plans[position] = make_plans(captures[position], goal, budgets, progress)
+        plans[position] = make_plans(captures[position], goal, budgets, progress, is_stage=True)
         if all(isinstance(result, InfeasibleError) for result in plans[position]):
             return tuple(InfeasibleError(f"pipeline stage {position}: {result}") for result in plans[position])
     baselines = [stage.baselines() for stage in captures]

@@ -190,7 +190,11 @@ class TitanCaptures:
     def start(self, *names: str) -> None:
         """Begin to capture the step under some of BASELINES, unless that has begun."""
         for name in names:
+            is_new = name not in self._started
             self._begin(name, self.job.request(name, observe=name == "none"))
+            capture = self._started[name]
+            if is_new and name != "none" and isinstance(capture, Capturing):
+                capture.go_ahead()  # nobody waits for it before the plan is found
             if name == "none" and asks_to_compile(self.job.config_file, self.job.overrides):
                 self._begin(_NONE_COMPILED, self.job.request("none"))
 

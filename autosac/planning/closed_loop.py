@@ -95,15 +95,22 @@ def make_plans(
     goal: Goal,
     budgets_bytes: Sequence[int],
     progress: Callable[[str], None] = lambda _: None,
+    *,
+    is_stage: bool = False,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """Verified plans for several budgets of one kind, in the order given; an error in place of a plan that cannot be.
 
     The step is captured and its problem built once. The smallest budget is planned for first, and what was verified for it
     counts for all that are larger: more memory never means a slower plan. UsageError if a budget is given twice.
+
+    `is_stage`: of one of several pipeline stages, whose plans are shown beside predictions of all stages together. Those of
+    this one are left out, and only baselines that fit are executed by themselves.
     """
     if len(set(budgets_bytes)) < len(budgets_bytes):
         raise UsageError("a budget is given twice")
     base, baselines = captures.observed(), captures.baselines()
+    predict = partial(_prediction, baselines["none"])
+    shown = partial(_shown, baselines, None if is_stage else predict)
     progress = parts = Parts(progress, "budget", len(budgets_bytes))
     search: Search | None = None
     derivation: Derivation | None = None
@@ -125,13 +132,12 @@ def make_plans(
             search = Search(derivation, planner, progress, mixes, baselines["none"] if partly else None)
             offloading = Offloading(planner, derivation, progress) if goal.offload else None
         try:
-            best = find_verified(search, derivation, wanted, baselines, progress)
+            best = find_verified(search, derivation, wanted, baselines, progress, shown)
             best, hosted = offloading.improved(wanted, best) if offloading else (best, ())
             found[budget_bytes] = best, (*search.notes(wanted, best), *hosted, *derivation.notes())
         except InfeasibleError as e:
             found[budget_bytes] = e
-    predict = partial(_prediction, baselines["none"])
-    predictions = {name: predict(simulation) for name, simulation in baselines.items()}  # the last are waited for here
+    predictions = shown()  # the last are waited for here
     failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
 
     def planned(budget_bytes: int) -> Planned | InfeasibleError:
@@ -141,7 +147,7 @@ def make_plans(
         best, notes = answer
         own = predict(best.simulation)
         fitting = [n for n in baselines if baselines[n].peak_bytes(goal.budget_kind) <= budget_bytes]
-        faster = _faster(own, {name: predictions[name] for name in fitting}, best.simulation.trace.info.compiled)
+        faster = _faster(own, {name: predict(baselines[name]) for name in fitting}, best.simulation.trace.info.compiled)
         plan = replace(
             best.plan,
             made_for=replace(best.plan.made_for, budget_bytes=budget_bytes),
@@ -151,6 +157,17 @@ def make_plans(
         return Planned(plan=plan, simulation=best.simulation, notes=said)
 
     return tuple(map(planned, budgets_bytes))
+
+
+def _shown(
+    baselines: Mapping[str, Simulation], predict: Callable[[Simulation], Prediction] | None
+) -> dict[str, Prediction]:
+    """The predictions of all baselines; without `predict` only what those of all stages together need is worked out."""
+    if predict is None:
+        for simulation in baselines.values():
+            simulation.work_ahead()
+        return {}
+    return {name: predict(simulation) for name, simulation in baselines.items()}
 
 
 def _faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -> tuple[str, ...]:
@@ -193,9 +210,10 @@ def find_verified(
     goal: Goal,
     baselines: Mapping[str, Simulation],
     progress: Callable[[str], None],
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Candidate:
-    """The fastest plan that fits, as captured if the goal asks for that. InfeasibleError, of which the smallest budget is of a
-    captured step too.
+    """The fastest plan that fits, as captured if the goal asks for that; `meanwhile` is called while that capture goes on.
+    InfeasibleError, of which the smallest budget is of a captured step too.
     """
     limit_bytes = goal.budget_bytes if goal.budget_kind == "reserved" else math.inf
     while True:
@@ -205,8 +223,7 @@ def find_verified(
             if found is not None and goal.confirm:
                 derivation.expect(found.plan)
             search.compete(goal, baselines)  # waits for the baselines, which hardly ever change the answer
-            for baseline in baselines.values():
-                baseline.prediction()  # worked out while that capture goes on
+            meanwhile()
             best = search.best(goal, baselines)
             if not goal.confirm:
                 return best

@@ -280,7 +280,6 @@ def _event_checks(common: Mapping[str, Check], storages: int, groups: int) -> di
         "reason": _one_of(_REASONS),
         "step": _whole(0, _MOST),
         "events": _whole(0, _MOST),
-        "pool": _whole(-1, _MOST_STREAMS),
     }
 
 
@@ -344,8 +343,18 @@ def _regions(regions: Any, fields: Mapping[str, tuple[str, ...]], common: Mappin
             "created": common["storages"],
             "reads": common["storages"],
             "writes": common["storages"],
+            "results": common["storages"],
         }
-        _table(table, fields["Call"], call, f"{where}.calls")
+        if _table(table, fields["Call"], call, f"{where}.calls"):
+            _results(table, fields["Call"], f"{where}.calls")
+
+
+def _results(table: Sequence[Column], names: tuple[str, ...], where: str) -> None:
+    """A call has as many results as outputs."""
+    counts = zip(*(map(len, table[names.index(name)]) for name in ("outputs", "results")), strict=True)
+    for i, (wanted, found) in enumerate(counts):
+        if found != wanted:
+            fail(f"{where}.results[{i}]", table[names.index("results")][i], f"{wanted} storages, as it has outputs")
 
 
 # ---- info ----------------------------------------------------------------------------------------------------

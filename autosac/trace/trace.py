@@ -34,10 +34,11 @@ from autosac.errors import TraceError
 from autosac.files.documents import DocumentError, is_gzipped, read_packed_json
 from autosac.files.writing import write_bytes_atomically
 from autosac.trace.checks import check_document
+from autosac.trace.columns import as_columns, as_rows, as_tuples
 from autosac.trace.info import TraceInfo
 from autosac.trace.structure import structure
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Scalar: TypeAlias = "bool | int | float | str | tuple[Scalar, ...] | None"
 
@@ -270,9 +271,7 @@ class GraphLaunch(NamedTuple):
 
 
 class EmptyCache(NamedTuple):
-    """The caching allocator returns what is cached to the device. `pool` -1: all but the pools of CUDA graphs."""
-
-    pool: int
+    """The caching allocator returns to the device what is cached, but for the pools of CUDA graphs."""
 
 
 Event: TypeAlias = (
@@ -307,7 +306,7 @@ class Call(NamedTuple):
     It covers `events[first:last]`. `op` with `occurrence` (how many calls of the same overload came before in this
     region; negative for views and Triton kernels, about which nothing is decided) is the key of a decision; `outputs` is
     its fingerprint. `created` are the storages that it allocated and that outlived it; `reads` and `writes` are existing
-    storages (device) that it read or mutated.
+    storages (device) that it read or mutated; `results` hold its `outputs`, one for each (-1: not on the device).
     """
 
     op: str
@@ -321,6 +320,7 @@ class Call(NamedTuple):
     created: tuple[int, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    results: tuple[int, ...]
 
 
 class Region(NamedTuple):
@@ -414,34 +414,28 @@ def is_capture(path: str | Path) -> bool:
     return is_gzipped(path)
 
 
-def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+# Fields whose values are written as numbers.
+_ENUMERATED: dict[str, tuple[Any, ...]] = {"phase": tuple(Phase), "label": tuple(Label)}
 
 
 def _rows(columns: list[list[Any]], kind: Any) -> list[Any]:
-    return [kind(*map(_tuples, row)) for row in zip(*columns, strict=True)]
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if type(value) is list else value
+    return as_rows(columns, kind, _ENUMERATED)
 
 
 def _encode_events(events: tuple[Event, ...]) -> dict[str, Any]:
     position = {kind: i for i, kind in enumerate(_EVENT_TYPES)}
     order = [position[type(event)] for event in events]
-    columns = {kind.__name__: _columns(event for event in events if type(event) is kind) for kind in _EVENT_TYPES}
+    columns = {kind.__name__: as_columns(event for event in events if type(event) is kind) for kind in _EVENT_TYPES}
     return {"order": order, "columns": columns}
 
 
 def _decode_events(document: dict[str, Any]) -> tuple[Event, ...]:
-    queues = []
-    for kind in _EVENT_TYPES:
-        rows = _rows(document["columns"].get(kind.__name__, []), kind)
-        phase = cast(Any, kind)._fields.index("phase") if "phase" in cast(Any, kind)._fields else None
-        if phase is not None:
-            rows = [row._replace(phase=Phase(row[phase])) for row in rows]
-        queues.append(rows)
     order = document["order"]
+    kinds = list(enumerate(cast(Any, _EVENT_TYPES)))  # one without fields has nothing in columns
+    queues = [
+        _rows(document["columns"].get(kind.__name__, []), kind) if kind._fields else [kind()] * order.count(position)
+        for position, kind in kinds
+    ]
     if Counter(order) != Counter({i: len(rows) for i, rows in enumerate(queues) if rows}):
         raise ValueError("events are missing")
     iterators = [iter(rows) for rows in queues]
@@ -453,15 +447,15 @@ def _encode(trace: Trace) -> dict[str, Any]:
         "format": "autosac-trace",
         "schema": SCHEMA_VERSION,
         "info": trace.info.document(),
-        "signatures": _columns(trace.signatures),
-        "storages": _columns(trace.storages),
+        "signatures": as_columns(trace.signatures),
+        "storages": as_columns(trace.storages),
         "modules": [trace.modules, trace.module_parents, trace.module_classes],
         "sources": trace.sources,
-        "groups": _columns(trace.groups),
+        "groups": as_columns(trace.groups),
         "streams": trace.streams,
         "prologue": _encode_events(trace.prologue),
         "events": _encode_events(trace.events),
-        "regions": [[*region._replace(calls=()), _columns(region.calls)] for region in trace.regions],
+        "regions": [[*region._replace(calls=()), as_columns(region.calls)] for region in trace.regions],
     }
 
 
@@ -473,11 +467,11 @@ def _decode(document: dict[str, Any]) -> Trace:
     signatures = [
         s._replace(inputs=_metas(s.inputs), outputs=_metas(s.outputs)) for s in _rows(document["signatures"], Signature)
     ]
-    storages = [s._replace(label=Label(s.label), phase=Phase(s.phase)) for s in _rows(document["storages"], Storage)]
+    storages = _rows(document["storages"], Storage)
     regions = []
     for *head, columns in document["regions"]:
         calls = tuple(c._replace(outputs=_metas(c.outputs)) for c in _rows(columns, Call))
-        regions.append(Region(*map(_tuples, head))._replace(calls=calls))
+        regions.append(Region(*map(as_tuples, head))._replace(calls=calls))
     modules, parents, classes = document["modules"]
     return Trace(
         info=TraceInfo.of(document["info"]),

@@ -189,8 +189,8 @@ def capture() -> Trace:
         HostWait(0, -1, "stream"),
     )
     calls = (
-        Call("aten.mm.default", 0, (rows,), 1, 3, False, False, False, (2,), (1, 0), ()),
-        Call("aten.relu.default", 0, (rows,), 3, 5, False, False, False, (3,), (2,), ()),
+        Call("aten.mm.default", 0, (rows,), 1, 3, False, False, False, (2,), (1, 0), (), (2,)),
+        Call("aten.relu.default", 0, (rows,), 3, 5, False, False, False, (3,), (2,), (), (3,)),
     )
     return Trace(
         info=TraceInfo(

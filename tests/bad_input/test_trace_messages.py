@@ -100,11 +100,11 @@ TRACE = Trace(
         StreamWait(0, 1),
         HostWait(0, -1, "item"),
         GraphLaunch(0),
-        EmptyCache(-1),
+        EmptyCache(),
         Free(1),
         ModuleExit(1, Phase.FORWARD),
     ),
-    regions=(Region(1, 0, 12, (Call("mm", 0, (META,), 1, 3, False, False, False, (1,), (0,), ()),), (0,), (1,)),),
+    regions=(Region(1, 0, 12, (Call("mm", 0, (META,), 1, 3, False, False, False, (1,), (0,), (), (1,)),), (0,), (1,)),),
     streams=("compute", "other"),
 )
 KINDS = (*get_args(Event), Signature, Storage, Group, Call, Region)

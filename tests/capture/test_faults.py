@@ -101,6 +101,14 @@ def test_what_a_job_prints(
     assert shown.out == "" and sorted(shown.err.split("\n")) == (["", "to err", "to out"] if debug else [""])
 
 
+def test_what_is_asked_for_after_the_end_is_refused(job: str) -> None:
+    """A thread that asks for a capture when nobody needs any more starts no process."""
+    with CaptureServer() as server:
+        pass
+    future = server.submit(TitanRequest(config_file=job))
+    assert "not needed any more" in str(future.exception(PATIENCE_S)) and server.process_id() is None
+
+
 def test_an_error_of_an_unknown_kind(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told as a CaptureError; the process is not given up for it."""
     monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, ANSWERS_UNKNOWN_KIND))

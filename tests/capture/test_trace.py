@@ -58,11 +58,11 @@ EVENTS: tuple[Event, ...] = (
     WorkWait(7, 0),
     HostWait(-1, -1, "device"),
     GraphLaunch(0),
-    EmptyCache(-1),
+    EmptyCache(),
     Free(1),
     ModuleExit(1, Phase.FORWARD),
 )
-CALL = Call("aten.mm.default", 0, (META,), 2, 3, False, True, False, (1,), (0,), ())
+CALL = Call("aten.mm.default", 0, (META,), 2, 3, False, True, False, (1,), (0,), (), (1,))
 
 
 def trace_of(prologue: tuple[Event, ...] = (StepBegin(1), Alloc(0)), events: tuple[Event, ...] = EVENTS) -> Trace:

@@ -16,15 +16,32 @@ from autosac.capture.request import TitanRequest
 
 
 @pytest.mark.parametrize(
-    ("running", "free_gib", "room"), [(0, 0, True), (1, 100, True), (2, 100, True), (3, 100, False), (1, 1, False)]
+    ("running", "beside", "free_gib", "plan", "full"),
+    [
+        (0, 0, 0, True, True),
+        (1, 0, 100, True, True),
+        (2, 2, 100, True, True),
+        (3, 0, 100, False, False),
+        (3, 1, 100, True, False),
+        (5, 3, 100, True, False),
+        (5, 2, 100, False, False),
+        (1, 0, 1, False, False),
+        (1, 1, 1, False, False),
+    ],
 )
-def test_room(monkeypatch: pytest.MonkeyPatch, running: int, free_gib: int, room: bool) -> None:
-    """One always runs; more as long as there are processors (three here) and memory."""
+def test_room(
+    monkeypatch: pytest.MonkeyPatch, running: int, beside: int, free_gib: int, plan: bool, full: bool
+) -> None:
+    """One always runs; more as long as there is memory and processors (three here), which captures that a plan is only shown
+    beside leave to others.
+    """
     monkeypatch.setattr(worker, "available_bytes", lambda: free_gib * 2.0**30)
     server = Worker(-1, "")
     server.processors = 3
     server.children = dict.fromkeys(range(running), 0)
-    assert server.has_room() is room
+    server.beside = set(range(beside))
+    assert server.has_room(_request("plan")) is plan
+    assert server.has_room(_request("full")) is full
 
 
 def test_what_is_planned_with_comes_first() -> None:

@@ -220,6 +220,7 @@ JOBS = {
         8,
         "[parallelism]\nexpert_parallel_degree = 8\n",
     ),
+    "gpt_oss, EP of 8": ("gpt_oss", "debugmodel", 8, "[parallelism]\nexpert_parallel_degree = 8\n"),
     "llama3, second of 3 stages": ("llama3", "debugmodel", 3, "[parallelism]\npipeline_parallel_degree = 3\n"),
 }
 

@@ -80,6 +80,7 @@ class Step:
                 created=made,
                 reads=reads,
                 writes=writes,
+                results=made,
             )
         )
         return made[0] if made else -1

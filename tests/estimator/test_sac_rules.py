@@ -25,6 +25,7 @@ def call(op: str = "aten.op", *, created: Sequence[int] = (), reads: Sequence[in
         created=tuple(created),
         reads=(*reads, *(s for s in writes if s not in reads)),
         writes=writes,
+        results=(),
         **defaults,  # type: ignore[arg-type]
     )
 

@@ -49,7 +49,9 @@ def _step(layers: int, *, kinds: int = 1, ops: int = 2, prefetch: int = 0, leadi
             begin = len(events)
             out = new(64, Label.NONE, Phase.FORWARD, 1 + i, name)
             events.append(Op(position[name], 0, 1 + i, Phase.FORWARD, 0, (last, copies[i]), (out,)))
-            calls.append(Call(name, n, (meta,), begin, len(events), False, False, False, (out,), (last, copies[i]), ()))
+            calls.append(
+                Call(name, n, (meta,), begin, len(events), False, False, False, (out,), (last, copies[i]), (), (out,))
+            )
             made[-1].append(out)
             last = out
         regions.append(Region(1 + i, first, len(events), tuple(calls), (made[-1][0] - 1,), (last,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosac.capture.request import TitanRequest
-from autosac.errors import CaptureError
+from autosac.errors import CaptureError, TooFewLayersError
 from autosac.induction import Refusal, TraceFamily, capturing, difference, joined
 from autosac.induction.alignment import Insertion, insertions
 from autosac.induction.captures import Capturing
@@ -145,6 +146,46 @@ def test_a_step_that_fails_alike_in_all_cuts_fails_with_all_layers(error: str, a
         with pytest.raises(CaptureError, match="training step 1"):
             ask()
     assert server.asked == asked
+
+
+def test_what_nobody_waits_for_yet_goes_ahead(step: Step) -> None:
+    """The cut that replaces the smallest is asked for by itself, and once; the result is the same."""
+    cuts = [replace(step(n), info=replace(step(n).info, cut=Cut(n, 1, 20))) for n in (4, 5, 6, 7)]
+    cuts[0] = replace(cuts[0], sources=("odd",))
+    asked = threading.Event()
+
+    class Server(_Server):
+        def submit(self, request: TitanRequest) -> Future[Trace]:
+            future = super().submit(request)
+            if request.cut == 3:
+                asked.set()
+            return future
+
+    server = Server(dict(enumerate(cuts)))
+    capture = capturing(server, TitanRequest(config_file=None))
+    assert isinstance(capture, Capturing)
+    capture.go_ahead()
+    assert asked.wait(60)
+    assert difference(capture.result(), step(20)) is None
+    assert server.asked == [0, 1, 2, 3]
+
+
+def test_a_job_that_is_not_cut_fails_once() -> None:
+    """Where the 0th cut is the job itself, what it says of the step stands, and nothing is captured again."""
+
+    class Server(_Server):
+        def submit(self, request: TitanRequest) -> Future[Trace]:
+            future = super().submit(request)
+            if not request.cut:
+                return future
+            future = Future()
+            future.set_exception(TooFewLayersError("too few"))
+            return future
+
+    server = Server({}, "training step 1: no such kernel")
+    with pytest.raises(CaptureError, match="no such kernel"):
+        capturing(server, TitanRequest(config_file=None)).result()
+    assert server.asked == [0, 1, 2]
 
 
 def test_a_job_that_is_not_cut_is_taken_as_it_is(step: Step) -> None:

@@ -115,6 +115,7 @@ class Layers:
                     (made[name],),
                     (read,),
                     (),
+                    (made[name],),
                 )
             )
             read = made[name]

@@ -116,6 +116,16 @@ def test_errors_of_a_pipeline_are_of_all_its_stages(make_job: Callable[..., Any]
     assert step_errors_ms(stage) == pytest.approx({"operators": 3.75, "gathers": 0.0})
 
 
+def test_a_stage_has_its_memory_and_prices_in_its_pipeline_as_well(make_job: Callable[..., Any]) -> None:
+    """They are worked out once: what the stage knows by itself is what it says as a part of the pipeline."""
+    alone = make_job(4, gather_ms=0.0).observed()
+    alone.work_ahead()
+    (stage,) = Pipeline(stages=(alone,)).joined()
+    assert stage.unlimited_allocation is alone.unlimited_allocation and stage.allocation is alone.allocation
+    assert stage.memory is alone.memory and stage.idle is alone.idle
+    assert stage.pricing is alone.pricing
+
+
 def test_the_answer(make_job: Callable[..., Any]) -> None:
     """The plan states the whole budget, the margin, the probability and the interval; an error says what was planned for."""
     step = priced(make_job(4, gather_ms=0.0).observed(), 0.125, 0.0)

@@ -49,7 +49,7 @@ def captured(*rows: tuple[int, str, int, tuple[int, ...]]) -> Trace:
         for own, name, occurrence, shape in rows:
             if own == module:
                 meta = TensorMeta(shape, (1,) * len(shape), "float32")
-                calls.append(Call(name, occurrence, (meta,), 0, 0, False, False, False, (0,), (), ()))
+                calls.append(Call(name, occurrence, (meta,), 0, 0, False, False, False, (0,), (), (), (0,)))
         regions.append(Region(module, 0, 0, tuple(calls), (), ()))
     return trace_of([], modules=MODULES, regions=regions)
 

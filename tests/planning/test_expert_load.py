@@ -97,7 +97,7 @@ MODULES = ("", "layers.0.moe", "layers.1.moe", "output")
 def call(op: str, *shape: int, occurrence: int = 0) -> Call:
     """A call that returns one tensor."""
     outputs = (TensorMeta(shape, (1,) * len(shape), "bfloat16"),)
-    return Call(op, occurrence, outputs, 0, 0, False, False, False, (), (), ())
+    return Call(op, occurrence, outputs, 0, 0, False, False, False, (), (), (), (-1,) * len(outputs))
 
 
 def trace(*regions: tuple[int, Sequence[Call]], names: Sequence[str] = ()) -> Trace:

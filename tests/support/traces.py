@@ -140,7 +140,9 @@ class TraceBuilder:
 
     def call(self, name: str, first: int, created: Iterable[int] = ()) -> Call:
         """What a policy sees of ``events[first:]`` so far: an operator that made these storages."""
-        return Call(f"aten.{name}.default", 0, (), first, len(self.events), False, False, False, tuple(created), (), ())
+        return Call(
+            f"aten.{name}.default", 0, (), first, len(self.events), False, False, False, tuple(created), (), (), ()
+        )
 
     def region(
         self,

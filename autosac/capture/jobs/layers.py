@@ -27,7 +27,7 @@ from torch import nn
 
 from autosac.capture.jobs.adapter import Attributes, TitanAdapter
 from autosac.capture.request import TitanRequest
-from autosac.errors import CaptureError
+from autosac.errors import TooFewLayersError
 from autosac.plans import Plan
 from autosac.plans.layers import doings
 from autosac.titan.settings import compiles_model
@@ -61,7 +61,7 @@ class Layering(NamedTuple):
 def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[Any, Cut | None]:
     """The configuration with the number of layers that the request asks for, and the cut, if it is one.
 
-    The 0th cut of a job that is not worth cutting is the job itself; others are a CaptureError.
+    The 0th cut of a job that is not worth cutting is the job itself; others are a TooFewLayersError.
     """
     if request.layers is not None:
         return adapter.with_layers(config, request.layers), None
@@ -76,7 +76,7 @@ def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[A
     if found is None or not worthwhile or found.cut(index) >= found.layers:
         if request.cut == 0:
             return config, None
-        raise CaptureError("the job has too few equal layers to be captured with fewer")
+        raise TooFewLayersError("the job has too few equal layers to be captured with fewer")
     count = found.cut(index)
     return adapter.with_layers(config, count), Cut(count, found.period, found.layers)
 

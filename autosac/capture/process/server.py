@@ -222,6 +222,8 @@ class CaptureServer:
         return self.submit(request).result()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        with self._lock:  # a thread that still puts captures together may ask for another one
+            self._end = self._end or "the capture process is not needed any more"
         self._undo.close()
 
     def _stop(self) -> None:

@@ -6,6 +6,9 @@ It reads one JSON request per line from its standard input and writes one JSON a
 ``{"id", "done"}`` or ``{"id", "error", "kind"}``; for an answer that is too long for one line, ``{"file"}`` with the name of
 the file that holds it. A child saves its trace under the name in the request.
 
+What a plan is made with or verified by goes first (`is_decisive`): captures that it is only shown beside begin after these,
+run at a lower priority, and leave them their processors.
+
 The process ends with its input, and as soon as the process that started it ends (`lifeline`); its children end with it.
 """
 
@@ -34,6 +37,7 @@ from autosac.titan.settings import asks_to_compile, compiles_model
 if TYPE_CHECKING:
     from autosac.capture.jobs.adapter import TitanAdapter
 
+_COURTESY = 5  # how much nicer a process is whose capture nothing is decided by: a third of a processor that it shares
 _SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its own; those that run still grow
 
 
@@ -45,7 +49,9 @@ class Worker:
         self.folder = folder
         self.programs = programs
         self.children: dict[int, int] = {}
+        self.beside: set[int] = set()  # children whose captures nothing is decided by
         self.pending: list[tuple[dict[str, Any], TitanRequest]] = []
+        self.decides = False  # any capture asked for so far
         self.compiles = self.always = False
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -65,11 +71,12 @@ class Worker:
                     request = TitanRequest.from_json(message["request"])
                     if not preloaded:
                         preloaded = self.attempt(message["id"], functools.partial(self.preload, request))
+                    self.decides = self.decides or is_decisive(request)
                     if preloaded:
                         self.pending.append((message, request))
             self.reap()
-            while self.pending and self.has_room():
-                self.start(*self.pending.pop(self.next()))
+            while self.pending and self.has_room(self.pending[place := self.next()][1]):
+                self.start(*self.pending.pop(place))
                 if self.compiles and self.pending:
                     self.prepare(self.pending[0][1])  # beside the first capture
         for child in self.children:
@@ -82,14 +89,14 @@ class Worker:
         """
 
         def order(request: TitanRequest) -> tuple[bool, bool]:
-            decisive = request.plan_file is not None or request.checkpointing == "none"
-            return (self.compiles and not self.always and not request.observe, not decisive)
+            return (self.compiles and not self.always and not request.observe, not is_decisive(request))
 
         return min(range(len(self.pending)), key=lambda i: (*order(self.pending[i][1]), i))
 
-    def has_room(self) -> bool:
-        """Whether another capture may run beside those that do."""
-        return not self.children or (len(self.children) < self.processors and available_bytes() > _SPARE_BYTES)
+    def has_room(self, request: TitanRequest) -> bool:
+        """Whether this capture may run beside those that do: a decisive one does not mind those that are none."""
+        others = self.children.keys() - self.beside if is_decisive(request) else self.children.keys()
+        return not self.children or (len(others) < self.processors and available_bytes() > _SPARE_BYTES)
 
     def attempt(self, identity: int, action: Any) -> bool:
         """Run `action`; answer with its error if it fails."""
@@ -126,9 +133,13 @@ class Worker:
             return
         if child:
             self.children[child] = identity
+            if not is_decisive(request):
+                self.beside.add(child)
             return
         try:
             lifeline.end_with(parent)
+            if self.decides and not is_decisive(request):
+                os.nice(_COURTESY)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # requests are the parent's alone
             if self.attempt(identity, lambda: self.capture(identity, request, message["trace"])):
                 self.answer(id=identity, done=True)
@@ -154,6 +165,7 @@ class Worker:
             finished, status = os.waitpid(child, os.WNOHANG)
             if finished:
                 del self.children[child]
+                self.beside.discard(child)
                 code = os.waitstatus_to_exitcode(status)
                 if code:
                     self.answer(id=identity, error=f"the capture process {how_it_ended(code)}", kind="CaptureError")
@@ -167,6 +179,11 @@ class Worker:
                 file.write(line)
             line = json.dumps({"file": name}).encode() + b"\n"
         os.write(self.answers, line)
+
+
+def is_decisive(request: TitanRequest) -> bool:
+    """Whether a plan is made with this capture or verified by it, or it is of the job as it is; others are shown beside it."""
+    return request.plan_file is not None or request.checkpointing in ("none", "job")
 
 
 def available_bytes() -> float:

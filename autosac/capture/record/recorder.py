@@ -228,7 +228,7 @@ class Recorder:
 
     def emptied_cache(self) -> None:
         """`torch.cuda.empty_cache`; the prologue keeps it, too."""
-        self.log.events.append(EmptyCache(-1))
+        self.log.events.append(EmptyCache())
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """`UntypedStorage.resize_`."""

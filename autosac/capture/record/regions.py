@@ -103,7 +103,7 @@ class RecomputationLog(Observer):
             return
         last = len(recorder.log.events)
         calls = tuple(
-            Call(*key, (), first, end, False, False, False, (), (), ())
+            Call(*key, (), first, end, False, False, False, (), (), (), ())
             for (key, first), (_, end) in itertools.pairwise([*self._marks, (None, last)])
             if key is not None and (key[0] != UNSHARD or first < end)
         )
@@ -146,7 +146,7 @@ class _OpenRegion:
             writes = tuple(s for s in reads if s in made)
             self._launched[name] += 1
             self._calls.append(
-                Call(name, -self._launched[name], (), row, row + 1, False, False, False, (), reads, writes)
+                Call(name, -self._launched[name], (), row, row + 1, False, False, False, (), reads, writes, ())
             )
         self._launches = len(recorder.launches)
 
@@ -163,15 +163,14 @@ class _OpenRegion:
                 created[event.storage] = None
             elif type(event) is Free:
                 created.pop(event.storage, None)
+        returned = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         to_host = op == "aten._to_copy.default" and str(kwargs.get("device", "")) == "cpu"
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and op != "aten.index.Tensor"
         self._calls.append(
             Call(
                 op=op,
                 occurrence=occurrence,
-                outputs=tuple(
-                    tensor_meta(t, recorder.target) for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)
-                ),
+                outputs=tuple(tensor_meta(t, recorder.target) for t in returned),
                 first=first,
                 last=last,
                 is_view=is_view(func) and not created,
@@ -180,6 +179,7 @@ class _OpenRegion:
                 created=tuple(created),
                 reads=recorder.storages.of_all((args, kwargs)),
                 writes=self._writes(func, args, kwargs),
+                results=tuple(next(iter(recorder.storages.of_all(t)), -1) for t in returned),
             )
         )
         self._launches = len(recorder.launches)
