@@ -17,7 +17,7 @@ from autosac.capture.jobs import titan_flux
 from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
 from autosac.capture.jobs.layers import module_attributes
 from autosac.capture.jobs.pipeline import overlapped_in_order
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer
+from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
 from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.patches import libraries
 from autosac.capture.request import TitanRequest
