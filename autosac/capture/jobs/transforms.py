@@ -13,7 +13,7 @@ from autosac.capture.record.regions import RecomputationLog, RegionLog, candidat
 from autosac.capture.request import TitanRequest
 from autosac.integrations.apply import PlanMismatchWarning, apply
 from autosac.integrations.observe import observe
-from autosac.integrations.recompute import tape
+from autosac.integrations.recompute.entries import observer
 from autosac.plans import Plan
 from autosac.plans.layers import of_few_layers
 
@@ -30,7 +30,7 @@ def apply_plan_file(model: nn.Module, path: str, recorder: Recorder, layers: int
     it shall stop, not recompute more: it would not be the step that the plan is judged by.
     """
     warnings.simplefilter("error", PlanMismatchWarning)
-    tape.observer[0] = RecomputationLog(recorder)
+    observer[0] = RecomputationLog(recorder)
     plan = Plan.load(path)
     apply(model, plan if layers is None else of_few_layers(plan, layers))
 
