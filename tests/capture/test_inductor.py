@@ -285,11 +285,18 @@ def test_products_are_padded_where_tensor_cores_want_it() -> None:
     assert not product(4097, 768, 50304) and product(4097, 768, 50304, in_columns=True)
     assert product(4096, 770, 50304)
     assert not product(4096, 768, 50257, torch.float32)
-    torch.backends.cuda.matmul.allow_tf32 = True
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
     try:
+        matmul.fp32_precision = "tf32"  # from here on PyTorch refuses to say `allow_tf32`
+        assert product(4096, 768, 50257, torch.float32)
+        matmul.fp32_precision = "ieee"
+        assert not product(4096, 768, 50257, torch.float32)
+        matmul.allow_tf32 = True
         assert product(4096, 768, 50257, torch.float32)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+        matmul.allow_tf32 = False
+        matmul.fp32_precision = before
 
 
 def _odd_vocabulary(device: torch.device) -> Any:

@@ -23,12 +23,17 @@ from autosac.capture.patches import libraries
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.target import TargetGPU
 from autosac.titan.python_jobs import plain_text
 from autosac.titan.settings import job_settings
 
 
 class TitanV02:
     """See `autosac.capture.jobs.adapter.TitanAdapter`."""
+
+    def __init__(self) -> None:
+        self._gpu = TargetGPU()
+        self._loss_chunks = 1
 
     def parse(self, request: TitanRequest) -> Any:
         """TorchTitan's JobConfig."""
