@@ -46,6 +46,7 @@ CAPTURE = (
 # Files in these folders that capture nothing.
 WITHOUT_CAPTURES = (
     "capture/test_log.py",
+    "capture/test_routing.py",
     "capture/test_signatures.py",
     "scripts/test_clock.py",
     "scripts/test_exchange.py",
