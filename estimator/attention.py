@@ -39,7 +39,7 @@ from autosac.estimator.features import Array, Rates, attention_baseline_ms, atte
 from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.learned import MODELS, Bundle, load_bundle, scaled_estimate, sustained
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import STREAMED, Attention, attention_shape, family
+from autosac.estimator.work import STREAMED, AttentionShape, attention_shape, family
 from autosac.trace import Signature
 
 _AMPERE, _ADA = "a100-sxm-80gb", "l40s"
@@ -78,7 +78,7 @@ class LearnedAttention:
         answers: list[Estimate | None] = [None] * len(signatures)
         if self._bundle is None:
             return answers
-        fused: list[tuple[int, Attention]] = []
+        fused: list[tuple[int, AttentionShape]] = []
         for i, signature in enumerate(signatures):
             if family(signature.name) in ("attention_forward", "attention_backward"):
                 shape = attention_shape(signature)
@@ -94,7 +94,7 @@ class LearnedAttention:
                     answers[i] = price
         return answers
 
-    def _prices(self, own: Bundle, shapes: Sequence[Attention], by_ampere: bool) -> list[Estimate]:
+    def _prices(self, own: Bundle, shapes: Sequence[AttentionShape], by_ampere: bool) -> list[Estimate]:
         """Shapes that are priced by the same trees, in one batch."""
         capability = self._hardware.compute_capability[0]
         rows = np.concatenate([_row(shape) for shape in shapes])
@@ -151,7 +151,7 @@ def _forward_ms(bundle: Bundle, rows: Array, rates: Rates) -> Array:
     return np.asarray(attention_baseline_ms(rows, rates) * efficiency)
 
 
-def _row(shape: Attention) -> Array:
+def _row(shape: AttentionShape) -> Array:
     """The shape as the trees know it: lengths in whole tiles, since a kernel computes whole tiles.
 
     A value size of its own counts by the mean, which has as many operations.
@@ -162,7 +162,7 @@ def _row(shape: Attention) -> Array:
     return np.array([[shape.batch, shape.heads, shape.kv_heads, query, key, size, shape.causal]], dtype=np.float64)
 
 
-def _correction(shape: Attention, capability: int) -> float:
+def _correction(shape: AttentionShape, capability: int) -> float:
     """Time of this kernel relative to the forward that the trees predict."""
     cudnn = "cudnn.hopper" if capability >= 9 else "cudnn.ampere"
     ratios = _ratios()[cudnn if shape.backend == "cudnn" else "flash"]
@@ -174,7 +174,7 @@ def _correction(shape: Attention, capability: int) -> float:
     return factor * ratio * backward * (_DROPOUT[1] if shape.dropout > 0 else 1.0)
 
 
-def accumulated_bytes(shape: Attention) -> float:
+def accumulated_bytes(shape: AttentionShape) -> float:
     """What a backward moves to add up the queries' gradient."""
     return float(_accumulated(_row(shape))[0])
 

@@ -33,9 +33,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autosac.estimator.hardware import Hardware
 from autosac.estimator.kernels.streams import Streams
-from autosac.estimator.kernels.sums import Plan, plan_us
+from autosac.estimator.kernels.sums import Grid, grid_us
 from autosac.estimator.models import Estimate
 from autosac.estimator.work import STREAMED, argument, arithmetic, family, item_bytes
 from autosac.trace import Signature, TensorMeta
@@ -122,11 +121,12 @@ def channels_last(meta: TensorMeta) -> bool:
 class Convolutions:
     """The model of one GPU. `tf32`: float32 convolutions may use tensor cores."""
 
-    def __init__(self, hardware: Hardware, *, tf32: bool = True) -> None:
-        """Model `hardware`; its profile's efficiencies of convolutions, where it has any, come first."""
+    def __init__(self, streams: Streams, *, tf32: bool = True) -> None:
+        """Model the GPU of `streams`; its profile's efficiencies of convolutions, where it has any, come first."""
+        hardware = streams.hardware
         self._hardware = hardware
         self._tf32 = tf32
-        self._streams = Streams(hardware)
+        self._streams = streams
         vendor = hardware.vendor if hardware.vendor in _START_US else "NVIDIA"
         self._start_ms = _START_US[vendor] * 1e-3
         self._conversion_ms = _CONVERSION_US[vendor] * 1e-3
@@ -201,8 +201,8 @@ class Convolutions:
             return 0.0
         out = shape.data if shape.transposed else shape.spread
         if "forward" not in shape.parts:
-            plan = Plan.of(out, frozenset(range(len(out.shape))) - {1}, self._hardware.sm_count)
-            return plan_us(self._streams, plan, _bytes(out)) * 1e-3
+            grid = Grid.of(out, frozenset(range(len(out.shape))) - {1}, self._hardware.sm_count)
+            return grid_us(self._streams, grid, _bytes(out)) * 1e-3
         if shape.groups > 1 and self._runs_own_kernels(shape):
             return 0.0
         if channels_last(shape.data):

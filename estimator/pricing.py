@@ -22,10 +22,9 @@ from autosac.estimator.collectives import AlphaBeta
 from autosac.estimator.convolution import Convolutions
 from autosac.estimator.generated import GeneratedKernels
 from autosac.estimator.hardware import Hardware
-from autosac.estimator.kernels import Kernels
+from autosac.estimator.kernels import Kernels, Streams
 from autosac.estimator.latencies import Latencies
 from autosac.estimator.learned import LearnedMatmul
-from autosac.estimator.memory_bound import LearnedMemory
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
 from autosac.estimator.network.chance import straggling
 from autosac.estimator.network.flows import FlowModel
@@ -86,9 +85,10 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
         operators.append(CalibratedOperators(calibrated, tf32=tf32))
     shipped: list[OperatorModel] = [StandIns(hardware)]
     if learned:
+        streams = Streams(hardware)
         shipped += [LearnedMatmul(hardware, tf32=tf32), TiledAttention(hardware), LearnedAttention(hardware)]
-        shipped += [GeneratedKernels(hardware), TiledMatmul(hardware, tf32=tf32), Kernels(hardware)]
-        shipped += [Latencies(hardware), LearnedMemory(hardware), Convolutions(hardware, tf32=conv_tf32)]
+        shipped += [GeneratedKernels(hardware), TiledMatmul(hardware, tf32=tf32), Kernels(streams)]
+        shipped += [Latencies(hardware), streams.memory, Convolutions(streams, tf32=conv_tf32)]
         shipped.append(Recurrent(hardware))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))
     collectives: CollectiveModel = FlowModel(hardware) if learned else AlphaBeta(hardware)

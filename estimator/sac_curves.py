@@ -14,7 +14,7 @@ policy is a staircase whose corners are (x_(k-1), y_k). Two models, both with at
   staircase.
 
 The planner's MILP uses `tight_chords` through all points unless it is asked for "pwlf" (`Goal.curve`): the byte budget that
-it hands to the local policy is met whatever the curve says, so an optimistic curve can cost a little time but never memory,
+it gives to the local policy is met whatever the curve says, so an optimistic curve can cost a little time but never memory,
 and the plan is verified by simulation anyway; a pessimistic one makes it shy away from units whose first group is expensive.
 `benchmarks/curves.py` compares them.
 """

@@ -24,7 +24,7 @@ from autosac.estimator.attention import accumulated_bytes
 from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.learned import sustained
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import STREAMED, Attention, attention_shape, base_name, family
+from autosac.estimator.work import STREAMED, AttentionShape, attention_shape, base_name, family
 from autosac.trace import Signature
 
 _TILE, _HOPPER, _FITTED_ON = 128, 9, "h100-sxm-80gb"
@@ -71,7 +71,7 @@ class TiledAttention:
             return None
         return Estimate(self._us(shape, _has_bias(signature)) * 1e-3, f"tiles:attention{self._suffix}", _REL_STD)
 
-    def _us(self, shape: Attention, biased: bool) -> float:
+    def _us(self, shape: AttentionShape, biased: bool) -> float:
         times = _BACKWARD if shape.backward else _FORWARD
         size = 1.0 if shape.head_size <= _TILE // 2 else 2.0 * math.ceil(shape.head_size / _TILE)
         tile = times.fixed + times.growing * size
@@ -90,7 +90,7 @@ def _processor(hardware: Hardware) -> float:
     return hardware.peak_flops("bfloat16") / hardware.sm_count
 
 
-def _tiles(shape: Attention, diagonal: float) -> tuple[float, int]:
+def _tiles(shape: AttentionShape, diagonal: float) -> tuple[float, int]:
     """Tiles of one head, and those of the block with the most."""
     queries, keys = math.ceil(shape.query_length / _TILE), math.ceil(shape.key_length / _TILE)
     if not shape.causal:

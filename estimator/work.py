@@ -69,7 +69,7 @@ class Matmul(NamedTuple):
     b_transposed: bool
 
 
-class Attention(NamedTuple):
+class AttentionShape(NamedTuple):
     """`causal_share`: the share of the query-key pairs that is computed."""
 
     batch: int
@@ -257,7 +257,7 @@ def _grouped(a: TensorMeta, b: TensorMeta, out: TensorMeta) -> Matmul:
 # ---- attention ---------------------------------------------------------------------------------------------
 
 
-def attention_shape(signature: Signature) -> Attention | None:
+def attention_shape(signature: Signature) -> AttentionShape | None:
     """The attention that an operator of that family computes; None if its tensors do not look like one."""
     base = base_name(signature.name)
     backward = "backward" in base
@@ -283,7 +283,7 @@ def attention_shape(signature: Signature) -> Attention | None:
         2,
     )
     dropout = argument(signature, "dropout_p", 0.0)
-    return Attention(
+    return AttentionShape(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from autosac.integrations.operators.modules import clean_name, is_compiled
-from autosac.runs import Memory, Steps, UnitTimes
+from autosac.runs import RunMemory, Steps, UnitTimes
 
 Stamp: TypeAlias = Any
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -57,7 +57,7 @@ class _Calls:
 
 
 class FirstSteps:
-    """Measures the steps after the first `warm_up`, and hands what it has measured to `done` inside the last one's optimizer.
+    """Measures the steps after the first `warm_up`, and gives what it has measured to `done` inside the last one's optimizer.
 
     Add all parts of the model before its first step.
     """
@@ -187,7 +187,7 @@ class FirstSteps:
             warm_up=self._warm_up,
             steps_ms=tuple(self._ms(a, b) for a, b in itertools.pairwise(ends)),
             units=tuple(self._unit(fqn) for fqn in names),
-            memory=Memory(peak_active_bytes=self._peaks[0], peak_reserved_bytes=self._peaks[1]) if name else None,
+            memory=RunMemory(peak_active_bytes=self._peaks[0], peak_reserved_bytes=self._peaks[1]) if name else None,
             in_backward=self._in_backward,
         )
 

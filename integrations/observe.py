@@ -51,7 +51,7 @@ def observe(model: nn.Module, fqns: Iterable[str], recorder: RegionListener) -> 
         module = find_module(model, fqn)
         if module is None:
             raise PlanError(f"the model has no module {fqn}")
-        become(module, Observed, _Observation(fqn, recorder))
+        become(module, ObservedModule, _Observation(fqn, recorder))
     return model
 
 
@@ -66,7 +66,7 @@ class _Observation:
         return self
 
 
-class Observed(UnitModule):
+class ObservedModule(UnitModule):
     """A module whose operators are reported. It checkpoints nothing."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

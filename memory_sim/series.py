@@ -40,7 +40,7 @@ STACK = (
 """From the bottom of the stack to its top."""
 
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Phase.OPTIMIZER)
-"""Those that are told apart."""
+"""Those that are distinguished."""
 
 
 class What(NamedTuple):
@@ -133,7 +133,7 @@ def _what(timeline: MemoryTimeline, event: int) -> What:
 
 
 def _phases(timeline: MemoryTimeline, x: Floats) -> tuple[Stretch, ...]:
-    """Stretches of the step, each of one phase and up to the next; phases that are not told apart are left out."""
+    """Stretches of the step, each of one phase and up to the next; phases that are not distinguished are left out."""
     begins: list[tuple[Phase, int]] = []
     for i, event in enumerate(timeline.trace.events):
         if isinstance(event, Op | Collective | ModuleEnter | ModuleExit) and (

@@ -14,9 +14,10 @@ from autosac.runtime_sim.critical_path import PathSegment
 from autosac.runtime_sim.host import INSTANT_HOST, HostModel
 from autosac.runtime_sim.overlap import ConstantOverlap, NoInterference, OverlapModel
 from autosac.runtime_sim.program import LinkUse
+from autosac.runtime_sim.ranks import RankTimeline
 from autosac.runtime_sim.serial import serial_costs
 from autosac.runtime_sim.simulate import simulate
-from autosac.runtime_sim.timeline import RankTimeline, Throughput, Timeline
+from autosac.runtime_sim.timeline import Throughput, Timeline
 
 __all__ = [
     "INSTANT_HOST",

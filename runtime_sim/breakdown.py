@@ -20,16 +20,16 @@ time; what it does not cost, `hidden_recompute_ms`, hides behind communication, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autosac.runtime_sim.execute import Problem, execute
 from autosac.runtime_sim.program import Engine
-from autosac.runtime_sim.simulate import Problem, execute
-from autosac.runtime_sim.timeline import RankTimeline, Timeline
+from autosac.runtime_sim.ranks import RankTimeline
 from autosac.trace import Collective, Op, Phase, Trace
 
 Times = NDArray[np.float64]
@@ -74,11 +74,11 @@ class Breakdown:
     modules: tuple[ModuleTimes, ...]
 
 
-def breakdowns(timeline: Timeline) -> tuple[Breakdown, ...]:
-    """The breakdown of every rank."""
-    cost_ms = timeline.makespan_ms - _without_recomputation(timeline.problem, timeline.makespan_ms)
-    priced = zip(timeline.ranks, timeline.problem.event_ms, strict=True)
-    return tuple(_breakdown(timeline, rank, priced_ms, cost_ms) for rank, priced_ms in priced)
+def breakdowns(problem: Problem, ranks: Sequence[RankTimeline], step_ms: float) -> tuple[Breakdown, ...]:
+    """The breakdown of every rank, in a step that takes so long."""
+    cost_ms = step_ms - _without_recomputation(problem, step_ms)
+    priced = zip(ranks, problem.event_ms, strict=True)
+    return tuple(_breakdown(rank, step_ms, priced_ms, cost_ms) for rank, priced_ms in priced)
 
 
 def _phases(trace: Trace) -> NDArray[np.int8]:
@@ -136,9 +136,8 @@ class StepParts(NamedTuple):
     host_bound_ms: float
 
 
-def step_parts(timeline: Timeline, rank: RankTimeline) -> StepParts:
-    """The parts of a rank's step, without anything that another simulation would tell."""
-    step_ms = timeline.makespan_ms
+def step_parts(rank: RankTimeline, step_ms: float) -> StepParts:
+    """The parts of a rank's step that takes so long: what is known without another simulation."""
     clipped = _clipped(step_ms)
     moving = rank.engine == Engine.COMMUNICATION
     copying = (rank.engine == Engine.HOST_TO_DEVICE) | (rank.engine == Engine.DEVICE_TO_HOST)
@@ -164,8 +163,7 @@ def _clipped(step_ms: float) -> Callable[[Times, Times], tuple[Times, Times]]:
     return lambda start, end: (np.clip(start, 0.0, step_ms), np.clip(end, 0.0, step_ms))
 
 
-def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompute_cost_ms: float) -> Breakdown:
-    step_ms = timeline.makespan_ms
+def _breakdown(rank: RankTimeline, step_ms: float, priced_ms: Times, recompute_cost_ms: float) -> Breakdown:
     compute, moving = rank.engine == Engine.COMPUTE, rank.engine == Engine.COMMUNICATION
     phases = _phases(rank.trace)
     device_ms = np.nan_to_num(rank.end_ms - np.where(moving, rank.transfer_ms, rank.start_ms))
@@ -173,7 +171,7 @@ def _breakdown(timeline: Timeline, rank: RankTimeline, priced_ms: Times, recompu
     return Breakdown(
         rank=rank.rank,
         step_ms=step_ms,
-        **step_parts(timeline, rank)._asdict(),
+        **step_parts(rank, step_ms)._asdict(),
         communication_ms=_length(_clipped(step_ms)(rank.transfer_ms[moving], rank.end_ms[moving])),
         recompute_ms=recompute_ms,
         hidden_recompute_ms=min(max(0.0, recompute_ms - recompute_cost_ms), recompute_ms),

@@ -21,7 +21,8 @@ import numpy as np
 
 from autosac.files.writing import write_bytes_atomically
 from autosac.runtime_sim.program import Engine, Program
-from autosac.runtime_sim.timeline import RankTimeline, Timeline
+from autosac.runtime_sim.ranks import RankTimeline
+from autosac.runtime_sim.timeline import Timeline
 from autosac.trace import Collective, ModuleEnter, ModuleExit, Op, Phase, Trace
 
 _MODULES, _HOST, _FIRST_STREAM = 0, 1, 2

@@ -8,12 +8,11 @@ other without a gap.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from autosac.runtime_sim.engine import HOST
-
-if TYPE_CHECKING:
-    from autosac.runtime_sim.timeline import Timeline
+from autosac.runtime_sim.engine import HOST, Execution
+from autosac.runtime_sim.program import Program
 
 
 class PathSegment(NamedTuple):
@@ -33,9 +32,9 @@ class PathSegment(NamedTuple):
     reason: str
 
 
-def critical_path(timeline: Timeline) -> tuple[PathSegment, ...]:
-    """The critical path of the last simulated step, in order of time."""
-    walk = _Walk(timeline)
+def critical_path(program: Program, execution: Execution, step_end_ms: Sequence[float]) -> tuple[PathSegment, ...]:
+    """The critical path of the last simulated step, in order of time. `step_end_ms`: when each step was complete."""
+    walk = _Walk(program, execution, step_end_ms)
     while walk.item >= 0 and walk.until > walk.origin:
         walk.back()
     return tuple(
@@ -48,11 +47,11 @@ def critical_path(timeline: Timeline) -> tuple[PathSegment, ...]:
 class _Walk:
     """The backward walk: `item` is what ends at `until`."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.program, self.run = timeline.program, timeline.execution
-        self.origin = timeline.step_end_ms[-2] if len(timeline.step_end_ms) > 1 else 0.0
+    def __init__(self, program: Program, execution: Execution, step_end_ms: Sequence[float]) -> None:
+        self.program, self.run = program, execution
+        self.origin = step_end_ms[-2] if len(step_end_ms) > 1 else 0.0
         self.segments: list[PathSegment] = []
-        self.until = timeline.step_end_ms[-1]
+        self.until = step_end_ms[-1]
         ends = self.run.end
         self.item = max(range(len(ends)), key=ends.__getitem__, default=-1)
         if self.item < 0 or ends[self.item] < self.until:

@@ -10,20 +10,17 @@ the host or by the device throughout.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
-from autosac.runtime_sim.deadlock import explain_deadlock
-from autosac.runtime_sim.engine import Execution
+from autosac.runtime_sim.execute import Problem
 from autosac.runtime_sim.host import HostModel, host_costs
-from autosac.runtime_sim.linking import link
 from autosac.runtime_sim.overlap import ConstantOverlap, OverlapModel
 from autosac.runtime_sim.program import LinkUse, describe
-from autosac.runtime_sim.timeline import Timeline, build
+from autosac.runtime_sim.timeline import Timeline, timeline_of
 from autosac.trace import Trace
 
 
@@ -37,22 +34,6 @@ class Priced(Protocol):
     @property
     def link_use(self) -> Mapping[int, LinkUse]:
         """What the collective of an event takes of the links; all of those that it needs where the event is missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """All that a simulation depends on, per rank. `event_ms` and `host_ms`: device and host milliseconds per event;
-    `link_use`: what the collective of an event takes of the links.
-    """
-
-    traces: tuple[Trace, ...]
-    event_ms: tuple[NDArray[np.float64], ...]
-    host_ms: tuple[NDArray[np.float64], ...]
-    link_use: tuple[Mapping[int, LinkUse], ...]
-    host: HostModel
-    overlap: OverlapModel
-    gpus_per_node: int
-    steps: int
 
 
 def simulate(
@@ -94,7 +75,7 @@ def simulate(
         raise SimulationError(f"steps ({steps}) and gpus_per_node ({gpus_per_node}) must be at least 1")
     host = host or HostModel()
     selective = _selective(sequence, selective_modules)
-    return execute(
+    return timeline_of(
         Problem(
             traces=sequence,
             event_ms=tuple(_checked(trace, p.event_ms) for trace, p in zip(sequence, priced, strict=True)),
@@ -106,23 +87,6 @@ def simulate(
             steps=steps,
         )
     )
-
-
-def execute(problem: Problem) -> Timeline:
-    """Link, execute, and report. SimulationError for a deadlock."""
-    program = link(
-        problem.traces,
-        problem.event_ms,
-        problem.host_ms,
-        problem.link_use,
-        steps=problem.steps,
-        gpus_per_node=problem.gpus_per_node,
-        overlap=problem.overlap,
-    )
-    execution = Execution(program, problem.host.launch_latency_us / 1e3, problem.host.queue_depth)
-    if not execution.run():
-        raise SimulationError(explain_deadlock(problem, program, execution))
-    return build(problem, program, execution)
 
 
 def _checked(trace: Trace, event_ms: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -43,13 +43,48 @@ CAPTURE = (
     "scripts",
     "titan03",
 )
+# Files in these folders that capture nothing.
+WITHOUT_CAPTURES = (
+    "bench/test_results.py",
+    "benchmarks/test_matrix.py",
+    "benchmarks/test_step_kinds.py",
+    "capture/test_dispatch_cache.py",
+    "capture/test_imports.py",
+    "capture/test_job_requests.py",
+    "capture/test_log.py",
+    "capture/test_routing.py",
+    "capture/test_signatures.py",
+    "capture/test_speedups.py",
+    "capture/test_storages.py",
+    "capture/test_trace.py",
+    "integrations/test_agreement.py",
+    "integrations/test_effects.py",
+    "integrations/test_first_steps.py",
+    "integrations/test_hidden_changes.py",
+    "integrations/test_in_place.py",
+    "integrations/test_memories.py",
+    "integrations/test_tape.py",
+    "integrations/test_transforms.py",
+    "integrations/test_units.py",
+    "integrations/test_witness.py",
+    "scripts/test_clock.py",
+    "scripts/test_exchange.py",
+    "scripts/test_requests.py",
+)
 SLOW = (
     "bad_input/test_generator.py",
     "bad_input/test_jobs.py",
+    "bench/test_results.py",
+    "benchmarks/test_step_kinds.py",
+    "capture/test_dispatch_cache.py",
+    "capture/test_storages.py",
     "configurations/test_study.py",
     "estimator/calibration/test_models.py",
     "estimator/calibration/test_pinned.py",
     "golden",
+    "integrations/test_effects.py",
+    "integrations/test_first_steps.py",
+    "integrations/test_tape.py",
 )
 
 
@@ -81,7 +116,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path = item.path.relative_to(here)
         places = {path.as_posix(), *(folder.as_posix() for folder in path.parents)}
-        if places & set(CAPTURE):
+        if places & set(CAPTURE) and not places & set(WITHOUT_CAPTURES):
             item.add_marker("capture")
         if places & set(SLOW):
             item.add_marker("slow")

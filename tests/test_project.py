@@ -89,3 +89,16 @@ def test_the_models_that_are_shipped_are_small() -> None:
     """Each refit adds them to the history: a million bytes in all."""
     models = list((ROOT / "estimator/data/models").glob("*.npz"))
     assert models and sum(path.stat().st_size for path in models) <= 1_000_000
+
+
+def test_tests_import_public_names() -> None:
+    """A name with an underscore belongs to its module alone."""
+    private = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {alias.name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("autosac", "benchmarks"))
+        for alias in node.names
+        if alias.name.startswith("_") and alias.name != "__main__"
+    ]
+    assert not private

@@ -1,4 +1,4 @@
-"""A model in one configuration, as the harness looks at it: its step under any policy, and the captures that planning needs.
+"""A model in one configuration, as the harness sees it: its step under any policy, and the captures that planning needs.
 
 Both subjects are `autosac.planning.closed_loop.PlanningCaptures` whose baselines are "none" and "full". A step under a
 plan is captured once, whichever solver comes to that plan.

@@ -4,8 +4,8 @@
 
     balanced         no weights: tokens go to the experts in turn (round-robin), the default
     uniform          w_e = 1
-    zipf[:s]         w_e = i_e ** -s, i a random permutation of 1 ... E (s = 1 unless told)
-    power-law[:a]    w_e = u_e ** (-1 / a), u_e uniform on (0, 1]: P(w > x) = x ** -a, Pareto's law (a = 1 unless told)
+    zipf[:s]         w_e = i_e ** -s, i a random permutation of 1 ... E (s = 1 by default)
+    power-law[:a]    w_e = u_e ** (-1 / a), u_e uniform on (0, 1]: P(w > x) = x ** -a, Pareto's law (a = 1 by default)
 
 **Tokens.** A token takes k distinct experts by successive sampling with those weights (Plackett-Luce). As Gumbel top-k, or
 an exponential race: expert e arrives at t_e ~ Exp(w_e), the k first win (`choose`). The counts of N tokens add up to N k.

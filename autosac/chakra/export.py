@@ -35,7 +35,7 @@ from autosac.estimator.work import Work, work_of
 from autosac.files.writing import check_folder, write_bytes_atomically, write_text_atomically
 from autosac.runtime_sim import Timeline
 from autosac.runtime_sim.program import LANES, Engine, HostPoint, Program
-from autosac.runtime_sim.simulate import execute
+from autosac.runtime_sim.timeline import timeline_of
 from autosac.trace import Collective, Group, Op, Signature, TensorMeta, Trace
 
 GROUPS_FILE = "comm_group.json"
@@ -71,7 +71,7 @@ def write_chakra(
     """
     schema.messages()
     check_folder(folder)
-    alone = execute(replace(timeline.problem, steps=1))
+    alone = timeline_of(replace(timeline.problem, steps=1))
     stages = [_Stage(alone, position) for position in range(len(alone.ranks))]
     simulated = {stage.rank: stage for stage in stages}
     standing_in = simulated if only_simulated else dict(_stand_ins(simulated))

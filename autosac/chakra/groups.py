@@ -14,7 +14,7 @@ from autosac.trace import Group
 
 
 def group_of(group: Group, rank: int) -> Group:
-    """The group that is to `rank` what `group` is to its own members. UsageError if that cannot be told."""
+    """The group that is to `rank` what `group` is to its own members. UsageError if that is not known."""
     moved = group
     if not group.explicit and all(stride > 0 for _, stride in group.dims):
         own = sum(rank // stride % size * stride for size, stride in group.dims)

@@ -162,7 +162,7 @@ def _print_plans(
 
 
 def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:
-    """The local batch sizes that were looked at as JSON."""
+    """The local batch sizes that were tried, as JSON."""
     return [
         {
             "local_batch_size": trial.local_batch_size,

@@ -15,9 +15,7 @@ _FILE = re.compile(r"FILE|\w+\.\w+")  # as help texts call a file: FILE, PLAN.js
 
 def completion(arguments: argparse.Namespace) -> None:
     """Run it: the script of a shell on standard output."""
-    from autosac.cli.parser import build_parser
-
-    print(script(build_parser(), arguments.shell))
+    print(script(arguments.parser, arguments.shell))
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:

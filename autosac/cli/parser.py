@@ -376,8 +376,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_values(arguments)
         with _stopped_by_signals():
-            parsed = build_parser().parse_args(arguments)
-            parsed.overrides = tuple(overrides)
+            parser = build_parser()
+            parsed = parser.parse_args(arguments)
+            parsed.parser, parsed.overrides = parser, tuple(overrides)
             from autosac.cli import commands
 
             commands.run(parsed)

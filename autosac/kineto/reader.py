@@ -97,7 +97,7 @@ class Profile:
 
 def read_profile(path: str | Path) -> Profile:
     """Read a profiler's trace. UsageError, on one line, if the file cannot be read or is none."""
-    found = _Collector()
+    found = Collector()
     try:
         for key, value in members(Path(path), "traceEvents"):
             if key == "traceEvents":
@@ -115,7 +115,7 @@ def read_profile(path: str | Path) -> Profile:
     return found.finished(str(path))
 
 
-class _Collector:
+class Collector:
     """Takes events as they come."""
 
     def __init__(self) -> None:

@@ -42,10 +42,10 @@ class Goal:
 
     `curve`: the model of the units' trade-off curves in the global MILP (`autosac.estimator.sac_curves`).
 
-    `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: results may wait in
-    host memory where that makes the step shorter (`autosac.planning.offloading`), `chunk_loss`: the loss may be computed in
-    chunks where that does (`autosac.planning.loss_chunks`; for whoever captures the job). Without `confirm` the step under
-    the plan is derived and not captured: whoever asks does that.
+    `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: activations
+    may be offloaded to host memory where that makes the step shorter (`autosac.planning.offloading`),
+    `chunk_loss`: the loss may be computed in chunks where that does (`autosac.planning.loss_chunks`; for whoever captures the
+    job). Without `confirm` the step under the plan is derived and not captured: that is left to the caller.
     """
 
     budget_bytes: int

@@ -35,7 +35,7 @@ from autosac.planning.build_problem import PlanningProblem
 from autosac.runtime_sim import Timeline
 from autosac.runtime_sim.host import PLANNED_MODES
 from autosac.runtime_sim.program import Engine
-from autosac.runtime_sim.simulate import execute
+from autosac.runtime_sim.timeline import timeline_of
 from autosac.simulation import Simulation
 from autosac.trace import Op
 
@@ -132,7 +132,7 @@ class StepCosts:
                 event_ms[backward] += work.device_ms
                 host_ms[min(backward + 1, last)] += work.host_backward_ms
                 host_ms[min(forward + 1, last)] += work.host_forward_ms
-        return execute(
+        return timeline_of(
             replace(
                 problem,
                 event_ms=_with(problem.event_ms, base.stage, event_ms),

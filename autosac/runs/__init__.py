@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from autosac.runs.record import Memory, Predicted, RunRecord, Steps, UnitTimes
+from autosac.runs.record import Predicted, RunMemory, RunRecord, Steps, UnitTimes
 
-__all__ = ["Memory", "Predicted", "RunRecord", "Steps", "UnitTimes"]
+__all__ = ["Predicted", "RunMemory", "RunRecord", "Steps", "UnitTimes"]

@@ -35,7 +35,7 @@ class UnitTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class RunMemory:
     """PyTorch's peaks over all steps so far."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -53,7 +53,7 @@ class Steps(NamedTuple):
     warm_up: int
     steps_ms: tuple[float, ...]
     units: tuple[UnitTimes, ...]
-    memory: Memory | None
+    memory: RunMemory | None
     in_backward: bool
 
 
@@ -89,7 +89,7 @@ class RunRecord:
     warm_up: Count = 0
     steps_ms: Annotated[tuple[Positive, ...], MinLen(1)]
     units: tuple[UnitTimes, ...] = ()
-    memory: Memory | None = None
+    memory: RunMemory | None = None
     predicted: Predicted | None = None
     budget_bytes: Count | None = None
 

@@ -19,6 +19,7 @@ from autosac.capture.cuda import functions, graphs
 from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, values
 from autosac.capture.device.device import CUDA
+from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_graphs import ScriptGraphs
@@ -28,7 +29,6 @@ from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.moe_load import MoELoad, Routing
 from autosac.capture.patches import meshes, process_group, synthetic
 from autosac.capture.patches import scripts as script_patches
-from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.errors import UsageError
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
@@ -80,7 +80,7 @@ class ScriptRun:
             self._steps.forward.install()
 
     def _model_finder(self) -> ModelFinder | None:
-        """Who finds the model that shall be observed, or follow a plan."""
+        """Finds the model that is observed, or follows a plan."""
         request, recorder = self._request, self._session.recorder
         if request.observe:
             finder = ModelFinder(lambda model: observe_candidates([model], recorder), compiles=False)
@@ -93,7 +93,7 @@ class ScriptRun:
         return finder
 
     def _drawn_routing(self) -> Routing | None:
-        """Who draws the routing of tokens to experts; None if it is balanced."""
+        """The random routing of tokens to experts; None if it is balanced."""
         load = MoELoad.parse(self._request.moe_load)
         if load.is_balanced:
             return None
@@ -158,7 +158,7 @@ class ScriptRun:
         """What was assumed in the step that is kept."""
         routes = {i for i, signature in enumerate(trace.signatures) if signature.name.startswith("aten.topk")}
         if any(type(event) is Op and event.signature in routes and event.module for event in trace.events):
-            self._note(f"the load of experts is {self._request.moe_load} (--moe-load)")
+            self._note(f"expert load imbalance: {self._request.moe_load} (--moe-load)")
         if self._request.stand_ins:
             self._note(f"stand-ins replace kernels: {', '.join(self._request.stand_ins)}")
         if _trains_on_host(self._session.recorder.optimizers.values()):

@@ -116,7 +116,7 @@ def options(shop: Workshop) -> Trial:
         option[2:].replace("-", " "),
         option[2:-1],
         known.get(option, option),
-        "load of experts",
+        "expert load",
         "activation checkpointing",
         "MILP",
         value.strip()[:20] or option,

@@ -15,7 +15,7 @@ import torchtitan.protocols.train_spec as registry
 from torchtitan.components.metrics import BaseLogger, LoggerContainer, build_metrics_processor
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer
+from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
 from autosac.integrations.torchtitan.job_config import AutoSAC as AutoSAC
 from autosac.integrations.torchtitan.job_config import JobConfig as JobConfig
 

@@ -27,7 +27,7 @@ _LARGE = (
     "numpy",
     "scipy.optimize",
     "pulp",
-    "jsonschema",
+    "pydantic",
     "rich",
     "pytest",
 )

@@ -33,7 +33,7 @@ distributed_utils.device_module = torch.cpu
 from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.train import Trainer  # noqa: E402
 
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer  # noqa: E402
+from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer  # noqa: E402
 from autosac.integrations.apply import Checkpointed  # noqa: E402
 
 

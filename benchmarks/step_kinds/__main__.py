@@ -74,7 +74,7 @@ def group(kind: Kind) -> str:
     return named or f"other: {family(kind.signature.name) or 'unknown'}"
 
 
-def _figures(judged: Sequence[Judged], price: Callable[[Judged], float]) -> list[str]:
+def figures(judged: Sequence[Judged], price: Callable[[Judged], float]) -> list[str]:
     """Median error, error of half the time, ratio of the sums, milliseconds off."""
     if not judged:
         return ["–"] * 4
@@ -96,7 +96,7 @@ _HEAD = (
 
 
 def _line(name: str, judged: Sequence[Judged]) -> str:
-    before, after = _figures(judged, lambda j: j.before), _figures(judged, lambda j: j.after)
+    before, after = figures(judged, lambda j: j.before), figures(judged, lambda j: j.after)
     pairs = [cell for pair in zip(before, after, strict=True) for cell in pair]
     cells = [name, str(len(judged)), f"{sum(j.kind.ms for j in judged):.1f}", *pairs]
     return "| " + " | ".join(cells) + " |"

@@ -29,7 +29,7 @@ class NotReplayable(AutosacError):
     """The operator cannot be called from what its signature says."""
 
 
-class Call(NamedTuple):
+class ReplayedCall(NamedTuple):
     """A call that is ready to run: `run()` does it once and returns its result."""
 
     signature: Signature
@@ -42,10 +42,10 @@ class Call(NamedTuple):
         return self.function(*self.args, **self.kwargs)
 
 
-def build_call(signature: Signature, device: torch.device) -> Call:
+def build_call(signature: Signature, device: torch.device) -> ReplayedCall:
     """A call of this operator on `device` with tensors of the same shapes, strides and types.
 
-    NotReplayable if the operator is unknown to this PyTorch or its arguments cannot be told from the signature.
+    NotReplayable if the operator is unknown to this PyTorch or its arguments do not follow from the signature.
     """
     overload = _overload(signature.name)
     if family(signature.name) == "attention_backward":
@@ -64,7 +64,7 @@ def build_call(signature: Signature, device: torch.device) -> Call:
             args.append(value)
     if rest.left():
         raise NotReplayable(f"{signature.name}: {rest.left()} of its tensors have no place in {overload._schema}")
-    return Call(signature, overload, tuple(args), kwargs)
+    return ReplayedCall(signature, overload, tuple(args), kwargs)
 
 
 def tensor_bytes_needed(signature: Signature) -> int:
@@ -220,7 +220,7 @@ def _index_limit(signature: Signature, position: int) -> int:
 # ---- attention's backward --------------------------------------------------------------------------------------
 
 
-def _attention_backward(signature: Signature, overload: Any, device: torch.device) -> Call:
+def _attention_backward(signature: Signature, overload: Any, device: torch.device) -> ReplayedCall:
     """The backward reads what the forward of the same tensors leaves: run that, and hand its results over by name."""
     forward = _overload(signature.name.replace("_backward", "").replace(".default", "") + ".default")
     metas = signature.inputs[:4]
@@ -248,4 +248,4 @@ def _attention_backward(signature: Signature, overload: Any, device: torch.devic
         else:
             args.append(argument)
     assert math.prod(grad.shape) >= 0
-    return Call(signature, overload, tuple(args), kwargs)
+    return ReplayedCall(signature, overload, tuple(args), kwargs)

@@ -1,7 +1,7 @@
 """What the state of memory adds to an operator on a CPU: pages that must be mapped first, and data that left the cache.
 
 An operator that is timed alone finds its operands in the cache and writes to memory that its process already has. In a
-training step neither is certain, and both can be told from the trace.
+training step neither is certain, and both can be read from the trace.
 
 **Page faults** (`fresh_bytes`). PyTorch takes CPU memory from malloc. glibc's main heap ends in a *top* chunk; a request is
 served from free chunks (best fit), else from the top, else the heap grows; a request of at least T bytes that neither holds

@@ -1,6 +1,6 @@
 """Corrects prices by what the first steps of a run took (`autosac.runs`): the time of each module's forward and backward.
 
-A module's time is a sum over many operators, so what is corrected is told from sums. With p_i the price of an operator that
+A module's time is a sum over many operators, so the corrections are inferred from sums. With p_i the price of an operator that
 runs in the part g of a step (a module's forward or backward, or all the rest), n_gi how often, o_g what the part takes beside
 its operators (the host, waiting), and y_g as measured,
 
@@ -125,20 +125,20 @@ def learn_run(
 ) -> LearnedRun:
     """The correction that a record says of a simulated step on `hardware`; `peaks`: its active and reserved bytes.
 
-    UsageError if no operator of the step can be told from what was measured.
+    UsageError if the measurements determine no operator of the step.
     """
     parts = parts_of(trace, timeline, pricing.event_ms, step_ms, [unit.fqn for unit in record.units])
     measured = _measured(record, parts)
     groups = _grouped({key: part for key, part in parts.items() if key in measured}, measured)
     signatures = sorted({signature for _, part, _, _ in groups for signature in part.operators_ms})
     points = _points(trace, hardware, signatures)
-    told = [s for s in signatures if points[s] is not None]
-    if not told:
+    inferred = [s for s in signatures if points[s] is not None]
+    if not inferred:
         raise UsageError("the run says nothing about the job's operators: neither modules nor steps were timed")
-    logs, corrected = _solve(groups, told, [p for s in told if (p := points[s]) is not None])
+    logs, corrected = _solve(groups, inferred, [p for s in inferred if (p := points[s]) is not None])
     rows = tuple(
         Observed(point, float(log), _ROW_VARIANCE)
-        for s, log in zip(told, logs, strict=True)
+        for s, log in zip(inferred, logs, strict=True)
         if (point := points[s]) is not None
     )
     about = {"device": record.device_name or record.device, "job": record.job, "torch": record.torch_version}
@@ -194,17 +194,17 @@ def _grouped(parts: Mapping[Key, Part], measured: Mapping[Key, float]) -> list[t
 
 
 def _solve(
-    groups: Sequence[tuple[Key, Part, float, int]], told: Sequence[int], points: Sequence[SignaturePoint]
+    groups: Sequence[tuple[Key, Part, float, int]], inferred: Sequence[int], points: Sequence[SignaturePoint]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The logarithms of the corrections, and what the parts take with them (ms)."""
-    spent = np.array([[part.operators_ms[s] for s in told] for _, part, _, _ in groups])
+    spent = np.array([[part.operators_ms[s] for s in inferred] for _, part, _, _ in groups])
     span = np.array([part.span_ms for _, part, _, _ in groups])
     beside = np.maximum(span - spent.sum(axis=1), 0.0)
     measured = np.array([ms for _, _, ms, _ in groups])
     own = np.array([_REST_STD if key[1] == REST else _UNIT_STD for key, _, _, _ in groups])
     noise = np.diag(own**2 + (_BESIDE_STD * beside / span) ** 2)
     prior = covariance(points, _LEVELS)
-    logs = np.zeros(len(told))
+    logs = np.zeros(len(inferred))
     for _ in range(_ITERATIONS):
         now = beside + spent @ np.exp(logs)
         slopes = spent * np.exp(logs) / now[:, None]

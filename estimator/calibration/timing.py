@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autosac.estimator.calibration.calls import Call
+from autosac.estimator.calibration.calls import ReplayedCall
 from autosac.estimator.calibration.host_memory import HostMemory
 
 _BLOCK_S, _BLOCKS, _LIMIT_S = 2.5e-3, 7, 0.4
@@ -53,7 +53,7 @@ def keep_freed_memory() -> None:
     mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-def time_call(call: Call, device: torch.device) -> Timed:
+def time_call(call: ReplayedCall, device: torch.device) -> Timed:
     """Time one call. What the call raises is raised."""
     with torch.no_grad():
         if device.type == "cuda":
@@ -99,7 +99,7 @@ def _summary(times_ms: list[float]) -> Timed:
     return Timed(middle, spread / middle / len(times_ms) ** 0.5)
 
 
-def _time_on_cuda(call: Call) -> Timed:
+def _time_on_cuda(call: ReplayedCall) -> Timed:
     for _ in range(2):
         call.run()
     torch.cuda.synchronize()

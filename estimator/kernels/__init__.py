@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from autosac.estimator.hardware import Hardware
 from autosac.estimator.kernels import batch_norm, copies, lists, lookups, losses, norms, sums, views
 from autosac.estimator.kernels.streams import Streams
 from autosac.estimator.models import Estimate
@@ -58,10 +57,11 @@ _FITTED_ON, _SCALED_STD = "h100-sxm-80gb", 0.1
 class Kernels:
     """The operators with a rule of their own, on one GPU; answers say so if it is not the one that was measured."""
 
-    def __init__(self, hardware: Hardware) -> None:
-        """Model `hardware`; a GPU of another vendor is left to the other models."""
+    def __init__(self, streams: Streams) -> None:
+        """Model the GPU of `streams`; one of another vendor is left to the other models."""
+        hardware = streams.hardware
         self._hardware = hardware
-        self._streams = Streams(hardware)
+        self._streams = streams
         self._suffix = hardware.fitted_elsewhere(_FITTED_ON)
         self._more_std = _SCALED_STD if self._suffix else 0.0
 

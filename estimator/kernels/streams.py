@@ -30,11 +30,12 @@ class Streams:
         """One element a cycle and processor."""
         self.slower = _FITTED_MHZ / hardware.boost_mhz
         """What a wait takes relative to an H100: latencies are cycles."""
-        self._memory = LearnedMemory(hardware)
+        self.memory = LearnedMemory(hardware)
+        """The model of memory-bound operators."""
 
     def plain_us(self, nbytes: float) -> float:
         """A contiguous elementwise kernel that moves this many bytes."""
-        return max(self.kernel_us, float(self._memory.elementwise_ms(np.array([nbytes]))[0]) * 1e3)
+        return max(self.kernel_us, float(self.memory.elementwise_ms(np.array([nbytes]))[0]) * 1e3)
 
     def fill_us(self, nbytes: float) -> float:
         """A kernel that writes this many bytes and reads none."""
@@ -42,7 +43,7 @@ class Streams:
 
     def copy_us(self, source: TensorMeta, target: TensorMeta) -> float:
         """A copy into memory that is there, whatever the layouts."""
-        (answer,) = self._memory.estimate([Signature("aten.copy_.default", (target, source), (target,), mutates=(0,))])
+        (answer,) = self.memory.estimate([Signature("aten.copy_.default", (target, source), (target,), mutates=(0,))])
         assert answer is not None
         return answer.ms * 1e3
 

@@ -1,6 +1,6 @@
 """Sums, means and the like over some dimensions: the grid that PyTorch's Reduce.cuh would launch, and what it waits for.
 
-`Plan.of` follows `setReduceConfig`. Where the fastest dimension is reduced, the lanes of a warp share a row, and warps take
+`Grid.of` follows `setReduceConfig`. Where the fastest dimension is reduced, the lanes of a warp share a row, and warps take
 rows of their own or share a long one. Otherwise threads hold four neighbouring columns and walk down them. If there are few
 outputs, `ctas` blocks share each. They leave partial results in memory, which the last block adds up:
 
@@ -32,7 +32,7 @@ _BATCHED, _OVERLAP = 0.9, 1.6  # exponents: of the links, some of which are unde
 _READ = 0.78  # of the peak bandwidth
 
 
-class Plan(NamedTuple):
+class Grid(NamedTuple):
     """A grid: blocks of `threads`, each with `values` to add up, `ctas` of them for one output; `links`: partial results that
     a thread adds up at the end.
     """
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     links: int
 
     @staticmethod
-    def of(data: TensorMeta, reduced: frozenset[int], processors: int) -> Plan:
+    def of(data: TensorMeta, reduced: frozenset[int], processors: int) -> Grid:
         """The grid for a reduction over these dimensions."""
         across = _joined(data, [d for d in range(len(data.shape)) if d in reduced])
         kept = _joined(data, [d for d in range(len(data.shape)) if d not in reduced])
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
         return _split(rows, width, height, vector, outputs, inputs, processors)
 
 
-def _split(rows: bool, width: int, height: int, vector: int, outputs: int, inputs: int, processors: int) -> Plan:
+def _split(rows: bool, width: int, height: int, vector: int, outputs: int, inputs: int, processors: int) -> Grid:
     threads = width * height
     values = math.ceil(inputs / width) if rows else inputs
     shared = values >= min(height * _LEAST_VALUES, _MOST_VALUES)
@@ -75,7 +75,7 @@ def _split(rows: bool, width: int, height: int, vector: int, outputs: int, input
         least = math.ceil(values / _MOST_VALUES)
         ctas = max(min(math.ceil(target / grid), math.ceil(values / _LEAST_VALUES)), least)
     links = math.ceil(ctas / (threads if rows else height)) if ctas > 1 else 0
-    return Plan(grid * ctas, threads, math.ceil(values / ctas), ctas, links)
+    return Grid(grid * ctas, threads, math.ceil(values / ctas), ctas, links)
 
 
 def _block(first: int, second: int, most: int) -> tuple[int, int]:
@@ -124,15 +124,15 @@ def sum_us(streams: Streams, signature: Signature) -> float | None:
     reduced = reduced_dims(signature)
     if reduced is None or elements(data) <= elements(signature.outputs[0]) or item_bytes(data.dtype) > 4:
         return None
-    plan = Plan.of(data, reduced, streams.hardware.sm_count)
-    return plan_us(streams, plan, tensor_bytes([data, signature.outputs[0]]))
+    grid = Grid.of(data, reduced, streams.hardware.sm_count)
+    return grid_us(streams, grid, tensor_bytes([data, signature.outputs[0]]))
 
 
-def plan_us(streams: Streams, plan: Plan, nbytes: float) -> float:
+def grid_us(streams: Streams, grid: Grid, nbytes: float) -> float:
     """The formula of the module's docstring."""
-    waves = max(1.0, plan.blocks / streams.resident(plan.threads))
-    walk = streams.slower * waves * (_WAVE_US + _WAIT_US * math.ceil(plan.values / _IN_FLIGHT))
+    waves = max(1.0, grid.blocks / streams.resident(grid.threads))
+    walk = streams.slower * waves * (_WAVE_US + _WAIT_US * math.ceil(grid.values / _IN_FLIGHT))
     read = nbytes / (streams.peak_bytes_per_us * _READ)
-    met = _MEETING_US + _LINK_US * plan.links**_BATCHED if plan.ctas > 1 else 0.0
+    met = _MEETING_US + _LINK_US * grid.links**_BATCHED if grid.ctas > 1 else 0.0
     both = float((walk**_OVERLAP + read**_OVERLAP) ** (1 / _OVERLAP))
     return _START * streams.kernel_us + both + float(streams.slower * met)

@@ -49,7 +49,7 @@ def _hidden(func: Any) -> tuple[tuple[tuple[int, str], ...], int, str]:
     return places, positions.get(flag, -1) if flag else -1, flag or ""
 
 
-class Launch:
+class TritonLaunch:
     """The launch of a Triton kernel, which no schema describes: it may change every tensor that the unit made."""
 
     def __init__(self, call: Any, name: str) -> None:

@@ -34,7 +34,7 @@ class Facts:
 
 
 def facts_of(func: Any) -> Facts:
-    """The facts of an operator. It is told apart by its address: operators are hashed in Python."""
+    """The facts of an operator. It is recognised by its address: operators are hashed in Python."""
     found = _known.get(id(func))
     if found is None:
         found = _known[id(func)] = _found(func)  # which holds `func`, so that nothing else gets its address

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autosac.integrations.operators.effects import Launch
+from autosac.integrations.operators.effects import TritonLaunch
 from autosac.integrations.operators.facts import Facts
 from autosac.integrations.operators.keys import tensors_in
 from autosac.integrations.recompute.entries import Part
@@ -80,11 +80,11 @@ def _autocast() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 def launched(kernel: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Launch a kernel, as an entry of the tape that is being written."""
+    """TritonLaunch a kernel, as an entry of the tape that is being written."""
     tape = present.tape
     if tape is None or tape.is_busy or tape.part is not None or kwargs.get("warmup"):
         return kernel(*args, **kwargs)
-    launch = Launch(kernel, name)
+    launch = TritonLaunch(kernel, name)
     facts = Facts(func=launch, name=f"triton.{launch.name}", may_write=True)
     tape.launched[facts.name] += 1
     entry = tape.begin(launch, facts, args, kwargs, -tape.launched[facts.name])

@@ -130,6 +130,10 @@ class Observer:
         """The recomputation has ended."""
 
 
+observer = [Observer()]
+"""The one who observes in this process."""
+
+
 def views_of(view: Any) -> list[View]:
     """The plain tensors that a saved tensor is made of."""
     if type(view) is View:

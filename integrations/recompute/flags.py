@@ -1,4 +1,6 @@
-"""PyTorch's global switches that decide bits: a unit's recomputation runs under those of its forward."""
+"""PyTorch's global switches that decide bits: a unit's recomputation runs under those of its forward, and outside of the
+function transforms around its backward.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 
 class _Switch(NamedTuple):
@@ -55,3 +58,17 @@ def restored(wanted: tuple[Any, ...]) -> Iterator[None]:
         for i, value in enumerate(present()):
             if value != now[i]:
                 _SWITCHES[i].write(now[i])
+
+
+@contextmanager
+def outside_transforms() -> Iterator[None]:
+    """No transform is at work: neither one of torch.func nor the older vmap of autograd."""
+    with temporarily_clear_interpreter_stack(), torch._C._PreserveDispatchKeyGuard():
+        level = torch._C._vmapmode_increment_nesting() - 1
+        for _ in range(level + 1):
+            torch._C._vmapmode_decrement_nesting()
+        try:
+            yield
+        finally:
+            for _ in range(level):
+                torch._C._vmapmode_increment_nesting()

@@ -1,4 +1,4 @@
-"""Which memory a tensor looks at, and how: tensors told apart by storage, content and geometry, not as Python objects.
+"""Which memory a tensor views, and how: tensors distinguished by storage, content and geometry, not as Python objects.
 
 A *memory* is one storage that a unit's forward met. It is *internal* if an operator of the unit made it, and *external*
 otherwise (arguments, parameters, buffers, constants, anything that was there before or came from elsewhere). Every write adds

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autosac.integrations.recompute import flags, transforms, witness
-from autosac.integrations.recompute.entries import Entry, Holder, Part, RecomputationError, SavedInPart, views_of
+from autosac.integrations.recompute import flags, witness
+from autosac.integrations.recompute.entries import (
+    Entry,
+    Holder,
+    Part,
+    RecomputationError,
+    SavedInPart,
+    observer,
+    views_of,
+)
 from autosac.integrations.recompute.memories import (
     Memory,
     View,
@@ -29,7 +37,9 @@ from autosac.integrations.recompute.memories import (
 )
 from autosac.integrations.recompute.offload import Parcel
 from autosac.integrations.recompute.sharding import is_empty
-from autosac.integrations.recompute.tape import Tape, observer
+
+if TYPE_CHECKING:
+    from autosac.integrations.recompute.tape import Tape
 
 # Memory from outside that a unit changes is copied for the recomputation up to this size; a larger one may not change later.
 COPIED_BYTES = 2**24
@@ -157,7 +167,7 @@ class _Recomputation:
         busy, tape.is_busy = tape.is_busy, True
         observer[0].begin(tape.fqn, tape.forward)
         try:
-            with flags.restored(tape.flags), transforms.outside(), _bare():
+            with flags.restored(tape.flags), flags.outside_transforms(), _bare():
                 for position in self._order:
                     self._run(position, tape.entries[position])
                 observer[0].ran()

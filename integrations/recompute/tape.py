@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autosac.integrations.operators.effects import Launch, written_by
+from autosac.integrations.operators.effects import TritonLaunch, written_by
 from autosac.integrations.operators.facts import Facts, facts_of
 from autosac.integrations.operators.keys import CountingMode, is_collective, is_random, quiet, tensors_in
 from autosac.integrations.recompute import flags
@@ -39,10 +39,10 @@ from autosac.integrations.recompute.entries import (
     Entry,
     Held,
     Holder,
-    Observer,
     Part,
     RecomputationError,
     SavedInPart,
+    observer,
     views_of,
 )
 from autosac.integrations.recompute.generators import states_before
@@ -62,20 +62,20 @@ from autosac.integrations.recompute.memories import (
     view_of,
     whole_copy,
 )
-from autosac.integrations.recompute.offload import Offloader
+from autosac.integrations.recompute.offload import Offloader, Parcel
 from autosac.integrations.recompute.policy import UnitDecisions
+from autosac.integrations.recompute.recomputation import prune, recompute
 from autosac.integrations.recompute.sharding import Gathering
 from autosac.plans import ANY_SIZE, Decision
 
 
 class _Present(threading.local):
-    """The tape that this thread is writing at present, and who observes."""
+    """The tape that this thread is writing at present."""
 
     tape: Tape | None = None
 
 
 present = _Present()
-observer = [Observer()]
 
 
 class Tape:
@@ -131,8 +131,6 @@ class Tape:
             return packed.held.unpack(self.fqn)
         with self.lock:
             if packed.value is None:
-                from autosac.integrations.recompute.recomputation import recompute
-
                 recompute(self)
             value, packed.value = packed.value, None
         assert value is not None
@@ -185,7 +183,7 @@ class Tape:
         return entry
 
     def _about_to_write(self, entry: Entry, args: Any, kwargs: Any) -> None:
-        if isinstance(entry.func, Launch):
+        if isinstance(entry.func, TritonLaunch):
             written = [t for t in tensors_in((args, kwargs)) if has_storage(t)]
             written = [t for t in written if self.memories[self._number(t)].external is None]
         else:
@@ -204,7 +202,7 @@ class Tape:
         position = len(self.entries)
         keeps = entry.is_forced or (decision is not None and decision.keep)
         if isinstance(
-            entry.func, Launch
+            entry.func, TritonLaunch
         ):  # about which nothing is decided: it writes to what is kept, or to what is not
             keeps = all(self.memories[number].kept is not None for number in entry.writes)
         for number in entry.writes:
@@ -310,8 +308,6 @@ class Tape:
         if not self.holders():  # nothing can be asked for
             self.entries, self.memories, self.offloaded = [], [], []
             return
-        from autosac.integrations.recompute.recomputation import prune
-
         prune(self)
 
     # ---- memories -----------------------------------------------------------------------------------------------------
@@ -380,8 +376,6 @@ class Tape:
 
     def parcels(self) -> Any:
         """What is offloaded and has not been given yet."""
-        from autosac.integrations.recompute.offload import Parcel
-
         return [memory.kept for memory in self.offloaded if isinstance(memory.kept, Parcel)]
 
     def forget(self) -> None:

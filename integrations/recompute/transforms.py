@@ -5,7 +5,7 @@ the hooks of the tapes that are being written step aside as long as such a trans
 is held as it is, as without a plan. The user's own hooks stay, and so does the error that they raise.
 
 A backward may run inside of vmap (`is_grads_batched`, vectorized jacobians). What a unit saved is outside of it, and is made
-again outside of it (`outside`).
+again outside of it (`flags.outside_transforms`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from autosac.integrations.recompute.tape import Tape
 
@@ -41,20 +40,6 @@ def prepare() -> None:
     disable_saved_tensors_hooks.__doc__ = original.__doc__
     disable_saved_tensors_hooks._autosac = True  # type: ignore[attr-defined]
     torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
-
-
-@contextlib.contextmanager
-def outside() -> Iterator[None]:
-    """No transform is at work: neither one of torch.func nor the older vmap of autograd."""
-    with temporarily_clear_interpreter_stack(), torch._C._PreserveDispatchKeyGuard():
-        level = torch._C._vmapmode_increment_nesting() - 1
-        for _ in range(level + 1):
-            torch._C._vmapmode_decrement_nesting()
-        try:
-            yield
-        finally:
-            for _ in range(level):
-                torch._C._vmapmode_increment_nesting()
 
 
 def _take() -> list[_Hooks]:

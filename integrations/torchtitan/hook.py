@@ -31,7 +31,7 @@ JobTransform: TypeAlias = "Callable[[Any, Any], Transform | None]"
 """The transform of a job, from its configuration and its parallel dimensions; None to leave TorchTitan's checkpointing."""
 
 Built: TypeAlias = Callable[[Any, Any, nn.Module], None]
-"""Is told of each model part that a job has parallelized, with its configuration and its parallel dimensions."""
+"""Called with each model part that a job has parallelized, with its configuration and its parallel dimensions."""
 
 LossChunks: TypeAlias = Callable[[Any, Any], int]
 """In how many chunks a job computes its loss, from its configuration and its parallel dimensions."""

@@ -23,7 +23,7 @@ from autosac.integrations.apply import switch
 from autosac.integrations.first_steps import FirstSteps
 from autosac.integrations.torchtitan.planning import RunningJob, agree_on_change, gathered, rank_and_store
 from autosac.plans import Plan
-from autosac.runs import Memory, RunRecord, Steps
+from autosac.runs import RunMemory, RunRecord, Steps
 from autosac.titan.settings import compiles_model
 
 RECORD = "autosac_run.json"
@@ -102,7 +102,7 @@ def _record(job: RunningJob, plan: Plan | None, steps: Steps, ranks: Sequence[di
         gpu=_gpu(job),
         plan_file=plan_file if plan is not None else "",
         steps_ms=tuple(map(max, zip(*(row["steps_ms"] for row in ranks), strict=True))),
-        memory=Memory(**{name: max(m[name] for m in memories) for name in memories[0]}) if memories else None,
+        memory=RunMemory(**{name: max(m[name] for m in memories) for name in memories[0]}) if memories else None,
     )
 
 

@@ -1,6 +1,6 @@
 """The plan of a running TorchTitan job: made or read once, and the same on every rank.
 
-With a budget, rank 0 plans in a process of its own that has no GPU, and hands the plan's bytes to the other
+With a budget, rank 0 plans in a process of its own that has no GPU, and sends the plan's bytes to the other
 ranks. With a plan file, every rank reads it. Either way each rank compares the plan's hash with that of rank
 0. All of it goes through the job's key-value store, which no GPU is needed for; a failure of rank 0 ends
 every rank with the same message.

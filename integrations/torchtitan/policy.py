@@ -8,7 +8,7 @@
         return config
 
 TorchTitan's parallelize functions build the policy and apply it to each model part after tensor parallelism, before
-compilation and FSDP. A policy is not told of the job that it is for; so that a plan can be compared with the job's settings,
+compilation and FSDP. A policy does not know the job that it is for; so that a plan can be compared with the job's settings,
 the configurations of the Trainers under construction are kept (`_remember_jobs`).
 """
 

@@ -9,7 +9,7 @@ import pytest
 from autosac.estimator.calibration.fitted import Calibrated
 from autosac.estimator.profiled import save_measured, signature_key
 from autosac.trace import Signature, TensorMeta
-from benchmarks.step_kinds.__main__ import Judged, _figures, compared, group, report
+from benchmarks.step_kinds.__main__ import Judged, compared, figures, group, report
 from benchmarks.step_kinds.calibrated import fitted, prices_us, signature_of
 from benchmarks.step_kinds.evidence import Kind, load, save
 
@@ -33,8 +33,8 @@ def test_figures_weigh_kinds_by_their_time() -> None:
         Judged(Kind(0, "a", SUM, 1000.0, 10, 500.0, tf32=False), 500.0, 1000.0),
         Judged(Kind(0, "a", COPY, 1000.0, 1, 1100.0, tf32=False), 1100.0, 1000.0),
     ]
-    assert _figures(judged, lambda j: j.before) == ["30.0%", "50.0%", "0.55", "5.1"]
-    assert _figures(judged, lambda j: j.after) == ["0.0%", "0.0%", "1.00", "0.0"]
+    assert figures(judged, lambda j: j.before) == ["30.0%", "50.0%", "0.55", "5.1"]
+    assert figures(judged, lambda j: j.after) == ["0.0%", "0.0%", "1.00", "0.0"]
     assert [group(j.kind) for j in judged] == ["sums of rows and columns", "other: elementwise"]
     assert "| even | 2 | 11.0 | 30.0% | 0.0% | 50.0% | 0.0% | 0.55 | 1.00 | 5.1 | 0.0 |" in report(judged)
 

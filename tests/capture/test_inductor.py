@@ -16,8 +16,10 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autosac.capture.compiler import inductor, partition
+from autosac.capture.device import device as simulated
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.capture.jobs.notes import notes_of
+from autosac.target import TargetGPU
 from autosac.trace import Alloc, Phase, Trace
 
 pytest.importorskip("triton")
@@ -285,11 +287,36 @@ def test_products_are_padded_where_tensor_cores_want_it() -> None:
     assert not product(4097, 768, 50304) and product(4097, 768, 50304, in_columns=True)
     assert product(4096, 770, 50304)
     assert not product(4096, 768, 50257, torch.float32)
-    torch.backends.cuda.matmul.allow_tf32 = True
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
     try:
+        matmul.fp32_precision = "tf32"  # from here on PyTorch refuses to say `allow_tf32`
+        assert product(4096, 768, 50257, torch.float32)
+        matmul.fp32_precision = "ieee"
+        assert not product(4096, 768, 50257, torch.float32)
+        matmul.allow_tf32 = True
         assert product(4096, 768, 50257, torch.float32)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+        matmul.allow_tf32 = False
+        matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize(("capability", "balance"), [((8, 0), 77), ((9, 0), 148), ((10, 0), 141), ((12, 0), 148)])
+def test_only_what_computes_long_is_padded(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], balance: int
+) -> None:
+    """A product of three equal sizes does 3 times as much for a byte as it has rows: from three times the GPU's balance on."""
+    monkeypatch.setattr(simulated, "stood_for", TargetGPU(compute_capability=capability))
+
+    def product(size: int) -> bool:
+        matrix = torch.empty(size, size, dtype=torch.bfloat16, device="meta")
+        return inductor.pads(None, matrix, matrix, None)
+
+    assert [product(3 * balance + more) for more in (0, 1, 2)] == [
+        False,
+        (3 * balance + 1) % 8 != 0,
+        (3 * balance + 2) % 8 != 0,
+    ]
 
 
 def _odd_vocabulary(device: torch.device) -> Any:

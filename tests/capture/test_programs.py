@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from autosac.capture.compiler.programs import Program, Programs
+from autosac.capture.compiler.programs import GraphProgram, Programs
 
-PROGRAM = Program("def call(args): ...", (("8", "1"), None))
+PROGRAM = GraphProgram("def call(args): ...", (("8", "1"), None))
 
 
 def test_programs_are_found_by_other_processes(tmp_path: Path) -> None:

@@ -76,6 +76,21 @@ def test_wrong_words_are_one_line(words: list[str], message: str, capsys: pytest
     assert message in complaint and complaint.count("\n") == 1
 
 
+@pytest.fixture
+def in_a_terminal() -> Iterator[None]:
+    """Signals as in a terminal: a shell's background processes, and nohup, ignore some of them."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("in_a_terminal")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_signals_end_a_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code names the signal; while the command cleans up a second signal does nothing; handlers are put back."""

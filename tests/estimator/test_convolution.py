@@ -9,7 +9,7 @@ import pytest
 
 from autosac.estimator import load_hardware
 from autosac.estimator.convolution import Convolutions
-from autosac.estimator.kernels import Kernels
+from autosac.estimator.kernels import Kernels, Streams
 from autosac.trace import Signature, TensorMeta
 
 Meta = Callable[..., TensorMeta]
@@ -17,7 +17,7 @@ STREAM = 3350e3 * 0.88  # bytes a microsecond
 
 
 def _us(signature: Signature, gpu: str = "h100-sxm-80gb", *, tf32: bool = True) -> float:
-    (answer,) = Convolutions(load_hardware(gpu), tf32=tf32).estimate([signature])
+    (answer,) = Convolutions(Streams(load_hardware(gpu)), tf32=tf32).estimate([signature])
     assert answer is not None
     return answer.ms * 1e3
 
@@ -56,7 +56,7 @@ def test_a_backward_is_its_parts(meta: Meta) -> None:
     weight = 3 + 2 * 64 * 56**2 * 256 * 256 * 9 / (989e6 * 0.60)
     assert backward(True, False, False) == pytest.approx(_us(_conv(x, w, x)))
     assert backward(False, True, False) == pytest.approx(weight)
-    (total,) = Kernels(load_hardware("h100-sxm-80gb")).estimate(
+    (total,) = Kernels(Streams(load_hardware("h100-sxm-80gb"))).estimate(
         [Signature("aten.sum.dim_IntList", (x,), (meta((256,)),), (("dim", (0, 2, 3)),))]
     )
     assert total is not None
@@ -117,4 +117,4 @@ def test_a_cpu_and_other_operators_are_not_answered(meta: Meta) -> None:
     x = meta((64, 64))
     host = meta((1, 3, 8, 8), "float32", "cpu")
     signatures = [Signature("aten.mm.default", (x, x), (x,)), _conv(host, meta((4, 3, 3, 3), "float32", "cpu"), host)]
-    assert Convolutions(load_hardware("h100-sxm-80gb")).estimate(signatures) == [None, None]
+    assert Convolutions(Streams(load_hardware("h100-sxm-80gb"))).estimate(signatures) == [None, None]

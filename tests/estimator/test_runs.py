@@ -18,7 +18,7 @@ from autosac.errors import HardwareError, UsageError
 from autosac.estimator import load_hardware, price
 from autosac.estimator.calibration.runs import parts_of
 from autosac.jobs.runs import learn, measured_target, simulate_capture, write_profile
-from autosac.runs import Memory, Predicted, RunRecord, UnitTimes
+from autosac.runs import Predicted, RunMemory, RunRecord, UnitTimes
 from autosac.simulation import Simulation, simulation_of
 from autosac.trace import Op, Phase, Signature, TensorMeta, Trace
 from traces import trace_of
@@ -190,7 +190,7 @@ def test_what_takes_time_beside_its_operators_says_less(phase: Phase, own_std: f
 def test_memory_that_was_not_simulated_counts_from_then_on(tmp_path: Path) -> None:
     """The peaks of the next simulations are as much higher."""
     simulation = simulated(step())
-    peaks = Memory(
+    peaks = RunMemory(
         peak_active_bytes=simulation.peak_active_bytes + 2**20,
         peak_reserved_bytes=simulation.peak_reserved_bytes + 2**22,
     )
@@ -245,7 +245,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         warm_up=2,
         steps_ms=(10.0, 30.0, 11.0, 12.0),
         units=(UnitTimes(fqn="a.b", forward_ms=1.0),),
-        memory=Memory(peak_active_bytes=2**30, peak_reserved_bytes=3 * 2**30),
+        memory=RunMemory(peak_active_bytes=2**30, peak_reserved_bytes=3 * 2**30),
         predicted=Predicted(step_ms=10.0, peak_active_bytes=2**30, peak_reserved_bytes=2**31),
         budget_bytes=2**31,
     )

@@ -23,7 +23,7 @@ from autosac.integrations.observe import observe
 from autosac.integrations.operators.effects import written_arguments
 from autosac.integrations.operators.keys import is_counted, is_random, op_name, output_metadata
 from autosac.integrations.operators.modules import find_module, parameters_of
-from autosac.integrations.recompute.tape import Observer, observer
+from autosac.integrations.recompute.entries import Observer, observer
 from autosac.plans import Decision, OutputMetadata, Plan, Settings, Unit
 from benchmarks.fuzz.blocks import GptBlock, LlamaBlock
 from benchmarks.fuzz.groups import groups_of

@@ -13,7 +13,7 @@ import torch
 
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.kineto import HostEvent, Unreadable, is_vocabulary, to_signature
-from autosac.kineto.reader import _Collector
+from autosac.kineto.reader import Collector
 from autosac.kineto.stream import members
 from autosac.trace import Op, Signature
 
@@ -32,7 +32,7 @@ def _make_step() -> Any:
 def _profiled(path: Path) -> set[Signature]:
     """Of the outermost operators of one real step on the CPU."""
     subprocess.run([sys.executable, str(STEP), str(path)], check=True, capture_output=True)
-    events = _Collector()
+    events = Collector()
     for key, value in members(path, "traceEvents"):
         if key == "traceEvents":
             events.add(value)

@@ -138,6 +138,19 @@ def test_categories_of_every_storage(builder: Any) -> None:
     }
 
 
+def test_only_what_was_there_before_the_step_is_a_buffer(builder: Any) -> None:
+    """Memory without a label that the step's first event allocates is a temporary, though it stays to the end."""
+    b = builder()
+    b.in_prologue, b.phase = True, Phase.SETUP
+    before = b.alloc(512)
+    b.in_prologue, b.phase = False, Phase.FORWARD
+    first = b.alloc(512)
+    timeline = simulate_memory(b.build())
+    rows = timeline.lifetimes.storage.tolist()
+    found = [Category(int(timeline.categories[rows.index(storage)])) for storage in (before, first)]
+    assert found == [Category.BUFFER, Category.TEMPORARY]
+
+
 def test_categories_sum_to_the_total(builder: Any) -> None:
     """Whatever the workspaces, the categories' series add up to the highest bytes of each event."""
     trace, _ = training_step(builder)

@@ -141,6 +141,17 @@ def test_a_capture_that_fails_is_told(captures: Any, without: Planned) -> None:
     assert found is best and notes[1:] == ("a plan that offloads could not be captured: training step 1: no",)
 
 
+def test_a_plan_without_recomputation_gains_nothing(captures: Any, without: Planned) -> None:
+    """Nothing is tried, and that is what the note says."""
+    source = captures(LINK_GBPS)
+    base = source.observed()
+    assert base.recompute_ms == 0 < without.simulation.recompute_ms
+    best = Candidate(plan=without.plan, simulation=base)
+    found, notes = Offloading(Planner(base, BUDGET), source, lambda _: None).improved(BUDGET, best)
+    assert found is best and source.captured == 0
+    assert notes == ("offloading would not avoid any recomputation",)
+
+
 def test_what_a_unit_may_offload_fits_its_forward(captures: Any) -> None:
     """By shares: a forward's worth of bytes at the link's speed, none for the last unit, fewer for a smaller share."""
     planner = Planner(captures(LINK_GBPS).observed(), BUDGET)

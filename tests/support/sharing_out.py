@@ -12,6 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 LONGEST = (
     ("end_to_end/test_plan.py", "end_to_end/test_confidence.py", "end_to_end/test_batch_size.py"),
     ("capture/test_layers.py", "capture/test_fusion.py", "planning/test_compiled_mixes.py"),
+    ("derivation",),
     ("docs/test_examples.py",),  # some of its captures are those of test_plan.py, which has kept them by then
     ("end_to_end/test_plans.py", "end_to_end/test_golden.py"),
     ("end_to_end/test_collectives.py", "end_to_end/test_bad_combinations.py", "invariants"),

@@ -1,1 +1,1 @@
-"""torch.compile in a capture: AOTAutograd's graphs are run, and what Inductor would fuse is told."""
+"""torch.compile in a capture: AOTAutograd's graphs are run, and what Inductor would fuse is recorded."""

@@ -25,9 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from autosac.capture.compiler import launches
 from autosac.capture.compiler.gpu import CUDA, answers
-from autosac.capture.compiler.programs import Program, Programs, key_of
+from autosac.capture.compiler.programs import GraphProgram, Programs, key_of
 from autosac.capture.device import device as simulated
 from autosac.capture.device.device import device_type
+from autosac.capture.device.precision import matmul_allows_tf32
 from autosac.target import TargetGPU
 
 TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
@@ -116,7 +117,7 @@ def compile_graph(
         set_tracing_context_output_strides(moved, compiled)
         text = modules.only_text()
         if key is not None and text is not None:
-            programs[0].put(key, Program(text, compiled.output_strides))
+            programs[0].put(key, GraphProgram(text, compiled.output_strides))
     program: Callable[[list[Any]], Any] = compiled.current_callable
     return program
 
@@ -158,7 +159,7 @@ def pads(
     from torch._inductor.fx_passes.pad_mm import get_alignment_size
 
     m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
-    if mat1.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+    if mat1.dtype == torch.float32 and not matmul_allows_tf32():
         return False
     rows = (k if mat1.stride(-1) == 1 else m, n if mat2.stride(-1) == 1 else k, n)
     bound = _BALANCE.get(simulated.stood_for.compute_capability[0], _BALANCE[9])

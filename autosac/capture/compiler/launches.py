@@ -4,8 +4,8 @@ The generated module allocates, frees and reuses its buffers, calls external ker
 launches its Triton kernels. It runs as it is, except that
 
 - its device is the simulated one;
-- a Triton kernel is a `Kernel`, which records its launch: what it reads and writes, and how much work that is (`describe`
-  writes this into the kernel's source);
+- a Triton kernel is a `GeneratedKernel`, which records its launch: what it reads and writes, and how much work that is
+  (`describe` writes this into the kernel's source);
 - buffers are allocated and viewed through the dispatcher, where a capture sees them.
 """
 
@@ -38,7 +38,7 @@ _LOOP = re.compile(r"^\s+for r\w+ in (?:tl\.)?range\(", re.M)
 _WRITTEN = re.compile(r"^(in_)?out_ptr|^ws_ptr")
 
 
-class Kernel:
+class GeneratedKernel:
     """One generated kernel."""
 
     def __init__(self, name: str, source: str) -> None:
@@ -165,8 +165,8 @@ def recorded() -> Iterator[_Modules]:
     def codegen_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
         return describe(self, generate(self, *args, **kwargs))
 
-    def triton(_: Any, name: str, source: str, *__: Any, **___: Any) -> Kernel:
-        return Kernel(name, source)
+    def triton(_: Any, name: str, source: str, *__: Any, **___: Any) -> GeneratedKernel:
+        return GeneratedKernel(name, source)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(TritonKernel, "codegen_kernel", codegen_kernel))

@@ -20,7 +20,7 @@ from autosac.files.writing import write_bytes_atomically
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class GraphProgram:
     """The text of a module, and for each of its outputs its strides (None: no tensor)."""
 
     text: str
@@ -36,9 +36,9 @@ class Programs:
     def __init__(self, folder: Path | None = None, salt: str = "") -> None:
         self._folder = folder
         self._salt = salt
-        self._seen: dict[str, Program] = {}
+        self._seen: dict[str, GraphProgram] = {}
 
-    def get(self, key: str) -> Program | None:
+    def get(self, key: str) -> GraphProgram | None:
         """The program under this key, if there is one."""
         if key not in self._seen and self._folder is not None:
             path = self._path(key)
@@ -46,11 +46,11 @@ class Programs:
                 if {self._folder.stat().st_uid, path.stat().st_uid} == {os.getuid()}:
                     text, strides = json.loads(path.read_bytes())
                     found = tuple(None if s is None else tuple(s) for s in strides)
-                    self._seen[key] = Program(text, found)
+                    self._seen[key] = GraphProgram(text, found)
                     os.utime(path)  # used now
         return self._seen.get(key)
 
-    def put(self, key: str, program: Program) -> None:
+    def put(self, key: str, program: GraphProgram) -> None:
         """Keep it, where others may find it if there is a folder that can be written."""
         self._seen[key] = program
         if self._folder is not None:

@@ -1,7 +1,7 @@
 """`torch.cuda.CUDAGraph` and `torch.cuda.MemPool` of the simulated GPU.
 
 `torch.cuda.graph` and `make_graphed_callables` are PyTorch's own. While a graph is captured the host may not wait for the
-device, as CUDA has it. What is captured is kept by the recorder (`capture.record.graphs`), which is told of each launch.
+device, as CUDA has it. What is captured is kept by the recorder (`capture.record.graphs`), which hears of each launch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _capturing: list[CUDAGraph] = []
 
 
 def tell(listener: GraphListener) -> None:
-    """Who is told of graphs from now on."""
+    """Set who listens to graphs from now on."""
     _listener[0] = listener
 
 
@@ -96,7 +96,7 @@ def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
 
 
 class CUDAGraph:
-    """The part of `torch.cuda.CUDAGraph` that does not look into a graph."""
+    """The part of `torch.cuda.CUDAGraph` that does not inspect a graph."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._pool: Pool | None = None

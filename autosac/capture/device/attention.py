@@ -2,7 +2,7 @@
 
 It is registered for the simulated device at the level of autograd, hence below DTensor and inside context parallelism's ring.
 What cuDNN can do is that of version 9.19, which PyTorch's wheels for CUDA 13 bring; wheels for older CUDA, whose cuDNN is not
-preferred, are told by ``TORCH_CUDNN_SDPA_DEPRIORITIZED=1``, as PyTorch is.
+preferred, are recognised by ``TORCH_CUDNN_SDPA_DEPRIORITIZED=1``, as in PyTorch.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ stood_for = TargetGPU()
 
 
 class DeviceLog(Protocol):
-    """Who is told what the host asks of the device (the recorder)."""
+    """Listens to what the host asks of the device (the recorder)."""
 
     def event_record(self, event: int, stream: int) -> None: ...
     def event_wait(self, event: int, stream: int) -> None: ...

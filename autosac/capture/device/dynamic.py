@@ -1,7 +1,7 @@
 """Results of operators whose output shape depends on data (`nonzero`, `unique`, packed sequences).
 
 They are real where their inputs are known. Where values are not, the shape is the largest that it can be: an unknown mask
-selects everything, and unknown numbers are all different. So memory and time are upper bounds; who wants to know is told
+selects everything, and unknown numbers are all different. So memory and time are upper bounds; who wants to know is notified
 (`on_assumption`).
 """
 
@@ -30,7 +30,7 @@ _told: list[Callable[[str], None]] = []  # one at most
 
 
 def on_assumption(note: Callable[[str], None]) -> None:
-    """Who is told what is assumed of unknown values from now on."""
+    """Set who listens to assumptions about unknown values from now on."""
     _told[:] = [note]
 
 

@@ -37,7 +37,7 @@ _plain_dispatch = torch._C._disabled_torch_dispatch_impl
 
 
 class OperatorLog(Protocol):
-    """Who is told of every operator on the device (the recorder)."""
+    """Listens to every operator on the device (the recorder)."""
 
     def operator(
         self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None

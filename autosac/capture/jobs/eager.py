@@ -27,12 +27,12 @@ from autosac.capture import lifeline
 from autosac.capture.compiler import partition
 from autosac.capture.device import dynamic
 from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.capture.failures import IN_A_STEP, capture_error, how_it_ended
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
-from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.files.temporary import temporary_folder
 from autosac.integrations.chunked_loss import captured_in
 from autosac.integrations.operators import modules

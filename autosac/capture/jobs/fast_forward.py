@@ -20,7 +20,7 @@ _Key = tuple[Any, ...]
 
 
 class FastForward:
-    """`recorded` tells how many events of the step have been recorded so far; `entered` is told of calls that no hook sees."""
+    """`recorded` counts the events of the step that have been recorded so far; `entered` gets the calls that no hook sees."""
 
     def __init__(self, recorded: Callable[[], int], entered: Callable[[torch.nn.Module], None]) -> None:
         self.active = False

@@ -1,4 +1,4 @@
-"""A function of the script, by name, whose calls are told."""
+"""A function of the script, found by its name, whose calls are reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Marker:
         setattr(owner, attribute, call)
 
     def _find(self) -> tuple[Any, str]:
-        """Where it is looked up when it is called."""
+        """The object that holds it when it is called."""
         parts = self._name.split(".")
         places = [("__main__", parts)]
         places += [(".".join(parts[:i]), parts[i:]) for i in range(len(parts) - 1, 0, -1)]

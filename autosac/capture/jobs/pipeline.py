@@ -35,7 +35,7 @@ class StageMetadata:
     def __init__(self) -> None:
         self.received: Shapes | None = None
         self.sent: Shapes | None = None
-        self.on_sent: Callable[[Shapes], None] = lambda _: None  # told of the first
+        self.on_sent: Callable[[Shapes], None] = lambda _: None  # called for the first
         self.on_inferred: Callable[[], None] = lambda: None  # the shapes have been found by running the stage
 
     def install(self) -> None:

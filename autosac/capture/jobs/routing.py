@@ -1,4 +1,4 @@
-"""Who draws the routing of tokens to experts in a capture."""
+"""The routing of tokens to experts in a capture."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class StopScript(BaseException):
 
 
 class ScriptListener(Protocol):
-    """Who is told of a script's steps and operators."""
+    """Listens to a script's steps and operators."""
 
     def step_ended(self, number: int) -> None:
         """The recorder holds a complete step."""

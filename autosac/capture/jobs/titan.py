@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from autosac.capture.device import values
+from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.capture.failures import IN_A_STEP, capture_error, one_line
 from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
 from autosac.capture.jobs.layers import cut_of
@@ -27,7 +28,6 @@ from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.moe_load import Routing
 from autosac.capture.patches import libraries, meshes, process_group, without_triton
 from autosac.capture.record.recorder import Recorder
-from autosac.capture.record.settings import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.integrations.operators import modules
@@ -46,39 +46,6 @@ def installed_adapter() -> TitanAdapter:
     from autosac.capture.jobs.titan_v02 import TitanV02
 
     return TitanV02()
-
-
-class SyntheticTokenizer:
-    """Stands in for the tokenizer: the job's vocabulary without its files."""
-
-    eos_id = bos_id = 0
-    pad_id = -1
-
-    def __init__(self, vocabulary_size: int) -> None:
-        self._vocabulary_size = vocabulary_size
-
-    def get_vocab_size(self) -> int:
-        return self._vocabulary_size
-
-    def encode(self, *_: Any, **__: Any) -> list[int]:
-        return [1]
-
-
-class SyntheticLoader:
-    """Random token batches of the job's shape, on the CPU as TorchTitan's loaders yield them."""
-
-    def __init__(self, batch_size: int, seq_len: int, vocabulary_size: int) -> None:
-        self.batch_size, self.seq_len, self.vocabulary_size = batch_size, seq_len, vocabulary_size
-
-    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        generator = torch.Generator().manual_seed(0)
-        while True:
-            tokens = torch.randint(1, self.vocabulary_size, (self.batch_size, self.seq_len + 1), generator=generator)
-            yield self.inputs(tokens[:, :-1]), tokens[:, 1:]
-
-    def inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the model is given."""
-        return {"input": tokens}
 
 
 def import_torchtitan() -> None:
@@ -104,7 +71,7 @@ def capture_titan(
 ) -> Trace:
     """Run the job for `request.steps` steps (`Recorder.steps`) on the simulated device and return the last one's Trace.
 
-    `early` is told what captures of other pipeline stages need (`CaptureFuture.early`) before the first step has run.
+    `early` receives what captures of other pipeline stages need (`CaptureFuture.early`) before the first step has run.
     Once per process. UsageError for a wrong job, CaptureError (with the operator or call) for one that cannot run.
     """
     session = CaptureSession(request.gpu)
@@ -157,7 +124,7 @@ def capture_titan(
 
 
 def _routing(request: TitanRequest, recorder: Recorder) -> Routing | None:
-    """Who draws the routing of tokens, or None if it is balanced."""
+    """The random routing of tokens to experts; None if it is balanced."""
     if request.moe_load.is_balanced:
         return None
     return routing_of(request.moe_load, request.rank, recorder)

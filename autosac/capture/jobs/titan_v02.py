@@ -17,18 +17,23 @@ from autosac.capture.jobs import titan_flux
 from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
 from autosac.capture.jobs.layers import module_attributes
 from autosac.capture.jobs.pipeline import overlapped_in_order
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer
+from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
 from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.patches import libraries
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.target import TargetGPU
 from autosac.titan.python_jobs import plain_text
 from autosac.titan.settings import job_settings
 
 
 class TitanV02:
     """See `autosac.capture.jobs.adapter.TitanAdapter`."""
+
+    def __init__(self) -> None:
+        self._gpu = TargetGPU()
+        self._loss_chunks = 1
 
     def parse(self, request: TitanRequest) -> Any:
         """TorchTitan's JobConfig."""

@@ -16,7 +16,7 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from autosac.capture.failures import one_line
 from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
 from autosac.capture.jobs.layers import config_attributes
-from autosac.capture.jobs.titan import SyntheticLoader, SyntheticTokenizer
+from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
 from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError

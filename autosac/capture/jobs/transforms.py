@@ -13,7 +13,7 @@ from autosac.capture.record.regions import RecomputationLog, RegionLog, candidat
 from autosac.capture.request import TitanRequest
 from autosac.integrations.apply import PlanMismatchWarning, apply
 from autosac.integrations.observe import observe
-from autosac.integrations.recompute import tape
+from autosac.integrations.recompute.entries import observer
 from autosac.plans import Plan
 from autosac.plans.layers import of_few_layers
 
@@ -34,7 +34,7 @@ def apply_plan_file(
     judged by. Steps of a script may differ; each is as a real one would be.
     """
     warnings.simplefilter("error" if strictly else "ignore", PlanMismatchWarning)
-    tape.observer[0] = RecomputationLog(recorder)
+    observer[0] = RecomputationLog(recorder)
     plan = Plan.load(path)
     apply(model, plan if layers is None else of_few_layers(plan, layers))
 

@@ -21,7 +21,7 @@ _EXPERTS = "megatron.core.transformer.moe.moe_utils"
 
 
 def install(note: Callable[[str], None]) -> None:
-    """As soon as they are imported. `note` is told what is not simulated."""
+    """As soon as they are imported. `note` receives what is not simulated."""
     after_import(_BUILDERS, lambda module: _deepspeed(module.OpBuilder, note))
     after_import(_EXPERTS, _without_transformer_engine)
 

@@ -1,7 +1,7 @@
 """The registry of what is changed in PyTorch while a capture runs.
 
 Each patch names what it replaces or relies on (`targets`) and says why in its docstring. They are installed in the capture
-process only, never in a training process. No patch asks for torch's version: each looks for what it needs. Before one is
+process only, never in a training process. No patch asks for torch's version: each probes for what it needs. Before one is
 installed its targets are looked up, so that a torch which has changed them ends in one line and not in a wrong trace.
 tests/capture checks that each takes effect, and ``make test-matrix`` does so with every torch of `autosac.torch_version`.
 """

@@ -26,7 +26,7 @@ _LARGE = 2**16  # elements of a parameter that need not be real
 
 
 def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoints: bool = False) -> None:
-    """All of it. `note` is told what was assumed or left out, the first time. `checkpoints`: they are written."""
+    """All of it. `note` receives what was assumed or left out, once. `checkpoints`: they are written."""
     _weightless_parameters(mode)
     _readable_tensors()
     _data_of_tensors()

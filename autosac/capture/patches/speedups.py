@@ -44,8 +44,8 @@ def install_dispatch_rules() -> None:
 def _strided_shard_flags() -> None:
     """Torch 2.13 looks for strided shards among all arguments of a foreach operator once per tensor, which is quadratic.
 
-    One look per operator is enough (half of the time to capture a 70B model's first step). What it looks for is whether
-    strided shards carry a flag, and whether all carry the same: one of them for each flag tells.
+    Once per operator is enough (half of the time to capture a 70B model's first step). It asks whether strided shards
+    carry a flag, and whether all carry the same: one shard for each flag is enough.
     """
     sharding_prop: Any = importlib.import_module("torch.distributed.tensor._sharding_prop")
     original = getattr(sharding_prop, "_propagate_use_strided_shard_flag", None)

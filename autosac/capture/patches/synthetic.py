@@ -55,7 +55,7 @@ def columns_of(text: str) -> dict[str, str]:
 
 
 def install(columns: Mapping[str, str], note: Callable[[str], None]) -> None:
-    """`note` is told what was made up."""
+    """`note` receives what was invented."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     after_import("datasets", functools.partial(_data_sets, columns=columns, note=note))
     after_import("torchvision.datasets", functools.partial(_images, note=note))

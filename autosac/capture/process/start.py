@@ -1,8 +1,8 @@
 """The capture process's program: ``python -P start.py FD PARENT FOLDER PROGRAMS SALT AUTOSAC CURRENT`` (see `worker`).
 
-Python is told (``-P``) not to look for modules in the current folder, which may hold a ``json.py`` of the user's. That folder,
-CURRENT, comes last, for a job's own modules may be there: none of them ever stands for a module of Python's or an installed
-one. AUTOSAC is where this package lies, for the case that it is not installed.
+The option ``-P`` keeps Python from searching for modules in the current folder, which may hold a ``json.py`` of the user's.
+That folder, CURRENT, comes last, for a job's own modules may be there: none of them ever stands for a module of Python's or
+an installed one. AUTOSAC is where this package lies, for the case that it is not installed.
 """
 
 from __future__ import annotations

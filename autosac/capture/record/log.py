@@ -3,7 +3,7 @@
 Frees of the prologue with nothing between them are put in the order of their allocations (`in_order`). An autograd graph that
 is dropped without a backward (the shape inference of a pipeline stage) is destroyed by recursion, which CPython cuts into
 pieces of a fixed depth: which of its tensors dies first depends on how deep the graph is, and layers would not repeat. An
-allocator ends up in the same state in whatever order it is told.
+allocator ends up in the same state in whatever order they come.
 
 A step may wait for an event that the step before has recorded, or for a collective that it has started:
 FullyShardedDataParallel lets the host wait for gathers of the step before. All steps are alike, so that it waits for what

@@ -135,7 +135,7 @@ class _OpenRegion:
     def _note_launches(self) -> None:
         """Triton kernels that ran since the last operator: nothing is decided about them, but they run again.
 
-        Nobody knows what they write to: it may be all that the module made (`autosac.integrations.operators.effects.Launch`).
+        Nobody knows what they write to: it may be all that the module made (see `integrations.operators.effects`).
         """
         recorder = self._recorder
         made = {s for call in self._calls for s in call.created}

@@ -24,8 +24,6 @@ from autosac.estimator.profiled import ProfiledModel
 from autosac.trace import Signature
 from traces import trace_of
 
-MACHINE = {"name": "m"}
-
 
 def make_step(device: torch.device) -> Any:
     """A tiny model."""
@@ -151,54 +149,6 @@ def test_a_second_start_measures_the_rest(tmp_path: Path, op: Callable[..., Any]
     assert (result.measured, result.left) == (2, 0) and not journal_path.exists()
     (known,) = ProfiledModel.load(tmp_path / "p.measured.json").estimate(signatures[:1])
     assert known is not None and known.ms == pytest.approx(123.0 / 3, abs=1)
-
-
-def test_the_journal_survives_a_cut_line(tmp_path: Path) -> None:
-    """A line that was cut off is dropped; an operator that was begun and never done is skipped."""
-    path = tmp_path / "j"
-    with Journal(path, MACHINE, resume=False) as journal:
-        journal.finish("a", 1.0, 0.1)
-        journal.begin("b")
-    with path.open("a") as file:
-        file.write('{"key": "c", "m')
-    with Journal(path, MACHINE, resume=True) as journal:
-        assert journal.done == {"a": (1.0, 0.1)}
-        assert list(journal.skipped) == ["b"] and "ended the process" in journal.skipped["b"]
-        journal.finish("d", 2.0, 0.0)
-    with Journal(path, MACHINE, resume=True) as journal:
-        assert set(journal.done) == {"a", "d"}
-
-
-def test_the_mean_of_several_measurements_counts(tmp_path: Path) -> None:
-    """Of 2 and 4 ms with errors of 30 and 40 % the mean is 3 ms with 25 %, also after the journal is read again."""
-    path = tmp_path / "j"
-    with Journal(path, MACHINE, resume=False) as journal:
-        journal.finish("a", 2.0, 0.3)
-        journal.finish("a", 4.0, 0.4)
-        assert journal.done["a"] == pytest.approx((3.0, 0.25))
-    with Journal(path, MACHINE, resume=True) as journal:
-        assert journal.done["a"] == pytest.approx((3.0, 0.25)) and journal.times["a"] == 2
-
-
-def test_times_that_are_none_are_measured_again(tmp_path: Path) -> None:
-    """NaN, zero and negative times in a journal do not count as measured."""
-    path = tmp_path / "j"
-    with Journal(path, MACHINE, resume=False) as journal:
-        for key, ms in (("a", float("nan")), ("b", 0.0), ("c", -1.0)):
-            journal.finish(key, ms, 0.0)
-    with Journal(path, MACHINE, resume=True) as journal:
-        assert journal.done == {} and journal.skipped == {}
-
-
-def test_a_journal_of_another_machine(tmp_path: Path) -> None:
-    """It is refused, and so is a file that is no journal."""
-    path = tmp_path / "j"
-    Journal(path, MACHINE, resume=False).__exit__(None, None, None)
-    with pytest.raises(UsageError, match="another machine"):
-        Journal(path, {"name": "other"}, resume=True)
-    path.write_text("text\n")
-    with pytest.raises(UsageError, match="not the journal"):
-        Journal(path, MACHINE, resume=True)
 
 
 def _complaint(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:

@@ -70,6 +70,20 @@ def test_the_heap_is_trimmed_to_its_pad(freed: int, asked: int, from_heap: bool)
     assert (heap.malloc(asked - 80)[0] >= 0) is from_heap
 
 
+def test_half_of_a_large_top_goes_back_to_the_system() -> None:
+    """A heap that knows chunks of 4 MiB (and a page) is trimmed whenever twice that is free on its top: half of it stays. The
+    last time 8 MiB and eight pages were free.
+    """
+    heap = Heap()
+    mapped, _ = heap.malloc(4 * MIB)
+    heap.free(mapped)  # from now on 4 MiB come from the heap
+    chunks = [heap.malloc(4 * MIB - 80)[0] for _ in range(4)]
+    for chunk in reversed(chunks):
+        heap.free(chunk)
+    assert heap.malloc(2 * MIB - 80) == (0, 0)
+    assert heap.malloc(4 * MIB - 80) == (2 * MIB, 6 * MIB - (4 * MIB + 4 * 4096))
+
+
 def test_neighbours_join() -> None:
     """Two freed neighbours serve a request that neither could."""
     heap = Heap()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from autosac.estimator import load_hardware
-from autosac.estimator.kernels import Kernels
+from autosac.estimator.kernels import Kernels, Streams
 from autosac.estimator.memory_bound import LearnedMemory
 from autosac.trace import Signature, TensorMeta
 
@@ -19,7 +19,7 @@ ISSUE = 132 * 1830  # one element a cycle and processor, in a microsecond
 
 
 def _us(signature: Signature, gpu: str = "h100-sxm-80gb") -> float:
-    (answer,) = Kernels(load_hardware(gpu)).estimate([signature])
+    (answer,) = Kernels(Streams(load_hardware(gpu))).estimate([signature])
     assert answer is not None
     return answer.ms * 1e3
 
@@ -172,7 +172,9 @@ def test_other_batch_norms_are_left_to_other_rules(meta: Meta, arguments: tuple[
     x = meta((64, 32, 8, 8))
     if not arguments:
         x = x._replace(stride=(2048, 1, 256, 32))
-    assert Kernels(H100).estimate([Signature("aten.native_batch_norm.default", (x,), (x,), arguments)]) == [None]
+    assert Kernels(Streams(H100)).estimate([Signature("aten.native_batch_norm.default", (x,), (x,), arguments)]) == [
+        None
+    ]
 
 
 def test_lists_are_launched_by_320_chunks(meta: Meta) -> None:
@@ -206,7 +208,7 @@ def test_amd_and_the_host_are_not_answered(meta: Meta) -> None:
     """The rules hold for NVIDIA's GPUs, and for tensors on them."""
     x = meta((4096, 4096), "float32")
     total = Signature("aten.sum.dim_IntList", (x,), (meta((4096,), "float32"),), (("dim", (0,)),))
-    assert Kernels(load_hardware("mi300x")).estimate([total]) == [None]
+    assert Kernels(Streams(load_hardware("mi300x"))).estimate([total]) == [None]
     host = total._replace(inputs=(x._replace(place="cpu"),))
-    assert Kernels(H100).estimate([host]) == [None]
+    assert Kernels(Streams(H100)).estimate([host]) == [None]
     assert math.isfinite(_us(total))

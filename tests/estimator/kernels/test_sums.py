@@ -7,51 +7,51 @@ from collections.abc import Callable
 import pytest
 
 from autosac.estimator import load_hardware
-from autosac.estimator.kernels import Kernels
-from autosac.estimator.kernels.sums import Plan
+from autosac.estimator.kernels import Kernels, Streams
+from autosac.estimator.kernels.sums import Grid
 from autosac.trace import Signature, TensorMeta
 
 Meta = Callable[..., TensorMeta]
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "dims", "plan"),
+    ("shape", "dtype", "dims", "grid"),
     [
         # 32 lanes for a row of 128: 16 rows a block of 512
-        ((262144, 128), "float32", (1,), Plan(16384, 512, 4, 1, 0)),
+        ((262144, 128), "float32", (1,), Grid(16384, 512, 4, 1, 0)),
         # 8,192 and more: the warps of a block share a row
-        ((1000, 8192), "float32", (1,), Plan(1000, 512, 16, 1, 0)),
+        ((1000, 8192), "float32", (1,), Grid(1000, 512, 16, 1, 0)),
         # blocks of 32 x 4 threads hold 128 columns: 32 of them. 2,112 / 32 share each, so that 17 sums meet in a thread
-        ((16384, 4096), "bfloat16", (0,), Plan(2112, 128, 63, 66, 17)),
+        ((16384, 4096), "bfloat16", (0,), Grid(2112, 128, 63, 66, 17)),
         # 128 columns are one block: all 2,112 share them
-        ((200704, 128), "bfloat16", (0,), Plan(2112, 128, 24, 2112, 528)),
+        ((200704, 128), "bfloat16", (0,), Grid(2112, 128, 24, 2112, 528)),
         # few rows: no block is shared
-        ((256, 1152), "bfloat16", (0,), Plan(9, 128, 64, 1, 0)),
+        ((256, 1152), "bfloat16", (0,), Grid(9, 128, 64, 1, 0)),
     ],
 )
-def test_the_grid(meta: Meta, shape: tuple[int, ...], dtype: str, dims: tuple[int, ...], plan: Plan) -> None:
+def test_the_grid(meta: Meta, shape: tuple[int, ...], dtype: str, dims: tuple[int, ...], grid: Grid) -> None:
     """Blocks, threads, values of a thread, blocks that share an output, partial sums that a thread adds up."""
-    assert Plan.of(meta(shape, dtype), frozenset(dims), 132) == plan
+    assert Grid.of(meta(shape, dtype), frozenset(dims), 132) == grid
 
 
 def test_dimensions_that_continue_each_other_are_one(meta: Meta) -> None:
     """[8, 2048, 16, 128] summed over all but the last is [262144, 128]; transposed in memory it is none the less."""
     reduced = frozenset((0, 1, 2))
-    flat = Plan.of(meta((262144, 128)), frozenset((0,)), 132)
-    assert Plan.of(meta((8, 2048, 16, 128)), reduced, 132) == flat
+    flat = Grid.of(meta((262144, 128)), frozenset((0,)), 132)
+    assert Grid.of(meta((8, 2048, 16, 128)), reduced, 132) == flat
     moved = TensorMeta((8, 2048, 16, 128), (4194304, 128, 262144, 1), "bfloat16")
-    assert Plan.of(moved, reduced, 132) == flat
+    assert Grid.of(moved, reduced, 132) == flat
 
 
 def test_columns_that_are_odd_are_not_taken_by_four(meta: Meta) -> None:
     """4,095 columns: blocks of 32 x 16 threads, a column each."""
-    assert Plan.of(meta((4096, 4095)), frozenset((0,)), 132).threads == 512
+    assert Grid.of(meta((4096, 4095)), frozenset((0,)), 132).threads == 512
 
 
 def test_a_sum_walks_reads_and_meets(meta: Meta) -> None:
     """16,384 rows of 4,096 halves: one wave of 16 steps, 128 MiB at 78 % of the peak beside, 17 partial sums after."""
     x, out = meta((16384, 4096)), meta((4096,))
-    (answer,) = Kernels(load_hardware("h100-sxm-80gb")).estimate(
+    (answer,) = Kernels(Streams(load_hardware("h100-sxm-80gb"))).estimate(
         [Signature("aten.sum.dim_IntList", (x,), (out,), (("dim", (0,)),))]
     )
     assert answer is not None
@@ -62,5 +62,5 @@ def test_a_sum_walks_reads_and_meets(meta: Meta) -> None:
 
 def test_all_of_a_tensor_is_one_output(meta: Meta) -> None:
     """A mean without dimensions: vectors along the input, shared by all blocks."""
-    plan = Plan.of(meta((346368, 768), "float32"), frozenset((0, 1)), 132)
-    assert plan.ctas == plan.blocks and plan.links == -(-plan.ctas // 512)
+    grid = Grid.of(meta((346368, 768), "float32"), frozenset((0, 1)), 132)
+    assert grid.ctas == grid.blocks and grid.links == -(-grid.ctas // 512)
