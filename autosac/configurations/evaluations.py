@@ -123,9 +123,9 @@ class LayoutTask(_JobTask):
     """A layout under every way of checkpointing. AutoSAC's plan is not captured (`PlanTask`).
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
-    left out (``skipped``). Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step without checkpointing;
-    ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that could not be beaten; or
-    ``refused``.
+    left out (``skipped``, with its bound). Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step
+    without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that
+    could not be beaten; or ``refused``.
     """
 
     goal: Goal
@@ -161,7 +161,7 @@ class LayoutTask(_JobTask):
             if name not in self.checkpointing:
                 continue
             if self.least_ms.get(name, 0.0) >= min(best_ms, self.cutoff_ms):
-                answer.setdefault("skipped", []).append(name)
+                answer.setdefault("skipped", {})[name] = self.least_ms[name]
                 continue
             for stage in captures:
                 stage.start(name)

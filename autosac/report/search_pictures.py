@@ -29,6 +29,7 @@ _KNOBS = {
     "context": "context",
     "pipeline": "pipeline",
     "schedule": "schedule",
+    "stages": "stages a rank",
     "split": "split",
     "expert": "expert",
     "expert_tensor": "expert tensor",
