@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from autosac.configurations.space import Space
@@ -93,6 +93,11 @@ class Layout:
     def stages_per_rank(self) -> int:
         """Pipeline stages of a rank. `stages` counts where the schedule takes any number of them."""
         return 1 if self.pipeline == 1 or self.schedule in SINGLE_STAGE else self.stages
+
+    @property
+    def without_plans(self) -> Layout:
+        """The layout without what AutoSAC's plans alone can do: steps without a plan are the same."""
+        return replace(self, activation_offload=False, chunk_loss=False)
 
     @property
     def key(self) -> str:

@@ -349,11 +349,10 @@ class TitanSearch:
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
-        own = layout.activation_offload or layout.chunk_loss  # of AutoSAC's plans: the rest is as without
         return LayoutTask(
             job=self._job(layout),
             goal=self._machines.goal(layout),
-            checkpointing=("autosac",) if own else self._wanted.space.checkpointing,
+            checkpointing=("autosac",) if layout.without_plans != layout else self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.confidence,
             least_ms=self.least_ms(layout),
@@ -372,7 +371,7 @@ class TitanSearch:
         weight = self._machines.weight(layout)
         rows = [
             Row(
-                layout=layout,
+                layout=self._told_as(layout, row["checkpointing"]),
                 measured=(measured := Measured(**row)),
                 score=measured.step_ms * weight,
                 offer=self._machines.offers[layout.gpu],
@@ -389,6 +388,12 @@ class TitanSearch:
         if not fitting and "skipped" not in answer:
             self._too_large.append(layout)
         return min(fitting, default=math.inf)
+
+    def _told_as(self, layout: Layout, checkpointing: str) -> Layout:
+        """The layout that a row is of: without a plan, that without what only plans do, if the space has it."""
+        space, plain = self._wanted.space, layout.without_plans
+        known = plain.activation_offload in space.activation_offload and plain.chunk_loss in space.chunk_loss
+        return plain if known and checkpointing != "autosac" else layout
 
     def finished(self, work: Work, future: Future[Any]) -> None:
         """See `autosac.configurations.engine.Steps`."""
@@ -411,7 +416,8 @@ class TitanSearch:
         self._evaluated.add(key)
         rows = [*answer.get("rows", ()), *([answer["row"]] if "row" in answer else [])]
         fitting = [row["step_ms"] for row in rows if row["fits"]]
-        self._study.record(key, answer, {}, min(fitting, default=None))
+        knobs = dict(word.split("=", 1) for word in key.split()[1:] if "=" in word)
+        self._study.record(key, answer, knobs, min(fitting, default=None))
 
     # ---- what is known ----
 
@@ -422,7 +428,8 @@ class TitanSearch:
 
     def result(self) -> Result:
         """What is known now."""
-        rows = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
+        every = {(row.layout, row.measured.checkpointing): row for rows in self._rows.values() for row in rows}
+        rows = sorted(every.values(), key=lambda row: row.score)
         refused = dict(self._refused)
         evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
         limit = self.outcome.best * (1 - self._wanted.gap)

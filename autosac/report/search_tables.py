@@ -74,7 +74,7 @@ def notes(result: Result) -> list[str]:
     best, fitting, counts = result.best, result.fitting, result.counts
     found: list[str] = []
     if best is None:
-        found.append("no configuration that was worked out fits")
+        found.append("no configuration that was worked out fits" if result.rows else "no configuration was worked out")
     else:
         others = [row for row in fitting[1:] if row.layout != best.layout] or list(fitting[1:])
         if others:

@@ -377,6 +377,17 @@ def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None
     assert isinstance(asked, Work) and asked.content.least_ms == {} and asked.content.cutoff_ms == 95.0
 
 
+def test_steps_without_a_plan_are_told_once(job: Path) -> None:
+    """With and without offloading by plans, the step without a plan is one row, of the layout without."""
+    space = TINY.model_copy(update={"activation_offload": (False, True), "checkpointing": ("none", "autosac")})
+    with searching(inputs(job, space=space, budget="79GiB")) as found:
+        answers = [found.workers.submit(found.task(layout, math.inf)).result() for layout in found.layouts]
+        for layout, answer in zip(found.layouts, answers, strict=True):
+            found._noted(layout, "key", answer)
+        rows = found.result().rows
+    assert len(answers) == 2 and [row.name for row in rows] == ["fsdp 2, batch 8 x 1, none"]
+
+
 def test_products_may_be_as_narrow_as_the_jobs_converters_make_them(job: Path) -> None:
     """With float8 of the job's own, the first bound counts products at twice the rate."""
     arithmetic = []
