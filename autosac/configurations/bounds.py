@@ -20,7 +20,8 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    once for each microbatch's forward, and again for its backward where parameters were freed. In a pipeline, where they stay
    from a backward to the next forward, every forward frees them, and after each of m forwards something reads them again:
    m + 1 gathers a step; one where forwards do not free them. Gradients are copied into the message that is reduced, alike.
-4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients.
+4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients. With CPU offload the
+   host does, after it has waited for the gradients and before it begins the next step.
 5. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
    rank's own part grows by r.
 6. Computation beside a transfer of FSDP is slower by a factor k > 1. Of a rank's own part W, w is transfers that the model
@@ -113,6 +114,7 @@ class Shape:
     gradient_bytes: int = 4
     compute_bytes: int = 2
     memory_gbps: float = math.inf
+    host_gb_us: float = 0.0
     budget_bytes: float = math.inf
     traffic: Traffic = NO_TRAFFIC
     sharding: Sharding = NOTHING_KNOWN
@@ -275,7 +277,8 @@ def _scatter_copy_ms(layout: Layout, shape: Shape) -> float:
 def _optimizer_ms(layout: Layout, shape: Shape, layers: int) -> float:
     """What the optimizer's step takes at least on a rank with so many layers."""
     if layout.cpu_offload:
-        return 0.0
+        offloaded = (shape.state_bytes + shape.gradient_bytes) * _own_parameters(layout, shape, layers)
+        return shape.host_gb_us * offloaded / 1e12
     each = 2 * shape.state_bytes + shape.gradient_bytes
     return each * _own_parameters(layout, shape, layers) / shape.memory_gbps / 1e6
 

@@ -67,6 +67,7 @@ class LayoutBounds:
             gradient_bytes=gradient_bytes,
             compute_bytes=compute_bytes,
             hop_ms=roads.hop_ms(layout, min((size for size, ms in shape.layer.kept if math.isinf(ms)), default=0)),
+            host_gb_us=self._machines.target(layout).host.host_gb_us,
             memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
             budget_bytes=self._machines.room_bytes(layout),
             reserved=self._wanted.goal.budget_kind == "reserved",

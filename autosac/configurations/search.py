@@ -457,6 +457,7 @@ class TitanSearch:
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._machines.budget_bytes(self.layouts[0]),
+            closest=self.outcome.closest,
             seconds=time.monotonic() - self._begin,
             offers=self._wanted.offers,
             sampled=self.sampled and self._ended,

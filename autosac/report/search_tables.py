@@ -81,6 +81,11 @@ def notes(result: Result) -> list[str]:
             lost = why_lost(best, others[0])
             share = others[0].score / best.score - 1
             found.append(f"the runner-up ({others[0].name}) is {share:.1%} behind{f': {lost}' if lost else ''}")
+        elif result.closest is not None:
+            layout, bound = result.closest
+            share = bound / best.score - 1
+            rest = f"at least {share:.1%} behind" if share > 0 else f"at most {-share:.1%} better"
+            found.append(f"the closest of the others ({layout}) was ruled out by its bound: it is {rest}")
         tied = len(result.tied)
         if tied:
             found.append(
