@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.sheets import sheet_of
@@ -27,6 +28,7 @@ from autosac.planning.confidence import Confidence, confidence_of
 from autosac.plans import Plan
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
 from autosac.target import TargetGPU
+from autosac.trace import Collective, Op
 
 _SMALLEST = -2  # the cut with one period of layers
 
@@ -45,7 +47,7 @@ class Task(Protocol):
 class Measured:
     """A configuration's predicted step. `parts`: milliseconds of the fullest rank, by `runtime_sim.breakdown.StepParts`, and
     of recomputation, a part of computation. `errors_ms`: by how much each cost model's standard error would lengthen
-    the operators that it priced.
+    the step through the operators that it priced, as far as nothing hides them.
     """
 
     checkpointing: str
@@ -80,8 +82,20 @@ class Measured:
 
 def _errors_ms(simulation: Simulation) -> dict[str, float]:
     pricing = simulation.pricing
-    wrong = pricing.event_ms * pricing.event_rel_std
+    wrong = pricing.event_ms * pricing.event_rel_std * _exposed_shares(simulation)
     return {name: float(wrong[pricing.event_source == i].sum()) for i, name in enumerate(pricing.source)}
+
+
+def _exposed_shares(simulation: Simulation) -> NDArray[np.float64]:
+    """What of every event's time is the step's: of transfers and of copies beside computation only what it does not hide."""
+    parts = simulation.timeline.parts(simulation.stage)
+    events, event_ms = simulation.trace.events, simulation.pricing.event_ms
+    transfers = np.array([type(event) is Collective for event in events])
+    copies = np.array([type(event) is Op and event.stream != 0 for event in events])
+    shares = np.ones(len(events))
+    for chosen, exposed_ms in ((transfers, parts.exposed_communication_ms), (copies, parts.exposed_copy_ms)):
+        shares[chosen] = min(1.0, exposed_ms / max(float(event_ms[chosen].sum()), 1e-9))
+    return shares
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,7 +127,7 @@ class Layout:
             "async tp": self.async_tensor,
             "float8": self.float8,
             "cpu offload": self.cpu_offload,
-            "offload": self.activation_offload,
+            "activation offload": self.activation_offload,
             "chunked loss": self.chunk_loss,
             self.optimizer: self.optimizer != "fused",
             f"allocator {self.allocator}": self.allocator not in ("", "expandable_segments:True"),

@@ -40,7 +40,7 @@ _KNOBS = {
     "float8": "float8",
     "optimizer": "optimizer",
     "cpu_offload": "CPU offload",
-    "activation_offload": "offload",
+    "activation_offload": "activation offload",
     "chunk_loss": "chunked loss",
     "allocator": "allocator",
 }

@@ -141,6 +141,14 @@ def test_memory_bounds_hold(search: TitanSearch, everything: dict[Layout, dict[s
         assert search.least_bytes(layout) <= least
 
 
+def test_errors_of_what_computation_hides_lengthen_no_step(everything: dict[Layout, dict[str, Any]]) -> None:
+    """The error of collectives is a part of the communication that is exposed."""
+    rows = [row for answer in everything.values() for row in answer["rows"]]
+    assert any("log-sigmoid" in row["errors_ms"] for row in rows)
+    for row in rows:
+        assert row["errors_ms"].get("log-sigmoid", 0.0) <= row["parts"]["exposed_communication_ms"] + 1e-9
+
+
 def test_a_sheet_tells_what_fsdp_does_with_a_layer(search: TitanSearch) -> None:
     """Messages of two bytes a parameter, two of them at once, on streams of their own; the message before a layer's is still
     there as its backward ends; copies take no less than memory allows.
