@@ -85,7 +85,8 @@ def notes(result: Result) -> list[str]:
             layout, bound = result.closest
             share = bound / best.score - 1
             rest = f"at least {share:.1%} behind" if share > 0 else f"at most {-share:.1%} better"
-            found.append(f"the closest of the others ({layout}) was ruled out by its bound: it is {rest}")
+            gpu = f"{layout.gpu}, " if len(result.offers) > 1 else ""
+            found.append(f"the closest of the others ({gpu}{layout}) was ruled out by its bound: it is {rest}")
         tied = len(result.tied)
         if tied:
             found.append(
