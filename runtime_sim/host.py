@@ -8,6 +8,8 @@ One host thread per rank walks the trace in order (Maya's dispatch queue). Each 
                 + list_tensor_us for each tensor beyond a plain operator's (foreach optimizers, cat, split)
                 + recompute_op_us if it is recomputed: the Python calls of checkpointing's saved-tensor
                   hooks, in the forward and in the recomputation
+                + host_gb_us for each GB of its tensors if the host itself works on them (CPU offload: the norm of the
+                gradients, the optimizer's step)
     Collective  collective_us
     EventRecord, EventWait, StreamWait, WorkWait, RecordStream   stream_op_us
     HostWait    sync_us, paid after what it waits for has completed
@@ -30,6 +32,8 @@ unfinished launches per stream: the host blocks on the next one. Index into the 
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
@@ -57,6 +61,7 @@ from autosac.trace import (
 # A call with more tensors than this is one of a list operator (foreach, cat, split): see `list_tensor_us`.
 _PLAIN_TENSORS = 6
 _COMPILED_PREFIXES = ("triton.", "inductor.")
+_BITS = re.compile(r"\d+")
 _STREAM_OPS = (EventRecord, EventWait, StreamWait, WorkWait, RecordStream)
 
 
@@ -67,7 +72,8 @@ class HostModel:
     The costs of Python (views, modules, hooks, dispatch modes, autograd) were measured with PyTorch 2.13 and
     Python 3.11 as thread time on CPU tensors; launches, streams and collectives are typical of CUDA. All are
     stated for a host that issues an eager CUDA operator in 6 us; `scaled` adapts them to one that is faster
-    or slower.
+    or slower. `host_gb_us` is that of one core, since torchrun gives each process one thread: fused AdamW, norms and
+    clipping go through 19.5 to 22.5 GB of their tensors in a second (`python -m benchmarks.host_work`).
     """
 
     eager_op_us: float = 6.0
@@ -84,6 +90,7 @@ class HostModel:
     stream_op_us: float = 1.2
     module_us: float = 0.5
     sync_us: float = 6.0
+    host_gb_us: float = 50_000.0
     launch_latency_us: float = 2.5
     queue_depth: int = 1024
 
@@ -102,7 +109,7 @@ class HostModel:
         if not self.eager_op_us > 0:
             raise SimulationError("host model: only a host whose eager operators cost time can be scaled")
         ratio = eager_op_us / self.eager_op_us
-        kept = ("launch_latency_us", "queue_depth")
+        kept = ("host_gb_us", "launch_latency_us", "queue_depth")
         return replace(self, **{f.name: getattr(self, f.name) * ratio for f in fields(self) if f.name not in kept})
 
 
@@ -121,6 +128,7 @@ INSTANT_HOST = HostModel(
     stream_op_us=0,
     module_us=0,
     sync_us=0,
+    host_gb_us=0,
     launch_latency_us=0,
     queue_depth=1 << 60,
 )
@@ -179,7 +187,22 @@ def _operator_us(signature: Signature, host: HostModel, phase: Phase) -> float:
         by_phase.get(phase, host.eager_op_us)
         + host.list_tensor_us * max(0, extra)
         + (host.recompute_op_us if phase == Phase.RECOMPUTE else 0.0)
+        + host.host_gb_us * _on_host_bytes(signature) / 1e9
     )
+
+
+def _on_host_bytes(signature: Signature) -> float:
+    """What an operator goes through of the host's memory: its tensors if all of them are there, else nothing."""
+    metas = signature.inputs if signature.mutates else (*signature.inputs, *signature.outputs)
+    if any(meta.place != "cpu" for meta in metas):
+        return 0.0
+    return sum(math.prod(meta.shape) * _item_bytes(meta.dtype) for meta in metas)
+
+
+def _item_bytes(dtype: str) -> float:
+    """A type's name says its bits; a bool has eight."""
+    bits = _BITS.search(dtype)
+    return int(bits[0]) / 8 if bits else 1.0
 
 
 def _selective(trace: Trace, host: HostModel, modules: Collection[str]) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,8 @@ def search(arguments: argparse.Namespace) -> None:
             except KeyboardInterrupt:
                 result = found.result()
                 _report(arguments, inputs, result)
-                print(f"interrupted: autosac search --resume {inputs.study} goes on", flush=True)
+                hint = f"the same command with --resume {inputs.study} continues"
+                print(f"autosac: {hint}", file=sys.stderr, flush=True)
                 raise
     _report(arguments, inputs, result)
     if result.best is None:

@@ -20,7 +20,8 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    once for each microbatch's forward, and again for its backward where parameters were freed. In a pipeline, where they stay
    from a backward to the next forward, every forward frees them, and after each of m forwards something reads them again:
    m + 1 gathers a step; one where forwards do not free them. Gradients are copied into the message that is reduced, alike.
-4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients.
+4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients. With CPU offload the
+   host does, after it has waited for the gradients and before it begins the next step.
 5. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
    rank's own part grows by r.
 6. Computation beside a transfer of FSDP is slower by a factor k > 1. Of a rank's own part W, w is transfers that the model
@@ -55,7 +56,7 @@ the loss in chunks, what stands behind the layers counts no memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 
@@ -63,7 +64,7 @@ from autosac.configurations.layout import Layout
 from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
 from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, Place, moments, places, rank_of
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
-from autosac.configurations.splits import balanced_split, torchtitan_split
+from autosac.configurations.splits import balanced_split, improved_split, torchtitan_split
 from autosac.configurations.traffic import NO_TRAFFIC, Traffic
 
 INFEASIBLE = math.inf
@@ -95,10 +96,11 @@ class Part:
 class Shape:
     """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
 
-    `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if that is
-    not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there while the last
-    of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`: of FSDP, for
-    one layer. `hop_ms`: to send a layer's input to the next pipeline stage. `reserved`: the budget is of reserved memory.
+    `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if that
+    is not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there while
+    the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`:
+    of FSDP, for one layer. `ends_less`: how many layers fewer TorchTitan gives the first and the last stage. `hop_ms`: to
+    send a layer's input to the next pipeline stage. `reserved`: the budget is of reserved memory.
     """
 
     layers: int
@@ -112,9 +114,11 @@ class Shape:
     gradient_bytes: int = 4
     compute_bytes: int = 2
     memory_gbps: float = math.inf
+    host_gb_us: float = 0.0
     budget_bytes: float = math.inf
     traffic: Traffic = NO_TRAFFIC
     sharding: Sharding = NOTHING_KNOWN
+    ends_less: tuple[int, int] = (1, 1)
     hop_ms: float = 0.0
     reserved: bool = False
 
@@ -124,20 +128,46 @@ def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
     stages = layout.pipeline * layout.stages_per_rank
     if layout.split == "balanced":
         return _balanced(layout, shape)
-    own = torchtitan_split(shape.layers, stages)
+    own = torchtitan_split(shape.layers, stages, *shape.ends_less)
     assert own is not None, "an illegal layout"
     return own
 
 
 @lru_cache(maxsize=4096)
 def _balanced(layout: Layout, shape: Shape) -> tuple[int, ...]:
-    """Within the memory if that can be, else as if there were enough."""
+    """Within the memory if that can be, else as if there were enough. Where a rank has several stages, its memory is that of
+    all of them: what balances their times is improved layer by layer.
+    """
     stages = layout.pipeline * layout.stages_per_rank
     stage_ms = cache(partial(_stage_ms, layout, shape))
     found = balanced_split(shape.layers, stages, lambda stage, i, j: stage_ms(stage, j - i))
+    if layout.stages_per_rank > 1:
+        return improved_split(found, _split_cost(layout, shape))
     if math.isinf(shape.budget_bytes) or all(math.isfinite(stage_ms(s, count)) for s, count in enumerate(found)):
         return found
     return _balanced(layout, replace(shape, budget_bytes=math.inf))
+
+
+def _split_cost(layout: Layout, shape: Shape) -> Callable[[Sequence[int]], tuple[float, float, float]]:
+    """Of a split: the most bytes of a rank above the budget, the longest time of a rank, and the longest stage."""
+    stage_ms = cache(partial(_stage_ms, layout, shape))
+
+    @cache
+    def of_rank(place: Place, own_ms: float) -> tuple[float, float]:
+        if math.isinf(shape.budget_bytes):
+            return 0.0, own_ms
+        excess = max(0.0, _least_bytes(layout, shape, place) - shape.budget_bytes)
+        return excess, own_ms + _recompute_ms(layout, shape, place, shape.budget_bytes)
+
+    def cost(split: Sequence[int]) -> tuple[float, float, float]:
+        each_ms = [stage_ms(stage, count) for stage, count in enumerate(split)]
+        own_ms = [0.0] * layout.pipeline
+        for stage, ms in enumerate(each_ms):
+            own_ms[rank_of(layout, stage)] += layout.microbatches * ms
+        ranks = [of_rank(place, own_ms[place.rank]) for place in places(layout, split)]
+        return max(excess for excess, _ in ranks), max(ms for _, ms in ranks), max(each_ms)
+
+    return cost
 
 
 def _stage_ms(layout: Layout, shape: Shape, stage: int, count: int) -> float:
@@ -247,7 +277,8 @@ def _scatter_copy_ms(layout: Layout, shape: Shape) -> float:
 def _optimizer_ms(layout: Layout, shape: Shape, layers: int) -> float:
     """What the optimizer's step takes at least on a rank with so many layers."""
     if layout.cpu_offload:
-        return 0.0
+        offloaded = (shape.state_bytes + shape.gradient_bytes) * _own_parameters(layout, shape, layers)
+        return shape.host_gb_us * offloaded / 1e12
     each = 2 * shape.state_bytes + shape.gradient_bytes
     return each * _own_parameters(layout, shape, layers) / shape.memory_gbps / 1e6
 
@@ -332,7 +363,7 @@ def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list
         found += [
             (before + shape.compute_bytes * shape.layer_parameters / _expert_shards(layout), kept)
             for moment in _moments(layout, place)
-            if moment.stage >= 0
+            if moment.stage >= 0 and place.counts[moment.stage]  # TorchTitan may give the ends no layer
             for before, kept in [_after_a_layer(layout, shape, place, moment)]
         ]
     if layout.pipeline == 1 and layout.shard * layout.context > 1 and shape.least_parameters:

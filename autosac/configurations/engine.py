@@ -65,6 +65,12 @@ class Outcome(Generic[K]):
     pruned: dict[K, float] = field(default_factory=dict)
     proven: bool = False
 
+    @property
+    def closest(self) -> tuple[K, float] | None:
+        """The pruned candidate with the least bound, and the bound; None if none has a finite one."""
+        finite = [(candidate, bound) for candidate, bound in self.pruned.items() if math.isfinite(bound)]
+        return min(finite, key=lambda item: item[1], default=None)
+
 
 def best_first(
     candidates: Iterable[tuple[K, float]],

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.sheets import sheet_of
@@ -27,6 +28,7 @@ from autosac.planning.confidence import Confidence, confidence_of
 from autosac.plans import Plan
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
 from autosac.target import TargetGPU
+from autosac.trace import Collective, Op
 
 _SMALLEST = -2  # the cut with one period of layers
 
@@ -45,7 +47,7 @@ class Task(Protocol):
 class Measured:
     """A configuration's predicted step. `parts`: milliseconds of the fullest rank, by `runtime_sim.breakdown.StepParts`, and
     of recomputation, a part of computation. `errors_ms`: by how much each cost model's standard error would lengthen
-    the operators that it priced.
+    the step through the operators that it priced, as far as nothing hides them.
     """
 
     checkpointing: str
@@ -80,8 +82,20 @@ class Measured:
 
 def _errors_ms(simulation: Simulation) -> dict[str, float]:
     pricing = simulation.pricing
-    wrong = pricing.event_ms * pricing.event_rel_std
+    wrong = pricing.event_ms * pricing.event_rel_std * _exposed_shares(simulation)
     return {name: float(wrong[pricing.event_source == i].sum()) for i, name in enumerate(pricing.source)}
+
+
+def _exposed_shares(simulation: Simulation) -> NDArray[np.float64]:
+    """What of every event's time is the step's: of transfers and of copies beside computation only what it does not hide."""
+    parts = simulation.timeline.parts(simulation.stage)
+    events, event_ms = simulation.trace.events, simulation.pricing.event_ms
+    transfers = np.array([type(event) is Collective for event in events])
+    copies = np.array([type(event) is Op and event.stream != 0 for event in events])
+    shares = np.ones(len(events))
+    for chosen, exposed_ms in ((transfers, parts.exposed_communication_ms), (copies, parts.exposed_copy_ms)):
+        shares[chosen] = min(1.0, exposed_ms / max(float(event_ms[chosen].sum()), 1e-9))
+    return shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +137,9 @@ class LayoutTask(_JobTask):
     """A layout under every way of checkpointing. AutoSAC's plan is not captured (`PlanTask`).
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
-    left out (``skipped``). Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step without checkpointing;
-    ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that could not be beaten; or
-    ``refused``.
+    left out (``skipped``, with its bound). Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step
+    without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that
+    could not be beaten; or ``refused``.
     """
 
     goal: Goal
@@ -161,7 +175,7 @@ class LayoutTask(_JobTask):
             if name not in self.checkpointing:
                 continue
             if self.least_ms.get(name, 0.0) >= min(best_ms, self.cutoff_ms):
-                answer.setdefault("skipped", []).append(name)
+                answer.setdefault("skipped", {})[name] = self.least_ms[name]
                 continue
             for stage in captures:
                 stage.start(name)

@@ -12,12 +12,19 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Table
 
+from autosac.configurations.study import JOBS
 from autosac.errors import UsageError
-from autosac.files.documents import TEXT_BYTES, read_bounded
+from autosac.files.documents import TEXT_BYTES, parse_toml, read_bounded
 from autosac.files.writing import write_text_atomically
 from autosac.jobs.checks import given_settings
 from autosac.titan import source as titan_source
 
+# How a job divides its layers over a number of stages, or orders them: the search does so for each of its pipelines.
+OWN_SPLITS = (
+    "parallelism.pipeline_parallel_layers_per_stage",
+    "parallelism.pipeline_parallel_schedule_csv",
+    "parallelism.module_fqns_per_model_part",
+)
 _PLUGIN = {
     "job.custom_config_module": "autosac.integrations.torchtitan.job_config",
     "experimental.custom_import": "autosac.integrations.torchtitan",
@@ -36,8 +43,13 @@ def checkpointing_settings(name: str, plan_file: str | None) -> dict[str, Any]:
 
 
 def written_job(job_file: str, overrides: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """The text of the job file with the arguments and the settings in it. UsageError for what a file cannot hold."""
+    """The text of the job file with the arguments and the settings in it, and without the job's own pipeline stages.
+    UsageError for what a file cannot hold.
+    """
     document = tomlkit.parse(read_bounded(job_file, TEXT_BYTES).decode())
+    for name in OWN_SPLITS:
+        section, _, key = name.partition(".")
+        document.get(section, {}).pop(key, None)
     for name, text in given_settings(overrides).items():
         _set(document, name, _typed(name, text))
     for name, value in settings.items():
@@ -75,9 +87,18 @@ def _typed(name: str, text: str) -> Any:
     return text.split(",") if kinds.startswith("list") else text
 
 
+def without_splits(job_file: str, folder: Path) -> str:
+    """The job file, or one like it in the study's folder that leaves pipeline stages to the search."""
+    document = parse_toml(read_bounded(job_file, TEXT_BYTES))
+    sections = {name: document.get(name.partition(".")[0]) for name in OWN_SPLITS}
+    if any(isinstance(own, dict) and name.partition(".")[2] in own for name, own in sections.items()):
+        return str(job_path(folder, "own", written_job(job_file, (), {})))
+    return job_file
+
+
 def job_path(folder: Path, name: str, text: str) -> Path:
     """A job file in the study's folder."""
-    path = folder / "jobs" / f"{name}.toml"
+    path = folder / JOBS / f"{name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.is_file() or path.read_text() != text:
         write_text_atomically(path, text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autosac.configurations.layout import ModelFacts
+from autosac.configurations.job_files import OWN_SPLITS
+from autosac.configurations.layout import USUAL_STAGES, ModelFacts
 from autosac.configurations.space import MEANINGS, Space
 from autosac.configurations.wanted import Own
 from autosac.errors import UsageError
@@ -22,6 +23,9 @@ _KNOB_OF = {
     "parallelism.context_parallel_degree": "context_parallel",
     "parallelism.pipeline_parallel_degree": "pipeline_parallel",
     "parallelism.pipeline_parallel_schedule": "pipeline_schedule",
+    "parallelism.pipeline_parallel_schedule_csv": "pipeline_schedule",
+    "parallelism.pipeline_parallel_layers_per_stage": "stages_per_rank",
+    "parallelism.module_fqns_per_model_part": "pipeline_split",
     "parallelism.pipeline_parallel_microbatch_size": "microbatch",
     "parallelism.expert_parallel_degree": "expert_parallel",
     "parallelism.expert_tensor_parallel_degree": "expert_tensor_parallel",
@@ -57,6 +61,7 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
         experts=model.get("n_experts", 0),
         seq_len=_number(read("training.seq_len")) or 0,
         pipelines=python.pipelines if python is not None else has_pipelines(str(read("model.name"))),
+        ends_less=(_less(read, "first"), _less(read, "last")),
     )
     each = 2 if read("training.dtype") == "bfloat16" else 4
     converters = read("model.converters") or ()
@@ -83,6 +88,14 @@ def check_space(space: Space, python: PythonJob | None) -> None:
         raise UsageError("chunk_loss = [true]: with TorchTitan 0.3 the configuration itself chooses it (ChunkedCELoss)")
     if "balanced" in space.pipeline_split:
         raise UsageError('pipeline_split = ["balanced"] needs TorchTitan 0.2')
+    if set(space.stages_per_rank) != {USUAL_STAGES}:
+        raise UsageError(f"stages_per_rank other than [{USUAL_STAGES}] needs TorchTitan 0.2")
+    own = [name for name in OWN_SPLITS if python.settings.get(name)]
+    if own and python.pipelines and set(space.pipeline_parallel) != {1}:
+        raise UsageError(
+            f"the configuration sets {own[0]}, which divides layers for one number of stages: leave it out, or search without "
+            "pipelines (pipeline_parallel = [1])"
+        )
 
 
 def _global_batch(read: Any, world_size: int) -> int:
@@ -95,6 +108,12 @@ def _global_batch(read: Any, world_size: int) -> int:
         others *= _number(read(f"parallelism.{name}_parallel_degree")) or 1
     local = _number(read("training.local_batch_size")) or 1
     return local * max(1, world_size // others)
+
+
+def _less(read: Any, end: str) -> int:
+    """How many layers fewer the job gives its first or last pipeline stage."""
+    said = _number(read(f"parallelism.pipeline_parallel_{end}_stage_less_layers"))
+    return 1 if said is None else said
 
 
 def _number(value: Any) -> int | None:

@@ -29,7 +29,7 @@ class LayoutBounds:
     def first(self, layout: Layout, known: Sheet) -> float:
         """By the parameters' shapes, which any sheet tells."""
         target = self._machines.target(layout)
-        peak = target.hardware.peak_flops("float8" if layout.float8 else "bfloat16")
+        peak = target.hardware.peak_flops(self._fastest_arithmetic(layout))
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
         shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
         if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
@@ -52,6 +52,7 @@ class LayoutBounds:
             last=Part(),
             layer_parameters=0.0,
             outside_parameters=0.0,
+            ends_less=self._own.facts.ends_less,
         )
 
     def _completed(self, layout: Layout, shape: Shape) -> Shape:
@@ -61,14 +62,23 @@ class LayoutBounds:
         return replace(
             shape,
             traffic=roads.traffic(layout, shape.layers, shape.layer_parameters, compute_bytes, gradient_bytes),
+            ends_less=self._own.facts.ends_less,
             state_bytes=self._own.state_bytes,
             gradient_bytes=gradient_bytes,
             compute_bytes=compute_bytes,
             hop_ms=roads.hop_ms(layout, min((size for size, ms in shape.layer.kept if math.isinf(ms)), default=0)),
+            host_gb_us=self._machines.target(layout).host.host_gb_us,
             memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
             budget_bytes=self._machines.room_bytes(layout),
             reserved=self._wanted.goal.budget_kind == "reserved",
         )
+
+    def _fastest_arithmetic(self, layout: Layout) -> str:
+        """Of matrix products, as far as the job says: its own converters may make them as narrow as they like."""
+        own = self._own
+        if own.python is not None or any("float8" not in name for name in own.converters):
+            return "float4"
+        return "float8" if layout.float8 or own.converters else "bfloat16"
 
     def _compute_bytes(self, layout: Layout, shape: Shape) -> int:
         """Bytes of a gathered parameter, at least: 1 where it is float8, or may be."""

@@ -17,14 +17,18 @@ What it refuses for other reasons shows in an evaluation, once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from autosac.configurations.space import Space
 from autosac.configurations.splits import module_names, torchtitan_split
 
 SINGLE_STAGE = ("1F1B", "GPipe")  # schedules with one stage on each rank
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # with two, which run forth and back over the ranks
+USUAL_STAGES = 2  # of a rank under all other schedules, if nothing is said
+_OF_PIPELINES = ("schedule", "stages", "split")
 _SWITCHES = (
     "compile",
     "async_tensor",
@@ -51,6 +55,7 @@ class Layout:
     expert: int = 1
     expert_tensor: int = 1
     schedule: str = "1F1B"
+    stages: int = USUAL_STAGES
     split: str = "torchtitan"
     microbatch: int = 1
     global_batch: int = 1
@@ -86,8 +91,13 @@ class Layout:
 
     @property
     def stages_per_rank(self) -> int:
-        """Pipeline stages of a rank."""
-        return 1 if self.pipeline == 1 or self.schedule in SINGLE_STAGE else 2
+        """Pipeline stages of a rank. `stages` counts where the schedule takes any number of them."""
+        return 1 if self.pipeline == 1 or self.schedule in SINGLE_STAGE else self.stages
+
+    @property
+    def without_plans(self) -> Layout:
+        """The layout without what AutoSAC's plans alone can do: steps without a plan are the same."""
+        return replace(self, activation_offload=False, chunk_loss=False)
 
     @property
     def key(self) -> str:
@@ -109,6 +119,7 @@ class Layout:
         words.append(f"batch {self.microbatch} x {self.microbatches}")
         if self.pipeline > 1:
             words += [self.schedule, *(["balanced"] if self.split == "balanced" else [])]
+            words += [f"{self.stages} stages a rank"] if self.stages != USUAL_STAGES else []
         if self.keeps_parameters:
             words.append("no reshard")
         flags = {
@@ -116,7 +127,7 @@ class Layout:
             "async tp": self.async_tensor,
             "float8": self.float8,
             "cpu offload": self.cpu_offload,
-            "offload": self.activation_offload,
+            "activation offload": self.activation_offload,
             "chunked loss": self.chunk_loss,
             self.optimizer: self.optimizer != "fused",
             f"allocator {self.allocator}": self.allocator not in ("", "expandable_segments:True"),
@@ -130,7 +141,9 @@ class Layout:
 
 
 class ModelFacts(NamedTuple):
-    """What of a model decides legality, as far as it is known (0: not known). `pipelines`: whether any can run."""
+    """What of a model decides legality, as far as it is known (0: not known). `pipelines`: whether any can run;
+    `ends_less`: how many layers fewer the job gives its first and last stage.
+    """
 
     layers: int = 0
     heads: int = 0
@@ -138,6 +151,7 @@ class ModelFacts(NamedTuple):
     experts: int = 0
     seq_len: int = 0
     pipelines: bool = True
+    ends_less: tuple[int, int] = (1, 1)
 
 
 def settings_of(
@@ -213,6 +227,38 @@ def is_legal(layout: Layout, space: Space, facts: ModelFacts) -> bool:
     return _divides(layout, facts) and _is_sensible(layout, space)
 
 
+def why_none(
+    space: Space, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
+) -> str:
+    """What leaves no legal layout on so many GPUs: the first of the conditions that none meets."""
+    values = knobs_of(space, world_size, gpus_per_node, facts, compiled)
+    degrees = itertools.product(*(values[name] for name in ("tensor", "context", "pipeline")))
+    ranks = {world_size // math.prod(some) for some in degrees if world_size % math.prod(some) == 0}
+    if not ranks:
+        return f"no product of tensor, context and pipeline_parallel divides {world_size} GPUs"
+    if not any(of_all % copies == 0 for of_all in ranks for copies in values["replicate"]):
+        return f"data_parallel_replicate does not divide the data-parallel ranks ({_either(ranks)})"
+    if not any(global_batch % (of_all * size) == 0 for of_all in ranks for size in values["microbatch"]):
+        return (
+            f"a global batch of {global_batch} is no multiple of the data-parallel ranks ({_either(ranks)}) times the "
+            f"microbatch ({_either(values['microbatch'])}); --global-batch changes it"
+        )
+    made = _combinations(space, "", world_size, gpus_per_node, global_batch, facts, compiled)
+    if not any(_divides(layout, facts) for layout in made):
+        known = {"heads": facts.heads, "key and value heads": facts.kv_heads, "layers": facts.layers}
+        known |= {"experts": facts.experts, "tokens of a sequence": facts.seq_len}
+        counts = ", ".join(f"{count} {what}" for what, count in known.items() if count)
+        return f"the degrees do not divide the model ({counts}{'' if facts.pipelines else '; it cannot be cut into stages'})"
+    return (
+        "what is left TorchTitan refuses (replicas without shards beside other parallelism, asynchronous tensor parallelism "
+        "without compile, CPU offload without shards, pipelines with too few microbatches)"
+    )
+
+
+def _either(values: Iterable[int]) -> str:
+    return " or ".join(map(str, sorted(values)))
+
+
 def knobs_of(
     space: Space, world_size: int, gpus_per_node: int, facts: ModelFacts, compiled: bool
 ) -> dict[str, tuple[Any, ...]]:
@@ -226,6 +272,7 @@ def knobs_of(
         "expert": (space.expert_parallel or in_node) if facts.experts else (1,),
         "expert_tensor": space.expert_tensor_parallel,
         "schedule": space.pipeline_schedule,
+        "stages": space.stages_per_rank,
         "split": space.pipeline_split,
         "microbatch": space.microbatch,
         "reshard": space.reshard_after_forward,
@@ -245,9 +292,23 @@ def layout_of(choice: Mapping[str, Any], gpu: str, world_size: int, global_batch
     ranks, rest = divmod(world_size, choice["tensor"] * choice["context"] * choice["pipeline"])
     if rest or ranks == 0 or ranks % choice["replicate"] or global_batch % (ranks * choice["microbatch"]):
         return None
-    if choice["pipeline"] == 1:
-        choice = {**choice, "schedule": "1F1B", "split": "torchtitan"}
+    own = {name: (choice[name],) for name in _OF_PIPELINES}
+    ((schedule, stages, split),) = _pipelines(own, choice["pipeline"])
+    choice = {**choice, "schedule": schedule, "stages": stages, "split": split}
     return Layout(gpu=gpu, shard=ranks // choice["replicate"], global_batch=global_batch, **choice)
+
+
+def _pipelines(values: Mapping[str, Sequence[Any]], ranks: int) -> list[tuple[str, int, str]]:
+    """The different pipelines (schedule, stages of a rank, split) of so many ranks."""
+    if ranks == 1:
+        return [("1F1B", USUAL_STAGES, "torchtitan")]
+    found = itertools.product(*(values[name] for name in _OF_PIPELINES))
+    return list(
+        dict.fromkeys(
+            (schedule, stages if schedule.startswith("Interleaved") else USUAL_STAGES, split)
+            for schedule, stages, split in found
+        )
+    )
 
 
 def _combinations(
@@ -260,13 +321,14 @@ def _combinations(
         ranks, remainder = divmod(world_size, tensor * context * pipeline)
         if remainder or ranks == 0:
             continue
-        pipelines = itertools.product(values["schedule"], values["split"]) if pipeline > 1 else [("1F1B", "torchtitan")]
         fixed = {"tensor": tensor, "context": context, "pipeline": pipeline}
         few = {**values, "microbatch": [b for b in values["microbatch"] if global_batch % (ranks * b) == 0]}
         replicas = [r for r in values["replicate"] if ranks % r == 0]
         others = itertools.product(*(few[name] for name in names))
-        for (schedule, split), replicate, other in itertools.product(pipelines, replicas, others):
-            more = {"schedule": schedule, "split": split, "replicate": replicate}
+        for (schedule, stages, split), replicate, other in itertools.product(
+            _pipelines(values, pipeline), replicas, others
+        ):
+            more = {"schedule": schedule, "stages": stages, "split": split, "replicate": replicate}
             layout = layout_of({**fixed, **more, **dict(zip(names, other, strict=True))}, gpu, world_size, global_batch)
             if layout is not None:
                 yield layout
@@ -292,7 +354,7 @@ def _divides(layout: Layout, facts: ModelFacts) -> bool:
     if expert > 1 and borrowed % expert:
         return False
     stages = layout.pipeline * layout.stages_per_rank
-    return not facts.layers or torchtitan_split(facts.layers, stages) is not None
+    return not facts.layers or torchtitan_split(facts.layers, stages, *facts.ends_less) is not None
 
 
 def _is_sensible(layout: Layout, space: Space) -> bool:
@@ -308,7 +370,7 @@ def _is_sensible(layout: Layout, space: Space) -> bool:
         return False
     if (layout.activation_offload or layout.chunk_loss) and "autosac" not in space.checkpointing:
         return False  # they are AutoSAC's plans'
-    if layout.schedule in ("ZBVZeroBubble", "DualPipeV") and layout.split == "balanced":
+    if layout.schedule in V_SHAPED and layout.split == "balanced":
         return False  # their stages run forth and back over the ranks
     return layout.pipeline == 1 or _is_scheduled(layout)
 

@@ -112,7 +112,8 @@ class Counts:
 class Result:
     """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
     the best by more than `gap`. `refused`: why a job cannot run with a layout; `failed`: why nobody knows. `plans`: AutoSAC's
-    plans by their rows' keys. `offers`: the GPUs to choose from. `sampled`: the space was too large to list, and proposals
+    plans by their rows' keys. `closest`: of the layouts that bounds ruled out, the one with the least bound, and that.
+    `offers`: the GPUs to choose from. `sampled`: the space was too large to list, and proposals
     came to an end. `python`: the job, if it is one of TorchTitan 0.3.
     """
 
@@ -126,7 +127,7 @@ class Result:
     plans: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[Layout, Mapping[str, Any]] = field(default_factory=dict)
     budget_bytes: int = 0
-    least_open: float = math.inf
+    closest: tuple[Layout, float] | None = None
     seconds: float = 0.0
     offers: tuple[Offer, ...] = ()
     sampled: bool = False

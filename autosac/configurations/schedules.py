@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from autosac.configurations.layout import SINGLE_STAGE, Layout
+from autosac.configurations.layout import SINGLE_STAGE, V_SHAPED, Layout
 
-_V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 
@@ -48,7 +47,7 @@ def places(layout: Layout, split: Sequence[int]) -> list[Place]:
 
 def rank_of(layout: Layout, stage: int) -> int:
     """The pipeline rank that holds a stage: in a loop, or forth and back for V-shaped schedules."""
-    if layout.schedule in _V_SHAPED and layout.stages_per_rank == 2:
+    if layout.schedule in V_SHAPED:
         return min(stage, 2 * layout.pipeline - 1 - stage)
     return stage % layout.pipeline
 

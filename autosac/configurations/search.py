@@ -33,6 +33,7 @@ from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, S
 from autosac.configurations.job_files import job_path, written_job
 from autosac.configurations.known_bounds import LayoutBounds
 from autosac.configurations.layout import (
+    USUAL_STAGES,
     Layout,
     arguments_of,
     is_legal,
@@ -40,6 +41,7 @@ from autosac.configurations.layout import (
     layout_of,
     legal,
     settings_of,
+    why_none,
 )
 from autosac.configurations.machines import Machines
 from autosac.configurations.refusals import Refusals
@@ -104,13 +106,16 @@ class TitanSearch:
         if not found:
             sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.offers)
             raise UsageError(
-                f"no configuration of the space is legal on {sizes} with a global batch of {self._own.global_batch}: "
-                "the degrees must multiply to the GPUs and divide heads, layers and the global batch (--show-space "
-                "prints the space, --global-batch changes the batch)"
+                f"no configuration of the space is legal on {sizes}: {self._why_none()} (--show-space prints the space)"
             )
         return sorted(
             found, key=lambda it: (it.tensor * it.context, it.pipeline, it.expert, it.replicate, -it.microbatch)
         )
+
+    def _why_none(self) -> str:
+        offer, own = self._wanted.offers[0], self._own
+        per_node = self._machines.per_node(offer.gpu)
+        return why_none(self._wanted.space, offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
 
     def run(self, on_change: Callable[[Outcome[Layout]], None] = lambda _: None) -> Result:
         """Search to the end. Interrupted, `result` has what was found. `on_change` is told what has been found so far."""
@@ -167,7 +172,8 @@ class TitanSearch:
     def settings(self, layout: Layout) -> dict[str, Any]:
         """TorchTitan's settings of a layout."""
         split = None
-        if layout.split == "balanced" and layout.pipeline > 1:
+        own = layout.split == "torchtitan" and layout.stages == USUAL_STAGES
+        if layout.pipeline > 1 and not own:
             split = split_of(layout, self._shape(layout))
         return settings_of(layout, self._own.converters, split, python=self._own.python is not None)
 
@@ -290,22 +296,36 @@ class TitanSearch:
                 return Bound(tight)
             answer = None  # its bound is below the best after all
         if answer is None:
-            return Work(key, self.task(layout, best * (1 - self._wanted.gap) / self._machines.weight(layout)))
+            return Work(key, self.task(layout, self._limit_ms(layout, best)))
         if "refused" in answer:
             return self._refuse(layout, answer["refused"], layout)
         self._refusals.taken(layout)
         value = self._noted(layout, key, answer)
         planned = next((row for row in answer["rows"] if row["checkpointing"] == "autosac"), None)
         if value >= best or planned is None or planned["step_ms"] * self._machines.weight(layout) > value:
-            return Value(value)
-        return self._confirmed(layout, answer, value)
+            return self._decided(layout, answer, value, best)
+        return self._confirmed(layout, answer, value, best)
+
+    def _limit_ms(self, layout: Layout, best: float) -> float:
+        """The longest step that is better than the best."""
+        return best * (1 - self._wanted.gap) / self._machines.weight(layout)
+
+    def _decided(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | Work:
+        """The value, unless what the answer left out can be better after all: than a plan whose capture is slower than was
+        derived, or than the best of another space, which asked.
+        """
+        limit_ms = min(self._limit_ms(layout, best), value / self._machines.weight(layout))
+        if any(ms < limit_ms for ms in answer.get("skipped", {}).values()):
+            task = replace(self.task(layout, self._limit_ms(layout, best)), least_ms={})
+            return Work(self._machines.key("layout", layout), task)
+        return Value(value)
 
     def _refuse(self, layout: Layout, reason: str, tried: Layout) -> Value:
         self._refused[layout] = reason
         self._refusals.refused(tried, reason)
         return Value(math.inf)
 
-    def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float) -> Value | Work:
+    def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | Work:
         """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it."""
         key = self._machines.key("plan", layout)
         if key in self._lost:
@@ -324,15 +344,15 @@ class TitanSearch:
         self._confirmed_plans.add(layout)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
         rows += [captured["row"]] if "row" in captured else []
-        return Value(self._noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows}))
+        value = self._noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows})
+        return self._decided(layout, answer, value, best)
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
-        own = layout.activation_offload or layout.chunk_loss  # of AutoSAC's plans: the rest is as without
         return LayoutTask(
             job=self._job(layout),
             goal=self._machines.goal(layout),
-            checkpointing=("autosac",) if own else self._wanted.space.checkpointing,
+            checkpointing=("autosac",) if layout.without_plans != layout else self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.confidence,
             least_ms=self.least_ms(layout),
@@ -351,7 +371,7 @@ class TitanSearch:
         weight = self._machines.weight(layout)
         rows = [
             Row(
-                layout=layout,
+                layout=self._told_as(layout, row["checkpointing"]),
                 measured=(measured := Measured(**row)),
                 score=measured.step_ms * weight,
                 offer=self._machines.offers[layout.gpu],
@@ -368,6 +388,12 @@ class TitanSearch:
         if not fitting and "skipped" not in answer:
             self._too_large.append(layout)
         return min(fitting, default=math.inf)
+
+    def _told_as(self, layout: Layout, checkpointing: str) -> Layout:
+        """The layout that a row is of: without a plan, that without what only plans do, if the space has it."""
+        space, plain = self._wanted.space, layout.without_plans
+        known = plain.activation_offload in space.activation_offload and plain.chunk_loss in space.chunk_loss
+        return plain if known and checkpointing != "autosac" else layout
 
     def finished(self, work: Work, future: Future[Any]) -> None:
         """See `autosac.configurations.engine.Steps`."""
@@ -390,7 +416,8 @@ class TitanSearch:
         self._evaluated.add(key)
         rows = [*answer.get("rows", ()), *([answer["row"]] if "row" in answer else [])]
         fitting = [row["step_ms"] for row in rows if row["fits"]]
-        self._study.record(key, answer, {}, min(fitting, default=None))
+        knobs = dict(word.split("=", 1) for word in key.split()[1:] if "=" in word)
+        self._study.record(key, answer, knobs, min(fitting, default=None))
 
     # ---- what is known ----
 
@@ -401,7 +428,8 @@ class TitanSearch:
 
     def result(self) -> Result:
         """What is known now."""
-        rows = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
+        every = {(row.layout, row.measured.checkpointing): row for rows in self._rows.values() for row in rows}
+        rows = sorted(every.values(), key=lambda row: row.score)
         refused = dict(self._refused)
         evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
         limit = self.outcome.best * (1 - self._wanted.gap)
@@ -429,6 +457,7 @@ class TitanSearch:
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
             budget_bytes=self._machines.budget_bytes(self.layouts[0]),
+            closest=self.outcome.closest,
             seconds=time.monotonic() - self._begin,
             offers=self._wanted.offers,
             sampled=self.sampled and self._ended,

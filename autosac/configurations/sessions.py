@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from autosac.configurations.job_files import without_splits
 from autosac.configurations.jobs import check_space, own_of
 from autosac.configurations.layout import arguments_of
 from autosac.configurations.offers import Objective, Offer
@@ -30,7 +31,7 @@ from autosac.simulation import Target
 from autosac.titan.python_jobs import PythonJob
 from autosac.titan.version import check_job, installed_version
 
-_ANSWERS = "answers 6"  # of what form the answers in a study are
+_ANSWERS = "answers 7"  # of what form the answers in a study are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +89,14 @@ def searching(inputs: Inputs, progress: Callable[[str], None] = lambda _: None) 
         folder = inputs.study or stack.enter_context(temporary_folder())
         study = Study(folder, _identity(inputs, own.python), resume=inputs.resume)
         try:
+            if own.python is None:
+                wanted = replace(wanted, job=replace(job, config_file=without_splits(inputs.config_file, study.folder)))
             workers = stack.enter_context(workers_of(inputs.workers, inputs.ray, use_cache=inputs.use_cache))
             search = TitanSearch(wanted, own, workers, study, progress)
             if own.python is None:
                 some = search.layouts[0]
                 arguments = (*inputs.overrides, *arguments_of(search.settings(some)))
-                check_job_file(inputs.config_file, arguments, some.world_size)
+                check_job_file(wanted.job.config_file, arguments, some.world_size)
             yield search
         except (UsageError, CaptureError):
             study.forget()

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from autosac.configurations.bounds import Part, Shape
-from autosac.configurations.layout import Layout
+from autosac.configurations.layout import USUAL_STAGES, Layout
 from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
 from autosac.configurations.sharding import COPIES, NOTHING_KNOWN, Sharding, sharding_of
 from autosac.simulation import Simulation
@@ -114,6 +114,7 @@ def sheet_layout(layout: Layout) -> Layout:
         shard=ranks,
         pipeline=1,
         schedule="1F1B",
+        stages=USUAL_STAGES,
         split="torchtitan",
         global_batch=ranks * layout.microbatch,
         reshard="always",

@@ -40,12 +40,13 @@ def _allocators(values: tuple[str, ...]) -> tuple[str, ...]:
 
 Degree = Annotated[int, Ge(1), Le(MOST_GPUS)]
 Degrees = Annotated[tuple[Degree, ...], MinLen(1), AfterValidator(_distinct)]
+Stages = Annotated[tuple[Annotated[int, Ge(2), Le(MOST_GPUS)], ...], MinLen(1), AfterValidator(_distinct)]
 Batches = Annotated[tuple[Annotated[int, Ge(1), Le(MOST_BATCH)], ...], MinLen(1), AfterValidator(_distinct)]
 Switch = Annotated[tuple[bool, ...], MinLen(1), AfterValidator(_distinct)]
 
 
 class Space(BaseModel):
-    """The values of every knob. None: all that divide what they have to divide (see `autosac.configurations.layout.legal`)."""
+    """The values of every knob. None: what the job and the GPUs allow (see `autosac.configurations.layout.knobs_of`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -57,6 +58,7 @@ class Space(BaseModel):
         "1F1B",
         "Interleaved1F1B",
     )
+    stages_per_rank: Stages = (2,)
     pipeline_split: Annotated[tuple[Split, ...], MinLen(1), AfterValidator(_distinct)] = ("torchtitan",)
     expert_parallel: Degrees | None = None
     expert_tensor_parallel: Degrees = (1,)
@@ -82,7 +84,8 @@ MEANINGS = {
     "tensor_parallel": "tensor parallel degree",
     "context_parallel": "context parallel degree",
     "pipeline_parallel": "pipeline parallel degree, in ranks",
-    "pipeline_schedule": "pipeline schedule; those of several stages a rank have two",
+    "pipeline_schedule": "pipeline schedule",
+    "stages_per_rank": "stages of a rank under Interleaved1F1B and InterleavedZeroBubble (1F1B and GPipe: 1, others: 2)",
     "pipeline_split": "layers of each stage: TorchTitan's own split, or cut so that the slowest stage is as short as possible",
     "expert_parallel": "expert parallel degree (mixture of experts)",
     "expert_tensor_parallel": "1, or as tensor_parallel",
@@ -99,6 +102,12 @@ MEANINGS = {
     "allocator": "PYTORCH_CUDA_ALLOC_CONF",
 }
 assert set(MEANINGS) == set(Space.model_fields)
+_DEFAULTS = {  # of knobs whose default depends on the job and the GPUs
+    "data_parallel_replicate": "all that divide the data-parallel ranks",
+    "tensor_parallel": "all within a node that divide the heads",
+    "expert_parallel": "all within a node that divide the experts",
+    "compile": "as the job has it",
+}
 
 
 def load_space(path: Path) -> Space:
@@ -149,7 +158,7 @@ def space_text(space: Space) -> str:
         values = getattr(space, name)
         lines.append(f"# {meaning}")
         if values is None:
-            lines.append(f"# {name} = [...]    # by default all that divide what they have to")
+            lines.append(f"# {name} = [...]    # by default {_DEFAULTS[name]}")
         else:
             lines.append(f"{name} = [{', '.join(map(_toml, values))}]")
     return "\n".join(lines) + "\n"

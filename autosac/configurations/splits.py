@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 
 def torchtitan_split(layers: int, stages: int, first_less: int = 1, last_less: int = 1) -> tuple[int, ...] | None:
@@ -55,6 +56,27 @@ def balanced_split(layers: int, stages: int, stage_ms: Callable[[int, int, int],
         return found
 
     return best(0, 0)[1]
+
+
+def improved_split(split: Sequence[int], cost: Callable[[tuple[int, ...]], Any]) -> tuple[int, ...]:
+    """The split after moving single layers between neighbouring stages for as long as that lowers the cost: no such move makes
+    it better. Each stage keeps at least one layer.
+    """
+    best = tuple(split)
+    least = cost(best)
+    while True:
+        moves = []
+        for stage in range(len(best) - 1):
+            for left in (1, -1):
+                counts = list(best)
+                counts[stage] += left
+                counts[stage + 1] -= left
+                if min(counts[stage], counts[stage + 1]) >= 1:
+                    moves.append(tuple(counts))
+        value, found = min(((cost(move), move) for move in moves), default=(least, best))
+        if not value < least:
+            return best
+        best, least = found, value
 
 
 def module_names(split: Sequence[int]) -> list[list[str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from autosac.errors import UsageError
 
 _NAME = "autosac"
 _FILE = "journal.log"
+JOBS = "jobs"  # folder of job files that evaluations take
 
 
 class Study:
@@ -60,6 +62,10 @@ class Study:
             self._study.set_user_attr("identity", plain)
             return
         for name, value in plain.items():
+            if name == "job" and known.get(name) != value:
+                raise UsageError(
+                    f"study {self.folder} belongs to another job, or to this one before it was changed; give another folder"
+                )
             if known.get(name) != value:
                 raise UsageError(
                     f"study {self.folder} belongs to another search: its {name} is {_short(known.get(name))}, here it is "
@@ -70,6 +76,7 @@ class Study:
         """Remove a study that was begun here and has no answers but refusals: the search could not start."""
         if self._new and not (len(self) and any("refused" not in answer for answer in self._answers.values())):
             (self.folder / _FILE).unlink(missing_ok=True)
+            shutil.rmtree(self.folder / JOBS, ignore_errors=True)
             with contextlib.suppress(OSError):  # there is something else in it
                 self.folder.rmdir()
 

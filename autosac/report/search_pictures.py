@@ -29,6 +29,7 @@ _KNOBS = {
     "context": "context",
     "pipeline": "pipeline",
     "schedule": "schedule",
+    "stages": "stages a rank",
     "split": "split",
     "expert": "expert",
     "expert_tensor": "expert tensor",
@@ -39,7 +40,7 @@ _KNOBS = {
     "float8": "float8",
     "optimizer": "optimizer",
     "cpu_offload": "CPU offload",
-    "activation_offload": "offload",
+    "activation_offload": "activation offload",
     "chunk_loss": "chunked loss",
     "allocator": "allocator",
 }

@@ -74,13 +74,19 @@ def notes(result: Result) -> list[str]:
     best, fitting, counts = result.best, result.fitting, result.counts
     found: list[str] = []
     if best is None:
-        found.append("no configuration that was worked out fits")
+        found.append("no configuration that was worked out fits" if result.rows else "no configuration was worked out")
     else:
         others = [row for row in fitting[1:] if row.layout != best.layout] or list(fitting[1:])
         if others:
             lost = why_lost(best, others[0])
             share = others[0].score / best.score - 1
             found.append(f"the runner-up ({others[0].name}) is {share:.1%} behind{f': {lost}' if lost else ''}")
+        elif result.closest is not None:
+            layout, bound = result.closest
+            share = bound / best.score - 1
+            rest = f"at least {share:.1%} behind" if share > 0 else f"at most {-share:.1%} better"
+            gpu = f"{layout.gpu}, " if len(result.offers) > 1 else ""
+            found.append(f"the closest of the others ({gpu}{layout}) was ruled out by its bound: it is {rest}")
         tied = len(result.tied)
         if tied:
             found.append(

@@ -214,6 +214,30 @@ def test_copies_of_gradients_take_time() -> None:
     assert time_bound_ms(layout, known) == pytest.approx(3 + 2 * 5 + 8 + optimizer_ms)
 
 
+def test_stages_of_a_rank_share_its_memory() -> None:
+    """Two ranks with two stages each, 12 layers of 100 bytes. The first rank holds three microbatches of its first stage and
+    two of its second: 1500 bytes if stages are equal. With less memory, a layer moves from the first stage to the second.
+    """
+    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((100, math.inf),))
+    model = replace(shape(12, 1.0, 2.0), layer=layer)
+    layout = replace(pipeline(2, 4, "Interleaved1F1B"), split="balanced")
+    assert split_of(layout, model) == (3, 3, 3, 3)
+    assert memory_bound_bytes(layout, model) == 1500
+    tight = replace(model, budget_bytes=1400)
+    assert split_of(layout, tight) == (2, 3, 4, 3)
+    assert memory_bound_bytes(layout, tight) == 1400
+
+
+def test_a_stage_without_layers_needs_nothing() -> None:
+    """Of 6 layers on 8 stages TorchTitan gives the first and the last none: what their ranks keep is that of the other one."""
+    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((10, math.inf), (90, 1.0)))
+    model = replace(shape(6, 1.0, 2.0, parameters=1.0), layer=layer)
+    layout = replace(pipeline(4, 8, "Interleaved1F1B"), shard=2, global_batch=16)
+    assert split_of(layout, model) == (0, 1, 1, 1, 1, 1, 1, 0)
+    kept = [recompute_bound_ms(layout, model, rank, 150.0) for rank in range(4)]
+    assert all(0.0 <= ms < math.inf for ms in kept)
+
+
 def test_the_last_stage_has_the_loss() -> None:
     """Two stages, two microbatches: the first holds two of its layer's 10 bytes, the last one of them and the loss's 30."""
     layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((10, math.inf),))

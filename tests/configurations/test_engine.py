@@ -79,6 +79,14 @@ def test_bounds_above_the_best_are_never_worked_out() -> None:
     assert found.pruned == {i: float(i + 1) for i in range(1, 10)}
 
 
+def test_the_closest_of_the_others_is_known() -> None:
+    """Of what bounds ruled out, the one with the least bound; infinite bounds are no rivals."""
+    outcome: Outcome[str] = Outcome()
+    assert outcome.closest is None
+    outcome.pruned = {"a": 7.0, "b": 3.0, "c": math.inf}
+    assert outcome.closest == ("b", 3.0)
+
+
 def test_an_interrupted_search_leaves_what_it_found() -> None:
     """What was found before an interrupt is in the outcome that was given, which is not proven."""
     toy = Toy([(5.0, 0.1, 1.0, 0), (4.0, 0.5, 1.0, 1)])

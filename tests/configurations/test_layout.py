@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of
+from autosac.configurations.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of, why_none
 from autosac.configurations.search import is_larger
 from autosac.configurations.space import Space, space_of, space_text
-from autosac.configurations.splits import balanced_split, module_names, torchtitan_split
+from autosac.configurations.splits import balanced_split, improved_split, module_names, torchtitan_split
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings
 
@@ -49,6 +49,38 @@ def test_the_default_space_of_70b_on_128() -> None:
 def test_what_cannot_be_is_not_tried(space: dict[str, object], facts: ModelFacts) -> None:
     """Degrees that do not divide heads, sequence, layers, batch or experts; asynchronous TP without compilation."""
     assert layouts(space_of(space), 8, 16, facts) == []
+
+
+@pytest.mark.parametrize(
+    ("space", "world", "batch", "message"),
+    [
+        ({"tensor_parallel": 16}, 8, 16, "no product of tensor, context and pipeline_parallel divides 8 GPUs"),
+        ({"tensor_parallel": 3}, 8, 16, "no product of tensor"),
+        (
+            {"data_parallel_replicate": 3},
+            8,
+            16,
+            "data_parallel_replicate does not divide the data-parallel ranks (1 or 2 or",
+        ),
+        (
+            {"tensor_parallel": 1},
+            7,
+            16,
+            "a global batch of 16 is no multiple of the data-parallel ranks (7) times the microb",
+        ),
+        (
+            {"tensor_parallel": 7, "pipeline_parallel": 1},
+            7,
+            16,
+            "do not divide the model (64 heads, 8 key and value heads, 80",
+        ),
+        ({"async_tensor_parallel": True}, 8, 16, "what is left TorchTitan refuses"),
+    ],
+)
+def test_what_leaves_nothing_is_said(space: dict[str, object], world: int, batch: int, message: str) -> None:
+    """The first condition that no layout meets, with the numbers that do not go together."""
+    assert message in why_none(space_of(space), world, 8, batch, LLAMA, False)
+    assert layouts(space_of(space), world, batch) == []
 
 
 def test_replicas_without_shards_stand_alone() -> None:
@@ -98,11 +130,50 @@ def test_balanced_splits_are_the_best(costs: list[int], stages: int, embedding: 
     assert slowest(found) == min(map(slowest, ways))
 
 
+def test_improved_splits_cannot_be_improved_by_a_layer() -> None:
+    """Stages 0 and 2 share a rank that has room for 5 layers: from equal stages, a layer goes where there is room."""
+
+    def cost(split: tuple[int, ...]) -> tuple[int, int]:
+        return max(0, split[0] + split[2] - 5), max(split)
+
+    assert improved_split((3, 3, 3, 3), cost) == (2, 4, 3, 3)
+    assert improved_split((1, 1), lambda split: split) == (1, 1)
+
+
 def test_memory_grows_with_the_microbatch() -> None:
     """Accumulated gradients are in memory only where there is a second microbatch: such layouts are not compared."""
     one, two, four = (Layout(gpu="any", shard=2, microbatch=n, global_batch=8) for n in (1, 2, 4))
     assert is_larger(two, one) and not is_larger(one, two)
     assert not is_larger(four, two)
+
+
+def test_stages_of_a_rank_are_a_knob_of_interleaved_schedules() -> None:
+    """1F1B has one stage a rank and ZBV two, whatever is asked for; 80 layers are enough for 64 stages, not for 128."""
+    schedules = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+    space = Space(
+        tensor_parallel=(1,),
+        context_parallel=(1,),
+        pipeline_parallel=(8,),
+        pipeline_schedule=schedules,
+        stages_per_rank=(2, 8, 16),
+        microbatch=(1,),
+        reshard_after_forward=("always",),
+    )
+    found = layouts(space, 8, 16)
+    assert len(set(found)) == len(found)
+    assert {(it.schedule, it.stages_per_rank) for it in found} == {
+        ("1F1B", 1),
+        ("Interleaved1F1B", 2),
+        ("Interleaved1F1B", 8),
+        ("ZBVZeroBubble", 2),
+    }
+
+
+def test_the_job_says_how_much_less_its_ends_get() -> None:
+    """Of 8 layers, 4 stages whose last has 2 layers fewer; it cannot have 3 fewer."""
+    space = Space(pipeline_parallel=(4,), pipeline_schedule=("1F1B",), tensor_parallel=(1,), context_parallel=(1,))
+    assert layouts(space, 4, 8, LLAMA._replace(layers=8, ends_less=(0, 2)))
+    assert not layouts(space, 4, 8, LLAMA._replace(layers=8, ends_less=(0, 3)))
 
 
 def test_module_names_of_a_split() -> None:
@@ -134,6 +205,7 @@ def test_a_space_survives_being_written() -> None:
         ({"checkpointing": ["most"]}, "checkpointing is 'most'"),
         ({"compile": [1]}, "compile is 1: expected true or false"),
         ({"allocator": ["what:ever"]}, "allocator is"),
+        ({"stages_per_rank": [1]}, "stages_per_rank is 1: expected 2 or more"),
         ({"microbatch": []}, "microbatch is []: expected at least one value"),
     ],
 )

@@ -26,10 +26,12 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4], indirect=True)
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
-def test_orders_are_those_of_pytorch(ranks: int, schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 2), ("Interleaved1F1B", 3), ("Interleaved1F1B", 4)],
+)
+def test_orders_are_those_of_pytorch(ranks: int, schedule: str, stages: int) -> None:
     """Every rank's forwards and backwards, in the order of PyTorch's schedule, for few and for many microbatches."""
-    stages = 2 if schedule == "Interleaved1F1B" else 1
     built = [
         PipelineStage(torch.nn.Linear(1, 1), i * ranks, stages * ranks, torch.device("cpu")) for i in range(stages)
     ]
@@ -69,3 +71,9 @@ def test_stages_of_a_v_go_forth_and_back() -> None:
     """Of four stages on two ranks in a V, the first rank has the first and the last."""
     layout = Layout(gpu="any", pipeline=2, schedule="ZBVZeroBubble", global_batch=4)
     assert places(layout, (1, 2, 3, 4)) == [Place(0, (1, 4), True), Place(1, (2, 3), False)]
+
+
+def test_stages_of_a_loop_are_dealt_out() -> None:
+    """Of six stages on two ranks, each rank has every second one."""
+    layout = Layout(gpu="any", pipeline=2, schedule="Interleaved1F1B", stages=3, global_batch=4)
+    assert places(layout, (1, 2, 3, 4, 5, 6)) == [Place(0, (1, 3, 5), False), Place(1, (2, 4, 6), True)]

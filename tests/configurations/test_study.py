@@ -39,7 +39,12 @@ def test_a_study_is_continued(tmp_path: Path) -> None:
         (
             lambda folder: Study(folder, {"job": "b" * 80, "gpus": [8]}, resume=False),
             True,
-            f"belongs to another search: its job is {'b' * 57}..., here it is a; give another folder",
+            "belongs to another job, or to this one before it was changed; give another folder",
+        ),
+        (
+            lambda folder: Study(folder, {**IDENTITY, "gpus": "b" * 80}, resume=False),
+            True,
+            f"belongs to another search: its gpus is {'b' * 57}..., here it is [8]; give another folder",
         ),
         (
             lambda folder: (folder.mkdir(), (folder / "journal.log").write_text("{nothing\n{}\n")),

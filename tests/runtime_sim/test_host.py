@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from autosac.errors import SimulationError
 from autosac.runtime_sim import INSTANT_HOST, HostModel
 from autosac.runtime_sim.host import host_costs
-from autosac.trace import Alloc, Free, Phase, RecordStream
+from autosac.trace import Alloc, Free, Phase, RecordStream, TensorMeta
 
 SLOW = replace(INSTANT_HOST, eager_op_us=500.0)  # 0.5 ms for each operator
 
@@ -130,6 +131,24 @@ def test_what_each_event_costs(job):
     )
     costs = host_costs(step.trace, host) * 1e3
     np.testing.assert_allclose(costs, [1, 2, 21, 3, 4, 1 + 10 * 0.5, 5, 6, 6, 6, 8, 7, 7, 0, 0, 0, 6])
+
+
+def test_the_host_goes_through_what_it_works_on(job):
+    """Two lists of 500,000 float32 and one of 1,000,000 bool on the host are 5 MB; a copy from the device is the device's."""
+    host = replace(INSTANT_HOST, optimizer_op_us=2.0, host_gb_us=1000.0)
+    step = job().op(1, phase=Phase.OPTIMIZER).trace
+    number = TensorMeta((500_000,), (1,), "float32", "cpu")
+    metas = (number, number, TensorMeta((1_000_000,), (1,), "bool", "cpu"))
+
+    def cost_us(**changes: Any) -> float:
+        signature = step.signatures[0]._replace(inputs=metas, outputs=(), **changes)
+        return 1e3 * host_costs(replace(step, signatures=(signature,)), host)[0]
+
+    assert cost_us() == pytest.approx(2.0 + 5.0)
+    assert cost_us(mutates=(0,)) == pytest.approx(2.0 + 5.0)
+    assert 1e3 * host_costs(step, host)[0] == 2.0
+    mixed = step.signatures[0]._replace(inputs=metas, outputs=(number._replace(place="device"),))
+    assert 1e3 * host_costs(replace(step, signatures=(mixed,)), host)[0] == 2.0
 
 
 def test_each_recomputation_costs_its_beginning(job):
