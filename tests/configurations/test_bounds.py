@@ -268,11 +268,10 @@ def test_balanced_stages_are_as_short_as_memory_allows(
     def slowest(split: tuple[int, ...]) -> float:
         worst = 0.0
         for rank, count in enumerate(split):
-            copies = min(
-                m, ranks - rank
-            )  # microbatches that 1F1B holds before its first backward, and later with gradients
+            # What 1F1B holds before its first backward, and later with gradients, which the last backward gives away.
+            copies = min(m, ranks - rank)
             freed = 0.0
-            for held, gradients in [(copies, 0), (min(m - 1, copies), 4 * count)][: min(m, 2)]:
+            for held, gradients in [(copies, 0), (min(m - 1, copies), 4 * count)][: 2 if m > 2 else 1]:
                 room = budget - 12 * count - gradients - held * count * 4
                 excess = held * count * 6 - room
                 freed = max(freed, 0.0 if excess <= 0 else excess / 6 / held if room >= 0 else math.inf)
