@@ -63,11 +63,17 @@ def install() -> None:
             chosen[:] = [found]
             torch.set_default_dtype(found.dtype)
             torch.set_default_device("cuda")
+            tensor.__new__ = new  # ``torch.Tensor([1.0])`` is of the default type
             return
         if chosen:
             chosen.clear()
             torch.set_default_device(None)
         choose(t)
+
+    def new(cls: Any, *arguments: Any, **kwargs: Any) -> Any:
+        if cls is torch.Tensor and chosen:
+            return chosen[0](*arguments, **kwargs)
+        return torch._C.TensorBase.__new__(cls, *arguments, **kwargs)
 
     tensor.type = typed
     vars(torch)["set_default_tensor_type"] = set_default_tensor_type

@@ -59,6 +59,9 @@ def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _EVERYTHING = "masks that depend on activations are assumed to select everything"
+_BELOW = "numbers that are counted (bincount) are assumed to be below its `minlength`"
+_ONCE = "numbers of repetitions (repeat_interleave) that depend on activations are assumed to be 1"
+_UNKNOWN_INTEGER = 1  # as in `values`
 _DIFFERENT = "numbers whose repetitions are dropped (unique) are assumed to be all different"
 
 
@@ -89,6 +92,16 @@ def _unique_rows(args: Any) -> tuple[Any, str]:
     return (_meta(*x.shape, dtype=x.dtype), counts, counts.clone()), _DIFFERENT
 
 
+def _bincount(args: Any) -> tuple[Any, str]:
+    x, weights, least = (*args, *(None, 0)[len(args) - 1 :])
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return _meta(max(least, _UNKNOWN_INTEGER + 1) if x.numel() else least, dtype=dtype), _BELOW
+
+
+def _repeat_interleave(args: Any) -> tuple[Any, str]:
+    return _meta(args[0].numel() * _UNKNOWN_INTEGER, dtype=args[0].dtype), _ONCE
+
+
 # Their largest results where values are unknown, and what that assumes.
 _LARGEST: dict[Any, Callable[[Any], tuple[Any, str]]] = {
     aten.nonzero.default: _nonzero,
@@ -96,6 +109,8 @@ _LARGEST: dict[Any, Callable[[Any], tuple[Any, str]]] = {
     aten._unique2.default: _unique,
     aten.unique_consecutive.default: _unique,
     aten.unique_dim.default: _unique_rows,
+    aten.bincount.default: _bincount,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
 }
 
 
@@ -118,10 +133,23 @@ def _ctc_loss(args: Any) -> Any:
     return _meta(batch, dtype=log_probs.dtype), _meta(batch, log_probs.shape[0], states, dtype=log_probs.dtype)
 
 
+def _lstsq(args: Any) -> Any:
+    """CUDA has one driver (gels): neither the rank nor singular values. Residuals are those of systems with more rows."""
+    a, b = args[:2]
+    rows, columns = a.shape[-2:]
+    is_vector = b.dim() == a.dim() - 1
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-1] if is_vector else b.shape[:-2])
+    right = b.shape[-1:] if not is_vector else ()
+    residuals = (*batch, *right) if rows > columns else (0,)
+    nothing = _meta(0, dtype=torch.int64), _meta(0, dtype=a.dtype)
+    return _meta(*batch, columns, *right, dtype=a.dtype), _meta(*residuals, dtype=a.dtype), *nothing
+
+
 # Those whose shapes follow from some of their inputs alone.
 _FROM_SIZES: dict[Any, Callable[[Any], Any]] = {
     aten._pack_padded_sequence.default: _pack_padded_sequence,
     aten._ctc_loss.default: _ctc_loss,
+    aten.linalg_lstsq.default: _lstsq,
 }
 
 

@@ -33,6 +33,18 @@ _pin_memory = aten._pin_memory.default
 _record_stream = aten.record_stream.default
 _wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
 _META = torch.device("meta")
+
+
+def _all_close(x: torch.Tensor, y: torch.Tensor, *tolerance: Any, **named: Any) -> bool:
+    return bool(torch.isclose(x, y, *tolerance, **named).all().item())
+
+
+def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.shape == y.shape and bool((x == y).all().item())
+
+
+# What CUDA computes for a question whose answer is on the host.
+_COMPARISONS: dict[Any, Any] = {aten.allclose.default: _all_close, aten.equal.default: _equal}
 _plain_dispatch = torch._C._disabled_torch_dispatch_impl
 
 
@@ -133,6 +145,9 @@ class SimulatedDeviceMode(FakeTensorMode):
             return out if self._depth else self._observe(func, args, kwargs, out, None, None)
         if func is _empty_like and not isinstance(args[0], FakeTensor):
             return self._materialised(func, args, kwargs)
+        if func in _COMPARISONS:
+            with self:
+                return _COMPARISONS[func](*args, **kwargs)
         if is_dynamic(func):
             real = dynamic(func, args, kwargs)
             if real is not None:

@@ -23,7 +23,7 @@ def install(library: torch.library.Library) -> None:
     for name, function in SHAPES.items():
         library.impl(name, function, "Meta")  # PyTorch's own, where it has any, leaves the reserve out
     for name, function in _SHAPES.items():
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+        if hasattr(torch.ops.aten, name) and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             library.impl(name, function, "Meta")
 
 
@@ -91,6 +91,7 @@ _SHAPES: dict[str, Shape] = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_use_cudnn_ctc_loss": lambda *_: False,  # it takes targets on the host only
+    "_use_miopen_ctc_loss": lambda *_: False,
     "_nested_tensor_from_mask_left_aligned": lambda *_: False,  # evaluated with padding, not as nested tensors
     "_ctc_loss_backward": _like(1),
     "batch_norm_stats": _of_channels(2),

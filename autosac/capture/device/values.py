@@ -8,13 +8,14 @@ Where values come from training data or weights the model assumes: routing (`top
 perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts of
 tokens that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside this
 one (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), but `all` of unknown bools holds
-(arguments are valid), unless they say which tokens are the last (loops go on to their limit); an unknown integer or float is
+(arguments are valid), unless they say which tokens are the last (loops go on to their limit), and factorisations succeed; an unknown integer or float is
 1 (`assume_floats`), and finite. Shapes that depend on values are next door (`dynamic`).
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -39,7 +40,7 @@ _UNINITIALISED = {
     aten.resize_.default,
 }
 
-_SINGLE = torch.empty(())
+_SINGLE = torch.empty((), device="cpu")
 _DRAWN = {
     aten.rand.default,
     aten.rand_like.default,
@@ -50,6 +51,11 @@ _DRAWN = {
     aten.randint_like.default,
     aten.randint_like.low_dtype,
     aten.randperm.default,
+    aten.rand.generator,
+    aten.randn.generator,
+    aten.randint.generator,
+    aten.randint.low_generator,
+    aten.randperm.generator,
 }
 # One operand that holds, or none that does, decides: whatever the other one is.
 _ABSORBING: dict[Any, bool] = {
@@ -58,6 +64,13 @@ _ABSORBING: dict[Any, bool] = {
 }
 # Whether an integer is a given one: whether a token is the last.
 _RARE = {aten.eq.Scalar, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar}
+# How far a loss, or what an iteration still changes, is from where a loop ends.
+_THRESHOLDS: dict[Any, Callable[[float, float], bool]] = {
+    aten.gt.Scalar: operator.gt,
+    aten.ge.Scalar: operator.ge,
+    aten.lt.Scalar: operator.lt,
+    aten.le.Scalar: operator.le,
+}
 _ALL = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 _random: list[torch.Tensor] = []  # the state of the generator that draws them, one at most
 _SEED = 0
@@ -105,15 +118,15 @@ def assume_floats(answer: Callable[[], float]) -> None:
 
 
 def _filled(position: int) -> Callable[[Any, tuple[Any, ...]], torch.Tensor]:
-    return lambda out, args: torch.full(out.shape, args[position], dtype=out.dtype)
+    return lambda out, args: torch.full(out.shape, args[position], dtype=out.dtype, device="cpu")
 
 
 def _zeros(out: Any, _: tuple[Any, ...]) -> torch.Tensor:
-    return torch.zeros(out.shape, dtype=out.dtype)
+    return torch.zeros(out.shape, dtype=out.dtype, device="cpu")
 
 
 def _ones(out: Any, _: tuple[Any, ...]) -> torch.Tensor:
-    return torch.ones(out.shape, dtype=out.dtype)
+    return torch.ones(out.shape, dtype=out.dtype, device="cpu")
 
 
 # Operators whose result does not depend on the values of their inputs.
@@ -177,7 +190,10 @@ def item(tensor: torch.Tensor) -> bool | int | float:
         return values.item()
     if tensor.dtype.is_floating_point:
         return _assumed[0]()
-    return False if tensor.dtype is torch.bool else 1
+    if tensor.dtype is torch.bool:
+        beyond: Callable[[], bool] | None = vars(tensor).get("_beyond")
+        return beyond is not None and beyond()
+    return 1
 
 
 def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -210,10 +226,14 @@ def _rule_of(func: Any) -> Rule | None:
         return _all
     if func in _RARE:
         return _is_given
+    if func in _THRESHOLDS:
+        return _is_beyond
     if func in _ABSORBING:
         return _connect
     if getattr(func, "namespace", "") == "c10d":
         return lambda func, args, _, __: _collective_in_place(func, args)
+    if _status(func):
+        return _succeed
     return None if func in _UNINITIALISED else _compute
 
 
@@ -232,7 +252,7 @@ def _cast(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if value is None or args[0]._version != version or out.numel() > MOST_KNOWN or out.dtype.is_floating_point:
         _compute(func, args, kwargs, out)
     else:
-        vars(out)["_shadow"] = torch.full(out.shape, value.item(), dtype=out.dtype)
+        vars(out)["_shadow"] = torch.full(out.shape, value.item(), dtype=out.dtype, device="cpu")
 
 
 def _is_finite(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -241,7 +261,7 @@ def _is_finite(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         other = args[1] if len(args) > 1 else args[0]
         if other is args[0] or (isinstance(other, float) and not math.isfinite(other)):
             holds = func is aten.eq.Tensor or func is aten.ne.Scalar
-            out._shadow = torch.full(out.shape, holds)
+            out._shadow = torch.full(out.shape, holds, device="cpu")
             return
     _compute(func, args, kwargs, out)
 
@@ -250,8 +270,10 @@ def _draw(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Real numbers, from a generator of their own: those of the script on the host stay what they are."""
     if not isinstance(out, FakeTensor) or not 1 < out.numel() <= MOST_KNOWN:
         return
-    sizes = {"dtype": out.dtype, "layout": torch.strided, "device": torch.device("cpu")}
-    like = [torch.empty(out.shape, dtype=out.dtype)] if args and isinstance(args[0], torch.Tensor) else []
+    sizes: dict[str, Any] = {"dtype": out.dtype, "layout": torch.strided, "device": torch.device("cpu")}
+    if "generator" in kwargs:
+        sizes["generator"] = None
+    like = [torch.empty(out.shape, dtype=out.dtype, device="cpu")] if args and isinstance(args[0], torch.Tensor) else []
     with torch._C._DisableTorchDispatch():
         before = torch.get_rng_state()
         if _random:
@@ -265,9 +287,23 @@ def _draw(func: Any, args: Any, kwargs: Any, out: Any) -> None:
             torch.set_rng_state(before)
 
 
+def _status(func: Any) -> list[int]:
+    """The outputs of a factorisation that say whether it has failed (0: it has not)."""
+    schema = getattr(func, "_schema", None)
+    return [] if schema is None else [i for i, out in enumerate(schema.returns) if out.name == "info"]
+
+
+def _succeed(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Unknown matrices are regular, and positive definite where they have to be."""
+    _compute(func, args, kwargs, out)
+    for position in _status(func):
+        if shadow(out[position]) is None and out[position].numel() <= MOST_KNOWN:
+            vars(out[position])["_shadow"] = _zeros(out[position], ())
+
+
 def _all(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if shadow(args[0]) is None and out.numel() <= MOST_KNOWN:
-        out._shadow = torch.full(out.shape, not vars(args[0]).get("_rare"), dtype=out.dtype)
+        out._shadow = torch.full(out.shape, not vars(args[0]).get("_rare"), dtype=out.dtype, device="cpu")
     else:
         _compute(func, args, kwargs, out)
 
@@ -279,13 +315,22 @@ def _is_given(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         vars(out)["_rare"] = True
 
 
+def _is_beyond(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """One unknown number is compared as that which `.item()` answers, if somebody asks for the result itself: a loop."""
+    x, threshold = args
+    if isinstance(out, FakeTensor) and not x.dim() and x.dtype.is_floating_point and shadow(x) is None:
+        vars(out)["_beyond"] = lambda: _THRESHOLDS[func](_assumed[0](), threshold)
+    else:
+        _compute(func, args, kwargs, out)
+
+
 def _connect(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """``True | unknown`` and ``False & unknown`` are known: a loop that may end early, but at its limit for certain, ends."""
     decides = _ABSORBING[func]
     known = [values for values in map(shadow, args) if values is not None]
     is_bool = out.dtype is torch.bool or not decides
     if len(known) == 1 and is_bool and out.numel() <= MOST_KNOWN and bool((known[0].bool() == decides).all()):
-        _overwrite(out, torch.full(out.shape, decides, dtype=out.dtype))
+        _overwrite(out, torch.full(out.shape, decides, dtype=out.dtype, device="cpu"))
     else:
         is_rare = decides and any(isinstance(x, FakeTensor) and vars(x).get("_rare") for x in args)
         _compute(func, args, kwargs, out)
@@ -379,12 +424,12 @@ def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> An
 def _histogram(args: Any, out: Any) -> None:
     values = shadow(args[0])
     if values is not None:
-        counts = torch.bincount(values.reshape(-1).long(), minlength=out.numel())
+        counts = torch.histc(values.double(), *args[1:]).long()
         for routing in _routing:
             routing.counted(counts.numpy())
     else:
         quotient, remainder = divmod(args[0].numel(), out.numel())
-        counts = torch.full((out.numel(),), quotient, dtype=torch.int64)
+        counts = torch.full((out.numel(),), quotient, dtype=torch.int64, device="cpu")
         counts[:remainder] += 1
     out._shadow = counts.to(out.dtype)
 
@@ -398,7 +443,7 @@ def _route(args: Any, out: Any) -> None:
         if chosen is not None:
             indices._shadow = torch.from_numpy(chosen)
             return
-    indices._shadow = (torch.arange(indices.numel()) % args[0].shape[-1]).view(indices.shape)
+    indices._shadow = (torch.arange(indices.numel(), device="cpu") % args[0].shape[-1]).view(indices.shape)
 
 
 def _exchanged(values: torch.Tensor, group: Any) -> torch.Tensor:

@@ -64,7 +64,7 @@ def _readable_tensors() -> None:
         found = values.shadow(tensor)
         if found is not None:
             return found.to(tensor.dtype)
-        return torch.full(tuple(tensor.shape), values.item(tensor), dtype=tensor.dtype)
+        return torch.full(tuple(tensor.shape), values.item(tensor), dtype=tensor.dtype, device="cpu")
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if not force and self.device.type != "cpu":
