@@ -37,6 +37,7 @@ class ScriptMemory:
         self._events: list[Event] = []
         self._position = self._graph_ends = 0
         self._peaks = dict.fromkeys(_COUNTERS, 0)
+        self.step_peak_bytes = 0
 
     def follow(self) -> None:
         """Bring the allocator up to date, also before the next step begins. OutOfMemoryError where the device runs out."""
@@ -105,7 +106,13 @@ class ScriptMemory:
         peaks = self._peaks
         for name in _COUNTERS:
             peaks[name] = max(peaks[name], getattr(allocator, name))
+        self.step_peak_bytes = max(self.step_peak_bytes, allocator.active_bytes)
         return block
+
+    def begin_step(self) -> None:
+        """The peak of the step begins anew."""
+        self.follow()
+        self.step_peak_bytes = self.allocator.active_bytes
 
     def out_of_memory_message(self, error: OutOfMemoryError) -> str:
         """What PyTorch says (CUDACachingAllocator.cpp)."""

@@ -33,6 +33,7 @@ from autosac.errors import UsageError
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
 from autosac.scripts.clock import SimulatedClock
+from autosac.scripts.differences import StepDifferences, StepSize
 from autosac.scripts.exchange import Exchange
 from autosac.scripts.memory import ScriptMemory
 from autosac.scripts.ranks import ranks_of
@@ -58,6 +59,7 @@ class ScriptRun:
         self._times = StepTimes(self._present, self._simulation)
         self._kept: tuple[int, Trace] | None = None
         self._notes: dict[str, None] = {}
+        self._differences = StepDifferences()
         self.stopped = False
         self.leave: Callable[[], None] = lambda: None  # ends the process
         self._stops = 0
@@ -151,7 +153,7 @@ class ScriptRun:
             steps=self._steps.complete,
             kept=self._kept[0] if self._kept is not None else 0,
             error="" if self._kept is not None or exit_code else self._why_nothing(),
-            notes=tuple(self._notes),
+            notes=(*self._notes, *self._differences.notes()),
         )
 
     def _note_step(self, trace: Trace) -> None:
@@ -192,12 +194,18 @@ class ScriptRun:
         if self._steps.forward.active:
             self._times.end(number)
             return
-        if not any(type(event) is Op for event in self._session.recorder.log.events):
+        operators = sum(type(event) is Op for event in self._session.recorder.log.events)
+        if not operators:
             return
         self._times.end(number)
+        self._memory.follow()
+        size = StepSize(number, operators, self._memory.step_peak_bytes)
+        if number > self._steps.kept:
+            self._differences.add(size)
         if number <= self._steps.kept:
             simulation = self._simulation()
             self._kept = number, simulation.trace
+            self._differences.report(size)
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
                 self._note_step(simulation.trace)
@@ -221,7 +229,7 @@ class ScriptRun:
 
     def step_begun(self, number: int) -> None:
         """Time goes on from the end of the last one."""
-        self._memory.follow()
+        self._memory.begin_step()
         self._times.begin(number)
         if self._routing is not None:
             self._routing.begin_step()

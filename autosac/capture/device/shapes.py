@@ -23,7 +23,9 @@ def install(library: torch.library.Library) -> None:
     for name, function in SHAPES.items():
         library.impl(name, function, "Meta")  # PyTorch's own, where it has any, leaves the reserve out
     for name, function in _SHAPES.items():
-        if hasattr(torch.ops.aten, name) and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+        if hasattr(torch.ops.aten, name) and not torch._C._dispatch_has_kernel_for_dispatch_key(
+            f"aten::{name}", "Meta"
+        ):
             library.impl(name, function, "Meta")
 
 

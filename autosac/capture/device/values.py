@@ -8,8 +8,8 @@ Where values come from training data or weights the model assumes: routing (`top
 perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts of
 tokens that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside this
 one (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), but `all` of unknown bools holds
-(arguments are valid), unless they say which tokens are the last (loops go on to their limit), and factorisations succeed; an unknown integer or float is
-1 (`assume_floats`), and finite. Shapes that depend on values are next door (`dynamic`).
+(arguments are valid), unless they say which tokens are the last (loops go on to their limit), and factorisations succeed; an
+unknown integer or float is 1 (`assume_floats`), and finite. Shapes that depend on values are next door (`dynamic`).
 """
 
 from __future__ import annotations
