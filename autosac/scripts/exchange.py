@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from autosac.capture.device import values
+from autosac.capture.device import shadows
 
 _POLL_S = 0.01
 _KNOWN, _UNKNOWN = b"k", b"u"
 
 
 class Exchange:
-    """A rank's end of it (`values.Peers`). `shown`: the rank that always runs."""
+    """A rank's end of it (`exchanged.Peers`). `shown`: the rank that always runs."""
 
     def __init__(self, folder: Path, rank: int, shown: int) -> None:
         self._folder = folder
@@ -34,14 +34,14 @@ class Exchange:
         self._needed: set[int] = set()
         self._last: dict[tuple[int, torch.dtype], bytes] = {}
 
-    # ---- values.Peers -----------------------------------------------------------------------------------------------
+    # ---- exchanged.Peers --------------------------------------------------------------------------------------------
 
     def send(self, group: str, peer: int, known: torch.Tensor | None) -> None:
         """A message to a rank, None if its values are not known."""
         self._need(peer)
         self._post(self._name(f"{group} {self._rank} {peer}"), known)
 
-    def receive(self, group: str, peer: int, dtype: torch.dtype) -> values.Later:
+    def receive(self, group: str, peer: int, dtype: torch.dtype) -> shadows.Later:
         """The next message of a rank. Waits when it is asked for."""
         self._need(peer)
         return self._later(self._name(f"{group} {peer} {self._rank}"), peer, dtype)
@@ -50,7 +50,7 @@ class Exchange:
         """A tensor without values goes to or comes from this rank."""
         self._need(peer)
 
-    def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> values.Later | None:
+    def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> shadows.Later | None:
         """Sent by `root` to its whole group. None: it is this rank, or taken to be like it."""
         name = self._name(f"{group} {root}")
         if root == self._rank:
@@ -86,7 +86,7 @@ class Exchange:
         unfinished.write_bytes(data)
         unfinished.replace(self._folder / name)
 
-    def _later(self, name: str, sender: int, dtype: torch.dtype) -> values.Later:
+    def _later(self, name: str, sender: int, dtype: torch.dtype) -> shadows.Later:
         def take() -> torch.Tensor | None:
             path = self._folder / name
             self._wait(path, sender)

@@ -17,7 +17,7 @@ import torch
 from autosac.capture.compiler import partition
 from autosac.capture.cuda import functions, graphs
 from autosac.capture.device import device as simulated
-from autosac.capture.device import dynamic, values
+from autosac.capture.device import dynamic, exchanged, values
 from autosac.capture.device.device import CUDA
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.capture.jobs.routing import routing_of
@@ -67,7 +67,7 @@ class ScriptRun:
         process_group.serve_scripts()
         if request.shared is not None and request.world_size > 1:
             self._exchange = Exchange(Path(request.shared), request.rank, request.shown)
-            values.exchange_with(self._exchange)
+            exchanged.exchange_with(self._exchange)
         meshes.install(request.rank)
         script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints)
         if request.synthetic is not None:

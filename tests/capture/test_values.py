@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autosac.capture.device.values import MOST_KNOWN, shadow
+from autosac.capture.device.shadows import MOST_KNOWN, shadow
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 
 aten = torch.ops.aten
@@ -189,10 +189,11 @@ def test_drawn_numbers() -> None:
 
 
 def test_what_python_reads() -> None:
-    """`.item()` of an unknown bool is False, of an integer 1, of a floating-point number 1.0; of a known one its value."""
+    """`.item()` of an unknown bool is False, of an integer 1, of a floating-point number 1.0, compared as such; of a known one its value."""
     check(
         {
-            "bool": (lambda x: torch.tensor([(x[0, 0] > 0).item() is False]), [True]),
+            "bool": (lambda x: torch.tensor([(x > 0)[0, 0].item() is False]), [True]),
+            "beyond": (lambda x: torch.tensor([bool(x[0, 0] > bound) for bound in (0, 2)]), [True, False]),
             "integer": (lambda x: torch.tensor([x[0, 0].long().item()]), [1]),
             "float": (lambda x: torch.tensor([x[0, 0].item()]), [1.0]),
             "known": (lambda x: torch.tensor([torch.arange(4)[3].item()]), [3]),

@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.operators import per_operator
-from autosac.capture.device.values import MOST_KNOWN, shadow, shadows
+from autosac.capture.device.shadows import MOST_KNOWN, shadow
+from autosac.capture.device.values import shadows
 
 aten = torch.ops.aten
 
@@ -93,7 +94,9 @@ def _unique_rows(args: Any) -> tuple[Any, str]:
 
 
 def _bincount(args: Any) -> tuple[Any, str]:
-    x, weights, least = (*args, *(None, 0)[len(args) - 1 :])
+    x: Any = args[0]
+    weights = args[1] if len(args) > 1 else None
+    least: int = args[2] if len(args) > 2 else 0
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
     return _meta(max(least, _UNKNOWN_INTEGER + 1) if x.numel() else least, dtype=dtype), _BELOW
 

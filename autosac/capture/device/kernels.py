@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autosac.capture.device import recurrent, shapes, values
+from autosac.capture.device import recurrent, shadows, shapes
 from autosac.capture.device.attention import Attention
 from autosac.capture.device.autocast import Autocast
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, key_of, stand_for
@@ -80,7 +80,7 @@ def _ctc_loss(
 
 
 def _lengths(lengths: torch.Tensor, longest: int) -> list[int]:
-    known = values.shadow(lengths) if isinstance(lengths, FakeTensor) else lengths
+    known = shadows.shadow(lengths) if isinstance(lengths, FakeTensor) else lengths
     return [longest] * lengths.numel() if known is None else known.reshape(-1).tolist()
 
 

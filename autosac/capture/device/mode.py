@@ -17,7 +17,7 @@ from torch._higher_order_ops.wrap import inductor_compiled_code
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-from autosac.capture.device import values
+from autosac.capture.device import exchanged, shadows, values
 from autosac.capture.device.cache import DispatchCache, Entry
 from autosac.capture.device.device import CUDA
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic
@@ -107,7 +107,7 @@ class SimulatedDeviceMode(FakeTensorMode):
                 if kwargs.get("pin_memory") and self.target != CUDA:  # scripts have pinned memory
                     kwargs = {**kwargs, "pin_memory": False}
                 if _is_c10d(func):
-                    values.exchange_on_host(func, args)
+                    exchanged.exchange_on_host(func, args)
                 return func(*args, **kwargs)
             if _is_composite(func):  # callers below autograd hand over undecomposed operators
                 with self:
@@ -181,7 +181,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         """A copy from the device to the host is real for scripts, if its values are known: they hand it to code in C."""
         if self.target != CUDA or self._depth or device is None or torch.device(device).type != "cpu":
             return None
-        known = values.shadow(x)
+        known = shadows.shadow(x)
         return None if known is None else known.to(dtype or x.dtype, copy=True)
 
     def _copy(

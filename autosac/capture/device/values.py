@@ -7,7 +7,7 @@ coin decides is the same for all layers.
 Where values come from training data or weights the model assumes: routing (`topk` of unknown scores) is round-robin, that is
 perfectly balanced, or drawn from a distribution (`route_by`); collectives see symmetric ranks, except for the counts of
 tokens that ranks exchange when routing is drawn, and for small integer tensors that come from a rank which runs beside this
-one (`exchange_with`); an unknown bool is False (initialisers loop on `mask.any()`), but `all` of unknown bools holds
+one (`exchanged`); an unknown bool is False (initialisers loop on `mask.any()`), but `all` of unknown bools holds
 (arguments are valid), unless they say which tokens are the last (loops go on to their limit), and factorisations succeed; an
 unknown integer or float is 1 (`assume_floats`), and finite. Shapes that depend on values are next door (`dynamic`).
 """
@@ -17,17 +17,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
 from autosac.capture.device.operators import mutates, per_operator
+from autosac.capture.device.shadows import MOST_KNOWN, forget, overwrite, shadow
 from autosac.capture.moe_load import Routing
 
 aten = torch.ops.aten
-MOST_KNOWN = 1 << 22  # elements: token ids, routing counts, masks
 _FLOAT_LIMIT = 64
 
 _UNINITIALISED = {
@@ -77,39 +78,12 @@ _SEED = 0
 
 _FINITENESS = {aten.eq.Tensor, aten.ne.Tensor, aten.ne.Scalar, aten.isnan.default, aten.isinf.default}
 
-Later: TypeAlias = Callable[[], "torch.Tensor | None"]
-"""Values that another rank has, as a flat tensor; None if they are unknown. May wait for that rank."""
-
-
-class Peers(Protocol):
-    """Other ranks that run beside this one. Ranks are global; `known` is None for unknown values."""
-
-    def send(self, group: str, peer: int, known: torch.Tensor | None) -> None:
-        """A small integer tensor goes to `peer`."""
-
-    def receive(self, group: str, peer: int, dtype: torch.dtype) -> Later:
-        """A small integer tensor comes from `peer`."""
-
-    def needs(self, peer: int) -> None:
-        """Another tensor goes to `peer`, or comes from it."""
-
-    def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> Later | None:
-        """A small integer tensor goes from `root` to all of the group. None if this rank's own values are taken."""
-
-
-_routing: list[Routing] = []  # one at most
-_peers: list[Peers] = []  # one at most
 _assumed: list[Callable[[], float]] = [lambda: 1.0]
 
 
 def route_by(routing: Routing | None) -> None:
     """Draw the routing of tokens to experts from now on; None: round-robin."""
-    _routing[:] = [routing] if routing is not None else []
-
-
-def exchange_with(peers: Peers) -> None:
-    """Small integer tensors are sent to other ranks, and received from them, from now on."""
-    _peers[:] = [peers]
+    routing_in_use[:] = [routing] if routing is not None else []
 
 
 def assume_floats(answer: Callable[[], float]) -> None:
@@ -142,45 +116,6 @@ _CONSTANT: dict[Any, Callable[[Any, tuple[Any, ...]], torch.Tensor]] = {
     aten.full_like.default: _filled(1),
     aten.new_full.default: _filled(2),
 }
-
-
-def shadow(tensor: Any) -> torch.Tensor | None:
-    """The shadow values of a fake tensor, or None."""
-    values: Any = getattr(tensor, "_shadow", None)
-    if values is not None and not isinstance(values, torch.Tensor):
-        values = tensor._shadow = _arrived(values, tensor)
-    if values is None or (not values.untyped_storage().nbytes() and values.numel()):  # forgotten
-        return None
-    known: torch.Tensor = values
-    return known
-
-
-def _arrived(later: Later, tensor: torch.Tensor) -> torch.Tensor | None:
-    """What another rank has sent, if it is what this tensor can hold."""
-    with torch._C._DisableTorchDispatch():
-        found = later()
-        return found.view(tensor.shape) if found is not None and found.numel() == tensor.numel() else None
-
-
-def _forget(tensor: Any) -> None:
-    """The tensor's values are unknown from now on, and so are those of all its views and its base.
-
-    Shadows share memory as their tensors do: freeing it tells all of them.
-    """
-    values = shadow(tensor)
-    if values is not None:
-        tensor._shadow = None
-        if values.untyped_storage().resizable():
-            values.untyped_storage().resize_(0)
-
-
-def _overwrite(tensor: Any, values: torch.Tensor) -> None:
-    """The tensor has new values, which its views and its base see, too."""
-    known = shadow(tensor)
-    if known is None:
-        tensor._shadow = values
-    else:
-        known.copy_(values)
 
 
 def item(tensor: torch.Tensor) -> bool | int | float:
@@ -231,7 +166,7 @@ def _rule_of(func: Any) -> Rule | None:
     if func in _ABSORBING:
         return _connect
     if getattr(func, "namespace", "") == "c10d":
-        return lambda func, args, _, __: _collective_in_place(func, args)
+        return lambda func, args, _, __: collective_in_place(func, args)
     if _status(func):
         return _succeed
     return None if func in _UNINITIALISED else _compute
@@ -241,7 +176,7 @@ def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, o
     # Of floating-point numbers only single ones (a scale, a sum): vectors of zeros are weights, which training changes.
     most = 1 if out.dtype.is_floating_point else MOST_KNOWN
     if isinstance(out, FakeTensor) and out.numel() <= most:
-        _overwrite(out, constant(out, args))
+        overwrite(out, constant(out, args))
     elif isinstance(out, FakeTensor) and not out.is_inference():
         vars(out)["_filled"] = constant(_SINGLE, args), out._version
 
@@ -330,7 +265,7 @@ def _connect(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     known = [values for values in map(shadow, args) if values is not None]
     is_bool = out.dtype is torch.bool or not decides
     if len(known) == 1 and is_bool and out.numel() <= MOST_KNOWN and bool((known[0].bool() == decides).all()):
-        _overwrite(out, torch.full(out.shape, decides, dtype=out.dtype, device="cpu"))
+        overwrite(out, torch.full(out.shape, decides, dtype=out.dtype, device="cpu"))
     else:
         is_rare = decides and any(isinstance(x, FakeTensor) and vars(x).get("_rare") for x in args)
         _compute(func, args, kwargs, out)
@@ -404,13 +339,13 @@ def _is_constant(func: Any) -> bool:
 def _forget_mutated(func: Any, args: Any) -> None:
     """Writing unknown data into a tensor invalidates its shadow."""
     if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None and mutates(func):
-        _forget(args[0])
+        forget(args[0])
 
 
 def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:
     args, kwargs = shadows(args), shadows(kwargs)
     if namespace in ("_c10d_functional", "_c10d_functional_autograd"):
-        return _functional_collective(func, args, out)
+        return functional_collective(func, args, out)
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
@@ -425,7 +360,7 @@ def _histogram(args: Any, out: Any) -> None:
     values = shadow(args[0])
     if values is not None:
         counts = torch.histc(values.double(), *args[1:]).long()
-        for routing in _routing:
+        for routing in routing_in_use:
             routing.counted(counts.numpy())
     else:
         quotient, remainder = divmod(args[0].numel(), out.numel())
@@ -438,96 +373,9 @@ def _route(args: Any, out: Any) -> None:
     indices = out[1]
     if not indices.dim() or indices.numel() > MOST_KNOWN:
         return
-    for routing in _routing:
+    for routing in routing_in_use:
         chosen = routing.route(args[0].shape, args[1])
         if chosen is not None:
             indices._shadow = torch.from_numpy(chosen)
             return
     indices._shadow = (torch.arange(indices.numel(), device="cpu") % args[0].shape[-1]).view(indices.shape)
-
-
-def _exchanged(values: torch.Tensor, group: Any) -> torch.Tensor:
-    """What an all-to-all of equal parts brings."""
-    for routing in _routing:
-        if values.dim() == 1 and values.numel() % group.size() == 0:
-            received = routing.exchanged(values.long().numpy(), torch.distributed.get_process_group_ranks(group))
-            return torch.from_numpy(received).to(values.dtype)
-    return values
-
-
-def _collective_in_place(func: Any, args: Any) -> None:
-    """c10d's operators under symmetric ranks."""
-    name = func._schema.name.split("::")[1]
-    target = args[0]
-    if name in ("send", "recv_", "broadcast_"):
-        for peers in _peers:
-            _exchange(peers, name, args)
-            return
-    if name in ("alltoall_base_", "_allgather_base_") and isinstance(target, FakeTensor):
-        values = shadow(args[1])
-        if values is not None and name == "alltoall_base_" and values.shape == target.shape:
-            _overwrite(target, _exchanged(values, torch.distributed.ProcessGroup.unbox(args[2])))
-        elif values is not None and values.numel() and target.numel() % values.numel() == 0:
-            _overwrite(target, values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape))
-        else:
-            _forget(target)
-    elif name in ("recv_", "_reduce_scatter_base_"):
-        for leaf in pytree.tree_leaves(args):
-            if isinstance(leaf, FakeTensor):
-                _forget(leaf)
-
-
-def _exchange(peers: Peers, name: str, args: Any) -> None:
-    """``send(tensors, group, rank, ...)``, ``recv_`` and ``broadcast_``: the rank is that within the group."""
-    process_group = torch.distributed.ProcessGroup.unbox(args[1])
-    group = process_group.group_name
-    peer = torch.distributed.get_process_group_ranks(process_group)[args[2]]
-    for tensor in args[0]:
-        is_real = not isinstance(tensor, FakeTensor)
-        is_message = (is_real or not tensor.dtype.is_floating_point) and tensor.numel() <= MOST_KNOWN
-        known = tensor if is_real else shadow(tensor)
-        if name == "broadcast_":
-            found = peers.broadcast(group, peer, known, tensor.dtype) if is_message else None
-            if found is not None:
-                _expect(tensor, found)
-        elif not is_message:
-            peers.needs(peer)
-            if name == "recv_":
-                _forget(tensor)
-        elif name == "send":
-            peers.send(group, peer, known)
-        else:
-            _expect(tensor, peers.receive(group, peer, tensor.dtype))
-
-
-def _expect(tensor: Any, later: Later) -> None:
-    """The tensor's values come from another rank, as soon as somebody reads them."""
-    if not isinstance(tensor, FakeTensor):
-        found = _arrived(later, tensor)
-        if found is not None:
-            tensor.copy_(found)
-        return
-    _forget(tensor)
-    vars(tensor)["_shadow"] = later
-
-
-def exchange_on_host(func: Any, args: Any) -> None:
-    """A c10d operator on real tensors."""
-    name = func._schema.name.split("::")[1]
-    if name in ("send", "recv_", "broadcast_"):
-        for peers in _peers:
-            _exchange(peers, name, args)
-
-
-def _functional_collective(func: Any, args: Any, out: Any) -> Any:
-    c10d: Any = torch.distributed.distributed_c10d
-    name = func._schema.name.split("::")[1]
-    if name == "all_to_all_single" and args[0].shape == out.shape:
-        return _exchanged(args[0], c10d._resolve_process_group(args[3]))
-    if name in ("wait_tensor", "broadcast", "broadcast_"):
-        return args[0] if args[0].shape == out.shape else None
-    if name in ("all_reduce", "all_reduce_"):
-        return args[0] * c10d._resolve_process_group(args[2]).size() if args[1].lower() == "sum" else args[0].clone()
-    if name == "all_gather_into_tensor":
-        return torch.cat([args[0]] * args[1])
-    return None

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.jit._builtins import _register_builtin
 from torch.utils._device import _device_constructors
 
-from autosac.capture.device import values
+from autosac.capture.device import shadows, values
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.patches import frameworks, saving
 from autosac.capture.patches.tensors import exchange
@@ -61,7 +61,7 @@ def _readable_tensors() -> None:
     """Values as far as they are known, else as the value model assumes them (`values.item`)."""
 
     def known(tensor: torch.Tensor) -> torch.Tensor:
-        found = values.shadow(tensor)
+        found = shadows.shadow(tensor)
         if found is not None:
             return found.to(tensor.dtype)
         return torch.full(tuple(tensor.shape), values.item(tensor), dtype=tensor.dtype, device="cpu")

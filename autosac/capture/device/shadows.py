@@ -1,0 +1,52 @@
+"""Shadow values: what is known of a simulated tensor, as a real tensor beside it (`values` says how they come about)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+MOST_KNOWN = 1 << 22  # elements: token ids, routing counts, masks
+
+Later: TypeAlias = Callable[[], "torch.Tensor | None"]
+"""Values that another rank has, as a flat tensor; None if they are unknown. May wait for that rank."""
+
+
+def shadow(tensor: Any) -> torch.Tensor | None:
+    """The shadow values of a fake tensor, or None."""
+    values: Any = getattr(tensor, "_shadow", None)
+    if values is not None and not isinstance(values, torch.Tensor):
+        values = tensor._shadow = arrived(values, tensor)
+    if values is None or (not values.untyped_storage().nbytes() and values.numel()):  # forgotten
+        return None
+    known: torch.Tensor = values
+    return known
+
+
+def arrived(later: Later, tensor: torch.Tensor) -> torch.Tensor | None:
+    """What another rank has sent, if it is what this tensor can hold."""
+    with torch._C._DisableTorchDispatch():
+        found = later()
+        return found.view(tensor.shape) if found is not None and found.numel() == tensor.numel() else None
+
+
+def forget(tensor: Any) -> None:
+    """The tensor's values are unknown from now on, and so are those of all its views and its base.
+
+    Shadows share memory as their tensors do: freeing it tells all of them.
+    """
+    values = shadow(tensor)
+    if values is not None:
+        tensor._shadow = None
+        if values.untyped_storage().resizable():
+            values.untyped_storage().resize_(0)
+
+
+def overwrite(tensor: Any, values: torch.Tensor) -> None:
+    """The tensor has new values, which its views and its base see, too."""
+    known = shadow(tensor)
+    if known is None:
+        tensor._shadow = values
+    else:
+        known.copy_(values)
