@@ -189,7 +189,7 @@ def test_drawn_numbers() -> None:
 
 
 def test_what_python_reads() -> None:
-    """`.item()` of an unknown bool is False, of an integer 1, of a floating-point number 1.0, compared as such; of a known one its value."""
+    """`.item()` of an unknown bool is False, of an integer 1, of a float 1.0, also where it is compared; of a known one its value."""
     check(
         {
             "bool": (lambda x: torch.tensor([(x > 0)[0, 0].item() is False]), [True]),
