@@ -189,11 +189,11 @@ def test_drawn_numbers() -> None:
 
 
 def test_what_python_reads() -> None:
-    """`.item()` of an unknown bool is False, of an integer 1, of a float 1.0, also where it is compared; of a known one its value."""
+    """`.item()` of an unknown bool is False, of an integer 1, of a float 1.0, compared or not; of a known one its value."""
     check(
         {
             "bool": (lambda x: torch.tensor([(x > 0)[0, 0].item() is False]), [True]),
-            "beyond": (lambda x: torch.tensor([bool(x[0, 0] > bound) for bound in (0, 2)]), [True, False]),
+            "beyond": (lambda x: torch.tensor([bool(x[0, 0] > bound) for bound in (0.5, 2, -1)]), [True, False, False]),
             "integer": (lambda x: torch.tensor([x[0, 0].long().item()]), [1]),
             "float": (lambda x: torch.tensor([x[0, 0].item()]), [1.0]),
             "known": (lambda x: torch.tensor([torch.arange(4)[3].item()]), [3]),

@@ -107,3 +107,24 @@ def test_steps_that_need_more_than_the_reported_one_are_named(run: Any) -> None:
     notes = " ".join(done.stdout.split())
     assert re.search(r"steps differ: step 3 needs \d\.\d\d GiB of active memory, the reported step 0\.\d\d GiB", notes)
     assert re.search(r"steps differ: step 3 runs \d+ operators, the reported step \d+", notes)
+
+
+PREFETCHED = """
+import torch
+
+layer = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+aside = torch.cuda.Stream()
+for step in range(20):
+    with torch.cuda.stream(aside):
+        x = torch.randn(16, 8).cuda(non_blocking=True)
+    torch.cuda.current_stream().wait_stream(aside)
+    layer(x).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_copied_on_another_stream_is_no_warm_up(run: Any) -> None:
+    """Only a forward on another stream warms up a graph: three steps run, and the second is reported."""
+    done = run(PREFETCHED)
+    assert "step 2 of the 3 that the script ran" in done.stdout, done.stdout + done.stderr

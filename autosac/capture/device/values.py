@@ -251,9 +251,18 @@ def _is_given(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 
 
 def _is_beyond(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """One unknown number is compared as that which `.item()` answers, if somebody asks for the result itself: a loop."""
+    """One unknown number is compared as that which `.item()` answers, if somebody asks for the result itself: a loop.
+
+    Not with negative numbers: then it is no loss or norm, but a slope (L-BFGS).
+    """
     x, threshold = args
-    if isinstance(out, FakeTensor) and not x.dim() and x.dtype.is_floating_point and shadow(x) is None:
+    if (
+        isinstance(out, FakeTensor)
+        and threshold > 0
+        and not x.dim()
+        and x.dtype.is_floating_point
+        and shadow(x) is None
+    ):
         vars(out)["_beyond"] = lambda: _THRESHOLDS[func](_assumed[0](), threshold)
     else:
         _compute(func, args, kwargs, out)

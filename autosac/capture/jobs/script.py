@@ -87,6 +87,7 @@ class ScriptSteps:
         self._has_gradients = False  # a backward has run, and no optimizer has stepped yet
         self._depth = 0
         self.warm_up = 0  # the last step that was a warm-up for CUDA graphs
+        self._computing = 0  # the last step whose forward has begun
         self._updates: int | None = None  # calls of `Optimizer.step` in the graph that is being captured
 
     def install(self) -> None:
@@ -134,10 +135,18 @@ class ScriptSteps:
             self._begin()
         if self.number:
             try:
-                self._listener.forward_begun(self.number)
+                self._forward_begins()
             except StopScript:
                 self._depth -= 1  # hooks that leave a module see no BaseException
                 raise
+
+    def _forward_begins(self) -> None:
+        """A step whose first forward runs on another stream warms up a graph; batches may be copied there in any step."""
+        if self.number > self._computing:
+            self._computing = self.number
+            if current_stream().stream_id and self.number <= _MOST_ASIDE:
+                self.warm_up = self.number
+        self._listener.forward_begun(self.number)
 
     def _replayed(self, module: torch.nn.Module) -> None:
         self._enter(module)
@@ -179,8 +188,6 @@ class ScriptSteps:
         self._is_forward = False
         self._listener.step_begun(self.number + 1)
         self.number += 1
-        if current_stream().stream_id and self.number <= _MOST_ASIDE:
-            self.warm_up = self.number
         self.forward.step_begun()
         if not self.forward.active:
             self.recorder.begin_recording(self.number)
@@ -213,7 +220,7 @@ class ScriptSteps:
         if has_backward:
             self._has_gradients = self._has_run_backward = True
             if self.number and not _in_backward():
-                self._listener.forward_begun(self.number)
+                self._forward_begins()
 
     def launch_ends(self, updates: int) -> None:
         """It has been launched, with so many updates in it."""
@@ -243,7 +250,7 @@ class ScriptSteps:
             self._begin()
         if not (self._has_modules or self._is_forward) and self.number and self._reads_parameter(args, kwargs, tensors):
             self._is_forward = True
-            self._listener.forward_begun(self.number)
+            self._forward_begins()
         if self.forward.active:
             return
         self.recorder.operator(func, args, kwargs, out, entry, tensors)
