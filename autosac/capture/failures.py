@@ -36,9 +36,7 @@ _REMEDIES = {
         "the size of a result depends on values of simulated tensors, which are not known: bring them from the host, or "
         "give the size itself"
     ),
-    "self.shape_env must not be None": (
-        "nested tensors (torch.nested) cannot be simulated: plan the model with padded ones"
-    ),
+    "_nested_tensor_from": ("nested tensors with strided layout cannot be simulated: give them layout=torch.jagged"),
     "Cannot access storage of TensorWrapper": (
         "function transforms (torch.func: grad, vmap, jvp) cannot be simulated: plan the model with an ordinary backward"
     ),

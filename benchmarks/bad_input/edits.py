@@ -75,6 +75,7 @@ def edit_json(
     name = ".".join(map(str, path))
     kind = rng.choice(("type", "type", "odd", "null", "delete", "number", "deep", "twice", "huge", "rename"))
     refuse: bool | None = None if free(path) else True
+    empty_column = "columns" in path[:-1] and value == []  # of a kind of events that does not occur
     if kind in ("type", "odd", "null"):
         new = {"type": wrong_type(value, rng), "odd": ODD, "null": None}[kind]
         put(spoiled, path, new)
@@ -86,14 +87,13 @@ def edit_json(
     if kind == "delete":
         parent = at(spoiled, path[:-1])
         del parent[path[-1]]
-        return Spoiled(
-            _json(spoiled), f"without {name}", None if isinstance(parent, list) or path[-1] in optional else refuse
-        )
+        may_miss = isinstance(parent, list) or path[-1] in optional or empty_column
+        return Spoiled(_json(spoiled), f"without {name}", None if may_miss else refuse)
     if kind == "rename":
         parent = at(spoiled, path[:-1])
         if isinstance(parent, dict):
             parent["x" + str(path[-1])] = parent.pop(path[-1])
-            return Spoiled(_json(spoiled), f"{name} renamed", None if path[-1] in optional else refuse)
+            return Spoiled(_json(spoiled), f"{name} renamed", None if path[-1] in optional or empty_column else refuse)
         put(spoiled, path, ODD)
         return Spoiled(_json(spoiled), f"{name} odd", refuse)
     marker = f"marker{rng.random()}"
