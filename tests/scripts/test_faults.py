@@ -94,19 +94,23 @@ def test_a_script_that_catches_everything(run: Any) -> None:
     assert "step 2 of the 3 that the script ran" in ended.stdout
 
 
-def test_patience_ends(run: Any) -> None:
+def test_patience_ends(run: Any, tmp_path: Path) -> None:
     """A script that never steps ends with a hint that names the line where it is; what it started has ended, too."""
     before = processes()
     ended = run(WITHOUT_END, "--patience", "6")
     assert ended.returncode == 1
     assert "has taken no step for 6 s (at " in ended.stderr and "train.py:11)" in ended.stderr
     assert ended.stdout == "reads ''\n"
-    assert not {pid for pid in processes() - before if _is_ours(pid)}
+    assert not {pid for pid in processes() - before if _is_of(tmp_path, pid)}
 
 
-def _is_ours(pid: int) -> bool:
+def _is_of(folder: Path, pid: int) -> bool:
+    """Whether a process runs a script of this folder: other tests may run others meanwhile."""
+    process = Path(f"/proc/{pid}")
     try:
-        return b"AUTOSAC_SCRIPT=" in Path(f"/proc/{pid}/environ").read_bytes()
+        return (
+            b"AUTOSAC_SCRIPT=" in (process / "environ").read_bytes() and (process / "cwd").resolve() == folder.resolve()
+        )
     except OSError:
         return False
 
@@ -140,6 +144,6 @@ def test_signals_leave_nothing(cache: Path, tmp_path: Path, number: int) -> None
         finally:
             process.kill()
     deadline = time.monotonic() + 30
-    while (left := {pid for pid in processes() - before if _is_ours(pid)}) and time.monotonic() < deadline:
+    while (left := {pid for pid in processes() - before if _is_of(tmp_path, pid)}) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
