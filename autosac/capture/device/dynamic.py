@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.operators import per_operator
-from autosac.capture.device.shadows import MOST_KNOWN, shadow
+from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, shadow
 from autosac.capture.device.values import shadows
 
 aten = torch.ops.aten
@@ -62,7 +62,6 @@ def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
 _EVERYTHING = "masks that depend on activations are assumed to select everything"
 _BELOW = "numbers that are counted (bincount) are assumed to be below its `minlength`"
 _ONCE = "numbers of repetitions (repeat_interleave) that depend on activations are assumed to be 1"
-_UNKNOWN_INTEGER = 1  # as in `values`
 _DIFFERENT = "numbers whose repetitions are dropped (unique) are assumed to be all different"
 
 
@@ -98,11 +97,11 @@ def _bincount(args: Any) -> tuple[Any, str]:
     weights = args[1] if len(args) > 1 else None
     least: int = args[2] if len(args) > 2 else 0
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
-    return _meta(max(least, _UNKNOWN_INTEGER + 1) if x.numel() else least, dtype=dtype), _BELOW
+    return _meta(max(least, UNKNOWN_INTEGER + 1) if x.numel() else least, dtype=dtype), _BELOW
 
 
 def _repeat_interleave(args: Any) -> tuple[Any, str]:
-    return _meta(args[0].numel() * _UNKNOWN_INTEGER, dtype=args[0].dtype), _ONCE
+    return _meta(args[0].numel() * UNKNOWN_INTEGER, dtype=args[0].dtype), _ONCE
 
 
 # Their largest results where values are unknown, and what that assumes.

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 MOST_KNOWN = 1 << 22  # elements: token ids, routing counts, masks
+UNKNOWN_INTEGER = 1  # what stands for an integer that nobody knows
 
 Later: TypeAlias = Callable[[], "torch.Tensor | None"]
 """Values that another rank has, as a flat tensor; None if they are unknown. May wait for that rank."""

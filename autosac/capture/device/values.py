@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
 from autosac.capture.device.operators import mutates, per_operator
-from autosac.capture.device.shadows import MOST_KNOWN, forget, overwrite, shadow
+from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, overwrite, shadow
 from autosac.capture.moe_load import Routing
 
 aten = torch.ops.aten
@@ -128,7 +128,7 @@ def item(tensor: torch.Tensor) -> bool | int | float:
     if tensor.dtype is torch.bool:
         beyond: Callable[[], bool] | None = vars(tensor).get("_beyond")
         return beyond is not None and beyond()
-    return 1
+    return UNKNOWN_INTEGER
 
 
 def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
