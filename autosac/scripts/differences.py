@@ -21,27 +21,25 @@ class StepDifferences:
     """Compares the steps after the reported one with it."""
 
     def __init__(self) -> None:
-        self._reported: StepSize | None = None
-        self._longest: StepSize | None = None
-        self._largest: StepSize | None = None
+        self._sizes: list[StepSize] = []  # the reported step's first
 
     def report(self, size: StepSize) -> None:
         """The step that is reported has ended."""
-        self._reported = self._longest = self._largest = size
+        self._sizes = [size]
 
     def add(self, size: StepSize) -> None:
         """A later step has ended."""
-        if self._longest is not None and size.operators > self._longest.operators:
-            self._longest = size
-        if self._largest is not None and size.peak_bytes > self._largest.peak_bytes:
-            self._largest = size
+        if self._sizes:
+            self._sizes.append(size)
 
     def notes(self) -> list[str]:
         """What the user should know."""
-        reported, longest, largest = self._reported, self._longest, self._largest
         found: list[str] = []
-        if reported is None or longest is None or largest is None:
+        if not self._sizes:
             return found
+        reported = self._sizes[0]
+        largest = max(self._sizes, key=lambda size: size.peak_bytes)
+        longest = max(self._sizes, key=lambda size: size.operators)
         if largest.peak_bytes > _MUCH * reported.peak_bytes:
             found.append(
                 f"steps differ: step {largest.number} needs {largest.peak_bytes / _GIB:.2f} GiB of active memory, the "
