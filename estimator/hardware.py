@@ -60,7 +60,9 @@ class Hardware:
     Empty where there is none. `more_active_bytes`, `more_reserved_bytes`: how much higher the peaks of that run were than
     simulated (below 0: lower). `device` is what PyTorch calls
     it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel`
-    that were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for none.
+    that were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for that of
+    the part, `tdp_w`. `product_power`: what matrix products alone would draw at the rates that the models know, relative to
+    `tdp_w`; above 1 where these rates were measured in bursts.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Hardware:
     device: str = "cuda"
     host: tuple[tuple[str, float], ...] = ()
     power_limit_w: float = 0.0
+    product_power: float = 1.0
 
     def peak_flops(self, arithmetic: str) -> float:
         """Peak dense rate in FLOP/s of "float32", "tf32", "bfloat16", "float8", ...
@@ -171,6 +174,7 @@ def load_hardware(name_or_path: str) -> Hardware:
         device=reader.text("device", "cuda"),
         host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
         power_limit_w=reader.number("power_limit_w", 0.0, zero=True),
+        product_power=reader.number("product_power", 1.0),
     )
     reader.done()
     if hardware.usable_bytes > hardware.memory_bytes:

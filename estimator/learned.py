@@ -37,7 +37,7 @@ from autosac.estimator.features import Array, Rates, gemm_baseline_ms, gemm_feat
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
 from autosac.estimator.trees import TreeEnsemble
-from autosac.estimator.work import Matmul, arithmetic, family, item_bytes, matmul_shape, tensor_bytes
+from autosac.estimator.work import Matmul, arithmetic, base_name, family, item_bytes, matmul_shape, tensor_bytes
 from autosac.trace import Signature
 
 MODELS = Path(__file__).resolve().parent / "data" / "models"
@@ -46,6 +46,9 @@ _LAYOUT = {(False, True): 1.0, (False, False): 1.02, (True, False): 1.05, (True,
 # Users of torchao found fast accumulation worth 1.1 to 1.2 times the speed on an H100 (pytorch/ao, issue 2377). The larger
 # figure is nearer to how much float8 gained in TorchTitan's published runs.
 _PROMOTED = 1.2
+# PyTorch multiplies with a scale for each row by CUTLASS's kernel, with one scale by cuBLAS's. From torchao's steps of Llama-3
+# 8B on eight H100s, rowwise beside tensorwise, in March and in June of 2025 (docs/source, workflows and eager_tutorials).
+_ROWWISE = 1.2
 _ROW_BYTES = 16  # what rows must be aligned to
 # first compute capability -> time relative to aligned rows, with its relative error. Hopper: 130.6 us against 37.0 for
 # [9477, 588] x [588, 1152] in bf16, published with github.com/m87-labs/kestrel/pull/143. Before: padding GPT-2's vocabulary
@@ -105,7 +108,8 @@ def sustained(hardware: Hardware) -> float:
 
 class _Product(NamedTuple):
     """A product among the signatures: its place, its shape as the trees know it, bytes moved, bytes that its rows are aligned
-    to, the unit that multiplies; `promotes`: its partial sums are promoted on the way.
+    to, the unit that multiplies; `promotes`: its partial sums are promoted on the way; `scales_rows`: each row of its factors
+    has a scale of its own.
     """
 
     place: int
@@ -113,12 +117,21 @@ class _Product(NamedTuple):
     moved_bytes: float
     alignment: int
     promotes: bool
+    scales_rows: bool
     unit: str
 
     @property
     def aligned(self) -> bool:
         """Whether rows begin where the fast kernels need it."""
         return self.alignment >= _ROW_BYTES
+
+
+def scales_rows(signature: Signature) -> bool:
+    """Whether a scaled product has a float32 scale for each row of its left factor (not one for all, nor one for a block)."""
+    if base_name(signature.name) != "_scaled_mm" or len(signature.inputs) < 3:
+        return False
+    rows, scale = signature.inputs[0].shape[0], signature.inputs[2]
+    return rows > 1 and scale.dtype == "float32" and math.prod(scale.shape) == rows
 
 
 class LearnedMatmul:
@@ -146,8 +159,9 @@ class LearnedMatmul:
                 deep = product._replace(k=2 * product.k) if unit == "tf32" else product
                 moved = tensor_bytes(signature.inputs) + tensor_bytes(signature.outputs)
                 promotes = unit == "float8" and self._promotes(signature)
+                rowwise = self._hardware.vendor == "NVIDIA" and scales_rows(signature)
                 products.setdefault(model, []).append(
-                    _Product(i, deep, moved, row_alignment(signature), promotes, unit)
+                    _Product(i, deep, moved, row_alignment(signature), promotes, rowwise, unit)
                 )
         for model, rows in products.items():
             for row, answer in zip(rows, self._products(self._bundle, model, rows), strict=True):
@@ -167,6 +181,7 @@ class LearnedMatmul:
         slower = np.array([{16: 1.0, 4: even}.get(row.alignment, fallback) - 1 for row in rows])
         ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout / sustained(self._hardware)
         ms *= np.where([row.promotes for row in rows], _PROMOTED, 1.0)
+        ms *= np.where([row.scales_rows for row in rows], _ROWWISE, 1.0)
         ms += slower * np.maximum(ms - _LEAST_MS, 0.0)
         ms = np.maximum(ms, self._odd_ms(rows))
         ms = np.maximum(ms, moved_ms) + self._hardware.kernel_us * 1e-3 + _START_MS

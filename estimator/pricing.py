@@ -149,8 +149,7 @@ def price(
     if slowdown > 1:
         estimates = {i: answer._replace(ms=answer.ms * slowdown) for i, answer in estimates.items()}
     pricing = _assemble(trace, estimates, transfers)
-    if hardware.power_limit_w:
-        pricing = replace(pricing, event_ms=capped_ms(trace, pricing.event_ms, hardware))
+    pricing = replace(pricing, event_ms=capped_ms(trace, pricing.event_ms, hardware))
     if hardware.device == "cpu" and hardware.calibrated:
         memory = load_calibrated(hardware.calibrated).memory
         if memory is not None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.sheets import sheet_of
 from autosac.errors import AutosacError, CaptureError, InfeasibleError, UsageError
+from autosac.estimator.power import uncapped
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import captures_of, plans_with_loss
 from autosac.jobs.titan import TitanCaptures, TitanJob
@@ -129,7 +130,7 @@ class SheetTask(_JobTask):
 
 def _uncapped(target: Target) -> Target:
     """Without a power cap: what it leaves of the clock depends on the mix of a whole step, which a few layers do not tell."""
-    return replace(target, hardware=replace(target.hardware, power_limit_w=0.0))
+    return replace(target, hardware=uncapped(target.hardware))
 
 
 @dataclass(frozen=True, kw_only=True)

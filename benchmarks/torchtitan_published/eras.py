@@ -8,7 +8,7 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Reduce-scatter**: FSDP2 of torch 2.4's time took its input in the reduce-scatter stream, whose pool then keeps a buffer
   as large as the root group's gradients in fp32; since then it comes from the compute stream's pool, where the logits were.
 - **Attention**: keys and values were repeated to all heads (until 2026-01-27), and ``F.scaled_dot_product_attention`` took
-  flash first.
+  flash first. On Blackwell cuDNN's came first since 2025-05-15 (TorchTitan's pull request 1196).
 - **RMSNorm**: TorchTitan's own in fp32 operators (to 2025-03-19; in 2024-04 and 05 a Triton kernel), then ``nn.RMSNorm``,
   before torch 2.9 a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native one of
   today keeps (its input and the reciprocal norm), so the native one stands for it.
@@ -55,6 +55,7 @@ class Era:
     float8_tensor_parallel: bool = True
     microbatch_per_rank: bool = False
     gathers_qk_norms: bool = True
+    cudnn_on_blackwell: bool = False
     deepseek_flex: bool = False
     keeps_all_to_all: bool = False
     optimizer: str = "fused"
@@ -90,7 +91,8 @@ WINTER_2025 = replace(AUTUMN_2024, name="2025-01", compiles_loss=False)
 FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused")
 MARCH_2025 = replace(FEBRUARY_2025, name="2025-03", norm="composite")
 SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True, microbatch_per_rank=False)
-SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False)
+JUNE_2025 = replace(SPRING_2025, name="2025-06", cudnn_on_blackwell=True)
+SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False, cudnn_on_blackwell=True)
 AUTUMN_2025 = replace(
     SUMMER_2025,
     name="2025-10",
@@ -103,12 +105,12 @@ NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=Tr
 
 ERAS = (
     *(MARCH_2024, SPRING_2024, SUMMER_2024, _2024, AUTUMN_2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
-    *(SUMMER_2025, AUTUMN_2025, NOW),
+    *(JUNE_2025, SUMMER_2025, AUTUMN_2025, NOW),
 )
 _LAST_MONTHS = (
     *(("2024-03", MARCH_2024), ("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024)),
-    *(("2024-11", AUTUMN_2024), ("2025-01", WINTER_2025), ("2025-03", FEBRUARY_2025), ("2025-07", SPRING_2025)),
-    *(("2025-09", SUMMER_2025), ("2026-01", AUTUMN_2025)),
+    *(("2024-11", AUTUMN_2024), ("2025-01", WINTER_2025), ("2025-03", FEBRUARY_2025), ("2025-05", SPRING_2025)),
+    *(("2025-07", JUNE_2025), ("2025-09", SUMMER_2025), ("2026-01", AUTUMN_2025)),
 )
 
 

@@ -267,6 +267,10 @@ def _gpu(hardware: str, memory_gib: float) -> str:
         return "h100-sxm-96gb-meta" if memory_gib > 90 else "h100-sxm-80gb"
     if "H200" in hardware:
         return "h200-sxm-141gb"
+    if "B200" in hardware:
+        return "b200-sxm-180gb"
+    if "MI300X" in hardware:
+        return "mi300x"
     raise ValueError(f"no profile for {hardware!r}")
 
 

@@ -41,6 +41,7 @@ from torchtitan.models.qwen3 import get_train_spec as qwen3_spec
 from torchtitan.models.qwen3.infra import parallelize as qwen3
 from torchtitan.models.qwen3.model.model import Qwen3Model
 from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
+from torchtitan.tools.utils import has_cuda_capability
 
 from benchmarks.torchtitan_published.eras import ERAS, NOW, WIDE, Era
 
@@ -90,10 +91,15 @@ class RepeatingAttention(nn.Module):
         SDPBackend.MATH,
     )  # cuDNN's came first later
 
+    def __init__(self, era: Era) -> None:
+        super().__init__()
+        cudnn = era.cudnn_on_blackwell and has_cuda_capability(10, 0)
+        self._backends = [SDPBackend.CUDNN_ATTENTION, *self._PRIORITY] if cudnn else list(self._PRIORITY)
+
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
         """Inputs: (batch, heads, sequence, head size)."""
         k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
-        with sdpa_kernel(list(self._PRIORITY), set_priority=True):
+        with sdpa_kernel(self._backends, set_priority=True):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -120,7 +126,7 @@ class EraTransformer(Transformer):
             block.attention_norm = kind(model_args.dim, eps=model_args.norm_eps)
             block.ffn_norm = kind(model_args.dim, eps=model_args.norm_eps)
             if self.era.repeats_kv:
-                block.attention.inner_attention = RepeatingAttention()
+                block.attention.inner_attention = RepeatingAttention(self.era)
 
     def forward(self, tokens: torch.Tensor, attention_masks: Any = None, positions: Any = None) -> torch.Tensor:
         """Logits (or hidden states, of a pipeline stage)."""
@@ -275,7 +281,7 @@ class EraQwen3(Qwen3Model):
         super().__init__(model_args)
         if self.era.repeats_kv:
             for block in self.layers.values():
-                block.attention.inner_attention = RepeatingAttention()
+                block.attention.inner_attention = RepeatingAttention(self.era)
 
 
 def parallelize_qwen3(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:

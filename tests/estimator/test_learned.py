@@ -161,6 +161,19 @@ def test_promoted_sums_take_longer(meta: Meta) -> None:
         assert promoted.ms - START_MS == pytest.approx(ratio * (quick.ms - START_MS))
 
 
+def test_scales_of_rows_take_another_kernel(meta: Meta) -> None:
+    """A scale for each of 8,192 rows makes a product 1.2 times as long; one scale for all, and one for 64 blocks, do not."""
+    a, b = meta((8192, 8192), "float8_e4m3fn"), TensorMeta((8192, 8192), (1, 8192), "float8_e4m3fn")
+    one, rows, blocks = (meta(shape, "float32") for shape in ((), (8192, 1), (64, 1)))
+    products = [
+        Signature("aten._scaled_mm.default", (a, b, scale, scale), (meta((8192, 8192)),), (("use_fast_accum", True),))
+        for scale in (one, rows, blocks)
+    ]
+    tensorwise, rowwise, blockwise = (e.ms for e in LearnedMatmul(H100).estimate(products) if e is not None)
+    assert rowwise - START_MS == pytest.approx(1.2 * (tensorwise - START_MS))
+    assert blockwise == tensorwise
+
+
 @pytest.mark.parametrize("gpu", LEARNED)
 def test_attention_grows_with_the_square_of_the_length(gpu: str, meta: Meta) -> None:
     """From 4096 to 16384 tokens, 16 times the operations take 10 to 18 times as long; the backward 2 to 4 forwards."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autosac.estimator import load_hardware, price
-from autosac.estimator.power import power_share, sustained_clock
+from autosac.estimator.power import power_share, product_power, sustained_clock, uncapped
 from autosac.trace import Signature, TensorMeta, Trace
 
 H100 = load_hardware("h100-sxm-80gb")
@@ -51,3 +51,19 @@ def test_only_products_are_slower(
     clock = sustained_clock(replace(H100, power_limit_w=400), free[0], free[1])
     assert capped.tolist() == pytest.approx([free[0] / clock, free[1], free[2]])
     assert clock < 0.9
+
+
+def test_products_that_draw_more_than_the_tdp_lower_the_clock_themselves() -> None:
+    """Power of 0.25 + 0.75 / 0.5^1.667 of the TDP leaves products half of the clock, and the full one if asked for without."""
+    hungry = replace(H100, product_power=product_power(0.5))
+    assert hungry.product_power == pytest.approx(0.25 + 0.75 * 2**1.667)
+    assert sustained_clock(hungry, 1.0, 0.0) == pytest.approx(0.5)
+    assert sustained_clock(uncapped(replace(hungry, power_limit_w=300)), 1.0, 0.0) == 1
+
+
+def test_a_mix_below_the_tdp_keeps_the_clock() -> None:
+    """Products of 1.2 TDP for half of the time, and memory traffic, draw 0.25 + (0.95 + 0.23) / 2 = 0.84 of the TDP."""
+    hungry = replace(H100, product_power=1.2)
+    assert power_share(1.0, 1.0, 1.0, 1.2) == pytest.approx(0.84)
+    assert sustained_clock(hungry, 1.0, 1.0) == 1
+    assert sustained_clock(hungry, 1.0, 0.0) < 1
