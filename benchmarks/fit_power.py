@@ -55,9 +55,10 @@ def main() -> None:
     prices = first_estimates(models.operators, [signature for signature, _ in products])
     ratios = [price.ms / ms for price, (_, ms) in zip(prices, products, strict=True) if ms >= _LEAST_MS]
     clocks = [statistics.median(ratios[half::2]) for half in (0, 1)]
-    errors = [statistics.median(abs(math.log(ratio / clocks[0])) for ratio in ratios[half::2]) for half in (0, 1)]
-    for name, clock, error in zip(("fitted", "held out"), clocks, errors, strict=True):
-        print(f"{name}: {len(ratios) // 2} products, clock {clock:.3f}, median error {error:.1%}")
+    for name, half, clock in (("fitted", ratios[::2], clocks[0]), ("held out", ratios[1::2], clocks[1])):
+        with_rule = statistics.median(abs(math.log(ratio / clocks[0])) for ratio in half)
+        without = statistics.median(abs(math.log(ratio)) for ratio in half)
+        print(f"{name}: {len(half)} products, clock {clock:.3f}, median error {with_rule:.1%} ({without:.1%})")
     print(f"product_power {product_power(clocks[0]):.2f}")
 
 

@@ -9,9 +9,12 @@ with the milliseconds that the step's operators take at f = 1: `products` (matri
 `others`. The clock is the largest f <= 1 with P(f) <= cap, which is the TDP or a lower one; products then take 1 / f of their
 time. Operators that are not products keep theirs, and so do collectives, for which links decide.
 
-`product_power` (of a profile) is what products alone would draw at full clock. It is 1 where the models know GPUs that hold
-their clock. A B200's were measured in short benchmarks; products that last reach 0.88 of these rates
-(`benchmarks/fit_power.py`). A step with much memory traffic does not reach the TDP, and keeps the full clock.
+`product_power` (of a profile) is what products alone would draw at full clock: 1 where the models know GPUs that hold their
+clock. Those of Hopper and Blackwell were measured in short benchmarks. A B200's products that last reach 0.88 of these rates
+(`benchmarks/fit_power.py`), which gives 1.17. An H100 of 700 W took 2.9 % longer for a compiled step of TorchTitan's 1B, of
+whose time 73 % is products, than at full clock (`benchmarks/gpu/results`), which gives 1.22. Held out: published steps of
+larger models on H100s and H200s, 80 to 89 % of whose time is products; they were 9 to 16 % too fast and are 3 to 5 %. A step
+with much memory traffic does not reach the TDP, and keeps the full clock. H100s of 500 W are parts of their own: 1 fits them.
 
 Products alone on an H100 of 500 W reach 0.75 of the rates of a 700-W part, in 16 bits as in 8 (FBGEMM, pull/2546: three sizes,
 0.80, 0.74, 0.72 and 0.75, 0.73, 0.77); that gives EXPONENT. MEMORY is fitted to the published TorchTitan runs on such H100s

@@ -8,7 +8,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Reduce-scatter**: FSDP2 of torch 2.4's time took its input in the reduce-scatter stream, whose pool then keeps a buffer
   as large as the root group's gradients in fp32; since then it comes from the compute stream's pool, where the logits were.
 - **Attention**: keys and values were repeated to all heads (until 2026-01-27), and ``F.scaled_dot_product_attention`` took
-  flash first. On Blackwell cuDNN's came first since 2025-05-15 (TorchTitan's pull request 1196).
+  flash first. On Blackwell cuDNN's came first since 2025-05-15 (TorchTitan's pull request 1196), whose results selective
+  checkpointing did not keep until 2025-12-01 (b39377f9f).
 - **RMSNorm**: TorchTitan's own in fp32 operators (to 2025-03-19; in 2024-04 and 05 a Triton kernel), then ``nn.RMSNorm``,
   before torch 2.9 a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native one of
   today keeps (its input and the reciprocal norm), so the native one stands for it.
@@ -56,6 +57,7 @@ class Era:
     microbatch_per_rank: bool = False
     gathers_qk_norms: bool = True
     cudnn_on_blackwell: bool = False
+    keeps_cudnn_attention: bool = False
     deepseek_flex: bool = False
     keeps_all_to_all: bool = False
     optimizer: str = "fused"
@@ -101,7 +103,7 @@ AUTUMN_2025 = replace(
     deepseek_flex=True,
     keeps_all_to_all=True,
 )
-NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True)
+NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True, keeps_cudnn_attention=True)
 
 ERAS = (
     *(MARCH_2024, SPRING_2024, SUMMER_2024, _2024, AUTUMN_2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),

@@ -82,6 +82,9 @@ class CompositeRMSNorm(nn.RMSNorm):
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(self.eps)) * self.weight).type_as(x)
 
 
+_CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+
+
 class RepeatingAttention(nn.Module):
     """Causal attention over keys and values repeated to all heads; the backend by the priority of that time's PyTorch."""
 
@@ -248,7 +251,7 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
             model,
             job_config.activation_checkpoint,
             model_compile_enabled=compiled,
-            op_sac_save_list=_op_sac_save_list,
+            op_sac_save_list=_op_sac_save_list - ({_CUDNN} if not era.keeps_cudnn_attention else set()),
             base_folder=job_config.job.dump_folder,
         )
     if compiled:

@@ -11,7 +11,7 @@ from autosac.estimator import load_hardware, price
 from autosac.estimator.power import power_share, product_power, sustained_clock, uncapped
 from autosac.trace import Signature, TensorMeta, Trace
 
-H100 = load_hardware("h100-sxm-80gb")
+H100 = replace(load_hardware("h100-sxm-80gb"), product_power=1.0)
 
 
 def _capped(watts: float) -> float:
