@@ -55,7 +55,7 @@ def power_share(clock: float, products_ms: float, others_ms: float, product_powe
 
 def product_power(clock: float) -> float:
     """What products alone would draw at full clock, relative to the TDP, if the TDP lets them run at `clock`."""
-    return _IDLE + (1 - _IDLE) / clock**_EXPONENT
+    return _IDLE + (1 - _IDLE) * float(clock**-_EXPONENT)
 
 
 def sustained_clock(hardware: Hardware, products_ms: float, others_ms: float) -> float:
