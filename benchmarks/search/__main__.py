@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from autosac.configurations.offers import Offer
-from autosac.configurations.sessions import Inputs
+from autosac.configurations.request import SearchRequest
 from autosac.configurations.space import Space, load_space
 from benchmarks.ending import exit_code
 from benchmarks.search.checks import check_bounds
@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
         rank_published(options.truth, reading(options.csv) if options.csv is not None else simulating(options.cache))
     if options.job is not None:
         offer = Offer(gpu=options.gpu, world_size=options.world_size)
-        inputs = Inputs(
-            config_file=options.job,
+        request = SearchRequest(
+            job=options.job,
             offers=(offer,),
             space=load_space(options.space) if options.space is not None else Space(),
             budget=options.budget,
@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
             use_cache=False,
         )
         if options.check:
-            return int(check_bounds(inputs, options.check, options.seed) > 0)
-        measure(inputs, options.sample_seconds)
+            return int(check_bounds(request, options.check, options.seed) > 0)
+        measure(request, options.sample_seconds)
     return 0
 
 
