@@ -198,9 +198,12 @@ def _print(arguments: argparse.Namespace, result: Result, files: Sequence[Path])
 
 
 def _nothing_fits(result: Result) -> str:
+    from autosac.report.search_tables import budget_text, row_name
+
     if result.rows:
         row = min(result.rows, key=lambda row: row.measured.peak_reserved_bytes)
-        least = f"the least that was simulated needs {format_bytes(row.measured.peak_reserved_bytes)} ({row.name})"
+        size = format_bytes(row.measured.peak_reserved_bytes)
+        least = f"the least that was simulated needs {size} ({row_name(result, row)})"
     else:
         least = "lower bounds of memory rule all of them out"
-    return f"no configuration of the space fits {format_bytes(result.budget_bytes)}: {least}; more GPUs, or a wider --space"
+    return f"no configuration of the space fits {budget_text(result)}: {least}; more GPUs, or a wider --space"

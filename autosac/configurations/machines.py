@@ -50,6 +50,11 @@ class Machines:
         """Within the search's budget or another one, which may be a share of the GPU."""
         return parse_budget(budget or self._wanted.request.budget, self.target(layout).hardware.usable_bytes)
 
+    def budgets_bytes(self) -> dict[str, int]:
+        """The search's budget, by the kinds of GPUs."""
+        budget = self._wanted.request.budget
+        return {gpu: parse_budget(budget, self._target(gpu, "").hardware.usable_bytes) for gpu in self.offers}
+
     def room_bytes(self, layout: Layout, budget: str | None = None) -> int:
         """What simulated allocations may take of the budget, without what a calibrated GPU is known to take beside them."""
         hardware = self.target(layout).hardware

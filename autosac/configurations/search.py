@@ -457,7 +457,7 @@ class TitanSearch:
             failed={layout: self._why_lost(layout) for layout in self._failed},
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
-            budget_bytes=self._machines.budget_bytes(self.layouts[0]),
+            budgets_bytes=self._machines.budgets_bytes(),
             closest=self.outcome.closest,
             seconds=time.monotonic() - self._begin,
             offers=tuple(self._wanted.request.offers),
