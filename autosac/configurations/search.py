@@ -27,7 +27,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from autosac.configurations.bounds import Shape, memory_bound_bytes, recomputing_bound_ms, split_of
+from autosac.configurations.bounds import memory_bound_bytes, recomputing_bound_ms, split_of
 from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
 from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.job_files import job_path, written_job
@@ -47,6 +47,7 @@ from autosac.configurations.machines import Machines
 from autosac.configurations.refusals import Refusals
 from autosac.configurations.results import Counts, Result, Row
 from autosac.configurations.sampling import Sampler, sampled
+from autosac.configurations.shapes import Shape
 from autosac.configurations.sheets import Sheet, sheet_layout
 from autosac.configurations.study import Study
 from autosac.configurations.wanted import Own, Wanted
