@@ -23,7 +23,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -170,12 +170,14 @@ class TitanSearch:
 
     # ---- jobs ----
 
+    def stage_layers(self, layout: Layout) -> tuple[int, ...]:
+        """How many layers each pipeline stage has; if balanced, as far as its sheet is known."""
+        return split_of(layout, self._shape(layout))
+
     def settings(self, layout: Layout) -> dict[str, Any]:
         """TorchTitan's settings of a layout."""
-        split = None
-        own = layout.split == "torchtitan" and layout.stages == USUAL_STAGES
-        if layout.pipeline > 1 and not own:
-            split = split_of(layout, self._shape(layout))
+        own = layout.pipeline == 1 or (layout.split == "torchtitan" and layout.stages == USUAL_STAGES)
+        split = None if own else self.stage_layers(layout)
         return settings_of(layout, self._own.converters, split, python=self._own.python is not None)
 
     def _job(self, layout: Layout) -> TitanJob:
@@ -230,7 +232,7 @@ class TitanSearch:
         while self._sheet(layout) is None:
             future = self.workers.submit(work.content)
             while not future.done():
-                _wait(future)
+                wait([future], timeout=1.0)  # a little, so that signals are handled
             self.finished(work, future)
 
     def _shape(self, layout: Layout) -> Shape:
@@ -490,10 +492,3 @@ def is_larger(layout: Layout, other: Layout) -> bool:
 
 def _silent(_: str) -> None:
     pass
-
-
-def _wait(future: Future[Any]) -> None:
-    """Wait a little, so that signals are handled."""
-    from concurrent.futures import wait
-
-    wait([future], timeout=1.0)
