@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from autosac.configurations.bounds import split_of
 from autosac.configurations.layout import Layout
 from autosac.configurations.request import SearchRequest
 from autosac.configurations.search import TitanSearch
