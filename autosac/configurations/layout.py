@@ -370,8 +370,6 @@ def _is_sensible(layout: Layout, space: Space) -> bool:
         return False
     if (layout.activation_offload or layout.chunk_loss) and "autosac" not in space.checkpointing:
         return False  # they are AutoSAC's plans'
-    if layout.schedule in V_SHAPED and layout.split == "balanced":
-        return False  # their stages run forth and back over the ranks
     return layout.pipeline == 1 or _is_scheduled(layout)
 
 

@@ -128,6 +128,17 @@ def test_no_pipeline_is_faster_than_its_bound(
     assert any_split_bound_ms(layout, model) <= step_ms
 
 
+@pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "DualPipeV"])
+def test_stages_that_run_forth_and_back_are_balanced(schedule: str) -> None:
+    """Two ranks, the first with the first and the last of four stages: 3 ms behind the layers of 3 ms each leave it one of 7
+    layers less than the other, and both take 12 ms for a microbatch.
+    """
+    model, layout = shape(7, 1.0, 2.0, 1.0, 2.0), replace(pipeline(2, 4, schedule), split="balanced")
+    counts = split_of(layout, model)
+    assert counts[0] + counts[3] == 3 and counts[1] + counts[2] == 4
+    assert time_bound_ms(layout, model) == pytest.approx(4 * 12)
+
+
 def test_leading_layers_count_by_themselves() -> None:
     """Two stages of 3 and 1 layers, the first a light one, and 2 microbatches: times, memory and the balanced split are of
     its own layers. 1 + 2 x 4 = 9 ms against 4 + 5 ms.
