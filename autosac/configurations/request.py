@@ -73,6 +73,9 @@ class SearchRequest:
             raise UsageError(
                 f"objective cost-per-token needs the price of one {unpriced[0]} for an hour (--price {unpriced[0]}=PRICE)"
             )
+        for name, value, least in (("global_batch", self.global_batch, 1), ("workers", self.workers, 0)):
+            if value is not None and value < least:
+                raise UsageError(f"{name} {value}: expected {least} or more")
         if not 0 <= self.gap < 1:
             raise UsageError(f"gap {self.gap}: expected a share of at least 0 and below 1, such as 0.005")
         if self.resume and self.study is None:
