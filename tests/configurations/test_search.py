@@ -27,6 +27,7 @@ from autosac.configurations.space import Space
 from autosac.configurations.workers import ThreadWorker
 from autosac.errors import UsageError
 from autosac.jobs.tasks import TitanJob, simulate_in
+from autosac.plans import Plan
 from autosac.report.search_files import completed_search
 
 JOB = """
@@ -412,6 +413,23 @@ def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None
         assert found._decided(layout, answer, 100.0, 85.0) == Value(100.0)
         asked = found._decided(layout, answer, 100.0, 95.0)
     assert isinstance(asked, Work) and asked.content.least_ms == {} and asked.content.cutoff_ms == 95.0
+
+
+def test_a_plan_that_does_not_fit_as_captured_is_made_again(
+    job: Path, capture_server: CaptureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that keeps everything does not fit: the evaluation finds one that does, which the search takes in its place."""
+    space = TINY.model_copy(update={"checkpointing": ("autosac",)})
+    with searching(inputs(job, space=space)) as found:
+        (layout,) = found.layouts
+        asked = found.task(layout, math.inf)
+        derived = Plan.from_bytes(asked.run(capture_server)["plan"].encode())
+        nothing = replace(derived, units=()).to_bytes().decode()
+        again = PlanTask(job=asked.job, goal=asked.goal, plan=nothing).run(capture_server)
+        assert again["row"]["fits"] and Plan.from_bytes(again["plan"].encode()).units == derived.units
+        monkeypatch.setattr(PlanTask, "run", lambda self, server: {**again, "plan": "the other one"})
+        result = found.run()
+    assert result.best is not None and result.plans[result.best.plan_key] == "the other one"
 
 
 def test_steps_without_a_plan_are_told_once(job: Path) -> None:
