@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from autosac.capture.jobs.eager import MakeStep
     from autosac.configurations.eager import EagerResult
+    from autosac.configurations.offers import Objective, Offer
     from autosac.configurations.request import SearchRequest
     from autosac.configurations.results import Result
 
@@ -156,6 +157,8 @@ def search(
     *,
     space: Mapping[str, Sequence[Any]],
     gpu: str = ...,
+    offers: Sequence[Offer] = ...,
+    objective: Objective = ...,
     budget: str | float = ...,
     work: Callable[[Mapping[str, Any]], float] = ...,
     progress: Progress = ...,
@@ -169,9 +172,10 @@ def search(job: SearchRequest | Callable[..., MakeStep], **options: Any) -> Resu
         job: what ``autosac search`` takes, as a `SearchRequest`; or a function that is called with settings by name and
             returns what `simulate` calls `make_step`.
         **options: ``progress``, which is called with a line of text that says what is being done. Of an eager step also
-            ``space``: the values of each of its settings, all combinations of which are searched; ``gpu`` and ``budget``: as
-            in `plan`; ``work``: how much work a step with these settings does (default: their ``batch_size``, else 1), of
-            which the most in a second wins.
+            ``space``: the values of each of its settings, all combinations of which are searched; ``gpu`` and ``budget``:
+            as in `plan`; ``offers``, in place of ``gpu``, and ``objective``: as in a `SearchRequest`; ``work``: how much
+            work a step with these settings does (default: their ``batch_size``, else 1), of which the most in a second
+            wins.
 
     Returns:
         Rows, best first, and `best`. Rows of a job name its layout, checkpointing and prediction; those of an eager step its
@@ -200,20 +204,32 @@ def _search_of_steps(
     *,
     space: Mapping[str, Sequence[Any]] | None = None,
     gpu: str = "h100-sxm-80gb",
+    offers: Sequence[Offer] = (),
+    objective: Objective = "tokens-per-second",
     budget: str | float = "85%",
     work: Callable[[Mapping[str, Any]], float] = lambda settings: settings.get("batch_size", 1),
     progress: Progress = lambda _: None,
 ) -> EagerResult:
     """See `search`."""
-    from autosac.configurations.eager import EagerSearch, combinations
+    from autosac.configurations.eager import Choice, EagerSearch, combinations
+    from autosac.configurations.offers import Offer, check_offers
 
     if not space:
         raise UsageError("space: name the settings to search and their values, such as {'batch_size': [1, 2, 4]}")
-    machine = Target.of(gpu, 1)
-    goal = Goal(budget_bytes=parse_budget(budget, machine.hardware.usable_bytes))
-    return EagerSearch(
-        tuple(combinations(space)), lambda chosen: EagerCaptures(make(**chosen), machine), work, goal, progress
-    ).run()
+    offers = tuple(offers) or (Offer(gpu=gpu),)
+    check_offers(offers, objective)
+    if any(offer.world_size > 1 for offer in offers):
+        raise UsageError("offers: an eager step runs on one GPU; leave world_size")
+    machines = {offer: Target.of(offer.gpu, 1) for offer in offers}
+
+    def goal(offer: Offer) -> Goal:
+        return Goal(budget_bytes=parse_budget(budget, machines[offer].hardware.usable_bytes))
+
+    def captures(choice: Choice) -> EagerCaptures:
+        return EagerCaptures(make(**choice.settings), machines[choice.offer])
+
+    choices = [Choice(settings=settings, offer=offer) for offer in offers for settings in combinations(space)]
+    return EagerSearch(choices, captures, work, goal, progress, objective).run()
 
 
 def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:

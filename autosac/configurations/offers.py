@@ -25,7 +25,7 @@ class Offer:
     """
 
     gpu: str
-    world_size: int
+    world_size: int = 1
     cluster: str | None = None
     price: float = 0.0
 
@@ -38,6 +38,21 @@ class Offer:
     def weight(self, objective: Objective) -> float:
         """What a millisecond of a step counts: 1, or what it costs on all GPUs."""
         return 1.0 if objective == "tokens-per-second" else self.price * self.world_size / 3.6e6
+
+
+def check_offers(offers: Sequence[Offer], objective: Objective) -> None:
+    """UsageError if nothing is offered, something twice, or without a price where prices decide."""
+    if not offers:
+        raise UsageError("offers: name the GPUs to choose from, such as Offer(gpu='h100-sxm-80gb', world_size=8)")
+    names = [offer.gpu for offer in offers]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UsageError(f"{twice[0]} is offered twice: search for each number of GPUs on its own")
+    unpriced = [offer.gpu for offer in offers if not offer.price]
+    if objective == "cost-per-token" and unpriced:
+        raise UsageError(
+            f"objective cost-per-token needs the price of one {unpriced[0]} for an hour (--price {unpriced[0]}=PRICE)"
+        )
 
 
 def offers_of(gpus: str, prices: Sequence[str]) -> tuple[Offer, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.offers import Objective, Offer, check_offers
 from autosac.configurations.space import Space, space_of
 from autosac.errors import UsageError
 
@@ -62,17 +62,7 @@ class SearchRequest:
     html: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if not self.offers:
-            raise UsageError("offers: name the GPUs to choose from, such as Offer(gpu='h100-sxm-80gb', world_size=8)")
-        names = [offer.gpu for offer in self.offers]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise UsageError(f"{twice[0]} is offered twice: search for each number of GPUs on its own")
-        unpriced = [offer.gpu for offer in self.offers if not offer.price]
-        if self.objective == "cost-per-token" and unpriced:
-            raise UsageError(
-                f"objective cost-per-token needs the price of one {unpriced[0]} for an hour (--price {unpriced[0]}=PRICE)"
-            )
+        check_offers(self.offers, self.objective)
         for name, value, least in (("global_batch", self.global_batch, 1), ("workers", self.workers, 0)):
             if value is not None and value < least:
                 raise UsageError(f"{name} {value}: expected {least} or more")
