@@ -243,10 +243,8 @@ def why_none(
             f"a global batch of {global_batch} is no multiple of the data-parallel ranks ({_either(ranks)}) times the "
             f"microbatch ({_either(values['microbatch'])}); --global-batch changes it"
         )
-    divisors_of_tokens = [2 * t * c for t, c in itertools.product(values["tensor"], values["context"])]
-    if all(facts.seq_len % divisor for divisor in divisors_of_tokens):
-        least = min(divisors_of_tokens)
-        return f"{facts.seq_len} tokens are no multiple of 2 x tensor_parallel x context_parallel (at least {least})"
+    if facts.seq_len % 2:
+        return f"TorchTitan takes sequences of an even number of tokens, not of {facts.seq_len}"
     made = _combinations(space, "", world_size, gpus_per_node, global_batch, facts, compiled)
     if not any(_divides(layout, facts) for layout in made):
         known = {"heads": facts.heads, "key and value heads": facts.kv_heads, "layers": facts.layers}
