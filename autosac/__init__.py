@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autosac.api import apply, compile_options, observe, plan, search, simulate
+    from autosac.configurations.offers import Offer
+    from autosac.configurations.request import SearchRequest
     from autosac.errors import (
         AutosacError,
         CaptureError,
@@ -27,8 +29,10 @@ __all__ = [
     "CaptureError",
     "HardwareError",
     "InfeasibleError",
+    "Offer",
     "Plan",
     "PlanError",
+    "SearchRequest",
     "Simulation",
     "SimulationError",
     "Trace",
@@ -51,7 +55,9 @@ _HOME = {
     "plan": "api",
     "search": "api",
     "simulate": "api",
+    "Offer": "configurations.offers",
     "Plan": "plans",
+    "SearchRequest": "configurations.request",
     "Simulation": "simulation",
     "Trace": "trace",
 }

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from autosac.errors import InfeasibleError, UsageError
 from autosac.planning.closed_loop import Goal, Planned, make_plans
@@ -32,7 +32,7 @@ from autosac.planning.confidence import confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
-from autosac.quantities import parse_budget, parse_bytes, text_of
+from autosac.quantities import parse_budget, parse_bytes
 from autosac.simulation import Simulation, Target, simulation_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,11 @@ if TYPE_CHECKING:
 
     from autosac.capture.jobs.eager import MakeStep
     from autosac.configurations.eager import EagerResult
+    from autosac.configurations.offers import Objective, Offer
+    from autosac.configurations.request import SearchRequest
     from autosac.configurations.results import Result
+
+Progress = Callable[[str], None]
 
 
 def simulate(
@@ -89,7 +93,7 @@ def plan(
     chunk_loss: bool = False,
     allocator: str = "",
     target: str = "gpu",
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Plan:
     """Decide what to keep and what to recompute, so that the step fits the budget and runs as fast as possible.
 
@@ -143,48 +147,35 @@ def plan(
     return planned.plan
 
 
+@overload
+def search(job: SearchRequest, *, progress: Progress = ...) -> Result: ...
+
+
+@overload
 def search(
-    job: str | Callable[..., MakeStep],
+    job: Callable[..., MakeStep],
     *,
-    gpu: str = "h100-sxm-80gb",
-    world_size: int = 1,
-    space: Mapping[str, Any] | None = None,
-    budget: str | float = "85%",
-    global_batch: int | None = None,
-    work: Callable[[Mapping[str, Any]], float] = lambda settings: settings.get("batch_size", 1),
-    study: str | None = None,
-    gap: float = 0.005,
-    workers: int = 0,
-    ray: str | None = None,
-    cluster: str | None = None,
-    overrides: Sequence[str] = (),
-    confidence: float | None = None,
-    output: str | PathLike[str] | None = None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Result | EagerResult:
+    space: Mapping[str, Sequence[Any]],
+    gpu: str = ...,
+    offers: Sequence[Offer] = ...,
+    objective: Objective = ...,
+    budget: str | float = ...,
+    work: Callable[[Mapping[str, Any]], float] = ...,
+    progress: Progress = ...,
+) -> EagerResult: ...
+
+
+def search(job: SearchRequest | Callable[..., MakeStep], **options: Any) -> Result | EagerResult:
     """Find the fastest configuration: of a TorchTitan job, or of an eager step over settings of your own.
 
     Args:
-        job: the path of a TorchTitan job file (0.2) or MODULE:CONFIG (0.3); or a function that is called with settings by name
-            and returns what `simulate` calls `make_step`.
-        gpu: the name of a known GPU, or the path of a profile.
-        world_size: number of GPUs of a TorchTitan job.
-        space: the values of every knob. Of a job: the knobs of ``autosac search --show-space``. Of an eager step: its
-            settings, all combinations of which are searched.
-        budget: memory that each GPU may reserve: "68GiB", "73GB", or a share of the GPU such as "85%" or
-            0.85; an int is a number of bytes.
-        global_batch: sequences in a step on all GPUs; None: the job's own.
-        work: of an eager step: how much work a step with these settings does; the most in a second wins.
-        study: of a job: a folder that keeps the search, which goes on with what it finds there.
-        gap: of a job: stop when no configuration can be better by more than this share.
-        workers: of a job: processes for evaluations; 0 for a thread of this one. Programs that start processes guard their
-            main code with ``if __name__ == "__main__":``.
-        ray: of a job: the address of a Ray cluster that evaluates instead ("auto": the running one).
-        cluster: of a job: the name of a known cluster, or the path of a profile; None: the usual one of the GPU.
-        overrides: of a job: TorchTitan's arguments, such as ["--training.seq_len", "4096"].
-        confidence: of a job: the probability of fitting, such as 0.99; leaves a margin for errors.
-        output: of a job: the file for the best configuration, with its plan beside it (TorchTitan 0.3: a Python file).
-        progress: called with a line of text that says what is being done.
+        job: what ``autosac search`` takes, as a `SearchRequest`; or a function that is called with settings by name and
+            returns what `simulate` calls `make_step`.
+        **options: ``progress``, which is called with a line of text that says what is being done. Of an eager step also
+            ``space``: the values of each of its settings, all combinations of which are searched; ``gpu`` and ``budget``:
+            as in `plan`; ``offers``, in place of ``gpu``, and ``objective``: as in a `SearchRequest`; ``work``: how much
+            work a step with these settings does (default: their ``batch_size``, else 1), of which the most in a second
+            wins.
 
     Returns:
         Rows, best first, and `best`. Rows of a job name its layout, checkpointing and prediction; those of an eager step its
@@ -195,40 +186,50 @@ def search(
         UsageError: another argument is wrong, or no configuration of the space is legal.
         CaptureError: the job cannot be captured.
     """
-    from autosac.configurations.best_files import write_best
-    from autosac.configurations.eager import EagerSearch, combinations
-    from autosac.configurations.offers import Offer
-    from autosac.configurations.sessions import Inputs, searching
-    from autosac.configurations.space import space_of
+    from autosac.configurations.request import SearchRequest
+    from autosac.report.search_files import completed_search
 
-    if callable(job):
-        if not space:
-            raise UsageError("space: name the settings to search and their values, such as {'batch_size': [1, 2, 4]}")
-        machine = Target.of(gpu, 1)
-        goal = Goal(budget_bytes=parse_budget(budget, machine.hardware.usable_bytes))
-        make = job
-        return EagerSearch(
-            tuple(combinations(space)), lambda chosen: EagerCaptures(make(**chosen), machine), work, goal, progress
-        ).run()
-    inputs = Inputs(
-        config_file=job,
-        offers=(Offer(gpu=gpu, world_size=world_size, cluster=cluster),),
-        overrides=tuple(overrides),
-        space=space_of(dict(space or {})),
-        budget=text_of(budget),
-        confidence=confidence,
-        global_batch=global_batch,
-        study=Path(study) if study is not None else None,
-        resume=study is not None and (Path(study) / "journal.log").is_file(),
-        gap=gap,
-        workers=workers,
-        ray=ray,
-    )
-    with searching(inputs, progress) as found:
-        result = found.run()
-    if output is not None:
-        write_best(Path(output), inputs, result)
-    return result
+    if isinstance(job, SearchRequest):
+        result, _ = completed_search(job, **options)
+        return result
+    if not callable(job):
+        raise UsageError(
+            f"search: {job!r} is neither a SearchRequest nor a function; give SearchRequest(job=..., offers=...)"
+        )
+    return _search_of_steps(job, **options)
+
+
+def _search_of_steps(
+    make: Callable[..., MakeStep],
+    *,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    gpu: str = "h100-sxm-80gb",
+    offers: Sequence[Offer] = (),
+    objective: Objective = "tokens-per-second",
+    budget: str | float = "85%",
+    work: Callable[[Mapping[str, Any]], float] = lambda settings: settings.get("batch_size", 1),
+    progress: Progress = lambda _: None,
+) -> EagerResult:
+    """See `search`."""
+    from autosac.configurations.eager import Choice, EagerSearch, combinations
+    from autosac.configurations.offers import Offer, check_offers
+
+    if not space:
+        raise UsageError("space: name the settings to search and their values, such as {'batch_size': [1, 2, 4]}")
+    offers = tuple(offers) or (Offer(gpu=gpu),)
+    check_offers(offers, objective)
+    if any(offer.world_size > 1 for offer in offers):
+        raise UsageError("offers: an eager step runs on one GPU; leave world_size")
+    machines = {offer: Target.of(offer.gpu, 1) for offer in offers}
+
+    def goal(offer: Offer) -> Goal:
+        return Goal(budget_bytes=parse_budget(budget, machines[offer].hardware.usable_bytes))
+
+    def captures(choice: Choice) -> EagerCaptures:
+        return EagerCaptures(make(**choice.settings), machines[choice.offer])
+
+    choices = [Choice(settings=settings, offer=offer) for offer in offers for settings in combinations(space)]
+    return EagerSearch(choices, captures, work, goal, progress, objective).run()
 
 
 def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:

@@ -6,20 +6,24 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.cli.options import add_output, decimal, filled, filled_path, whole
 from autosac.errors import InfeasibleError, UsageError
-from autosac.files.writing import check_outputs
 from autosac.limits import MOST_BATCH, MOST_GPUS, world_size_of_environment
 from autosac.quantities import format_bytes
 
 if TYPE_CHECKING:
+    from autosac.configurations.offers import Offer
+    from autosac.configurations.request import SearchRequest
     from autosac.configurations.results import Result
-    from autosac.configurations.sessions import Inputs
 
 _MOST_WORKERS = 1024
+# Options that are a request's values as they are; those that are not given have its defaults.
+_AS_THEY_ARE = ("overrides", "budget", "confidence", "objective", "global_batch", "gap", "ray", "output")
 
 
 def add_search(commands: argparse._SubParsersAction[Any]) -> None:
@@ -77,12 +81,9 @@ def _add_space(command: argparse.ArgumentParser) -> None:
     space.add_argument(
         "--objective",
         choices=("tokens-per-second", "cost-per-token"),
-        default="tokens-per-second",
         help="what to optimize (default tokens-per-second; cost-per-token needs --price)",
     )
-    space.add_argument(
-        "--budget", default="85%", help="memory that each GPU may reserve: 68GiB, 73GB or 85%% (default 85%%)"
-    )
+    space.add_argument("--budget", help="memory that each GPU may reserve: 68GiB, 73GB or 85%% (default 85%%)")
     space.add_argument(
         "--confidence",
         type=decimal,
@@ -92,7 +93,6 @@ def _add_space(command: argparse.ArgumentParser) -> None:
     space.add_argument(
         "--gap",
         type=decimal,
-        default=0.005,
         help="stop when no configuration can be better by more than this share (default 0.005; 0 for the exact best)",
     )
 
@@ -118,28 +118,21 @@ def _add_study(command: argparse.ArgumentParser) -> None:
 def search(arguments: argparse.Namespace) -> None:
     """Search, write the best job, print the table. Interrupted, the best so far."""
     from autosac.cli.progress import progress_line
-    from autosac.configurations.python_files import check_python_file
-    from autosac.configurations.sessions import searching
-    from autosac.titan.version import has_python_jobs
+    from autosac.report.search_files import completed_search
 
     if arguments.show_space:
         _show_space(arguments)
         return
-    inputs = _inputs(arguments)
-    if arguments.output is not None and has_python_jobs():
-        check_python_file(arguments.output)
-    check_outputs((("-o", arguments.output), ("--html", arguments.search_html)), (Path(inputs.config_file),))
+    request = _request(arguments)
+
+    def interrupted(result: Result, files: Sequence[Path]) -> None:
+        _print(arguments, result, files)
+        hint = f"the same command with --resume {request.study} continues"
+        print(f"autosac: {hint}", file=sys.stderr, flush=True)
+
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
-        with searching(inputs, progress) as found:
-            try:
-                result = found.run()
-            except KeyboardInterrupt:
-                result = found.result()
-                _report(arguments, inputs, result)
-                hint = f"the same command with --resume {inputs.study} continues"
-                print(f"autosac: {hint}", file=sys.stderr, flush=True)
-                raise
-    _report(arguments, inputs, result)
+        result, files = completed_search(request, progress, interrupted)
+    _print(arguments, result, files)
     if result.best is None:
         raise InfeasibleError(_nothing_fits(result))
 
@@ -150,71 +143,67 @@ def _show_space(arguments: argparse.Namespace) -> None:
     print(space_text(load_space(arguments.space) if arguments.space else Space()), end="")
 
 
-def _inputs(arguments: argparse.Namespace) -> Inputs:
-    from autosac.configurations.offers import Offer, offers_of
-    from autosac.configurations.sessions import Inputs
-    from autosac.configurations.space import Space, load_space
+def _request(arguments: argparse.Namespace) -> SearchRequest:
+    from autosac.configurations.request import SearchRequest
+    from autosac.configurations.space import load_space
 
     if arguments.job is None:
         raise UsageError("a search needs a job (see autosac search --help)")
-    if bool(arguments.gpu) == bool(arguments.gpus):
-        raise UsageError("give --gpu with --world-size, or --gpus (one of them)")
-    if arguments.gpus is not None:
-        if arguments.world_size is not None or arguments.cluster is not None:
-            raise UsageError(
-                "--gpus says the numbers, and each kind has its usual cluster: leave --world-size and --cluster"
-            )
-        offers = offers_of(arguments.gpus, arguments.price, arguments.objective)
-    else:
-        world_size = arguments.world_size or world_size_of_environment()
-        (named,) = offers_of(f"{arguments.gpu}:{world_size}", arguments.price, arguments.objective)
-        offers = (Offer(gpu=named.gpu, world_size=world_size, cluster=arguments.cluster, price=named.price),)
     if arguments.study is not None and arguments.resume is not None:
         raise UsageError("give --study or --resume, not both")
-    study = arguments.resume or arguments.study or Path(f"{Path(arguments.job).stem.rpartition(':')[2]}.search")
-    return Inputs(
-        config_file=arguments.job,
-        offers=offers,
-        overrides=arguments.overrides,
-        space=load_space(arguments.space) if arguments.space is not None else Space(),
-        budget=arguments.budget,
-        confidence=arguments.confidence,
-        objective=arguments.objective,
-        global_batch=arguments.global_batch,
-        gap=arguments.gap,
-        study=study,
+    asked = {
+        "space": load_space(arguments.space) if arguments.space is not None else None,
+        **{name: getattr(arguments, name) for name in _AS_THEY_ARE},
+    }
+    return SearchRequest(
+        job=arguments.job,
+        offers=_offers(arguments),
+        study=arguments.resume or arguments.study or Path(f"{Path(arguments.job).stem.rpartition(':')[2]}.search"),
         resume=arguments.resume is not None,
         workers=arguments.workers or os.cpu_count() or 1,
-        ray=arguments.ray,
         use_cache=not arguments.no_cache,
+        html=arguments.search_html,
+        **{name: value for name, value in asked.items() if value is not None},
     )
 
 
-def _report(arguments: argparse.Namespace, inputs: Inputs, result: Result) -> None:
-    """Write the best job and print what was found."""
-    from autosac.configurations.best_files import write_best
+def _offers(arguments: argparse.Namespace) -> tuple[Offer, ...]:
+    from autosac.configurations.offers import offers_of
+
+    if bool(arguments.gpu) == bool(arguments.gpus):
+        raise UsageError("give --gpu with --world-size, or --gpus (one of them)")
+    if arguments.gpus is None:
+        world_size = arguments.world_size or world_size_of_environment()
+        (named,) = offers_of(f"{arguments.gpu}:{world_size}", arguments.price)
+        return (replace(named, cluster=arguments.cluster),)
+    if arguments.world_size is not None or arguments.cluster is not None:
+        raise UsageError(
+            "--gpus says the numbers, and each kind has its usual cluster: leave --world-size and --cluster"
+        )
+    return offers_of(arguments.gpus, arguments.price)
+
+
+def _print(arguments: argparse.Namespace, result: Result, files: Sequence[Path]) -> None:
+    """Print what was found."""
     from autosac.report import summaries as reports
     from autosac.report.search_tables import search_document, search_summary
 
-    written = write_best(arguments.output, inputs, result) if arguments.output is not None else []
-    if arguments.search_html is not None and result.rows:
-        from autosac.report.search_pictures import search_html
-
-        search_html(arguments.search_html, result)
-        written.append(arguments.search_html)
     if arguments.json:
-        print(json.dumps({**search_document(result), "files": [str(path) for path in written]}, indent=1))
+        print(json.dumps({**search_document(result), "files": [str(path) for path in files]}, indent=1))
         return
     out = reports.console()
     out.print(search_summary(result))
-    if written:
-        out.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
+    if files:
+        out.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
 
 
 def _nothing_fits(result: Result) -> str:
+    from autosac.report.search_tables import budget_text, row_name
+
     if result.rows:
         row = min(result.rows, key=lambda row: row.measured.peak_reserved_bytes)
-        least = f"the least that was simulated needs {format_bytes(row.measured.peak_reserved_bytes)} ({row.name})"
+        size = format_bytes(row.measured.peak_reserved_bytes)
+        least = f"the least that was simulated needs {size} ({row_name(result, row)})"
     else:
         least = "lower bounds of memory rule all of them out"
-    return f"no configuration of the space fits {format_bytes(result.budget_bytes)}: {least}; more GPUs, or a wider --space"
+    return f"no configuration of the space fits {budget_text(result)}: {least}; more GPUs, or a wider --space"

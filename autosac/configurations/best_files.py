@@ -6,12 +6,12 @@ from pathlib import Path
 
 from autosac.configurations.job_files import checkpointing_settings, written_job
 from autosac.configurations.python_files import written_python_job
+from autosac.configurations.request import SearchRequest
 from autosac.configurations.results import Result
-from autosac.configurations.sessions import Inputs
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 
 
-def write_best(output: Path, inputs: Inputs, result: Result) -> list[Path]:
+def write_best(output: Path, request: SearchRequest, result: Result) -> list[Path]:
     """Write the best configuration's job file, and its plan, if it has one, as ``OUTPUT.plan.json``; none if nothing fits."""
     best = result.best
     if best is None:
@@ -27,6 +27,6 @@ def write_best(output: Path, inputs: Inputs, result: Result) -> list[Path]:
         text = written_python_job(result.python, settings, name, plan)
     else:
         settings = {**settings, **checkpointing_settings(name, plan)}
-        text = written_job(inputs.config_file, inputs.overrides, settings)
+        text = written_job(request.job, request.overrides, settings)
     write_text_atomically(output, text)
     return written

@@ -2,7 +2,7 @@
 
 `Shape` is what a bound knows of the model: for each microbatch, what one layer and what all else do forward and backward at
 least, and which memory a layer and all else keep for the backward. It comes from the parameters' shapes
-(`shape_of_parameters`) or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
+(`autosac.configurations.shapes`) or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
 
 **Time** (`time_bound_ms`). m microbatches, stage s with l_s layers, f, b: forward and backward of one layer and one
 microbatch, f', b' those of what stands behind the layers (last stage). What stands before them counts without a pipeline.
@@ -56,71 +56,19 @@ the loss in chunks, what stands behind the layers counts no memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 
 from autosac.configurations.layout import Layout
 from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
-from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, Place, moments, places, rank_of
+from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, Place, leading_of, moments, places, rank_of
+from autosac.configurations.shapes import Part, Shape
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.splits import balanced_split, improved_split, torchtitan_split
-from autosac.configurations.traffic import NO_TRAFFIC, Traffic
 
 INFEASIBLE = math.inf
 _REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
-_OUTPUTS = ("output", "lm_head")  # what TorchTitan 0.2 and 0.3 call it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One layer, or what stands before or behind all layers, for one microbatch on one rank.
-
-    `kept`: (bytes, least milliseconds that recomputing them takes) of what the step keeps for the backward without
-    checkpointing; infinite milliseconds for what cannot be freed. Times are lower bounds, bytes are those of a rank.
-    `waits_ms`: what of forward and backward is transfers that computation waits for.
-    """
-
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
-    waits_ms: float = 0.0
-    kept: tuple[tuple[int, float], ...] = ()
-
-    @property
-    def both_ms(self) -> float:
-        """Forward and backward."""
-        return self.forward_ms + self.backward_ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
-
-    `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if that
-    is not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there while
-    the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`:
-    of FSDP, for one layer. `ends_less`: how many layers fewer TorchTitan gives the first and the last stage. `hop_ms`: to
-    send a layer's input to the next pipeline stage. `reserved`: the budget is of reserved memory.
-    """
-
-    layers: int
-    layer: Part
-    first: Part
-    last: Part
-    layer_parameters: float
-    outside_parameters: float
-    least_parameters: float = 0.0
-    state_bytes: int = 12
-    gradient_bytes: int = 4
-    compute_bytes: int = 2
-    memory_gbps: float = math.inf
-    host_gb_us: float = 0.0
-    budget_bytes: float = math.inf
-    traffic: Traffic = NO_TRAFFIC
-    sharding: Sharding = NOTHING_KNOWN
-    ends_less: tuple[int, int] = (1, 1)
-    hop_ms: float = 0.0
-    reserved: bool = False
 
 
 def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
@@ -140,10 +88,14 @@ def _balanced(layout: Layout, shape: Shape) -> tuple[int, ...]:
     """
     stages = layout.pipeline * layout.stages_per_rank
     stage_ms = cache(partial(_stage_ms, layout, shape))
-    found = balanced_split(shape.layers, stages, lambda stage, i, j: stage_ms(stage, j - i))
+    lead = shape.leading
+    found = balanced_split(
+        shape.layers, stages, lambda stage, i, j: stage_ms(stage, j - i, min(j, lead) - min(i, lead))
+    )
     if layout.stages_per_rank > 1:
         return improved_split(found, _split_cost(layout, shape))
-    if math.isinf(shape.budget_bytes) or all(math.isfinite(stage_ms(s, count)) for s, count in enumerate(found)):
+    counts = enumerate(zip(found, leading_of(found, lead), strict=True))
+    if math.isinf(shape.budget_bytes) or all(math.isfinite(stage_ms(s, *count)) for s, count in counts):
         return found
     return _balanced(layout, replace(shape, budget_bytes=math.inf))
 
@@ -160,52 +112,55 @@ def _split_cost(layout: Layout, shape: Shape) -> Callable[[Sequence[int]], tuple
         return excess, own_ms + _recompute_ms(layout, shape, place, shape.budget_bytes)
 
     def cost(split: Sequence[int]) -> tuple[float, float, float]:
-        each_ms = [stage_ms(stage, count) for stage, count in enumerate(split)]
+        counts = zip(split, leading_of(split, shape.leading), strict=True)
+        each_ms = [stage_ms(stage, *count) for stage, count in enumerate(counts)]
         own_ms = [0.0] * layout.pipeline
         for stage, ms in enumerate(each_ms):
             own_ms[rank_of(layout, stage)] += layout.microbatches * ms
-        ranks = [of_rank(place, own_ms[place.rank]) for place in places(layout, split)]
+        ranks = [of_rank(place, own_ms[place.rank]) for place in places(layout, split, shape.leading)]
         return max(excess for excess, _ in ranks), max(ms for _, ms in ranks), max(each_ms)
 
     return cost
 
 
-def _stage_ms(layout: Layout, shape: Shape, stage: int, count: int) -> float:
-    """What a stage with so many layers takes for a microbatch, with what it has to recompute within its memory; infinite if
-    nothing is enough. Of several stages on a rank, only the time is known.
+def _stage_ms(layout: Layout, shape: Shape, stage: int, count: int, leading: int) -> float:
+    """What a stage with so many layers, so many of them leading ones, takes for a microbatch, with what it has to
+    recompute within its memory; infinite if nothing is enough. Of several stages on a rank, only the time is known.
     """
     last = stage == layout.pipeline * layout.stages_per_rank - 1
-    found = count * shape.layer.both_ms + (shape.last.both_ms if last else 0.0)
+    found = shape.both_ms(count, leading) + (shape.last.both_ms if last else 0.0)
     if layout.stages_per_rank > 1 or math.isinf(shape.budget_bytes):
         return found
-    place = Place(stage, (count,), last)
+    place = Place(stage, (count,), last, (leading,))
     if _least_bytes(layout, shape, place) > shape.budget_bytes:
         return INFEASIBLE
     return found + _recompute_ms(layout, shape, place, shape.budget_bytes) / layout.microbatches
 
 
 def _places(layout: Layout, shape: Shape) -> list[Place]:
-    return places(layout, split_of(layout, shape))
+    return places(layout, split_of(layout, shape), shape.leading)
 
 
 def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) -> float:
     """The least step time. `extra_ms`: recomputation that each pipeline rank cannot avoid in the step. See the module."""
-    counts, ranks, m = split_of(layout, shape), layout.pipeline, layout.microbatches
-    stages = len(counts)
+    counts, m = split_of(layout, shape), layout.microbatches
+    leading = leading_of(counts, shape.leading)
     worst = 0.0
-    for rank in range(ranks):
-        own = sum(counts[stage] for stage in range(stages) if rank_of(layout, stage) == rank)
-        parts = [(m * own, shape.layer)]
-        parts += [(m, shape.last)] if rank_of(layout, stages - 1) == rank else []
-        parts += [(m, shape.first)] if ranks == 1 else []
+    for place in places(layout, counts, shape.leading):
+        rank, own, leads = place.rank, place.layers, sum(place.leading)
+        parts = [(m * (own - leads), shape.layer), (m * leads, shape.lead)]
+        parts += [(m, shape.last)] if place.last else []
+        parts += [(m, shape.first)] if layout.pipeline == 1 else []
         work = sum(times * part.both_ms for times, part in parts)
-        work += (extra_ms[rank] if extra_ms else 0.0) + own * _copies_ms(layout, shape)
-        work += _optimizer_ms(layout, shape, own)
-        fill = sum(counts[:rank]) * shape.layer.both_ms if layout.schedule in WHOLE_BACKWARDS else 0.0
+        messages = _messages(shape, own, leads)
+        work += (extra_ms[rank] if extra_ms else 0.0) + messages * _copies_ms(layout, shape)
+        work += _optimizer_ms(layout, shape, own, leads)
+        before = shape.both_ms(sum(counts[:rank]), sum(leading[:rank]))
+        fill = before if layout.schedule in WHOLE_BACKWARDS else 0.0
         waits = sum(times * part.waits_ms for times, part in parts)
         if waits and extra_ms:  # what is made again may be transfers, too
             waits += extra_ms[rank]
-        beside = shape.traffic.busy_ms(own * _gathers(layout), own * _scatters(layout)) - waits - fill
+        beside = shape.traffic.busy_ms(messages * _gathers(layout), messages * _scatters(layout)) - waits - fill
         worst = max(worst, fill + work + (1 - 1 / shape.traffic.slowdown) * max(0.0, beside))
     return worst
 
@@ -217,15 +172,16 @@ def path_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
     if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
         return 0.0
     counts, last = split_of(layout, shape), layout.pipeline * layout.stages_per_rank - 1
-    own = sum(counts[:: layout.pipeline])  # layers of the first rank
+    leading = leading_of(counts, shape.leading)
+    own, leads = sum(counts[:: layout.pipeline]), sum(leading[:: layout.pipeline])  # of the first rank
     gathered = _gather_copy_ms(layout, shape) if _gathers(layout) and not layout.keeps_parameters else 0.0
     stages = [
         StageTimes(
-            forward=count * shape.layer.forward_ms + (stage == last) * shape.last.forward_ms,
-            backward=count * shape.layer.backward_ms + (stage == last) * shape.last.backward_ms,
-            gathered=count * gathered,
+            forward=_stage_sum(shape, count, lead, stage == last, lambda part: part.forward_ms),
+            backward=_stage_sum(shape, count, lead, stage == last, lambda part: part.backward_ms),
+            gathered=_messages(shape, count, lead) * gathered,
         )
-        for stage, count in enumerate(counts)
+        for stage, (count, lead) in enumerate(zip(counts, leading, strict=True))
     ]
     return longest_path_ms(
         layout.schedule,
@@ -234,11 +190,21 @@ def path_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
         stages,
         extra_ms or [0.0] * layout.pipeline,
         hop_ms=shape.hop_ms,
-        after_ms=_optimizer_ms(layout, shape, own)
-        + own * _scatters(layout) * _scatter_copy_ms(layout, shape)
+        after_ms=_optimizer_ms(layout, shape, own, leads)
+        + _messages(shape, own, leads) * _scatters(layout) * _scatter_copy_ms(layout, shape)
         + shape.traffic.gather_ms
         + shape.traffic.scatter_ms,
     )
+
+
+def _stage_sum(shape: Shape, layers: int, leading: int, last: bool, of: Callable[[Part], float]) -> float:
+    """Of a stage's layers, and of what stands behind them on the last."""
+    return (layers - leading) * of(shape.layer) + leading * of(shape.lead) + last * of(shape.last)
+
+
+def _messages(shape: Shape, layers: int, leading: int) -> float:
+    """How many layers' messages the parameters of so many layers make, of which so many are leading ones."""
+    return shape.parameters(layers, leading) / shape.layer_parameters if shape.layer_parameters else layers
 
 
 def _gathers(layout: Layout) -> int:
@@ -274,18 +240,19 @@ def _scatter_copy_ms(layout: Layout, shape: Shape) -> float:
     return ns * _REDUCED_BYTES * shape.layer_parameters / _expert_shards(layout) / 1e6
 
 
-def _optimizer_ms(layout: Layout, shape: Shape, layers: int) -> float:
-    """What the optimizer's step takes at least on a rank with so many layers."""
+def _optimizer_ms(layout: Layout, shape: Shape, layers: int, leading: int) -> float:
+    """What the optimizer's step takes at least on a rank with so many layers, of which so many are leading ones."""
+    own = _own_parameters(layout, shape, layers, leading)
     if layout.cpu_offload:
-        offloaded = (shape.state_bytes + shape.gradient_bytes) * _own_parameters(layout, shape, layers)
+        offloaded = (shape.state_bytes + shape.gradient_bytes) * own
         return shape.host_gb_us * offloaded / 1e12
     each = 2 * shape.state_bytes + shape.gradient_bytes
-    return each * _own_parameters(layout, shape, layers) / shape.memory_gbps / 1e6
+    return each * own / shape.memory_gbps / 1e6
 
 
-def _own_parameters(layout: Layout, shape: Shape, layers: int) -> float:
+def _own_parameters(layout: Layout, shape: Shape, layers: int, leading: int) -> float:
     """The parameters of a rank with so many layers, at least; FSDP's, tensor and expert parallelism's parts of them."""
-    parameters = layers * shape.layer_parameters + (shape.outside_parameters if layout.pipeline == 1 else 0.0)
+    parameters = shape.parameters(layers, leading) + (shape.outside_parameters if layout.pipeline == 1 else 0.0)
     return parameters / (layout.tensor * layout.shard * layout.context)
 
 
@@ -294,7 +261,7 @@ def _states_bytes(layout: Layout, shape: Shape, place: Place, *, gradients: bool
     if layout.cpu_offload:
         return 0.0
     each = shape.state_bytes + (shape.gradient_bytes if gradients else 0)
-    return each * _own_parameters(layout, shape, place.layers)
+    return each * _own_parameters(layout, shape, place.layers, sum(place.leading))
 
 
 def _before_backward_bytes(layout: Layout, shape: Shape, place: Place, moment: Moment) -> float:
@@ -303,11 +270,14 @@ def _before_backward_bytes(layout: Layout, shape: Shape, place: Place, moment: M
     found = _states_bytes(layout, shape, place, gradients=accumulated or _pools(layout, shape).gradients_apart)
     found += _gathered_pool_bytes(layout, shape, place)
     gathers = layout.pipeline > 1 and _gathers(layout) and not layout.keeps_parameters
-    whole = shape.compute_bytes if gathers and not moment.behind else 0
-    for count, held, accumulating in zip(place.counts, moment.held, moment.accumulating, strict=True):
-        whole += count * shape.compute_bytes if layout.keeps_parameters and (held or accumulating) else 0
-        whole += count * shape.gradient_bytes if accumulating else 0
-    return found + whole * shape.layer_parameters / _expert_shards(layout)
+    one = min(shape.layer_parameters, shape.lead_parameters) if any(place.leading) else shape.layer_parameters
+    whole = one * shape.compute_bytes if gathers and not moment.behind else 0.0
+    stages = zip(place.counts, place.leading, moment.held, moment.accumulating, strict=True)
+    for count, leading, held, accumulating in stages:
+        each = shape.compute_bytes if layout.keeps_parameters and (held or accumulating) else 0
+        each += shape.gradient_bytes if accumulating else 0
+        whole += each * shape.parameters(count, leading)
+    return found + whole / _expert_shards(layout)
 
 
 def _pools(layout: Layout, shape: Shape) -> Sharding:
@@ -339,9 +309,12 @@ def _kept(layout: Layout, shape: Shape, place: Place, moment: Moment) -> list[tu
     stage is freed of all of them.
     """
     m = layout.microbatches
-    stages = [(times, count) for times, count in zip(moment.held, place.counts, strict=True) if times]
     kept: list[tuple[float, float]] = [
-        (times * count * size, m * count * ms) for times, count in stages for size, ms in shape.layer.kept
+        (times * layers * size, m * layers * ms)
+        for times, count, leading in zip(moment.held, place.counts, place.leading, strict=True)
+        for layers, part in ((count - leading, shape.layer), (leading, shape.lead))
+        for size, ms in part.kept
+        if times * layers
     ]
     if moment.behind and not layout.chunk_loss:
         kept += [(size, m * ms) for size, ms in shape.last.kept]
@@ -361,10 +334,9 @@ def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list
     ]
     if layout.pipeline > 1 and _gathers(layout):
         found += [
-            (before + shape.compute_bytes * shape.layer_parameters / _expert_shards(layout), kept)
+            _after_a_layer(layout, shape, place, moment)
             for moment in _moments(layout, place)
             if moment.stage >= 0 and place.counts[moment.stage]  # TorchTitan may give the ends no layer
-            for before, kept in [_after_a_layer(layout, shape, place, moment)]
         ]
     if layout.pipeline == 1 and layout.shard * layout.context > 1 and shape.least_parameters:
         found += [_reducing(layout, shape, place, done) for done in (1, 2) if done < shape.layers]
@@ -374,15 +346,19 @@ def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list
 def _after_a_layer(
     layout: Layout, shape: Shape, place: Place, moment: Moment
 ) -> tuple[float, list[tuple[float, float]]]:
-    """As `_needs`, without the gradients of the one layer that has run backward since the moment."""
-    counts, stage = place.counts, moment.stage
+    """As `_needs`, when the last layer of the moment's stage has run backward and has its gradients."""
+    counts, leading, stage = place.counts, place.leading, moment.stage
     m, held = layout.microbatches, moment.held[stage]
+    leads = int(counts[stage] == leading[stage])  # whether that layer is a leading one
     before = _before_backward_bytes(layout, shape, place, moment._replace(behind=False))
-    less = place._replace(counts=(*counts[:stage], counts[stage] - 1, *counts[stage + 1 :]))
+    less = place._replace(
+        counts=(*counts[:stage], counts[stage] - 1, *counts[stage + 1 :]),
+        leading=(*leading[:stage], leading[stage] - leads, *leading[stage + 1 :]),
+    )
     kept = _kept(layout, shape, less, moment._replace(behind=False))
     if held > 1:  # that layer's other microbatches
-        kept += [((held - 1) * size, m * ms) for size, ms in shape.layer.kept]
-    return before, kept
+        kept += [((held - 1) * size, m * ms) for size, ms in (shape.lead if leads else shape.layer).kept]
+    return before + shape.compute_bytes * shape.parameters(1, leads) / _expert_shards(layout), kept
 
 
 def _reducing(layout: Layout, shape: Shape, place: Place, done: int) -> tuple[float, list[tuple[float, float]]]:
@@ -396,7 +372,7 @@ def _reducing(layout: Layout, shape: Shape, place: Place, done: int) -> tuple[fl
     elif done == 2:
         before += shape.compute_bytes * layer
     waits = _REDUCED_BYTES if done == 1 or shape.sharding.scatter_waits else 0
-    left = Place(0, (shape.layers - done,), False)
+    left = Place(0, (shape.layers - done,), False, (0,))
     return before + (shape.compute_bytes + waits) * layer, _kept(layout, shape, left, Moment((1,), (False,), False))
 
 
@@ -449,7 +425,7 @@ def bound_ms(layout: Layout, shape: Shape, budget_bytes: float, *, paths: bool =
 
 def any_split_bound_ms(layout: Layout, shape: Shape) -> float:
     """The least step time however layers are divided over stages: no less than the average of the ranks."""
-    return layout.microbatches * (shape.layers * shape.layer.both_ms + shape.last.both_ms) / layout.pipeline
+    return layout.microbatches * (shape.both_ms(shape.layers, shape.leading) + shape.last.both_ms) / layout.pipeline
 
 
 def recomputing_bound_ms(layout: Layout, shape: Shape, layer_ms: float) -> float:
@@ -460,35 +436,3 @@ def recomputing_bound_ms(layout: Layout, shape: Shape, layer_ms: float) -> float
         for rank in range(layout.pipeline)
     ]
     return max(time_bound_ms(layout, shape, extra), path_bound_ms(layout, shape, extra))
-
-
-def shape_of_parameters(
-    parameters: Mapping[str, Sequence[int]], layers: int, layout: Layout, seq_len: int, peak_flops: float
-) -> Shape:
-    """What the parameters' shapes alone tell: every matrix of a layer and the output is multiplied with every token, forward
-    once and backward twice, at no more than the peak rate. Embeddings are looked up, experts may not be asked: they count
-    nothing. A layer's input has the width of its norms and 16 bits a number at least, divided among tensor-parallel ranks
-    at most.
-    """
-    tokens = layout.microbatch * seq_len / layout.context
-    per_number_ms = 2 * tokens / layout.tensor / peak_flops * 1e3
-    of_layers = {name: shape for name, shape in parameters.items() if name.startswith("layers.")}
-    others = {name: shape for name, shape in parameters.items() if name not in of_layers}
-    present = len({name.split(".")[1] for name in of_layers}) or 1
-    width = max(
-        (shape[0] for name, shape in of_layers.items() if name.endswith("norm.weight") and len(shape) == 1), default=0
-    )
-    inner = sum(math.prod(shape) for shape in of_layers.values() if len(shape) == 2) / present
-    outer = sum(math.prod(shape) for name, shape in others.items() if len(shape) == 2 and name.startswith(_OUTPUTS))
-    return Shape(
-        layers=layers,
-        layer=Part(
-            forward_ms=inner * per_number_ms,
-            backward_ms=2 * inner * per_number_ms,
-            kept=((int(2 * tokens * width / layout.tensor), math.inf),),
-        ),
-        first=Part(),
-        last=Part(forward_ms=outer * per_number_ms, backward_ms=2 * outer * per_number_ms),
-        layer_parameters=sum(math.prod(shape) for shape in of_layers.values()) / present,
-        outside_parameters=sum(math.prod(shape) for shape in others.values()),
-    )

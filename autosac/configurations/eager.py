@@ -1,8 +1,8 @@
 """The fastest settings of an eager training step: a search over all combinations of the values that the caller names.
 
 What is maximised is work in a second: `work(settings)` over the step time, where work is the batch, or whatever the settings
-make a step do. No checkpointing makes a step shorter, so the step without any bounds the rate of every plan for it, and
-settings whose bound is not above the best are not planned for.
+make a step do; or work for the price of the GPU. No checkpointing makes a step shorter, so the step without any bounds the
+rate of every plan for it, and settings whose bound is not above the best are not planned for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosac.configurations.engine import Bound, Value, Work, best_first
+from autosac.configurations.offers import Objective, Offer
 from autosac.errors import AutosacError, InfeasibleError, UsageError
 from autosac.planning.closed_loop import Goal, PlanningCaptures, make_plan
 from autosac.plans import Plan
@@ -25,16 +26,33 @@ _MOST = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagerRow:
-    """Settings that were tried. `rate`: work in a second. Without a plan the step fits as it is; without a rate it does not
-    fit or could not run (`reason`).
-    """
+class Choice:
+    """Settings of a step, and the GPU that it runs on."""
 
     settings: Settings
+    offer: Offer
+
+    @property
+    def name(self) -> str:
+        """Short."""
+        return f"{dict(self.settings)} on {self.offer.gpu}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagerRow(Choice):
+    """Settings that were tried on a GPU. `rate`: work in a second. Without a plan the step fits as it is; without a rate it
+    does not fit or could not run (`reason`).
+    """
+
     simulation: Simulation | None = None
     plan: Plan | None = None
     rate: float = 0.0
     reason: str = ""
+
+    @property
+    def cost(self) -> float:
+        """The price of one unit of work; 0 if the GPU has none, infinite if there is no rate."""
+        return self.offer.price / 3600 / self.rate if self.rate else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,64 +87,74 @@ class EagerSearch:
 
     def __init__(
         self,
-        settings: Sequence[Settings],
-        captures: Callable[[Settings], PlanningCaptures],
+        choices: Sequence[Choice],
+        captures: Callable[[Choice], PlanningCaptures],
         work: Callable[[Settings], float],
-        goal: Goal,
+        goal: Callable[[Offer], Goal],
         progress: Callable[[str], None],
+        objective: Objective = "tokens-per-second",
     ) -> None:
-        self._settings, self._captures, self._work, self._goal = settings, captures, work, goal
-        self._progress = progress
+        self._choices, self._captures, self._work, self._goal = choices, captures, work, goal
+        self._progress, self._objective = progress, objective
         self._plain: dict[int, tuple[PlanningCaptures, Simulation]] = {}
         self._rows: dict[int, EagerRow] = {}
 
     def run(self) -> EagerResult:
         """Search to the end, one after the other."""
-        found = best_first([(i, 0.0) for i in range(len(self._settings))], self, _at_once)
-        rows = sorted(self._rows.values(), key=lambda row: -row.rate)
+        found = best_first([(i, 0.0) for i in range(len(self._choices))], self, _at_once)
+        rows = sorted(self._rows.values(), key=lambda row: self._score(row, row.rate))
         return EagerResult(rows=tuple(rows), ruled_out=len(found.pruned))
 
     def step(self, candidate: int, bound: float, best: float) -> Bound | Value | Work:
-        """Values are seconds for each unit of work."""
+        """Values are seconds, or the price, of a unit of work."""
+        choice = self._choices[candidate]
         if candidate in self._rows:
-            rate = self._rows[candidate].rate
-            return Value(1 / rate if rate else math.inf)
+            return Value(self._score(choice, self._rows[candidate].rate))
         if candidate not in self._plain:
             return Work(("plain", candidate), lambda: self._capture(candidate))
-        least = 1 / self._rate(candidate, self._plain[candidate][1])
+        least = self._score(choice, self._rate(choice, self._plain[candidate][1]))
         return Bound(least) if least > bound else Work(("plan", candidate), lambda: self._plan(candidate))
 
     def finished(self, work: Work, future: Future[Any]) -> None:
         """Nothing: the work has taken note itself."""
         future.result()
 
-    def _rate(self, candidate: int, simulation: Simulation) -> float:
-        amount = self._work(self._settings[candidate])
+    def _score(self, choice: Choice, rate: float) -> float:
+        priced = self._objective == "cost-per-token"
+        return (choice.offer.price / 3600 if priced else 1.0) / rate if rate else math.inf
+
+    def _rate(self, choice: Choice, simulation: Simulation) -> float:
+        amount = self._work(choice.settings)
         if not amount > 0:
-            raise UsageError(f"work of {dict(self._settings[candidate])} is {amount}: it must be above 0")
+            raise UsageError(f"work of {dict(choice.settings)} is {amount}: it must be above 0")
         return amount / simulation.step_ms * 1e3
 
     def _capture(self, candidate: int) -> None:
-        settings = self._settings[candidate]
-        self._progress(f"simulating {dict(settings)}")
+        choice = self._choices[candidate]
+        self._progress(f"simulating {choice.name}")
         try:
-            captures = self._captures(settings)
+            captures = self._captures(choice)
             self._plain[candidate] = (captures, captures.observed())
         except AutosacError as e:
-            self._rows[candidate] = EagerRow(settings=settings, reason=str(e))
+            self._note(candidate, reason=str(e))
 
     def _plan(self, candidate: int) -> None:
-        settings, (captures, plain) = self._settings[candidate], self._plain.pop(candidate)
-        if plain.peak_bytes(self._goal.budget_kind) <= self._goal.budget_bytes:
-            self._rows[candidate] = EagerRow(settings=settings, simulation=plain, rate=self._rate(candidate, plain))
+        choice, (captures, plain) = self._choices[candidate], self._plain.pop(candidate)
+        goal = self._goal(choice.offer)
+        if plain.peak_bytes(goal.budget_kind) <= goal.budget_bytes:
+            self._note(candidate, simulation=plain, rate=self._rate(choice, plain))
             return
         try:
-            planned = make_plan(captures, self._goal, self._progress)
+            planned = make_plan(captures, goal, self._progress)
         except AutosacError as e:
-            self._rows[candidate] = EagerRow(settings=settings, reason=str(e))
+            self._note(candidate, reason=str(e))
             return
-        rate = self._rate(candidate, planned.simulation)
-        self._rows[candidate] = EagerRow(settings=settings, simulation=planned.simulation, plan=planned.plan, rate=rate)
+        rate = self._rate(choice, planned.simulation)
+        self._note(candidate, simulation=planned.simulation, plan=planned.plan, rate=rate)
+
+    def _note(self, candidate: int, **found: Any) -> None:
+        choice = self._choices[candidate]
+        self._rows[candidate] = EagerRow(settings=choice.settings, offer=choice.offer, **found)
 
 
 def _at_once(content: Callable[[], None]) -> Future[None]:

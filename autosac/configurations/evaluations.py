@@ -4,7 +4,7 @@
 without checkpointing and, where that does not fit, under every way of checkpointing that is asked for and could be the best,
 AutoSAC's plan included: two to five captures, of a few layers where they repeat; the step under the plan is derived. A task
 ends early where its step cannot beat what is known: no checkpointing shortens a step. `PlanTask` captures the step under a
-plan, of all layers.
+plan, of all layers, and plans again on captures where that step does not fit, though it did as it was derived.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -188,15 +189,15 @@ class LayoutTask(_JobTask):
     def _planned(self, planned: Planned | InfeasibleError, rows: list[Any], inner: int) -> dict[str, Any]:
         if isinstance(planned, InfeasibleError):
             return {"infeasible": str(planned)}
-        simulation = planned.simulation
-        stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
-        rows.append(asdict(Measured.of("autosac", stages, inner, self.goal.budget_kind)))
+        rows.append(asdict(Measured.of("autosac", _stages_of(planned), inner, self.goal.budget_kind)))
         return {"plan": planned.plan.to_bytes().decode(), "notes": list(planned.notes)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTask(_JobTask):
-    """A layout's step as captured under its plan, the text of which is `plan`. Answer: ``row``, or ``refused``."""
+    """A layout's step as captured under its plan, the text of which is `plan`. Answer: ``row``, and ``plan`` if it is another
+    one after all; or ``refused``.
+    """
 
     goal: Goal
     plan: str
@@ -205,7 +206,7 @@ class PlanTask(_JobTask):
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """See `Task`."""
-        _, inner = _within(self.confidence, self.goal, self.job)
+        sure, inner = _within(self.confidence, self.goal, self.job)
         plan = Plan.from_bytes(self.plan.encode())
         try:
             with temporary_folder() as folder:
@@ -216,9 +217,27 @@ class PlanTask(_JobTask):
                 for stage in captures:
                     stage.begin(plan)
                 stages = [stage.under(plan) for stage in captures]
-                return {"row": asdict(Measured.of("autosac", stages, inner, self.goal.budget_kind))}
+                row = Measured.of("autosac", stages, inner, self.goal.budget_kind)
+                return {"row": asdict(row)} if row.fits else self._planned_again(server, folder, row, sure, inner)
         except (CaptureError, UsageError) as e:
             return {"refused": str(e)}
+
+    def _planned_again(
+        self, server: CaptureServer, folder: Path, row: Measured, sure: Confidence | None, inner: int
+    ) -> dict[str, Any]:
+        """With a plan that fits as captured; the row of the one that does not, if there is none."""
+        captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
+        (planned,) = plans_with_loss(captures, self.goal, (self.goal.budget_bytes,), sure)
+        if isinstance(planned, InfeasibleError):
+            return {"row": asdict(row)}
+        again = Measured.of("autosac", _stages_of(planned), inner, self.goal.budget_kind)
+        return {"row": asdict(again), "plan": planned.plan.to_bytes().decode()}
+
+
+def _stages_of(planned: Planned) -> Sequence[Simulation]:
+    """The step under a plan, of every pipeline stage."""
+    simulation = planned.simulation
+    return simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
 
 
 def _within(share: float | None, goal: Goal, job: TitanJob) -> tuple[Confidence | None, int]:

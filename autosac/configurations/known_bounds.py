@@ -6,14 +6,12 @@ import math
 from dataclasses import replace
 
 from autosac.configurations.bounds import (
-    Part,
-    Shape,
     any_split_bound_ms,
     bound_ms,
-    shape_of_parameters,
 )
 from autosac.configurations.layout import Layout
 from autosac.configurations.machines import Machines
+from autosac.configurations.shapes import Part, Shape, shape_of_parameters
 from autosac.configurations.sheets import Sheet
 from autosac.configurations.wanted import Own, Wanted
 
@@ -59,9 +57,11 @@ class LayoutBounds:
         """With what the job and the GPU say."""
         gradient_bytes, compute_bytes = self._own.gradient_bytes, self._compute_bytes(layout, shape)
         roads = self._machines.roads(layout.gpu)
+        # Experts are shared out among fewer ranks, or by expert parallelism alone.
+        moved = max(0.0, shape.layer_parameters - (shape.layer_experts if layout.expert > 1 else 0.0))
         return replace(
             shape,
-            traffic=roads.traffic(layout, shape.layers, shape.layer_parameters, compute_bytes, gradient_bytes),
+            traffic=roads.traffic(layout, shape.layers, moved, compute_bytes, gradient_bytes),
             ends_less=self._own.facts.ends_less,
             state_bytes=self._own.state_bytes,
             gradient_bytes=gradient_bytes,

@@ -243,6 +243,8 @@ def why_none(
             f"a global batch of {global_batch} is no multiple of the data-parallel ranks ({_either(ranks)}) times the "
             f"microbatch ({_either(values['microbatch'])}); --global-batch changes it"
         )
+    if facts.seq_len % 2:
+        return f"TorchTitan takes sequences of an even number of tokens, not of {facts.seq_len}"
     made = _combinations(space, "", world_size, gpus_per_node, global_batch, facts, compiled)
     if not any(_divides(layout, facts) for layout in made):
         known = {"heads": facts.heads, "key and value heads": facts.kv_heads, "layers": facts.layers}
@@ -370,8 +372,6 @@ def _is_sensible(layout: Layout, space: Space) -> bool:
         return False
     if (layout.activation_offload or layout.chunk_loss) and "autosac" not in space.checkpointing:
         return False  # they are AutoSAC's plans'
-    if layout.schedule in V_SHAPED and layout.split == "balanced":
-        return False  # their stages run forth and back over the ranks
     return layout.pipeline == 1 or _is_scheduled(layout)
 
 

@@ -20,7 +20,7 @@ class Machines:
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        self.offers: Mapping[str, Offer] = {offer.gpu: offer for offer in wanted.offers}
+        self.offers: Mapping[str, Offer] = {offer.gpu: offer for offer in wanted.request.offers}
         self._targets: dict[tuple[str, str], Target] = {}
         self._names: dict[str, str] = {}
         self._roads: dict[str, Roads] = {}
@@ -48,7 +48,12 @@ class Machines:
 
     def budget_bytes(self, layout: Layout, budget: str | None = None) -> int:
         """Within the search's budget or another one, which may be a share of the GPU."""
-        return parse_budget(budget or self._wanted.budget, self.target(layout).hardware.usable_bytes)
+        return parse_budget(budget or self._wanted.request.budget, self.target(layout).hardware.usable_bytes)
+
+    def budgets_bytes(self) -> dict[str, int]:
+        """The search's budget, by the kinds of GPUs."""
+        budget = self._wanted.request.budget
+        return {gpu: parse_budget(budget, self._target(gpu, "").hardware.usable_bytes) for gpu in self.offers}
 
     def room_bytes(self, layout: Layout, budget: str | None = None) -> int:
         """What simulated allocations may take of the budget, without what a calibrated GPU is known to take beside them."""
@@ -76,4 +81,4 @@ class Machines:
 
     def weight(self, layout: Layout) -> float:
         """What a millisecond of a layout's step counts for the objective."""
-        return self.offers[layout.gpu].weight(self._wanted.objective)
+        return self.offers[layout.gpu].weight(self._wanted.request.objective)

@@ -113,8 +113,8 @@ class Result:
     """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
     the best by more than `gap`. `refused`: why a job cannot run with a layout; `failed`: why nobody knows. `plans`: AutoSAC's
     plans by their rows' keys. `closest`: of the layouts that bounds ruled out, the one with the least bound, and that.
-    `offers`: the GPUs to choose from. `sampled`: the space was too large to list, and proposals
-    came to an end. `python`: the job, if it is one of TorchTitan 0.3.
+    `budgets_bytes`: what each GPU may use, by its kind. `offers`: the GPUs to choose from. `sampled`: the space was too large
+    to list, and proposals came to an end. `python`: the job, if it is one of TorchTitan 0.3.
     """
 
     rows: tuple[Row, ...]
@@ -126,7 +126,7 @@ class Result:
     failed: Mapping[Layout, str] = field(default_factory=dict)
     plans: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[Layout, Mapping[str, Any]] = field(default_factory=dict)
-    budget_bytes: int = 0
+    budgets_bytes: Mapping[str, int] = field(default_factory=dict)
     closest: tuple[Layout, float] | None = None
     seconds: float = 0.0
     offers: tuple[Offer, ...] = ()

@@ -14,6 +14,7 @@ Of other schedules nothing is said but that each stage's first microbatch is hel
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,11 +25,14 @@ WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 
 class Place(NamedTuple):
-    """A pipeline rank: how many layers each of its stages holds, and whether the model's last stage is the last of them."""
+    """A pipeline rank: how many layers each of its stages holds, whether the model's last stage is the last of them, and how
+    many of each stage's layers are leading ones (`autosac.configurations.shapes.Shape`).
+    """
 
     rank: int
     counts: tuple[int, ...]
     last: bool
+    leading: tuple[int, ...]
 
     @property
     def layers(self) -> int:
@@ -36,12 +40,20 @@ class Place(NamedTuple):
         return sum(self.counts)
 
 
-def places(layout: Layout, split: Sequence[int]) -> list[Place]:
-    """Every pipeline rank. `split`: layers of each stage of the model."""
+def leading_of(split: Sequence[int], leading: int) -> list[int]:
+    """How many of each stage's layers are among the first so many of the model. `split`: layers of each stage."""
+    ends = list(itertools.accumulate(split, initial=0))
+    return [min(last, leading) - min(first, leading) for first, last in itertools.pairwise(ends)]
+
+
+def places(layout: Layout, split: Sequence[int], leading: int) -> list[Place]:
+    """Every pipeline rank. `split`: layers of each stage of the model, the first of which are so many leading ones."""
     found = []
+    leads = leading_of(split, leading)
     for rank in range(layout.pipeline):
         own = [stage for stage in range(len(split)) if rank_of(layout, stage) == rank]
-        found.append(Place(rank, tuple(split[stage] for stage in own), own[-1] == len(split) - 1))
+        counts, last = tuple(split[stage] for stage in own), own[-1] == len(split) - 1
+        found.append(Place(rank, counts, last, tuple(leads[stage] for stage in own)))
     return found
 
 

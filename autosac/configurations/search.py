@@ -9,7 +9,7 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 3. its step without checkpointing, simulated.
 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
-capture.
+capture. If that does not fit, the layout is planned for again, on captures.
 
 If a layout cannot be made to fit, neither can one that differs from it only in ways that take memory (`is_larger`), if both
 accumulate gradients or neither does: a larger microbatch keeps at least as much of every tensor (a pipeline holds
@@ -23,11 +23,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
-from autosac.configurations.bounds import Shape, memory_bound_bytes, recomputing_bound_ms, split_of
+from autosac.configurations.bounds import memory_bound_bytes, recomputing_bound_ms, split_of
 from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
 from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.job_files import job_path, written_job
@@ -47,6 +47,7 @@ from autosac.configurations.machines import Machines
 from autosac.configurations.refusals import Refusals
 from autosac.configurations.results import Counts, Result, Row
 from autosac.configurations.sampling import Sampler, sampled
+from autosac.configurations.shapes import Shape
 from autosac.configurations.sheets import Sheet, sheet_layout
 from autosac.configurations.study import Study
 from autosac.configurations.wanted import Own, Wanted
@@ -93,7 +94,7 @@ class TitanSearch:
 
     def _legal(self) -> list[Layout]:
         found: list[Layout] = []
-        for offer in self._wanted.offers:
+        for offer in self._wanted.request.offers:
             per_node = self._machines.per_node(offer.gpu)
             own = self._own
             some = legal(
@@ -104,7 +105,7 @@ class TitanSearch:
                 self.sampled = True
                 return found[:1]
         if not found:
-            sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.offers)
+            sizes = ", ".join(f"{offer.world_size} x {offer.gpu}" for offer in self._wanted.request.offers)
             raise UsageError(
                 f"no configuration of the space is legal on {sizes}: {self._why_none()} (--show-space prints the space)"
             )
@@ -113,7 +114,7 @@ class TitanSearch:
         )
 
     def _why_none(self) -> str:
-        offer, own = self._wanted.offers[0], self._own
+        offer, own = self._wanted.request.offers[0], self._own
         per_node = self._machines.per_node(offer.gpu)
         return why_none(self._wanted.space, offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
 
@@ -131,7 +132,7 @@ class TitanSearch:
                 self,
                 self.workers.submit,
                 at_once=self.workers.count,
-                gap=self._wanted.gap,
+                gap=self._wanted.request.gap,
                 outcome=self.outcome,
                 on_change=changed,
             )
@@ -169,12 +170,14 @@ class TitanSearch:
 
     # ---- jobs ----
 
+    def stage_layers(self, layout: Layout) -> tuple[int, ...]:
+        """How many layers each pipeline stage has; if balanced, as far as its sheet is known."""
+        return split_of(layout, self._shape(layout))
+
     def settings(self, layout: Layout) -> dict[str, Any]:
         """TorchTitan's settings of a layout."""
-        split = None
-        own = layout.split == "torchtitan" and layout.stages == USUAL_STAGES
-        if layout.pipeline > 1 and not own:
-            split = split_of(layout, self._shape(layout))
+        own = layout.pipeline == 1 or (layout.split == "torchtitan" and layout.stages == USUAL_STAGES)
+        split = None if own else self.stage_layers(layout)
         return settings_of(layout, self._own.converters, split, python=self._own.python is not None)
 
     def _job(self, layout: Layout) -> TitanJob:
@@ -229,7 +232,7 @@ class TitanSearch:
         while self._sheet(layout) is None:
             future = self.workers.submit(work.content)
             while not future.done():
-                _wait(future)
+                wait([future], timeout=1.0)  # a little, so that signals are handled
             self.finished(work, future)
 
     def _shape(self, layout: Layout) -> Shape:
@@ -308,7 +311,7 @@ class TitanSearch:
 
     def _limit_ms(self, layout: Layout, best: float) -> float:
         """The longest step that is better than the best."""
-        return best * (1 - self._wanted.gap) / self._machines.weight(layout)
+        return best * (1 - self._wanted.request.gap) / self._machines.weight(layout)
 
     def _decided(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | Work:
         """The value, unless what the answer left out can be better after all: than a plan whose capture is slower than was
@@ -338,13 +341,14 @@ class TitanSearch:
                 goal=self._machines.goal(layout),
                 plan=answer["plan"],
                 pipeline=layout.pipeline > 1,
-                confidence=self._wanted.confidence,
+                confidence=self._wanted.request.confidence,
             )
             return Work(key, task)
         self._confirmed_plans.add(layout)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
         rows += [captured["row"]] if "row" in captured else []
-        value = self._noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows})
+        plan = captured.get("plan", answer["plan"])
+        value = self._noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows, "plan": plan})
         return self._decided(layout, answer, value, best)
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
@@ -354,7 +358,7 @@ class TitanSearch:
             goal=self._machines.goal(layout),
             checkpointing=("autosac",) if layout.without_plans != layout else self._wanted.space.checkpointing,
             cutoff_ms=min(cutoff_ms, 1e300),
-            confidence=self._wanted.confidence,
+            confidence=self._wanted.request.confidence,
             least_ms=self.least_ms(layout),
         )
 
@@ -432,7 +436,7 @@ class TitanSearch:
         rows = sorted(every.values(), key=lambda row: row.score)
         refused = dict(self._refused)
         evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
-        limit = self.outcome.best * (1 - self._wanted.gap)
+        limit = self.outcome.best * (1 - self._wanted.request.gap)
         return Result(
             rows=tuple(rows),
             counts=Counts(
@@ -449,17 +453,17 @@ class TitanSearch:
                 failed=len(self._failed),
                 reused=self._reused,
             ),
-            objective=self._wanted.objective,
-            gap=self._wanted.gap,
+            objective=self._wanted.request.objective,
+            gap=self._wanted.request.gap,
             proven=self.outcome.proven and not any(bound < limit for bound in self._failed.values()),
             refused=refused,
             failed={layout: self._why_lost(layout) for layout in self._failed},
             plans=self._plans,
             settings={row.layout: self.settings(row.layout) for row in rows},
-            budget_bytes=self._machines.budget_bytes(self.layouts[0]),
+            budgets_bytes=self._machines.budgets_bytes(),
             closest=self.outcome.closest,
             seconds=time.monotonic() - self._begin,
-            offers=self._wanted.offers,
+            offers=tuple(self._wanted.request.offers),
             sampled=self.sampled and self._ended,
             python=self._own.python,
         )
@@ -488,10 +492,3 @@ def is_larger(layout: Layout, other: Layout) -> bool:
 
 def _silent(_: str) -> None:
     pass
-
-
-def _wait(future: Future[Any]) -> None:
-    """Wait a little, so that signals are handled."""
-    from concurrent.futures import wait
-
-    wait([future], timeout=1.0)

@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from autosac.configurations.bounds import Part, Shape
 from autosac.configurations.layout import USUAL_STAGES, Layout
 from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
+from autosac.configurations.shapes import Part, Shape, most_experts
 from autosac.configurations.sharding import COPIES, NOTHING_KNOWN, Sharding, sharding_of
 from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
@@ -42,17 +42,20 @@ _NONE = -1  # no layer
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _PHASES = (Phase.FORWARD, Phase.BACKWARD)
 _Items = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
-_PART_NAMES = ("layer", "least", "first", "last")
+_PART_NAMES = ("layer", "least", "lead", "first", "last")
 # What TorchTitan's selective checkpointing may save; of products it saves every second one.
 _SAVED = re.compile(r"aten\.(mm|addmm|linear|max)\b|attention|attn|reduce_scatter|inductor_compiled_code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """A layout's microbatch: a layer on average, what any layer takes at least, what stands before the layers and behind them.
+    """A layout's microbatch: a repeating layer on average, what any of those takes at least, what any of the `leading` layers
+    before them takes at least (`lead`), what stands before the layers and behind them.
 
-    A layer's `kept` is that of the layer which keeps least. `full_ms` and `selective_ms`: what of such a layer full and
-    selective checkpointing recompute at least. `parameter_shapes`: by name, of the layers that were captured.
+    A layer's `kept` is that of the layer which keeps least; `least` and `lead` have their own. `least_parameters` are of
+    any layer, `repeating_parameters` and `lead_parameters` at least of one of those. `full_ms` and `selective_ms`: what
+    of such a layer full and selective checkpointing recompute at least. `parameter_shapes`: by name, of the layers that
+    were captured.
     """
 
     layers: int
@@ -64,24 +67,33 @@ class Sheet:
     least_parameters: float
     outside_parameters: float
     flops_per_token: float
+    leading: int
+    lead: Part
+    lead_parameters: float
+    repeating_parameters: float
     full_ms: float = 0.0
     selective_ms: float = 0.0
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     sharding: Sharding = NOTHING_KNOWN
 
     def shape(self, *, pipeline: bool) -> Shape:
-        """For the bounds. A stage of a pipeline may hold any of the layers: there, the least of each counts."""
-        layer = replace(self.least, kept=self.layer.kept) if pipeline else self.layer
+        """For the bounds. A stage of a pipeline may hold any of the layers that repeat: there, the least of them counts, and
+        leading ones by themselves.
+        """
         return Shape(
             layers=self.layers,
-            layer=layer,
+            layer=self.least if pipeline else self.layer,
             first=self.first,
             last=self.last,
-            layer_parameters=self.least_parameters if pipeline else self.layer_parameters,
+            layer_parameters=self.repeating_parameters if pipeline else self.layer_parameters,
             outside_parameters=self.outside_parameters,
             # FSDP reduces experts apart from what else a layer has.
             least_parameters=0.0 if any(len(size) > 2 for _, size in self.parameter_shapes) else self.least_parameters,
             sharding=self.sharding,
+            layer_experts=most_experts(dict(self.parameter_shapes)),
+            leading=self.leading if pipeline else 0,
+            lead=self.lead,
+            lead_parameters=self.lead_parameters,
         )
 
     def document(self) -> dict[str, Any]:
@@ -149,7 +161,11 @@ def sheet_of(simulation: Simulation) -> Sheet:
     # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
     kept, rest = _kept(trace, event_ms, costs_ms, layer_of)
     least_kept = _least_kept([kept[layer] for layer in present])
-    least = {phase: min((chain.layers[phase].get(layer, 0.0) for layer in present), default=0.0) for phase in _PHASES}
+    leading = present[: len(present) - len(repeating)]
+
+    def least_parameters(some: Sequence[int]) -> float:
+        return float(min((parameters[layer] for layer in some), default=0))
+
     layer_parameters = average(parameters)
     flops = info.flops_per_token or 0.0
     return Sheet(
@@ -160,11 +176,11 @@ def sheet_of(simulation: Simulation) -> Sheet:
             waits_ms=average(waits.layers),
             kept=least_kept.items(),
         ),
-        least=Part(
-            forward_ms=least[Phase.FORWARD],
-            backward_ms=least[Phase.BACKWARD],
-            waits_ms=max((waits.layers.get(layer, 0.0) for layer in present), default=0.0),
-        ),
+        least=_least(chain, waits, kept, repeating),
+        leading=len(leading),
+        lead=_least(chain, waits, kept, leading),
+        lead_parameters=least_parameters(leading),
+        repeating_parameters=least_parameters(repeating),
         first=_first(chain, waits, present, average),
         last=Part(
             forward_ms=chain.last[Phase.FORWARD],
@@ -173,13 +189,27 @@ def sheet_of(simulation: Simulation) -> Sheet:
             kept=_items(rest),
         ),
         layer_parameters=layer_parameters,
-        least_parameters=float(min((parameters[layer] for layer in present), default=0)),
+        least_parameters=least_parameters(present),
         outside_parameters=sum(parameters.values()) + added * layer_parameters - total * layer_parameters,
         flops_per_token=flops,
         full_ms=rerun_ms(least_kept.forward, lambda _: False),
         selective_ms=rerun_ms(least_kept.forward, lambda name: bool(_SAVED.search(name))),
         parameter_shapes=tuple(info.parameter_shapes.items()),
         sharding=sharding_of(simulation, _layer_modules(trace, layer_of)),
+    )
+
+
+def _least(chain: _Parts, waits: _Waits, kept: Mapping[int, _Kept], layers: Sequence[int]) -> Part:
+    """Any of these layers, at least."""
+
+    def least_ms(phase: Phase) -> float:
+        return min((chain.layers[phase].get(layer, 0.0) for layer in layers), default=0.0)
+
+    return Part(
+        forward_ms=least_ms(Phase.FORWARD),
+        backward_ms=least_ms(Phase.BACKWARD),
+        waits_ms=max((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
+        kept=_least_kept([kept[layer] for layer in layers]).items(),
     )
 
 

@@ -35,14 +35,14 @@ class Study:
     def __init__(self, folder: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
         self.folder = folder
         journal = folder / _FILE
-        if resume and not journal.is_file():
+        if resume and not self.is_in(folder):
             raise UsageError(f"--resume {folder}: there is no study (no {_FILE}); give --study {folder} to begin one")
-        if not resume and journal.is_file():
+        if not resume and self.is_in(folder):
             raise UsageError(f"{folder} holds a study: --resume {folder} continues it, or give another folder")
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"study {folder} is a file: give a folder")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._new = not journal.is_file()
+        self._new = not self.is_in(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             storage = JournalStorage(JournalFileBackend(str(journal)))
@@ -54,6 +54,11 @@ class Study:
         self._check(identity)
         self._answers: dict[str, dict[str, Any]] = {}
         self._seen = 0
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a folder holds a study."""
+        return (folder / _FILE).is_file()
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         known = self._study.user_attrs.get("identity")

@@ -63,11 +63,11 @@ class Roads:
     def traffic(
         self, layout: Layout, layers: int, layer_parameters: float, compute_bytes: int, gradient_bytes: int
     ) -> Traffic:
-        """Of one layer of a layout; none without FSDP. Sizes are of the whole model, unsharded."""
+        """Of one layer of a layout; none without FSDP. `layer_parameters`: those that all of FSDP's ranks share, unsharded."""
         group, per_node = layout.shard * layout.context, self._cluster.gpus_per_node
         stage = layout.world_size // layout.pipeline
         aligned = layout.pipeline == 1 or stage % per_node == 0 or per_node % stage == 0
-        numbers = layers * layer_parameters / (layout.tensor * layout.expert)
+        numbers = layers * layer_parameters / layout.tensor
         if group == 1 or not aligned or not isinstance(self._overlap, ConstantOverlap) or numbers < 1:
             return NO_TRAFFIC
         gather = self._estimate("all_gather", int(numbers * compute_bytes), group, layout.tensor)

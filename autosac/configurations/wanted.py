@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autosac.configurations.layout import ModelFacts
-from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.request import SearchRequest
 from autosac.configurations.space import Space
 from autosac.jobs.titan import TitanJob
 from autosac.planning.closed_loop import Goal
@@ -16,17 +16,12 @@ _ADAM = 12  # bytes of a float32 parameter with Adam's two states
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is asked for. `job`: as it is, on the first offer's GPUs; `global_batch` None: the job's own."""
+    """What is asked for. `job`: as it is, on the first offer's GPUs; `space`, `goal`: the request's, checked."""
 
+    request: SearchRequest
     job: TitanJob
-    offers: tuple[Offer, ...]
     space: Space
     goal: Goal
-    budget: str = "85%"
-    objective: Objective = "tokens-per-second"
-    global_batch: int | None = None
-    confidence: float | None = None
-    gap: float = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)

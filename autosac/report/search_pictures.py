@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from autosac.configurations.layout import Layout
 from autosac.configurations.results import Result, Row
 from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.writing import write_text_atomically
 from autosac.quantities import format_bytes, format_ms
-from autosac.report.search_tables import MOST_ROWS, best_rows, headings, notes
+from autosac.report.search_tables import (
+    MOST_ROWS,
+    best_rows,
+    cost_per_million,
+    headings,
+    notes,
+    price_text,
+    row_name,
+)
 
 GIB = 2**30
 _STYLE = (
-    "body{font-family:sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}h1{font-size:1.6em}"
+    "body{font-family:sans-serif;max-width:1400px;margin:2em auto;padding:0 1em;color:#222}h1{font-size:1.6em}"
     "li{margin:.3em 0}table{border-collapse:collapse;font-size:.9em;margin:1.5em 0}"
-    "th,td{padding:.35em .8em;border-bottom:1px solid #ddd;text-align:left}.n{text-align:right}"
-    "tbody tr:first-child{font-weight:bold}"
+    "th,td{padding:.35em .8em;border-bottom:1px solid #ddd;text-align:left}td.n,td:first-child{white-space:nowrap}"
+    "th.n,td.n{text-align:right}td:nth-child(2){min-width:16em}tbody tr:first-child{font-weight:bold}"
+    ".wide{overflow-x:auto}.wide>div{min-width:900px}"
 )
 _KNOBS = {
     "gpu": "GPU",
     "replicate": "replicas",
     "shard": "FSDP shards",
-    "tensor": "tensor",
-    "context": "context",
-    "pipeline": "pipeline",
+    "tensor": "tensor parallel",
+    "context": "context parallel",
+    "pipeline": "pipeline parallel",
     "schedule": "schedule",
     "stages": "stages a rank",
-    "split": "split",
-    "expert": "expert",
-    "expert_tensor": "expert tensor",
+    "split": "layers of stages",
+    "expert": "expert parallel",
+    "expert_tensor": "expert tensor parallel",
     "microbatch": "microbatch",
     "reshard": "reshard",
     "compile": "compile",
-    "async_tensor": "async tensor",
+    "async_tensor": "async tensor parallel",
     "float8": "float8",
     "optimizer": "optimizer",
     "cpu_offload": "CPU offload",
@@ -44,6 +55,10 @@ _KNOBS = {
     "chunk_loss": "chunked loss",
     "allocator": "allocator",
 }
+_NO_PIPELINE = "no pipeline"
+_OF_PIPELINES = ("schedule", "stages", "split")
+_AXIS_PIXELS = 90  # between two knobs: their names and values are written there
+_MODES = {"none": "#d62728", "full": "#2ca02c", "selective-op": "#9467bd", "autosac": "#1f77b4"}
 _SPEEDS = [[0.0, "#08306b"], [0.3, "#4292c6"], [1.0, "#d9d9d9"]]  # the fastest stand out
 _PARTS = {
     "compute": "#1f77b4",
@@ -68,13 +83,17 @@ def search_page(result: Result) -> str:
         raise UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'") from None
     if not result.rows:
         raise UsageError("the search has simulated no configuration: there is nothing to draw")
-    figures = (_coordinates(go, result), _against_memory(go, result), _parts(go, result))
+    figures = [_against_memory(go, result), _parts(go, result)]
+    if len(_drawn(result)) > 1:
+        figures.insert(0, _coordinates(go, result))
     body = [f"<h1>{html.escape(title(result))}</h1><ul>"]
     body += [f"<li>{html.escape(printable(note))}</li>" for note in notes(result)]
     body += ["</ul>", _table(result)]
     for i, figure in enumerate(figures):
-        body.append(figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displaylogo": False}))
-    head = f"<meta charset='utf-8'><title>{html.escape(title(result))}</title><style>{_STYLE}</style>"
+        drawn = figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displaylogo": False})
+        body.append(f"<div class='wide'>{drawn}</div>")
+    head = "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+    head += f"<title>{html.escape(title(result))}</title><style>{_STYLE}</style>"
     return f"<!doctype html><html><head>{head}</head><body>{''.join(body)}</body></html>"
 
 
@@ -99,33 +118,54 @@ def _table(result: Result) -> str:
     if not rows:
         return ""
     head = row([heading for heading, _ in headings(result)], "th")
-    return f"<table><thead>{head}</thead><tbody>{''.join(row(cells, 'td') for cells in rows)}</tbody></table>"
+    cells = "".join(row(cells, "td") for cells in rows)
+    return f"<div class='wide'><table><thead>{head}</thead><tbody>{cells}</tbody></table></div>"
+
+
+def _drawn(result: Result) -> Sequence[Row]:
+    """The configurations that fit, or all if none does."""
+    return result.fitting or result.rows
+
+
+def _is_priced(result: Result) -> bool:
+    return result.objective == "cost-per-token"
 
 
 def _coordinates(go: Any, result: Result) -> Any:
     """Parallel coordinates of the knobs that differ; each line is a configuration that was simulated and fits."""
-    rows = list(result.fitting or result.rows)
+    rows = _drawn(result)
     dimensions = []
     for name, label in _KNOBS.items():
-        dimensions += _dimension(label, [getattr(row.layout, name) for row in rows])
+        dimensions += _dimension(label, [_knob(row.layout, name) for row in rows])
     dimensions += _dimension("checkpointing", [row.measured.checkpointing for row in rows])
-    step_ms = [row.measured.step_ms for row in rows]
     dimensions.append({"label": "peak (GiB)", "values": [row.measured.peak_reserved_bytes / GIB for row in rows]})
-    dimensions.append({"label": "step (ms)", "values": step_ms})
+    dimensions.append({"label": "step (ms)", "values": [row.measured.step_ms for row in rows]})
+    if _is_priced(result):
+        dimensions.append({"label": "cost of 1M tokens", "values": [cost_per_million(row) for row in rows]})
     figure = go.Figure(
         go.Parcoords(
             dimensions=dimensions,
-            line={"color": step_ms, "colorscale": _SPEEDS, "showscale": True},
+            line={"color": dimensions[-1]["values"], "colorscale": _SPEEDS, "showscale": False},
         )
     )
-    figure.update_layout(title="Knobs of the configurations that fit", height=420, margin={"t": 110, "l": 90})
+    figure.update_layout(
+        title=f"Knobs of the configurations that fit (dark: {'cheap' if _is_priced(result) else 'fast'})",
+        height=420,
+        width=max(700, _AXIS_PIXELS * (len(dimensions) + 1)),
+        margin={"t": 110, "l": 140, "r": 80},
+    )
     return figure
+
+
+def _knob(layout: Layout, name: str) -> Any:
+    """A knob's value, if it means anything for a layout."""
+    return _NO_PIPELINE if layout.pipeline == 1 and name in _OF_PIPELINES else getattr(layout, name)
 
 
 def _dimension(label: str, values: Sequence[Any]) -> list[dict[str, Any]]:
     """The axis of a knob by the order of its values; none if all are equal."""
     known = sorted(set(values), key=lambda v: (isinstance(v, str), v))
-    if len(known) < 2:
+    if len(set(known) - {_NO_PIPELINE}) < 2:  # what has no pipeline shows on another axis
         return []
     places = {value: i for i, value in enumerate(known)}
     texts = [printable(str(value)) for value in known]
@@ -151,17 +191,23 @@ def front(rows: Sequence[Row]) -> list[Row]:
 
 def _against_memory(go: Any, result: Result) -> Any:
     figure = go.Figure()
-    for checkpointing in dict.fromkeys(row.measured.checkpointing for row in result.rows):
+    for checkpointing, colour in _MODES.items():
         rows = [row for row in result.rows if row.measured.checkpointing == checkpointing]
-        figure.add_scatter(
-            x=[row.measured.peak_reserved_bytes / GIB for row in rows],
-            y=[row.measured.step_ms for row in rows],
-            text=[_hover(row) for row in rows],
-            hoverinfo="text",
-            mode="markers",
-            name=checkpointing,
-            marker={"size": 9, "symbol": ["circle" if row.measured.fits else "circle-open" for row in rows]},
-        )
+        rows.sort(key=lambda row: not row.measured.fits)  # the legend shows the first
+        if rows:
+            figure.add_scatter(
+                x=[row.measured.peak_reserved_bytes / GIB for row in rows],
+                y=[row.measured.step_ms for row in rows],
+                text=[_hover(result, row) for row in rows],
+                hoverinfo="text",
+                mode="markers",
+                name=checkpointing,
+                marker={
+                    "size": 9,
+                    "color": colour,
+                    "symbol": ["circle" if row.measured.fits else "circle-open" for row in rows],
+                },
+            )
     best = front(result.rows)
     figure.add_scatter(
         x=[row.measured.peak_reserved_bytes / GIB for row in best],
@@ -171,7 +217,16 @@ def _against_memory(go: Any, result: Result) -> Any:
         hoverinfo="skip",
         name="Pareto front",
     )
-    figure.add_vline(x=result.budget_bytes / GIB, line={"dash": "dot", "color": "#888888"}, annotation_text="budget")
+    budgets: dict[int, list[str]] = {}
+    for gpu, size in result.budgets_bytes.items():
+        budgets.setdefault(size, []).append(gpu)
+    for size, gpus in budgets.items():
+        text = "budget" if len(budgets) == 1 else f"budget of {html.escape(printable(', '.join(gpus)))}"
+        figure.add_vline(
+            x=size / GIB,
+            line={"dash": "dot", "color": "#888888"},
+            annotation={"text": text, "textangle": -90, "xanchor": "right", "yanchor": "top", "xshift": -3},
+        )
     figure.update_layout(
         title="Step time against memory (hollow: does not fit)",
         xaxis_title="peak reserved memory of the fullest rank (GiB)",
@@ -182,7 +237,7 @@ def _against_memory(go: Any, result: Result) -> Any:
     return figure
 
 
-def _hover(row: Row) -> str:
+def _hover(result: Result, row: Row) -> str:
     measured = row.measured
     lines = [
         f"{row.offer.world_size} x {row.offer.gpu}",
@@ -190,6 +245,7 @@ def _hover(row: Row) -> str:
         f"checkpointing {measured.checkpointing}",
         f"step {format_ms(measured.step_ms)}, MFU {measured.mfu:.1%}",
         f"peak {format_bytes(measured.peak_reserved_bytes)}",
+        *([f"cost of 1M tokens {price_text(cost_per_million(row))}"] if _is_priced(result) else []),
     ]
     return "<br>".join(html.escape(printable(line)) for line in lines)
 
@@ -200,12 +256,12 @@ def _parts(go: Any, result: Result) -> Any:
     figure = go.Figure()
     for name, colour in _PARTS.items():
         figure.add_bar(
-            y=[f"{i}. {html.escape(printable(row.name))}" for i, row in enumerate(rows, start=1)],
+            y=[_wrapped(f"{i}. {row_name(result, row)}") for i, row in enumerate(rows, start=1)],
             x=[_part(row, name) for row in rows],
             name=name,
             orientation="h",
             marker_color=colour,
-            hovertemplate="%{x:,.1f} ms",
+            hovertemplate="%{x:,.1f} ms %{fullData.name}<extra></extra>",
         )
     figure.update_layout(
         title="Where the step goes: the best ten (fullest rank)",
@@ -214,10 +270,15 @@ def _parts(go: Any, result: Result) -> Any:
         barmode="stack",
         legend={"traceorder": "normal", "orientation": "h", "y": 1.0, "yanchor": "bottom"},
         margin={"t": 120},
-        height=220 + 36 * len(rows),
+        height=220 + 44 * len(rows),
         yaxis={"autorange": "reversed", "automargin": True},
     )
     return figure
+
+
+def _wrapped(name: str) -> str:
+    """On lines that leave room for the bars."""
+    return "<br>".join(html.escape(line) for line in textwrap.wrap(printable(name), 44))
 
 
 def _part(row: Row, name: str) -> float:

@@ -8,6 +8,7 @@ from collections import Counter
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autosac.configurations.layout import Layout
 from autosac.configurations.results import Result, Row, is_tied, why_lost
 from autosac.display.tables import Table
 from autosac.quantities import format_bytes, format_ms
@@ -23,12 +24,29 @@ def search_summary(result: Result) -> RenderableType:
 
 def search_table(result: Result) -> Table:
     """The ten best that fit."""
-    table = Table(title=f"Configurations (budget {format_bytes(result.budget_bytes)} of each GPU)")
+    table = Table(title=f"Configurations (budget {budget_text(result)})")
     for heading, right in headings(result):
         table.add_column(heading, justify="right" if right else "left")
     for cells in best_rows(result):
         table.add_row(*cells)
     return table
+
+
+def budget_text(result: Result) -> str:
+    """What each GPU may use; of each kind, where they differ."""
+    if len(set(result.budgets_bytes.values())) < 2:
+        return " or ".join(f"{format_bytes(size)} of each GPU" for size in {*result.budgets_bytes.values()})
+    return ", ".join(f"{format_bytes(size)} of each {gpu}" for gpu, size in result.budgets_bytes.items())
+
+
+def layout_text(result: Result, layout: Layout) -> str:
+    """A layout, with its GPUs if there are several kinds."""
+    return f"{layout.world_size} x {layout.gpu}, {layout}" if len(result.offers) > 1 else str(layout)
+
+
+def row_name(result: Result, row: Row) -> str:
+    """A configuration, with its GPUs if there are several kinds."""
+    return f"{layout_text(result, row.layout)}, {row.measured.checkpointing}"
 
 
 def headings(result: Result) -> list[tuple[str, bool]]:
@@ -44,24 +62,23 @@ def best_rows(result: Result) -> list[list[str]]:
     found = []
     for position, row in enumerate(result.fitting[:MOST_ROWS], start=1):
         m = row.measured
-        gpu = f"{row.offer.world_size} x {row.offer.gpu}, " if len(result.offers) > 1 else ""
         cells = [
             str(position) if not _tied(result, row) else f"{position} =",
-            f"{gpu}{row.layout}",
+            layout_text(result, row.layout),
             m.checkpointing,
             format_ms(m.step_ms),
             f"{m.tokens_per_second:,.0f}",
             f"{m.mfu:.1%}",
             format_bytes(m.peak_reserved_bytes),
         ]
-        cells += [_price(cost_per_million(row))] if result.objective == "cost-per-token" else []
+        cells += [price_text(cost_per_million(row))] if result.objective == "cost-per-token" else []
         found.append([*cells, row.binds])
     return found
 
 
-def _price(price: float) -> str:
-    """Three decimals, or two digits of what is less than a tenth."""
-    return f"{price:,.3f}" if price >= 0.1 else f"{price:.2g}"
+def price_text(price: float) -> str:
+    """Three decimals, or three digits of what is less than a tenth."""
+    return f"{price:,.3f}" if price >= 0.1 else f"{price:#.3g}"
 
 
 def cost_per_million(row: Row) -> float:
@@ -80,13 +97,16 @@ def notes(result: Result) -> list[str]:
         if others:
             lost = why_lost(best, others[0])
             share = others[0].score / best.score - 1
-            found.append(f"the runner-up ({others[0].name}) is {share:.1%} behind{f': {lost}' if lost else ''}")
+            found.append(
+                f"the runner-up ({row_name(result, others[0])}) is {share:.1%} behind{f': {lost}' if lost else ''}"
+            )
         elif result.closest is not None:
             layout, bound = result.closest
             share = bound / best.score - 1
             rest = f"at least {share:.1%} behind" if share > 0 else f"at most {-share:.1%} better"
-            gpu = f"{layout.gpu}, " if len(result.offers) > 1 else ""
-            found.append(f"the closest of the others ({gpu}{layout}) was ruled out by its bound: it is {rest}")
+            found.append(
+                f"the closest of the others ({layout_text(result, layout)}) was ruled out by its bound: it is {rest}"
+            )
         tied = len(result.tied)
         if tied:
             found.append(
@@ -139,7 +159,7 @@ def search_document(result: Result) -> dict[str, object]:
         "proven": result.proven,
         "gap": result.gap,
         "objective": result.objective,
-        "budget_bytes": result.budget_bytes,
+        "budgets_bytes": dict(result.budgets_bytes),
         "seconds": result.seconds,
         "counts": {name: getattr(result.counts, name) for name in result.counts.__dataclass_fields__},
         "best": row_document(best, result) if best is not None else None,

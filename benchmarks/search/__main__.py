@@ -1,5 +1,5 @@
 """Searches: ``python -m benchmarks.search --truth DIR`` ranks published runs; ``--job FILE --world-size N`` measures a search,
-or checks the bounds of so many layouts with ``--check COUNT``.
+or checks the bounds of so many layouts with ``--check COUNT``, or compares pipeline stages with ``--splits``.
 
 Options: ``--gpu NAME``, ``--space FILE``, ``--budget BUDGET``, ``--seed N``, ``--workers N``, ``--sample-seconds S`` (default:
 as long as the search), ``--cache DIR`` (captures of published runs), ``--csv FILE`` (their predictions, by
@@ -14,12 +14,13 @@ import sys
 from pathlib import Path
 
 from autosac.configurations.offers import Offer
-from autosac.configurations.sessions import Inputs
+from autosac.configurations.request import SearchRequest
 from autosac.configurations.space import Space, load_space
 from benchmarks.ending import exit_code
 from benchmarks.search.checks import check_bounds
 from benchmarks.search.ranking import rank_published, reading, simulating
 from benchmarks.search.speed import measure
+from benchmarks.search.splits import compare_splits
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -34,6 +35,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--sample-seconds", type=float, default=None)
     parser.add_argument("--space", type=Path)
     parser.add_argument("--budget", default="85%")
+    parser.add_argument("--splits", action="store_true")
     parser.add_argument("--check", type=int, default=0, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=0)
     return parser
@@ -45,17 +47,19 @@ def run(options: argparse.Namespace) -> int:
         rank_published(options.truth, reading(options.csv) if options.csv is not None else simulating(options.cache))
     if options.job is not None:
         offer = Offer(gpu=options.gpu, world_size=options.world_size)
-        inputs = Inputs(
-            config_file=options.job,
+        request = SearchRequest(
+            job=options.job,
             offers=(offer,),
             space=load_space(options.space) if options.space is not None else Space(),
             budget=options.budget,
             workers=options.workers,
             use_cache=False,
         )
+        if options.splits:
+            return int(compare_splits(request) == 0)
         if options.check:
-            return int(check_bounds(inputs, options.check, options.seed) > 0)
-        measure(inputs, options.sample_seconds)
+            return int(check_bounds(request, options.check, options.seed) > 0)
+        measure(request, options.sample_seconds)
     return 0
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosac.configurations.layout import Layout
+from autosac.configurations.request import SearchRequest
 from autosac.configurations.search import TitanSearch
-from autosac.configurations.sessions import Inputs, searching
+from autosac.configurations.sessions import searching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,11 @@ class Checked:
         return self.bound / self.value if self.value and math.isfinite(self.value) else 0.0
 
 
-def check_bounds(inputs: Inputs, count: int, seed: int) -> int:
+def check_bounds(request: SearchRequest, count: int, seed: int) -> int:
     """Print how tight the bounds of `count` layouts are, and each that is wrong; how many are."""
     found: list[Checked] = []
     best = math.inf
-    with searching(inputs) as search:
+    with searching(request) as search:
         search.first_bounds()
         chosen = random.Random(seed).sample(search.layouts, min(count, len(search.layouts)))
         for layout in chosen:

@@ -14,8 +14,9 @@ from typing import Any
 
 from autosac.configurations.engine import Outcome, Value, Work, best_first
 from autosac.configurations.layout import Layout
+from autosac.configurations.request import SearchRequest
 from autosac.configurations.search import TitanSearch
-from autosac.configurations.sessions import Inputs, searching
+from autosac.configurations.sessions import searching
 from autosac.configurations.workers import Workers
 
 
@@ -62,10 +63,10 @@ class Sampling:
         self._values[work.key] = min((r["step_ms"] for r in rows if r["fits"]), default=math.inf)
 
 
-def measure(inputs: Inputs, sample_seconds: float | None) -> None:
+def measure(request: SearchRequest, sample_seconds: float | None) -> None:
     """Search, then sample; print both. Processor time is that of all processes: it hardly depends on what else runs."""
     spent = _processor_s()
-    with searching(inputs) as search:
+    with searching(request) as search:
         watch = Watch()
         result = search.run(on_change=lambda outcome: watch.note(outcome.best))
         seconds = time.monotonic() - watch.begin
@@ -83,7 +84,7 @@ def measure(inputs: Inputs, sample_seconds: float | None) -> None:
     print(f"  processor time {_processor_s() - spent:.0f} s")
     if best is None:
         return
-    with searching(inputs) as search:
+    with searching(request) as search:
         search.first_bounds()  # processes have begun
         _sample(search, search.workers, best.score, seconds if sample_seconds is None else sample_seconds)
 

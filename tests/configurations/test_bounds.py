@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosac.configurations.bounds import (
-    Part,
-    Shape,
+    any_split_bound_ms,
     bound_ms,
     memory_bound_bytes,
+    path_bound_ms,
     recompute_bound_ms,
     recomputing_bound_ms,
-    shape_of_parameters,
     split_of,
     time_bound_ms,
 )
 from autosac.configurations.layout import Layout
+from autosac.configurations.shapes import Part, Shape, shape_of_parameters
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.traffic import Roads, Traffic
 from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap, LinkUse, simulate
@@ -62,8 +62,10 @@ def pipeline(ranks: int, microbatches: int, schedule: str, layers: int = 0) -> L
 def cycle_ms(layout: Layout, model: Shape, steps: int = 4) -> float:
     """The time from one step to the next when 1F1B or GPipe is executed operator by operator, ranks running free."""
     counts, m, p = split_of(layout, model), layout.microbatches, layout.pipeline
-    forward = [n * model.layer.forward_ms + (s == p - 1) * model.last.forward_ms for s, n in enumerate(counts)]
-    backward = [n * model.layer.backward_ms + (s == p - 1) * model.last.backward_ms for s, n in enumerate(counts)]
+    layers = [model.lead] * model.leading + [model.layer] * (model.layers - model.leading)
+    parts = [layers[sum(counts[:s]) : sum(counts[: s + 1])] + [model.last] * (s == p - 1) for s in range(p)]
+    forward = [sum(part.forward_ms for part in own) for own in parts]
+    backward = [sum(part.backward_ms for part in own) for own in parts]
     orders = []
     for rank in range(p):
         warm = m if layout.schedule == "GPipe" else min(m, p - rank)
@@ -100,13 +102,57 @@ def cycle_ms(layout: Layout, model: Shape, steps: int = 4) -> float:
     TIMES,
     TIMES,
     st.sampled_from(["1F1B", "GPipe"]),
+    st.integers(0, 4),
+    st.sampled_from(["torchtitan", "balanced"]),
 )
 def test_no_pipeline_is_faster_than_its_bound(
-    ranks: int, m: int, more: int, f: float, b: float, f_out: float, b_out: float, schedule: str
+    ranks: int,
+    m: int,
+    more: int,
+    f: float,
+    b: float,
+    f_out: float,
+    b_out: float,
+    schedule: str,
+    leading: int,
+    split: str,
 ) -> None:
-    """Steps executed one after the other take at least the bound each, whatever the layers and stages cost."""
-    model, layout = shape(max(4, 2 * ranks) + more, f, b, f_out, b_out), pipeline(ranks, m, schedule)
-    assert time_bound_ms(layout, model) <= cycle_ms(layout, model) * (1 + 1e-9)
+    """Steps executed one after the other take at least the bounds each, whatever the layers and stages cost, leading layers
+    unlike the others among them.
+    """
+    lead = Part(forward_ms=b_out, backward_ms=f_out)
+    model = replace(shape(max(4, 2 * ranks) + more, f, b, f_out, b_out), leading=leading, lead=lead)
+    layout = replace(pipeline(ranks, m, schedule), split=split)
+    step_ms = cycle_ms(layout, model) * (1 + 1e-9)
+    assert time_bound_ms(layout, model) <= step_ms and path_bound_ms(layout, model) <= step_ms
+    assert any_split_bound_ms(layout, model) <= step_ms
+
+
+@pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "DualPipeV"])
+def test_stages_that_run_forth_and_back_are_balanced(schedule: str) -> None:
+    """Two ranks, the first with the first and the last of four stages: 3 ms behind the layers of 3 ms each leave it one of 7
+    layers less than the other, and both take 12 ms for a microbatch.
+    """
+    model, layout = shape(7, 1.0, 2.0, 1.0, 2.0), replace(pipeline(2, 4, schedule), split="balanced")
+    counts = split_of(layout, model)
+    assert counts[0] + counts[3] == 3 and counts[1] + counts[2] == 4
+    assert time_bound_ms(layout, model) == pytest.approx(4 * 12)
+
+
+def test_leading_layers_count_by_themselves() -> None:
+    """Two stages of 3 and 1 layers, the first a light one, and 2 microbatches: times, memory and the balanced split are of
+    its own layers. 1 + 2 x 4 = 9 ms against 4 + 5 ms.
+    """
+    light = Part(forward_ms=0.5, backward_ms=0.5, kept=((1, math.inf),))
+    layer = Part(forward_ms=2.0, backward_ms=2.0, kept=((10, math.inf),))
+    model = replace(
+        shape(4, 0, 0, 2.0, 3.0, parameters=4), layer=layer, leading=1, lead=light, lead_parameters=1.0, state_bytes=12
+    )
+    layout = replace(pipeline(2, 2, "1F1B"), split="balanced")
+    assert split_of(layout, model) == (3, 1)
+    assert time_bound_ms(layout, model) == pytest.approx(9 + 2 * 9)  # the second rank, behind the first microbatch
+    # States of 9 parameters, gradients of one microbatch, and inputs of 2 microbatches: the first rank's.
+    assert memory_bound_bytes(layout, model) == 9 * 12 + max(9 * 4, 2 * (2 * 10 + 1))
 
 
 def test_equal_stages_meet_the_bound() -> None:

@@ -83,6 +83,12 @@ def test_what_leaves_nothing_is_said(space: dict[str, object], world: int, batch
     assert layouts(space_of(space), world, batch) == []
 
 
+def test_odd_sequences_are_said() -> None:
+    """TorchTitan divides a sequence by two, whatever the degrees are."""
+    odd = LLAMA._replace(seq_len=4097)
+    assert "an even number of tokens, not of 4097" in why_none(Space(), 8, 8, 16, odd, False)
+
+
 def test_replicas_without_shards_stand_alone() -> None:
     """DDP beside tensor parallelism is refused by TorchTitan; HSDP and plain DDP are not."""
     found = layouts(Space(data_parallel_replicate=(4,), context_parallel=(1,), pipeline_parallel=(1,)), 8, 8)

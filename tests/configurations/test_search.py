@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,17 @@ from autosac.configurations.engine import Value, Work
 from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
+from autosac.configurations.request import SearchRequest
 from autosac.configurations.results import Result
 from autosac.configurations.search import TitanSearch, is_larger
-from autosac.configurations.sessions import Inputs, searching
+from autosac.configurations.sessions import searching
 from autosac.configurations.sheets import Sheet
 from autosac.configurations.space import Space
 from autosac.configurations.workers import ThreadWorker
 from autosac.errors import UsageError
 from autosac.jobs.tasks import TitanJob, simulate_in
+from autosac.plans import Plan
+from autosac.report.search_files import completed_search
 
 JOB = """
 [model]
@@ -58,10 +61,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def inputs(job: Path, **changes: Any) -> Inputs:
+def inputs(job: Path, **changes: Any) -> SearchRequest:
     """A search on two H100s."""
     given = {"offers": (Offer(gpu="h100-sxm-80gb", world_size=2),), "space": SPACE, "budget": BUDGET, "gap": 0.0}
-    return Inputs(config_file=str(job), workers=0, **{**given, **changes})
+    return SearchRequest(job=str(job), workers=0, **{**given, **changes})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -189,7 +192,7 @@ def test_a_study_is_of_one_job(search: TitanSearch, study: Path, job: Path) -> N
         with searching(inputs(job, study=study / "none", resume=True)):
             pass
     with pytest.raises(UsageError, match="holds a study: --resume"):
-        with searching(inputs(job, study=study)):
+        with searching(inputs(job, study=study, resume=False)):
             pass
 
 
@@ -262,7 +265,10 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
         (["--gpu", "h100-sxm-80gb", "--world-size", "7", "--space", "SPACE"], "no configuration of the space is legal"),
         (["--gpu", "h100-sxm-80gb", "--gpus", "a:1"], "give --gpu with --world-size, or --gpus"),
         (["--gpus", "h100-sxm-80gb"], "expected NAME:COUNT"),
-        (["--gpus", "h100-sxm-80gb:2", "--objective", "cost-per-token"], "needs --price h100-sxm-80gb=PRICE"),
+        (
+            ["--gpus", "h100-sxm-80gb:2", "--objective", "cost-per-token"],
+            "needs the price of one h100-sxm-80gb for an hour",
+        ),
         (["--gpus", "h100-sxm-80gb:2", "--price", "h200=1"], "there are no such GPUs"),
         (["--gpu", "h100-sxm-80gb", "--space", "none.toml"], "No such file"),
         (["--gpu", "h100-sxm-80gb", "--gap", "2"], "gap 2.0: expected a share"),
@@ -285,25 +291,49 @@ def test_wrong_input_is_one_line(
     assert not (tmp_path / "study").exists()  # which the corrected command would be refused for
 
 
-def test_the_search_from_python_writes_the_best_job(search: TitanSearch, job: Path, tmp_path: Path) -> None:
-    """With a smaller space and TorchTitan's own arguments: the same step as in the whole search, in a job of its own."""
+def test_the_search_from_python_does_what_the_command_does(search: TitanSearch, job: Path, tmp_path: Path) -> None:
+    """Two kinds of GPUs by cost, with TorchTitan's own arguments: the cheaper one's job is written, and the page."""
     import tomllib
 
     import autosac
 
-    best = tmp_path / "best.toml"
-    result = autosac.search(
-        str(job),
-        world_size=2,
+    best, page = tmp_path / "best.toml", tmp_path / "page.html"
+    request = autosac.SearchRequest(
+        job=str(job),
+        offers=[
+            autosac.Offer(gpu="h200-sxm-141gb", world_size=2, price=9.0),
+            autosac.Offer(gpu="h100-sxm-80gb", world_size=2, price=2.0),
+        ],
+        objective="cost-per-token",
         space=TINY.model_dump(exclude_none=True),
-        budget="79GiB",
         overrides=["--training.steps", "7"],
+        gap=0.5,
         output=best,
+        html=page,
     )
-    assert isinstance(result, Result)
-    assert result.best is not None and result.best.measured.checkpointing == "none"
+    result = autosac.search(request)
+    assert result.best is not None and result.best.offer.gpu == "h100-sxm-80gb"
+    assert result.best.measured.checkpointing == "none"
     written = tomllib.loads(best.read_text())
     assert written["training"]["local_batch_size"] == 8 and written["training"]["steps"] == 7
+    assert "2 x h100-sxm-80gb" in page.read_text()
+
+
+def test_ctrl_c_leaves_the_files_of_the_best_so_far(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search is interrupted after its end: who is told gets the result, and the job is written."""
+    run = TitanSearch.run
+
+    def interrupted(self: TitanSearch) -> Result:
+        run(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TitanSearch, "run", interrupted)
+    told: list[tuple[Result, Sequence[Path]]] = []
+    request = inputs(job, space=TINY, budget="79GiB", output=tmp_path / "best.toml")
+    with pytest.raises(KeyboardInterrupt):
+        completed_search(request, interrupted=lambda result, files: told.append((result, files)))
+    ((result, files),) = told
+    assert result.best is not None and files == [tmp_path / "best.toml"] and files[0].is_file()
 
 
 def test_each_kind_of_gpu_is_simulated(job: Path) -> None:
@@ -383,6 +413,23 @@ def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None
         assert found._decided(layout, answer, 100.0, 85.0) == Value(100.0)
         asked = found._decided(layout, answer, 100.0, 95.0)
     assert isinstance(asked, Work) and asked.content.least_ms == {} and asked.content.cutoff_ms == 95.0
+
+
+def test_a_plan_that_does_not_fit_as_captured_is_made_again(
+    job: Path, capture_server: CaptureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that keeps everything does not fit: the evaluation finds one that does, which the search takes in its place."""
+    space = TINY.model_copy(update={"checkpointing": ("autosac",)})
+    with searching(inputs(job, space=space)) as found:
+        (layout,) = found.layouts
+        asked = found.task(layout, math.inf)
+        derived = Plan.from_bytes(asked.run(capture_server)["plan"].encode())
+        nothing = replace(derived, units=()).to_bytes().decode()
+        again = PlanTask(job=asked.job, goal=asked.goal, plan=nothing).run(capture_server)
+        assert again["row"]["fits"] and Plan.from_bytes(again["plan"].encode()).units == derived.units
+        monkeypatch.setattr(PlanTask, "run", lambda self, server: {**again, "plan": "the other one"})
+        result = found.run()
+    assert result.best is not None and result.plans[result.best.plan_key] == "the other one"
 
 
 def test_steps_without_a_plan_are_told_once(job: Path) -> None:

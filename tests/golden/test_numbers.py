@@ -15,17 +15,16 @@ import pytest
 from pinned import check, digest, lines_of
 
 from autosac.configurations.bounds import (
-    Shape,
     any_split_bound_ms,
     bound_ms,
     memory_bound_bytes,
     recompute_bound_ms,
     recomputing_bound_ms,
-    shape_of_parameters,
     split_of,
     time_bound_ms,
 )
 from autosac.configurations.layout import Layout, ModelFacts, arguments_of, legal, settings_of
+from autosac.configurations.shapes import Shape, shape_of_parameters
 from autosac.configurations.sheets import Sheet, sheet_layout, sheet_of
 from autosac.configurations.space import Space
 from autosac.configurations.splits import balanced_split, module_names, torchtitan_split

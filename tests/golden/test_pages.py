@@ -242,7 +242,8 @@ def search_result(rows: Sequence[Row], **more: Any) -> Result:
     counts = dict.fromkeys(Counts.__dataclass_fields__, 1) | {"configurations": 4000, "legal": 1500, "bounded": 1200}
     settings = {"counts": Counts(**counts), "objective": "cost-per-token", "gap": 0.01, "proven": True}
     offers = tuple(dict.fromkeys(row.offer for row in rows))
-    return Result(rows=tuple(rows), **{**settings, "budget_bytes": 60 * GIB, "seconds": 12.5, "offers": offers, **more})
+    budgets = {offer.gpu: (60 if offer.gpu == "h100" else 70) * GIB for offer in offers}
+    return Result(rows=tuple(rows), **{**settings, "budgets_bytes": budgets, "seconds": 12.5, "offers": offers, **more})
 
 
 def search_rows() -> list[Row]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autosac.configurations.eager import EagerResult, EagerSearch, combinations
+from autosac.configurations.eager import Choice, EagerResult, EagerSearch, combinations
+from autosac.configurations.offers import Objective, Offer
 from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.planning.planner import Goal
 from autosac.simulation import Simulation, Target, simulation_of
@@ -41,19 +42,25 @@ class Captures:
 
 
 def searched(
-    step: Callable[[str], Simulation], budget: int, batches: Any, told: list[str] | None = None
+    step: Callable[[str], Simulation],
+    budget: int,
+    batches: Any,
+    told: list[str] | None = None,
+    offers: Sequence[Offer] = (Offer(gpu="h100"),),
+    objective: Objective = "tokens-per-second",
 ) -> EagerResult:
     """The search over batches and two ways of checkpointing. A batch of 7 cannot be captured."""
 
-    def captures(settings: Mapping[str, Any]) -> Any:
-        if settings["batch"] == 7:
+    def captures(choice: Choice) -> Any:
+        if choice.settings["batch"] == 7:
             raise CaptureError("seven is too odd")
-        return Captures(step(settings["how"]))
+        return Captures(step(choice.settings["how"]))
 
     space = {"batch": batches, "how": ["observed", "selective"]}
     goal = Goal(budget_bytes=budget, budget_kind="active")
     note = (told if told is not None else []).append
-    return EagerSearch(list(combinations(space)), captures, lambda settings: settings["batch"], goal, note).run()
+    choices = [Choice(settings=settings, offer=offer) for offer in offers for settings in combinations(space)]
+    return EagerSearch(choices, captures, lambda settings: settings["batch"], lambda _: goal, note, objective).run()
 
 
 def test_all_combinations_are_tried() -> None:
@@ -77,9 +84,20 @@ def test_the_fastest_setting_is_found(step: Callable[[str], Simulation]) -> None
     assert [row.rate for row in found.rows] == sorted((row.rate for row in found.rows), reverse=True)
     assert found.ruled_out + len(found.rows) == 6
     assert told == [
-        f"simulating {dict(settings)}"
+        f"simulating {dict(settings)} on h100"
         for settings in combinations({"batch": [8, 4, 7], "how": ["observed", "selective"]})
     ]
+
+
+def test_the_cheapest_gpu_is_found(step: Callable[[str], Simulation]) -> None:
+    """The same step on two GPUs: by cost the one at a third of the price is the best."""
+    offers = (Offer(gpu="dear", price=3.6), Offer(gpu="cheap", price=1.2))
+    found = searched(step, 2**40, [3, 4], offers=offers, objective="cost-per-token")
+    assert found.best.offer.gpu == "cheap" and found.best.settings["batch"] == 4
+    assert found.best.cost == pytest.approx(1.2 / 3600 * step("observed").step_ms / 1e3 / 4)
+    costs = [row.cost for row in found.rows]
+    assert costs == sorted(costs)
+    assert searched(step, 2**40, [4], offers=offers).best.offer.gpu == "dear"  # as fast, and named first
 
 
 def test_what_does_not_fit_is_planned_for(step: Callable[[str], Simulation]) -> None:

@@ -1,0 +1,104 @@
+"""What a search may be asked for, from Python and on the command line."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autosac
+from autosac.cli import search as command
+from autosac.cli.parser import build_parser
+from autosac.configurations.offers import Offer
+from autosac.configurations.request import SearchRequest
+from autosac.configurations.space import Space
+from autosac.errors import UsageError
+
+H100 = Offer(gpu="h100-sxm-80gb", world_size=8)
+
+
+def asked(*words: str) -> SearchRequest:
+    """What the command asks for."""
+    arguments = build_parser().parse_args(["search", "jobs/llama.toml", *words])
+    arguments.overrides = ()
+    return command._request(arguments)
+
+
+def test_what_the_command_leaves_out_is_as_in_python() -> None:
+    """Without options, the request has the defaults of a request, but for the study and the processes."""
+    own = {"study": Path("llama.search"), "resume": False, "workers": os.cpu_count()}
+    assert asked("--gpu", "h100-sxm-80gb", "--world-size", "8") == SearchRequest(
+        job="jobs/llama.toml", offers=(H100,), **own
+    )
+
+
+def test_what_the_command_says_is_in_the_request(tmp_path: Path) -> None:
+    """Every option arrives."""
+    space = tmp_path / "space.toml"
+    space.write_text("microbatch = 4\n")
+    words = "--gpus h100-sxm-80gb:8,h200-sxm-141gb:4 --price h100-sxm-80gb=2 --price h200-sxm-141gb=3"
+    words += f" --space {space} --global-batch 64 --objective cost-per-token --budget 60GiB --confidence 0.99 --gap 0"
+    words += " --resume old --workers 3 --ray auto --no-cache -o best.toml --html page.html"
+    assert asked(*words.split()) == SearchRequest(
+        job="jobs/llama.toml",
+        offers=(Offer(gpu="h100-sxm-80gb", world_size=8, price=2), Offer(gpu="h200-sxm-141gb", world_size=4, price=3)),
+        space=Space(microbatch=(4,)),
+        global_batch=64,
+        objective="cost-per-token",
+        budget="60GiB",
+        confidence=0.99,
+        gap=0.0,
+        study=Path("old"),
+        resume=True,
+        workers=3,
+        ray="auto",
+        use_cache=False,
+        output=Path("best.toml"),
+        html=Path("page.html"),
+    )
+
+
+def test_help_tells_the_requests_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the help says of defaults is what a request has."""
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["search", "--help"])
+    words = re.sub(r"-\s+", "-", " ".join(capsys.readouterr().out.split()))
+    default = SearchRequest(job="", offers=(H100,))
+    for value in (default.budget, default.gap, default.objective):
+        assert f"(default {value}" in words
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"offers": ()}, "offers: name the GPUs"),
+        ({"offers": (H100, Offer(gpu="h100-sxm-80gb", world_size=4))}, "h100-sxm-80gb is offered twice"),
+        ({"objective": "cost-per-token"}, "needs the price of one h100-sxm-80gb for an hour"),
+        ({"gap": 1.0}, "gap 1.0: expected a share"),
+        ({"global_batch": 0}, "global_batch 0: expected 1 or more"),
+        ({"workers": -1}, "workers -1: expected 0 or more"),
+        ({"resume": True}, "resume: name the study's folder"),
+        ({"space": {"tensor": [1]}}, "space: there is no knob 'tensor'"),
+        ({"space": {"microbatch": [0]}}, r"space: microbatch is 0: expected 1 or more"),
+    ],
+)
+def test_a_request_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    """Each mistake is told where the request is made, before anything is captured."""
+    with pytest.raises(UsageError, match=re.escape(message)):
+        SearchRequest(**{"job": "job.toml", "offers": (H100,), **changes})
+
+
+@pytest.mark.parametrize(("world_size", "price"), [(0, 1.0), (8, -1.0), (8, float("nan"))])
+def test_an_offer_that_cannot_be(world_size: int, price: float) -> None:
+    """No GPUs, and prices below zero or that are no numbers."""
+    with pytest.raises(UsageError, match="expected"):
+        Offer(gpu="h100-sxm-80gb", world_size=world_size, price=price)
+
+
+def test_a_search_of_a_path_says_what_to_give() -> None:
+    """A job's path alone is no request."""
+    with pytest.raises(UsageError, match=r"give SearchRequest\(job=\.\.\., offers=\.\.\.\)"):
+        autosac.search("job.toml")  # type: ignore[call-overload]
