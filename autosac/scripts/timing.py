@@ -2,14 +2,14 @@
 
 A step's events have times as soon as somebody asks: the part of the step that has been recorded is priced and executed by
 itself, from a device that is idle. Once there is a step like all that follow (`keep`), its timeline says when the host has
-issued each of its events, and every later step takes exactly that long: nothing is priced any more. Before the first step
-time stands still.
+issued each of its events, and every later step takes exactly that long, unless it proves to do something else (`price`).
+Before the first step time stands still.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,8 @@ class StepTimes:
         self._begin_ms: dict[int, float] = {}
         self._steps: dict[int, tuple[int, _Times]] = {}
         self._steady: _Times | None = None
+        self._stretch = 1.0  # by what several ranks together take longer than this one alone
+        self._told_ms = 0.0
 
     def begin(self, step: int) -> None:
         """A step begins."""
@@ -68,21 +70,31 @@ class StepTimes:
         for old in [number for number in self._steps if number < step - 1]:
             del self._steps[old]
 
-    def keep(self, simulation: Simulation) -> None:
-        """All later steps take as long as this one, event by event."""
-        rank = simulation.timeline.ranks[simulation.stage]
-        first_ms = float(np.nanmin(rank.host_start_ms)) if len(rank.host_start_ms) else 0.0
-        self._steady = _Times(
-            np.maximum.accumulate(np.nan_to_num(rank.host_end_ms - first_ms)),
-            rank.end_ms - first_ms,
-            rank.stream,
-            simulation.step_ms,
+    def keep(self, simulation: Simulation, alone_ms: float) -> None:
+        """All later steps take as long as this one, event by event. This rank's step takes `alone_ms` without the others."""
+        self._steady = _steady(simulation)
+        self._stretch = self._steady.total_ms / alone_ms if alone_ms else 1.0
+
+    def price(self, step: int, simulation: Simulation) -> float:
+        """A later step, which has just ended, does something else: how long it takes if all are like it, in ms."""
+        times = _steady(simulation)
+        self._steps[step] = (
+            self._present()[1],
+            replace(
+                times,
+                host_ms=times.host_ms * self._stretch,
+                device_ms=times.device_ms * self._stretch,
+                total_ms=times.total_ms * self._stretch,
+            ),
         )
+        return times.total_ms * self._stretch
 
     def elapsed_s(self) -> float:
         """Simulated seconds since the first step began."""
         step, events = self._present()
-        return (self._begin_ms[step] + self._of(step).host_at(events)) / 1e3 if step else 0.0
+        if step:  # a step that proves shorter than the others, when it has ended, does not turn time back
+            self._told_ms = max(self._told_ms, self._begin_ms[step] + self._of(step).host_at(events))
+        return self._told_ms / 1e3
 
     def mark(self, stream: int) -> Mark:
         """The present place on a stream."""
@@ -105,6 +117,18 @@ class StepTimes:
         times = _alone(self._simulation())
         self._steps[step] = events, times
         return times
+
+
+def _steady(simulation: Simulation) -> _Times:
+    """A step among many like it."""
+    rank = simulation.timeline.ranks[simulation.stage]
+    first_ms = float(np.nanmin(rank.host_start_ms)) if len(rank.host_start_ms) else 0.0
+    return _Times(
+        np.maximum.accumulate(np.nan_to_num(rank.host_end_ms - first_ms)),
+        rank.end_ms - first_ms,
+        rank.stream,
+        simulation.step_ms,
+    )
 
 
 def _alone(simulation: Simulation) -> _Times:

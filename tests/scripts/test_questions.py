@@ -106,7 +106,8 @@ def test_steps_that_need_more_than_the_reported_one_are_named(run: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     notes = " ".join(done.stdout.split())
     assert re.search(r"steps differ: step 3 needs \d\.\d\d GiB of active memory, the reported step 0\.\d\d GiB", notes)
-    assert re.search(r"steps differ: step 3 runs \d+ operators, the reported step \d+", notes)
+    took = re.search(r"steps differ: step 3 takes ([\d.,]+) ms, the reported step ([\d.,]+) ms", notes)
+    assert took and float(took[1]) > 4 * float(took[2])  # four times the rows, and gradients of all layers
 
 
 PREFETCHED = """
@@ -128,3 +129,48 @@ def test_a_batch_copied_on_another_stream_is_no_warm_up(run: Any) -> None:
     """Only a forward on another stream warms up a graph: three steps run, and the second is reported."""
     done = run(PREFETCHED)
     assert "step 2 of the 3 that the script ran" in done.stdout, done.stdout + done.stderr
+
+
+SIZES = """
+import threading
+import time
+
+import torch
+
+@torch.library.custom_op("detectors::keep", mutates_args=())
+def keep(boxes: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("runs on values")
+
+@keep.register_fake
+def _(boxes):
+    return boxes.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+layer = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+boxes = []
+thread = threading.Thread(target=lambda: boxes.append(torch.rand(30, 4).cuda() + 1))
+thread.start()
+thread.join()
+kept = keep(boxes[0])
+print("kept:", kept.shape)
+try:
+    torch.zeros(3).cuda(1)
+except torch.AcceleratorError as e:
+    print(e)
+for _ in range(2):
+    layer(torch.rand(30, 4, device="cuda")[kept]).sum().backward()
+    optimizer.step()
+while True:
+    time.sleep(1)
+"""
+
+
+def test_what_is_not_known_and_what_does_not_end(run: Any) -> None:
+    """Custom operators have their largest sizes, threads have the GPU, one that is not there raises, a kept step is reported."""
+    done = run(SIZES, "--steps", "0", "--patience", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kept: torch.Size([30])" in done.stdout
+    assert "CUDA error: invalid device ordinal (cuda:1 of 1 GPU)" in done.stdout
+    notes = " ".join(done.stdout.split())
+    assert "assumed to be as large as they can be" in notes
+    assert "has taken no further step for 4 s" in notes
