@@ -58,10 +58,11 @@ class ScriptRun:
         self._target = target
         self._session = CaptureSession(target.gpu, CUDA, before=self._follow_steps)
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
-        self._times = StepTimes(self._present, self._simulation)
+        self._times = StepTimes(self._present, self._simulation, self._has_changed)
         self._kept: tuple[int, Trace] | None = None
         self._notes: dict[str, None] = {}
         self._differences = StepDifferences()
+        self._compared = 0, 0  # the step and its events when it was last compared with the reported one
         self._devices = 0  # known to be the process's own
         self.stopped = False
         self.leave: Callable[[], None] = lambda: None  # ends the process
@@ -212,11 +213,9 @@ class ScriptRun:
             return
         self._times.end(number)
         self._memory.follow()
-        calls = Counter(event.signature for event in self._session.recorder.log.events if type(event) is Op)
+        calls = self._calls()
         if number > self._steps.kept:
-            step_ms = None
-            if self._differences.are_many(calls):
-                step_ms = self._times.price(number, self._simulation())
+            step_ms = self._times.price(number) if self._differences.are_many(calls) else None
             self._differences.add(StepSize(number, self._memory.step_peak_bytes, step_ms))
         if number <= self._steps.kept:
             simulation = self._simulation()
@@ -229,6 +228,19 @@ class ScriptRun:
                 self._differences.report(StepSize(number, self._memory.step_peak_bytes, shown.step_ms), calls)
                 if self._request.fast_forward:
                     self._skip_from(number)
+
+    def _calls(self) -> Counter[int]:
+        """The operators of the step under way, by signature."""
+        return Counter(event.signature for event in self._session.recorder.log.events if type(event) is Op)
+
+    def _has_changed(self) -> bool:
+        """Whether the step under way, whose optimizer has stepped, does something else than the reported one."""
+        steps = self._steps
+        place = steps.number, len(self._session.recorder.log.events)
+        if not steps.is_over or steps.forward.active or place == self._compared:
+            return False
+        self._compared = place
+        return self._differences.are_many(self._calls())
 
     def _skip_from(self, number: int) -> None:
         self._steps.forward.begin(len(self._session.recorder.log.events))

@@ -9,7 +9,7 @@ Before the first step time stands still.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,10 @@ class _Times:
     stream: NDArray[np.int32]
     total_ms: float
 
+    def stretched(self, by: float) -> _Times:
+        """Everything takes longer."""
+        return _Times(self.host_ms * by, self.device_ms * by, self.stream, self.total_ms * by)
+
     def host_at(self, events: int) -> float:
         return float(self.host_ms[min(events, len(self.host_ms)) - 1]) if events and len(self.host_ms) else 0.0
 
@@ -48,9 +52,15 @@ class _Times:
 
 
 class StepTimes:
-    """A `DeviceClock`. `present` gives the number of the step under way (0: none), its events so far, and its simulation."""
+    """A `DeviceClock`. `present` gives the number of the step under way (0: none) and of its events so far.
 
-    def __init__(self, present: Callable[[], tuple[int, int]], simulation: Callable[[], Simulation]) -> None:
+    `simulation` simulates it as far as it has come, and `changed` says whether it is known to do something else than others.
+    """
+
+    def __init__(
+        self, present: Callable[[], tuple[int, int]], simulation: Callable[[], Simulation], changed: Callable[[], bool]
+    ) -> None:
+        self._changed = changed
         self._present = present
         self._simulation = simulation
         self._begin_ms: dict[int, float] = {}
@@ -75,19 +85,14 @@ class StepTimes:
         self._steady = _steady(simulation)
         self._stretch = self._steady.total_ms / alone_ms if alone_ms else 1.0
 
-    def price(self, step: int, simulation: Simulation) -> float:
-        """A later step, which has just ended, does something else: how long it takes if all are like it, in ms."""
-        times = _steady(simulation)
-        self._steps[step] = (
-            self._present()[1],
-            replace(
-                times,
-                host_ms=times.host_ms * self._stretch,
-                device_ms=times.device_ms * self._stretch,
-                total_ms=times.total_ms * self._stretch,
-            ),
-        )
-        return times.total_ms * self._stretch
+    def price(self, step: int) -> float:
+        """The present step, which came after the kept one, does something else: its time if all are like it, in ms."""
+        events = self._present()[1]
+        known = self._steps.get(step)
+        if known is None or known[0] != events:
+            times = _steady(self._simulation())
+            known = self._steps[step] = events, times.stretched(self._stretch)
+        return known[1].total_ms
 
     def elapsed_s(self) -> float:
         """Simulated seconds since the first step began."""
@@ -110,9 +115,12 @@ class StepTimes:
     def _of(self, step: int) -> _Times:
         present, events = self._present()
         known = self._steps.get(step)
-        if known is not None and (step != present or known[0] == events):
+        if known is not None and (step != present or known[0] == events or self._steady is not None):
             return known[1]
         if self._steady is not None:
+            if step == present and self._changed():
+                self.price(step)
+                return self._steps[step][1]
             return self._steady
         times = _alone(self._simulation())
         self._steps[step] = events, times

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 QUESTIONS = """
 import torch
 from torch.distributions import Categorical, MultivariateNormal
@@ -60,18 +62,23 @@ torch.set_default_tensor_type(torch.FloatTensor)
 assert not torch.Tensor([1.0]).is_cuda
 """
 CURRICULUM = """
+import time
+
 import torch
 
 layers = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(4))).cuda()
 for layer in layers[:3]:
     layer.requires_grad_(False)
 optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+begin = time.time()
 for step in range(5):
     if step == 2:
         layers.requires_grad_(True)
     layers(torch.randn(2**14 if step < 2 else 2**16, 512, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+    torch.cuda.synchronize()
+    print(f"step {step + 1} ends at {time.time() - begin:.6f}")
 """
 
 
@@ -107,7 +114,11 @@ def test_steps_that_need_more_than_the_reported_one_are_named(run: Any) -> None:
     notes = " ".join(done.stdout.split())
     assert re.search(r"steps differ: step 3 needs \d\.\d\d GiB of active memory, the reported step 0\.\d\d GiB", notes)
     took = re.search(r"steps differ: step 3 takes ([\d.,]+) ms, the reported step ([\d.,]+) ms", notes)
-    assert took and float(took[1]) > 4 * float(took[2])  # four times the rows, and gradients of all layers
+    ends = [float(end) for end in re.findall(r"^step \d ends at (.*)", done.stdout, re.M)]
+    assert took and ends[2] - ends[1] == pytest.approx(
+        float(took[1]) / 1e3, rel=0.02
+    )  # the script's clock says so, too
+    assert float(took[1]) > 4 * float(took[2])  # four times the rows, and gradients of all layers
 
 
 PREFETCHED = """
@@ -154,6 +165,10 @@ thread.join()
 kept = keep(boxes[0])
 print("kept:", kept.shape)
 try:
+    boxes[0].t().view(-1)
+except RuntimeError as e:
+    print(e)
+try:
     torch.zeros(3).cuda(1)
 except torch.AcceleratorError as e:
     print(e)
@@ -166,11 +181,12 @@ while True:
 
 
 def test_what_is_not_known_and_what_does_not_end(run: Any) -> None:
-    """Custom operators have their largest sizes, threads have the GPU, one that is not there raises, a kept step is reported."""
+    """Custom operators have their largest sizes, threads have the GPU, a GPU too many raises, kept steps are reported."""
     done = run(SIZES, "--steps", "0", "--patience", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kept: torch.Size([30])" in done.stdout
     assert "CUDA error: invalid device ordinal (cuda:1 of 1 GPU)" in done.stdout
+    assert "view size is not compatible" in done.stdout
     notes = " ".join(done.stdout.split())
     assert "assumed to be as large as they can be" in notes
     assert "has taken no further step for 4 s" in notes

@@ -37,7 +37,13 @@ _empty_like = aten.empty_like.default
 _pin_memory = aten._pin_memory.default
 _record_stream = aten.record_stream.default
 _wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
+_view = aten.view.default
 _META = torch.device("meta")
+# C++'s words, and kind, of error: scripts catch it to use `reshape`.
+_NOT_COMPATIBLE = (
+    "view size is not compatible with input tensor's size and stride (at least one dimension spans across two contiguous "
+    "subspaces). Use .reshape(...) instead."
+)
 
 
 def _all_close(x: torch.Tensor, y: torch.Tensor, *tolerance: Any, **named: Any) -> bool:
@@ -180,6 +186,10 @@ class SimulatedDeviceMode(FakeTensorMode):
             with largest_sizes(args):
                 out, entry, tensors = self.calls.run(func, types, args, kwargs)
             self.log.host_reads()
+        except ValueError:
+            if func is not _view:
+                raise
+            raise RuntimeError(_NOT_COMPATIBLE) from None
         finally:
             self._depth -= 1
         if out is NotImplemented or self._depth:
