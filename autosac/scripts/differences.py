@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 _MUCH = 1.05  # ragged batches, and losses that live a little longer, are no news
+_FEW = 0.02  # of a step's calls: they are not worth pricing it again
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What a step took."""
+    """What a step took. `step_ms` is None if it was not priced: then it does what the reported one does."""
 
     number: int
-    operators: int
     peak_bytes: int
+    step_ms: float | None
 
 
 class StepDifferences:
     """Compares the steps after the reported one with it."""
 
     def __init__(self) -> None:
-        self._sizes: list[StepSize] = []  # the reported step's first
+        self._reported: StepSize | None = None
+        self._calls: Counter[int] = Counter()
+        self._later: list[StepSize] = []
 
-    def report(self, size: StepSize) -> None:
-        """The step that is reported has ended."""
-        self._sizes = [size]
+    def report(self, size: StepSize, calls: Counter[int]) -> None:
+        """The step that is reported has ended. `calls` counts its operators by signature."""
+        self._reported, self._calls = size, calls
+
+    def are_many(self, calls: Counter[int]) -> bool:
+        """Whether a later step calls so much else that its time is another one."""
+        if self._reported is None:
+            return False
+        others = (calls - self._calls).total() + (self._calls - calls).total()
+        return others > _FEW * self._calls.total()
 
     def add(self, size: StepSize) -> None:
         """A later step has ended."""
-        if self._sizes:
-            self._sizes.append(size)
+        if self._reported is not None:
+            self._later.append(size)
 
     def notes(self) -> list[str]:
         """What the user should know."""
         found: list[str] = []
-        if not self._sizes:
+        reported = self._reported
+        if reported is None or not self._later:
             return found
-        reported = self._sizes[0]
-        largest = max(self._sizes, key=lambda size: size.peak_bytes)
-        longest = max(self._sizes, key=lambda size: size.operators)
+        largest = max(self._later, key=lambda size: size.peak_bytes)
+        longest = max(self._later, key=lambda size: size.step_ms or 0.0)
         if largest.peak_bytes > _MUCH * reported.peak_bytes:
             found.append(
                 f"steps differ: step {largest.number} needs {largest.peak_bytes / _GIB:.2f} GiB of active memory, the "
                 f"reported step {reported.peak_bytes / _GIB:.2f} GiB"
             )
-        if longest.operators > _MUCH * reported.operators:
+        if longest.step_ms is not None and reported.step_ms is not None and longest.step_ms > _MUCH * reported.step_ms:
             found.append(
-                f"steps differ: step {longest.number} runs {longest.operators} operators, the reported step "
-                f"{reported.operators}; for the script each takes as long as the reported step"
+                f"steps differ: step {longest.number} takes {longest.step_ms:,.1f} ms, the reported step "
+                f"{reported.step_ms:,.1f} ms"
             )
         return found

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from autosac.scripts.run import ScriptRun
 
 
+_WHY_NO_STEP = (
+    "a step ends with the step() of a torch.optim optimizer; it may prepare data, wait for input or for another process, or "
+    "train in another process. --patience sets how long to wait"
+)
+
+
 def main(request_file: str, folder: str, parent: str) -> None:
     """Run the script. Ends the process, with the script's exit code."""
     lifeline.end_with(int(parent))
@@ -216,19 +222,15 @@ class _Watchdog:
         steps = -1
         while not self._stopped.is_set():
             if steps == (steps := self._run.steps):
-                outcome = ScriptOutcome(exit_code=1, steps=max(0, steps), error=self._complaint(steps))
+                complaint = f"the script has taken no {'further ' if steps else ''}step for {self._patience_s:g} s "
+                complaint += f"(at {_place_of_main_thread()}): "
+                outcome = self._run.so_far(f"{complaint}it was ended after step {steps}")
+                if outcome is None:
+                    outcome = ScriptOutcome(exit_code=1, steps=max(0, steps), error=complaint + _WHY_NO_STEP)
                 outcome.save(self._folder / OUTCOME)
                 sys.stdout.flush()
-                os._exit(1)
+                os._exit(outcome.exit_code)
             self._stopped.wait(self._patience_s)
-
-    def _complaint(self, steps: int) -> str:
-        place = _place_of_main_thread()
-        return (
-            f"the script has taken no {'further ' if steps else ''}step for {self._patience_s:g} s (at {place}): a step ends "
-            "with the step() of a torch.optim optimizer; it may prepare data, wait for input or for another process, or train "
-            "in another process. --patience sets how long to wait"
-        )
 
 
 def _place_of_main_thread() -> str:

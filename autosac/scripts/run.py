@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from autosac.errors import UsageError
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
 from autosac.scripts.clock import SimulatedClock
+from autosac.scripts.devices import check_devices
 from autosac.scripts.differences import StepDifferences, StepSize
 from autosac.scripts.exchange import Exchange
 from autosac.scripts.memory import ScriptMemory
@@ -56,10 +58,12 @@ class ScriptRun:
         self._target = target
         self._session = CaptureSession(target.gpu, CUDA, before=self._follow_steps)
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
-        self._times = StepTimes(self._present, self._simulation)
+        self._times = StepTimes(self._present, self._simulation, self._has_changed)
         self._kept: tuple[int, Trace] | None = None
         self._notes: dict[str, None] = {}
         self._differences = StepDifferences()
+        self._compared = 0, 0  # the step and its events when it was last compared with the reported one
+        self._devices = 0  # known to be the process's own
         self.stopped = False
         self.leave: Callable[[], None] = lambda: None  # ends the process
         self._stops = 0
@@ -142,10 +146,20 @@ class ScriptRun:
             self._clock.start(self._times.elapsed_s)
             yield
 
+    def so_far(self, note: str) -> ScriptOutcome | None:
+        """How a script that goes no further is ended; None if no step is complete."""
+        if self._kept is None:
+            return None
+        self._note(note)
+        return self._outcome(0)
+
     def finish(self, exit_code: int) -> ScriptOutcome:
         """Say how the script has ended."""
         if not exit_code:
             self._steps.finish()
+        return self._outcome(exit_code)
+
+    def _outcome(self, exit_code: int) -> ScriptOutcome:
         if self._kept is not None and not self._trace_file.exists():
             self._kept[1].save(self._trace_file)
         return ScriptOutcome(
@@ -160,7 +174,7 @@ class ScriptRun:
         """What was assumed in the step that is kept."""
         routes = {i for i, signature in enumerate(trace.signatures) if signature.name.startswith("aten.topk")}
         if any(type(event) is Op and event.signature in routes and event.module for event in trace.events):
-            self._note(f"expert load imbalance: {self._request.moe_load} (--moe-load)")
+            self._note(_what_is_chosen(self._request.moe_load))
         if self._request.stand_ins:
             self._note(f"stand-ins replace kernels: {', '.join(self._request.stand_ins)}")
         if _trains_on_host(self._session.recorder.optimizers.values()):
@@ -199,19 +213,34 @@ class ScriptRun:
             return
         self._times.end(number)
         self._memory.follow()
-        size = StepSize(number, operators, self._memory.step_peak_bytes)
+        calls = self._calls()
         if number > self._steps.kept:
-            self._differences.add(size)
+            step_ms = self._times.price(number) if self._differences.are_many(calls) else None
+            self._differences.add(StepSize(number, self._memory.step_peak_bytes, step_ms))
         if number <= self._steps.kept:
             simulation = self._simulation()
             self._kept = number, simulation.trace
-            self._differences.report(size)
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
                 self._note_step(simulation.trace)
-                self._times.keep(self._together(simulation))
+                shown = self._together(simulation)
+                self._times.keep(shown, simulation.step_ms)
+                self._differences.report(StepSize(number, self._memory.step_peak_bytes, shown.step_ms), calls)
                 if self._request.fast_forward:
                     self._skip_from(number)
+
+    def _calls(self) -> Counter[int]:
+        """The operators of the step under way, by signature."""
+        return Counter(event.signature for event in self._session.recorder.log.events if type(event) is Op)
+
+    def _has_changed(self) -> bool:
+        """Whether the step under way, whose optimizer has stepped, does something else than the reported one."""
+        steps = self._steps
+        place = steps.number, len(self._session.recorder.log.events)
+        if not steps.is_over or steps.forward.active or place == self._compared:
+            return False
+        self._compared = place
+        return self._differences.are_many(self._calls())
 
     def _skip_from(self, number: int) -> None:
         self._steps.forward.begin(len(self._session.recorder.log.events))
@@ -250,6 +279,10 @@ class ScriptRun:
         """Follow the allocator; torch.OutOfMemoryError where it runs out."""
         if not torch.cuda.is_initialized():
             torch.cuda.init()  # as the first real kernel does
+        devices = self._session.recorder.storages.devices
+        if len(devices) != self._devices:
+            self._devices = len(devices)
+            check_devices(devices, self._request)
         try:
             self._memory.follow()
         except OutOfMemoryError as e:
@@ -296,3 +329,10 @@ def _trains_on_host(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
 def _is_compiled(model: torch.nn.Module) -> bool:
     """Whether the model, or a part of it, is compiled."""
     return any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl is not None for m in model.modules())
+
+
+def _what_is_chosen(load: str) -> str:
+    """Of the indices that topk returns: experts of tokens, neighbours of points, ..."""
+    if MoELoad.parse(load).is_balanced:
+        return "what topk chooses (experts, neighbours) is assumed to be spread evenly (--moe-load)"
+    return f"expert load imbalance: {load} (--moe-load)"

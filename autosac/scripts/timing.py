@@ -2,8 +2,8 @@
 
 A step's events have times as soon as somebody asks: the part of the step that has been recorded is priced and executed by
 itself, from a device that is idle. Once there is a step like all that follow (`keep`), its timeline says when the host has
-issued each of its events, and every later step takes exactly that long: nothing is priced any more. Before the first step
-time stands still.
+issued each of its events, and every later step takes exactly that long, unless it proves to do something else (`price`).
+Before the first step time stands still.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ class _Times:
     stream: NDArray[np.int32]
     total_ms: float
 
+    def stretched(self, by: float) -> _Times:
+        """Everything takes longer."""
+        return _Times(self.host_ms * by, self.device_ms * by, self.stream, self.total_ms * by)
+
     def host_at(self, events: int) -> float:
         return float(self.host_ms[min(events, len(self.host_ms)) - 1]) if events and len(self.host_ms) else 0.0
 
@@ -48,14 +52,22 @@ class _Times:
 
 
 class StepTimes:
-    """A `DeviceClock`. `present` gives the number of the step under way (0: none), its events so far, and its simulation."""
+    """A `DeviceClock`. `present` gives the number of the step under way (0: none) and of its events so far.
 
-    def __init__(self, present: Callable[[], tuple[int, int]], simulation: Callable[[], Simulation]) -> None:
+    `simulation` simulates it as far as it has come, and `changed` says whether it is known to do something else than others.
+    """
+
+    def __init__(
+        self, present: Callable[[], tuple[int, int]], simulation: Callable[[], Simulation], changed: Callable[[], bool]
+    ) -> None:
+        self._changed = changed
         self._present = present
         self._simulation = simulation
         self._begin_ms: dict[int, float] = {}
         self._steps: dict[int, tuple[int, _Times]] = {}
         self._steady: _Times | None = None
+        self._stretch = 1.0  # by what several ranks together take longer than this one alone
+        self._told_ms = 0.0
 
     def begin(self, step: int) -> None:
         """A step begins."""
@@ -68,21 +80,26 @@ class StepTimes:
         for old in [number for number in self._steps if number < step - 1]:
             del self._steps[old]
 
-    def keep(self, simulation: Simulation) -> None:
-        """All later steps take as long as this one, event by event."""
-        rank = simulation.timeline.ranks[simulation.stage]
-        first_ms = float(np.nanmin(rank.host_start_ms)) if len(rank.host_start_ms) else 0.0
-        self._steady = _Times(
-            np.maximum.accumulate(np.nan_to_num(rank.host_end_ms - first_ms)),
-            rank.end_ms - first_ms,
-            rank.stream,
-            simulation.step_ms,
-        )
+    def keep(self, simulation: Simulation, alone_ms: float) -> None:
+        """All later steps take as long as this one, event by event. This rank's step takes `alone_ms` without the others."""
+        self._steady = _steady(simulation)
+        self._stretch = self._steady.total_ms / alone_ms if alone_ms else 1.0
+
+    def price(self, step: int) -> float:
+        """The present step, which came after the kept one, does something else: its time if all are like it, in ms."""
+        events = self._present()[1]
+        known = self._steps.get(step)
+        if known is None or known[0] != events:
+            times = _steady(self._simulation())
+            known = self._steps[step] = events, times.stretched(self._stretch)
+        return known[1].total_ms
 
     def elapsed_s(self) -> float:
         """Simulated seconds since the first step began."""
         step, events = self._present()
-        return (self._begin_ms[step] + self._of(step).host_at(events)) / 1e3 if step else 0.0
+        if step:  # a step that proves shorter than the others, when it has ended, does not turn time back
+            self._told_ms = max(self._told_ms, self._begin_ms[step] + self._of(step).host_at(events))
+        return self._told_ms / 1e3
 
     def mark(self, stream: int) -> Mark:
         """The present place on a stream."""
@@ -98,13 +115,28 @@ class StepTimes:
     def _of(self, step: int) -> _Times:
         present, events = self._present()
         known = self._steps.get(step)
-        if known is not None and (step != present or known[0] == events):
+        if known is not None and (step != present or known[0] == events or self._steady is not None):
             return known[1]
         if self._steady is not None:
+            if step == present and self._changed():
+                self.price(step)
+                return self._steps[step][1]
             return self._steady
         times = _alone(self._simulation())
         self._steps[step] = events, times
         return times
+
+
+def _steady(simulation: Simulation) -> _Times:
+    """A step among many like it."""
+    rank = simulation.timeline.ranks[simulation.stage]
+    first_ms = float(np.nanmin(rank.host_start_ms)) if len(rank.host_start_ms) else 0.0
+    return _Times(
+        np.maximum.accumulate(np.nan_to_num(rank.host_end_ms - first_ms)),
+        rank.end_ms - first_ms,
+        rank.stream,
+        simulation.step_ms,
+    )
 
 
 def _alone(simulation: Simulation) -> _Times:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 QUESTIONS = """
 import torch
 from torch.distributions import Categorical, MultivariateNormal
@@ -60,18 +62,23 @@ torch.set_default_tensor_type(torch.FloatTensor)
 assert not torch.Tensor([1.0]).is_cuda
 """
 CURRICULUM = """
+import time
+
 import torch
 
 layers = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(4))).cuda()
 for layer in layers[:3]:
     layer.requires_grad_(False)
 optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+begin = time.time()
 for step in range(5):
     if step == 2:
         layers.requires_grad_(True)
     layers(torch.randn(2**14 if step < 2 else 2**16, 512, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+    torch.cuda.synchronize()
+    print(f"step {step + 1} ends at {time.time() - begin:.6f}")
 """
 
 
@@ -106,7 +113,12 @@ def test_steps_that_need_more_than_the_reported_one_are_named(run: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     notes = " ".join(done.stdout.split())
     assert re.search(r"steps differ: step 3 needs \d\.\d\d GiB of active memory, the reported step 0\.\d\d GiB", notes)
-    assert re.search(r"steps differ: step 3 runs \d+ operators, the reported step \d+", notes)
+    took = re.search(r"steps differ: step 3 takes ([\d.,]+) ms, the reported step ([\d.,]+) ms", notes)
+    ends = [float(end) for end in re.findall(r"^step \d ends at (.*)", done.stdout, re.M)]
+    assert took and ends[2] - ends[1] == pytest.approx(
+        float(took[1]) / 1e3, rel=0.02
+    )  # the script's clock says so, too
+    assert float(took[1]) > 4 * float(took[2])  # four times the rows, and gradients of all layers
 
 
 PREFETCHED = """
@@ -128,3 +140,53 @@ def test_a_batch_copied_on_another_stream_is_no_warm_up(run: Any) -> None:
     """Only a forward on another stream warms up a graph: three steps run, and the second is reported."""
     done = run(PREFETCHED)
     assert "step 2 of the 3 that the script ran" in done.stdout, done.stdout + done.stderr
+
+
+SIZES = """
+import threading
+import time
+
+import torch
+
+@torch.library.custom_op("detectors::keep", mutates_args=())
+def keep(boxes: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("runs on values")
+
+@keep.register_fake
+def _(boxes):
+    return boxes.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+layer = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+boxes = []
+thread = threading.Thread(target=lambda: boxes.append(torch.rand(30, 4).cuda() + 1))
+thread.start()
+thread.join()
+kept = keep(boxes[0])
+print("kept:", kept.shape)
+try:
+    boxes[0].t().view(-1)
+except RuntimeError as e:
+    print(e)
+try:
+    torch.zeros(3).cuda(1)
+except torch.AcceleratorError as e:
+    print(e)
+for _ in range(2):
+    layer(torch.rand(30, 4, device="cuda")[kept]).sum().backward()
+    optimizer.step()
+while True:
+    time.sleep(1)
+"""
+
+
+def test_what_is_not_known_and_what_does_not_end(run: Any) -> None:
+    """Custom operators have their largest sizes, threads have the GPU, a GPU too many raises, kept steps are reported."""
+    done = run(SIZES, "--steps", "0", "--patience", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kept: torch.Size([30])" in done.stdout
+    assert "CUDA error: invalid device ordinal (cuda:1 of 1 GPU)" in done.stdout
+    assert "view size is not compatible" in done.stdout
+    notes = " ".join(done.stdout.split())
+    assert "assumed to be as large as they can be" in notes
+    assert "has taken no further step for 4 s" in notes

@@ -7,14 +7,16 @@ selects everything, and unknown numbers are all different. So memory and time ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from autosac.capture.device.operators import per_operator
+from autosac.capture.device.operators import is_custom, per_operator
 from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, shadow
 from autosac.capture.device.values import shadows
 
@@ -47,7 +49,9 @@ def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
     with torch._C._DisableTorchDispatch():
         if from_sizes is not None:
             return from_sizes(args)
-        if all(shadow(leaf) is not None for leaf in pytree.tree_leaves(args) if isinstance(leaf, FakeTensor)):
+        if not is_custom(func) and all(
+            shadow(leaf) is not None for leaf in pytree.tree_leaves(args) if isinstance(leaf, FakeTensor)
+        ):
             return func(*shadows(args), **kwargs)
         largest = _LARGEST.get(func)
         if largest is None:
@@ -59,6 +63,28 @@ def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
+@contextmanager
+def largest_sizes(args: Any) -> Iterator[None]:
+    """A custom operator's shape function asks for a size that depends on data (`new_dynamic_size`): it gets the largest one.
+
+    That is what it says itself, or else as many as the longest input has rows (of boxes that suppress each other, all).
+    """
+    rows = max((x.shape[0] for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor) and x.dim()), default=1)
+    before = FakeImplCtx.new_dynamic_size
+
+    def size(_: Any, *, min: int = 0, max: int | None = None) -> int:
+        return rows if max is None else max
+
+    FakeImplCtx.new_dynamic_size = size  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        FakeImplCtx.new_dynamic_size = before  # type: ignore[method-assign]
+    for note in _told:
+        note(_LONGEST)
+
+
+_LONGEST = "results of custom operators whose sizes depend on data are assumed to be as large as they can be"
 _EVERYTHING = "masks that depend on activations are assumed to select everything"
 _BELOW = "numbers that are counted (bincount) are assumed to be below its `minlength`"
 _ONCE = "numbers of repetitions (repeat_interleave) that depend on activations are assumed to be 1"

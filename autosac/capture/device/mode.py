@@ -15,12 +15,17 @@ from typing import Any, Protocol
 import torch
 from torch._higher_order_ops.wrap import inductor_compiled_code
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
 
 from autosac.capture.device import exchanged, shadows, values
 from autosac.capture.device.cache import DispatchCache, Entry
 from autosac.capture.device.device import CUDA
-from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic
+from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
 from autosac.capture.device.operators import per_operator
 
 aten = torch.ops.aten
@@ -32,7 +37,13 @@ _empty_like = aten.empty_like.default
 _pin_memory = aten._pin_memory.default
 _record_stream = aten.record_stream.default
 _wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
+_view = aten.view.default
 _META = torch.device("meta")
+# C++'s words, and kind, of error: scripts catch it to use `reshape`.
+_NOT_COMPATIBLE = (
+    "view size is not compatible with input tensor's size and stride (at least one dimension spans across two contiguous "
+    "subspaces). Use .reshape(...) instead."
+)
 
 
 def _all_close(x: torch.Tensor, y: torch.Tensor, *tolerance: Any, **named: Any) -> bool:
@@ -86,6 +97,17 @@ class SimulatedDeviceMode(FakeTensorMode):
             yield
         finally:
             self._depth -= 1
+
+    @contextlib.contextmanager
+    def on_this_thread(self) -> Iterator[None]:
+        """Operators of another thread are simulated, too. FakeTensorMode has one list of its places on all stacks."""
+        with self._lock:
+            self.__enter__()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _prim_device:  # metadata reaches dispatch modes too: half of all calls
@@ -160,6 +182,14 @@ class SimulatedDeviceMode(FakeTensorMode):
         self._depth += 1
         try:
             out, entry, tensors = self.calls.run(func, types, args, kwargs)
+        except DynamicOutputShapeException:
+            with largest_sizes(args):
+                out, entry, tensors = self.calls.run(func, types, args, kwargs)
+            self.log.host_reads()
+        except ValueError:
+            if func is not _view:
+                raise
+            raise RuntimeError(_NOT_COMPATIBLE) from None
         finally:
             self._depth -= 1
         if out is NotImplemented or self._depth:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 _T = TypeVar("_T")
 
 
@@ -27,3 +29,12 @@ def mutates(func: Any) -> bool:
     """Whether an operator writes into an argument."""
     schema = getattr(func, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
+
+
+_BUILT_IN = ("aten", "prims", "prim", "quantized", "c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
+
+
+@per_operator
+def is_custom(func: Any) -> bool:
+    """Whether it is not PyTorch's own: what it does with values is code of others, of kernels that only a GPU has."""
+    return getattr(func, "namespace", "aten") not in _BUILT_IN and isinstance(func, torch._ops.OpOverload)

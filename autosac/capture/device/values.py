@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
-from autosac.capture.device.operators import mutates, per_operator
+from autosac.capture.device.operators import is_custom, mutates, per_operator
 from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, overwrite, shadow
 from autosac.capture.moe_load import Routing
 
@@ -169,6 +169,8 @@ def _rule_of(func: Any) -> Rule | None:
         return lambda func, args, _, __: collective_in_place(func, args)
     if _status(func):
         return _succeed
+    if is_custom(func):
+        return _overwrite_unknown if mutates(func) else None
     return None if func in _UNINITIALISED else _compute
 
 
@@ -349,6 +351,16 @@ def _forget_mutated(func: Any, args: Any) -> None:
     """Writing unknown data into a tensor invalidates its shadow."""
     if args and isinstance(args[0], FakeTensor) and shadow(args[0]) is not None and mutates(func):
         forget(args[0])
+
+
+def _overwrite_unknown(func: Any, args: Any, kwargs: Any, _: Any) -> None:
+    """What a custom operator writes is unknown."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written = args[position] if position < len(args) else kwargs.get(argument.name)
+            for leaf in pytree.tree_leaves(written):
+                if isinstance(leaf, FakeTensor):
+                    forget(leaf)
 
 
 def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:

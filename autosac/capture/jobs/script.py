@@ -121,6 +121,11 @@ class ScriptSteps:
         if self._is_over:
             self._end()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the step's optimizer has stepped, and no forward has come since."""
+        return self._is_over
+
     def _enter(self, module: torch.nn.Module) -> None:
         self._depth += 1
         self._has_modules = True

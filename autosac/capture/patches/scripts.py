@@ -18,7 +18,7 @@ from torch.utils._device import _device_constructors
 
 from autosac.capture.device import shadows, values
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.patches import frameworks, saving
+from autosac.capture.patches import frameworks, saving, threads
 from autosac.capture.patches.tensors import exchange
 from autosac.errors import CaptureError
 
@@ -36,6 +36,7 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _loading(note)
     _profiler(note)
     _spawned()
+    threads.install(mode)
     frameworks.install(note)
 
 

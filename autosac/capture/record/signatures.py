@@ -37,6 +37,7 @@ _METADATA_ONLY = {
     "aten.split_with_sizes.default",
     "aten.split.Tensor",
 }
+_NUMBERS = ("bool", "int", "SymInt")
 _RANDOM_PREFIXES = (
     "aten._scaled_dot_product_",
     "aten._fused_sdp_choice",
@@ -60,7 +61,15 @@ def operator_name(func: Any) -> str:
 def is_view(func: Any) -> bool:
     """The operator launches nothing on the device."""
     metadata = torch.Tag.inplace_view in getattr(func, "tags", ()) or operator_name(func) in _METADATA_ONLY
-    return metadata or bool(getattr(func, "is_view", False))
+    return metadata or bool(getattr(func, "is_view", False)) or _is_question(func)
+
+
+def _is_question(func: Any) -> bool:
+    """It says on the host how another one is to be run (`_use_cudnn_ctc_loss`): it returns numbers, and writes nothing."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.returns or mutated_arguments(func):
+        return False
+    return all(str(returned.type) in _NUMBERS for returned in schema.returns)
 
 
 @per_operator

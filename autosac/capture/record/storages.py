@@ -43,6 +43,7 @@ class StorageTable:
     def __init__(self, log: EventLog, target: str) -> None:
         self.storages: list[Storage] = []
         self.streams: set[int] = {0}
+        self.devices: set[int] = set()  # their indices
         self._log = log
         self._target = target
         self._labels: dict[int, Label] = {}
@@ -71,6 +72,7 @@ class StorageTable:
         nbytes = storage.nbytes()
         if nbytes:
             live.storage = self._allocate(nbytes, name, stream, place, label)
+            self.devices.add(tensor.fake_device.index or 0)
         live.reference = weakref.ref(storage, lambda _: self._died(key, live))
         self._live[key] = live
         return live.storage
