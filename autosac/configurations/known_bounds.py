@@ -11,7 +11,7 @@ from autosac.configurations.bounds import (
 )
 from autosac.configurations.layout import Layout
 from autosac.configurations.machines import Machines
-from autosac.configurations.shapes import Part, Shape, shape_of_parameters
+from autosac.configurations.shapes import Part, Shape, costs_of_parameters
 from autosac.configurations.sheets import Sheet
 from autosac.configurations.wanted import Own, Wanted
 
@@ -29,7 +29,7 @@ class LayoutBounds:
         target = self._machines.target(layout)
         peak = target.hardware.peak_flops(self._fastest_arithmetic(layout))
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
-        shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
+        shape = costs_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
         if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
             return self._machines.weight(layout) * any_split_bound_ms(layout, shape) * _SAFE
         return self.least(layout, self._completed(layout, shape))

@@ -88,7 +88,7 @@ def most_experts(parameters: Mapping[str, Sequence[int]]) -> float:
     return max(layers.values(), default=0.0)
 
 
-def shape_of_parameters(
+def costs_of_parameters(
     parameters: Mapping[str, Sequence[int]], layers: int, layout: Layout, seq_len: int, peak_flops: float
 ) -> Shape:
     """What the parameters' shapes alone tell: every matrix of a layer and the output is multiplied with every token, forward

@@ -24,7 +24,7 @@ from autosac.configurations.bounds import (
     time_bound_ms,
 )
 from autosac.configurations.layout import Layout
-from autosac.configurations.shapes import Part, Shape, shape_of_parameters
+from autosac.configurations.shapes import Part, Shape, costs_of_parameters
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.traffic import Roads, Traffic
 from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap, LinkUse, simulate
@@ -456,7 +456,7 @@ def test_parameters_tell_products() -> None:
         "output.weight": (16, 4),
         "tok.weight": (16, 4),
     }
-    found = shape_of_parameters(shapes, 3, Layout(gpu="any"), 10, 1e3)
+    found = costs_of_parameters(shapes, 3, Layout(gpu="any"), 10, 1e3)
     assert found.layer.forward_ms == pytest.approx(32 * 20)
     assert found.layer.backward_ms == pytest.approx(2 * 32 * 20)
     assert found.last.forward_ms == pytest.approx(64 * 20)
