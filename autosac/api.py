@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from autosac.capture.jobs.eager import MakeStep
     from autosac.configurations.eager import EagerResult
-    from autosac.configurations.results import Result
+    from autosac.configurations.results import SearchResult
 
 
 def simulate(
@@ -161,7 +161,7 @@ def search(
     confidence: float | None = None,
     output: str | PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Result | EagerResult:
+) -> SearchResult | EagerResult:
     """Find the fastest configuration: of a TorchTitan job, or of an eager step over settings of your own.
 
     Args:

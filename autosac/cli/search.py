@@ -16,7 +16,7 @@ from autosac.limits import MOST_BATCH, MOST_GPUS, world_size_of_environment
 from autosac.quantities import format_bytes
 
 if TYPE_CHECKING:
-    from autosac.configurations.results import Result
+    from autosac.configurations.results import SearchResult
     from autosac.configurations.sessions import Inputs
 
 _MOST_WORKERS = 1024
@@ -190,7 +190,7 @@ def _inputs(arguments: argparse.Namespace) -> Inputs:
     )
 
 
-def _report(arguments: argparse.Namespace, inputs: Inputs, result: Result) -> None:
+def _report(arguments: argparse.Namespace, inputs: Inputs, result: SearchResult) -> None:
     """Write the best job and print what was found."""
     from autosac.configurations.best_files import write_best
     from autosac.report import summaries as reports
@@ -211,7 +211,7 @@ def _report(arguments: argparse.Namespace, inputs: Inputs, result: Result) -> No
         out.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
 
 
-def _nothing_fits(result: Result) -> str:
+def _nothing_fits(result: SearchResult) -> str:
     if result.rows:
         row = min(result.rows, key=lambda row: row.measured.peak_reserved_bytes)
         least = f"the least that was simulated needs {format_bytes(row.measured.peak_reserved_bytes)} ({row.name})"

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from autosac.configurations.engine import Bound, Value, Work, best_first
+from autosac.configurations.engine import Bound, PendingWork, Value, best_first
 from autosac.errors import AutosacError, InfeasibleError, UsageError
 from autosac.planning.closed_loop import Goal, PlanningCaptures, make_plan
 from autosac.plans import Plan
@@ -86,17 +86,17 @@ class EagerSearch:
         rows = sorted(self._rows.values(), key=lambda row: -row.rate)
         return EagerResult(rows=tuple(rows), ruled_out=len(found.pruned))
 
-    def step(self, candidate: int, bound: float, best: float) -> Bound | Value | Work:
+    def step(self, candidate: int, bound: float, best: float) -> Bound | Value | PendingWork:
         """Values are seconds for each unit of work."""
         if candidate in self._rows:
             rate = self._rows[candidate].rate
             return Value(1 / rate if rate else math.inf)
         if candidate not in self._plain:
-            return Work(("plain", candidate), lambda: self._capture(candidate))
+            return PendingWork(("plain", candidate), lambda: self._capture(candidate))
         least = 1 / self._rate(candidate, self._plain[candidate][1])
-        return Bound(least) if least > bound else Work(("plan", candidate), lambda: self._plan(candidate))
+        return Bound(least) if least > bound else PendingWork(("plan", candidate), lambda: self._plan(candidate))
 
-    def finished(self, work: Work, future: Future[Any]) -> None:
+    def finished(self, work: PendingWork, future: Future[Any]) -> None:
         """Nothing: the work has taken note itself."""
         future.result()
 

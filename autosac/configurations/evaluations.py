@@ -44,7 +44,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class PredictedStep:
     """A configuration's predicted step. `parts`: milliseconds of the fullest rank, by `runtime_sim.breakdown.StepParts`, and
     of recomputation, a part of computation. `errors_ms`: by how much each cost model's standard error would lengthen
     the step through the operators that it priced, as far as nothing hides them.
@@ -61,13 +61,13 @@ class Measured:
     errors_ms: Mapping[str, float]
 
     @staticmethod
-    def of(name: str, stages: Sequence[Simulation], budget_bytes: int, kind: str) -> Measured:
+    def of(name: str, stages: Sequence[Simulation], budget_bytes: int, kind: str) -> PredictedStep:
         """Of one rank of each pipeline stage."""
         joined = Pipeline(stages=tuple(stages)).joined() if len(stages) > 1 else stages
         peaks = [stage.peak_bytes(kind) for stage in joined]
         fullest = joined[int(np.argmax(peaks))]
         throughput, recompute_ms = fullest.throughput, fullest.recompute_ms
-        return Measured(
+        return PredictedStep(
             checkpointing=name,
             step_ms=fullest.step_ms,
             recompute_ms=recompute_ms,
@@ -137,7 +137,7 @@ class LayoutTask(_JobTask):
     """A layout under every way of checkpointing. AutoSAC's plan is not captured (`PlanTask`).
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
-    left out (``skipped``, with its bound). Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step
+    left out (``skipped``, with its bound). Answer: ``rows`` (documents of `PredictedStep`) and ``at_least_ms``, the step
     without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that
     could not be beaten; or ``refused``.
     """
@@ -159,7 +159,7 @@ class LayoutTask(_JobTask):
     def _answer(self, captures: Sequence[TitanCaptures]) -> dict[str, Any]:
         goal = replace(self.goal, confirm=False)
         sure, inner = _within(self.confidence, goal, self.job)
-        none = Measured.of("none", [stage.baseline("none") for stage in captures], inner, goal.budget_kind)
+        none = PredictedStep.of("none", [stage.baseline("none") for stage in captures], inner, goal.budget_kind)
         answer: dict[str, Any] = {"rows": [], "at_least_ms": none.step_ms}
         if {"none", "autosac"} & set(self.checkpointing):
             answer["rows"].append(asdict(none))
@@ -180,7 +180,7 @@ class LayoutTask(_JobTask):
             for stage in captures:
                 stage.start(name)
             if all(stage.working(name) for stage in captures):
-                row = Measured.of(name, [stage.baseline(name) for stage in captures], inner, goal.budget_kind)
+                row = PredictedStep.of(name, [stage.baseline(name) for stage in captures], inner, goal.budget_kind)
                 answer["rows"].append(asdict(row))
         return answer
 
@@ -189,7 +189,7 @@ class LayoutTask(_JobTask):
             return {"infeasible": str(planned)}
         simulation = planned.simulation
         stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
-        rows.append(asdict(Measured.of("autosac", stages, inner, self.goal.budget_kind)))
+        rows.append(asdict(PredictedStep.of("autosac", stages, inner, self.goal.budget_kind)))
         return {"plan": planned.plan.to_bytes().decode(), "notes": list(planned.notes)}
 
 
@@ -215,7 +215,7 @@ class PlanTask(_JobTask):
                 for stage in captures:
                     stage.begin(plan)
                 stages = [stage.under(plan) for stage in captures]
-                return {"row": asdict(Measured.of("autosac", stages, inner, self.goal.budget_kind))}
+                return {"row": asdict(PredictedStep.of("autosac", stages, inner, self.goal.budget_kind))}
         except (CaptureError, UsageError) as e:
             return {"refused": str(e)}
 

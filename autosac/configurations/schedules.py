@@ -23,7 +23,7 @@ from autosac.configurations.layout import SINGLE_STAGE, V_SHAPED, Layout
 WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 
-class Place(NamedTuple):
+class PipelineRank(NamedTuple):
     """A pipeline rank: how many layers each of its stages holds, and whether the model's last stage is the last of them."""
 
     rank: int
@@ -36,12 +36,12 @@ class Place(NamedTuple):
         return sum(self.counts)
 
 
-def places(layout: Layout, split: Sequence[int]) -> list[Place]:
+def places(layout: Layout, split: Sequence[int]) -> list[PipelineRank]:
     """Every pipeline rank. `split`: layers of each stage of the model."""
     found = []
     for rank in range(layout.pipeline):
         own = [stage for stage in range(len(split)) if rank_of(layout, stage) == rank]
-        found.append(Place(rank, tuple(split[stage] for stage in own), own[-1] == len(split) - 1))
+        found.append(PipelineRank(rank, tuple(split[stage] for stage in own), own[-1] == len(split) - 1))
     return found
 
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from autosac.configurations.bounds import Part, Shape
+from autosac.configurations.bounds import LayerCosts, ModelCosts
 from autosac.configurations.layout import USUAL_STAGES, Layout
 from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
 from autosac.configurations.sharding import COPIES, NOTHING_KNOWN, Sharding, sharding_of
@@ -56,10 +56,10 @@ class Sheet:
     """
 
     layers: int
-    layer: Part
-    least: Part
-    first: Part
-    last: Part
+    layer: LayerCosts
+    least: LayerCosts
+    first: LayerCosts
+    last: LayerCosts
     layer_parameters: float
     least_parameters: float
     outside_parameters: float
@@ -69,10 +69,10 @@ class Sheet:
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     sharding: Sharding = NOTHING_KNOWN
 
-    def shape(self, *, pipeline: bool) -> Shape:
+    def shape(self, *, pipeline: bool) -> ModelCosts:
         """For the bounds. A stage of a pipeline may hold any of the layers: there, the least of each counts."""
         layer = replace(self.least, kept=self.layer.kept) if pipeline else self.layer
-        return Shape(
+        return ModelCosts(
             layers=self.layers,
             layer=layer,
             first=self.first,
@@ -95,9 +95,9 @@ class Sheet:
     def of(document: Mapping[str, Any]) -> Sheet:
         """The inverse of `document`."""
 
-        def part(table: Mapping[str, Any]) -> Part:
+        def part(table: Mapping[str, Any]) -> LayerCosts:
             kept = tuple((int(size), math.inf if ms is None else float(ms)) for size, ms in table["kept"])
-            return Part(**{**table, "kept": kept})
+            return LayerCosts(**{**table, "kept": kept})
 
         shapes = tuple((str(name), tuple(shape)) for name, shape in document["parameter_shapes"])
         parts = {name: part(document[name]) for name in _PART_NAMES}
@@ -154,19 +154,19 @@ def sheet_of(simulation: Simulation) -> Sheet:
     flops = info.flops_per_token or 0.0
     return Sheet(
         layers=max(1, total),
-        layer=Part(
+        layer=LayerCosts(
             forward_ms=layer_ms[Phase.FORWARD],
             backward_ms=layer_ms[Phase.BACKWARD],
             waits_ms=average(waits.layers),
             kept=least_kept.items(),
         ),
-        least=Part(
+        least=LayerCosts(
             forward_ms=least[Phase.FORWARD],
             backward_ms=least[Phase.BACKWARD],
             waits_ms=max((waits.layers.get(layer, 0.0) for layer in present), default=0.0),
         ),
         first=_first(chain, waits, present, average),
-        last=Part(
+        last=LayerCosts(
             forward_ms=chain.last[Phase.FORWARD],
             backward_ms=chain.last[Phase.BACKWARD],
             waits_ms=waits.last,
@@ -185,13 +185,13 @@ def sheet_of(simulation: Simulation) -> Sheet:
 
 def _first(
     chain: _Parts, waits: _Waits, present: Sequence[int], average: Callable[[Mapping[int, float]], float]
-) -> Part:
+) -> LayerCosts:
     """What comes before the layers, and what those that do not repeat take beyond the average."""
 
     def excess(of_layers: Mapping[int, float]) -> float:
         return sum(of_layers.get(layer, 0.0) - average(of_layers) for layer in present)
 
-    return Part(
+    return LayerCosts(
         forward_ms=chain.first[Phase.FORWARD] + excess(chain.layers[Phase.FORWARD]),
         backward_ms=chain.first[Phase.BACKWARD] + excess(chain.layers[Phase.BACKWARD]),
         waits_ms=waits.first + excess(waits.layers),

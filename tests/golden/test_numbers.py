@@ -15,13 +15,13 @@ import pytest
 from pinned import check, digest, lines_of
 
 from autosac.configurations.bounds import (
-    Shape,
+    ModelCosts,
     any_split_bound_ms,
     bound_ms,
+    costs_of_parameters,
     memory_bound_bytes,
     recompute_bound_ms,
     recomputing_bound_ms,
-    shape_of_parameters,
     split_of,
     time_bound_ms,
 )
@@ -80,7 +80,7 @@ def layouts() -> Iterator[Layout]:
     yield replace(base, shard=2, pipeline=2, tensor=2, reshard="never", split="balanced")
 
 
-def bounds(layout: Layout, shape: Shape, budget_bytes: float) -> dict[str, Any]:
+def bounds(layout: Layout, shape: ModelCosts, budget_bytes: float) -> dict[str, Any]:
     """All that is known of a layout before it is captured."""
     return {
         "split": split_of(layout, shape),
@@ -99,7 +99,7 @@ def test_bounds() -> None:
     found: dict[str, Any] = {}
     for layout in layouts():
         captured = replace(sheet("observed").shape(pipeline=layout.pipeline > 1), layers=16)
-        counted = shape_of_parameters(PARAMETERS, 16, layout, 2048, 989e12)
+        counted = costs_of_parameters(PARAMETERS, 16, layout, 2048, 989e12)
         for name, shape, budget_mib in (
             ("counted", counted, 64),
             ("captured", captured, 900),
