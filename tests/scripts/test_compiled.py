@@ -87,6 +87,21 @@ def test_inductor_takes_all_graphs_of_a_script(run: Any, tmp_path: Path) -> None
     assert not any("_foreach" in name for name in names)
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Inductor generates Triton code only with Triton"
+)
+def test_what_the_compiler_has_written_is_kept(run: Any) -> None:
+    """A script that runs again compiles nothing anew, and takes the same step."""
+    written = "from torch._inductor import metrics\nprint('kernels written:', metrics.generated_kernel_count)\n"
+    ended = [run(COMPILED.replace("64", "96") + written, "--steps", "0", "--save-capture", "step.trace")]
+    first = Trace.load("step.trace")
+    ended.append(run(COMPILED.replace("64", "96") + written, "--steps", "0", "--save-capture", "step.trace"))
+    assert [each.returncode for each in ended] == [0, 0], ended[1].stderr
+    assert ["kernels written: 0\n" in each.stdout for each in ended] == [False, True]
+    again = Trace.load("step.trace")
+    assert (again.events, again.signatures, again.storages) == (first.events, first.signatures, first.storages)
+
+
 def test_transformed_functions(run: Any) -> None:
     """Modules that are called inside of vmap and grad get tensors that wrap others."""
     ended = run(TRANSFORMED)

@@ -54,9 +54,9 @@ for step in range(100):
 """
 
 
-def test_pipeline_stages_run_together(run: Any) -> None:
+def test_pipeline_stages_run_together(run_alone: Any) -> None:
     """Both stages run, exchange their shapes, and meet; the shown rank prints the time of the whole pipeline."""
-    ended = run(PIPELINE, "--nproc", "2")
+    ended = run_alone(PIPELINE, "--nproc", "2")
     assert ended.returncode == 0, ended.stderr
     printed = [line for line in ended.stdout.splitlines() if line.startswith("rank")]
     assert [line.split(":")[0] for line in printed] == ["rank 0 step 0", "rank 0 step 1", "rank 0 step 2"]
@@ -66,9 +66,9 @@ def test_pipeline_stages_run_together(run: Any) -> None:
     assert abs(float(printed[-1].split()[-2]) - step_ms) < 0.1
 
 
-def test_only_distinct_ranks_run(run: Any) -> None:
+def test_only_distinct_ranks_run(run_alone: Any) -> None:
     """Of eight ranks the first is unlike the last, and the one in the middle is like the last: three run, two are priced."""
-    ended = run(RANK_DEPENDENT, "--nproc", "8", "--json")
+    ended = run_alone(RANK_DEPENDENT, "--nproc", "8", "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["script"]["ran"] == [0, 4, 7]

@@ -29,6 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autosac.capture.compiler.programs import Programs
 from autosac.capture.request import TitanRequest
 from autosac.errors import TraceError, UsageError
 from autosac.files.caching import cache_folder
@@ -43,7 +44,14 @@ _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")
 SOURCES = ("autosac", "torch", "torchtitan", "torchao")
 _NO_SOURCES = ("include", "lib", "share", "bin", "test", "__pycache__")
 _ENVIRONMENT = ("AUTOSAC", "CUDA", "LOCAL_", "NCCL", "PYTHON", "PYTORCH", "TORCH")
-_IRRELEVANT = ("AUTOSAC_CACHE", "AUTOSAC_DEBUG", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME")
+_IRRELEVANT = (
+    "AUTOSAC_CACHE",
+    "AUTOSAC_DEBUG",
+    "AUTOSAC_SCRIPT",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_HOME",
+)
 
 
 class CaptureStore:
@@ -84,6 +92,12 @@ class CaptureStore:
     def folder(self) -> Path:
         """Where captures are kept. It need not exist."""
         return self._folder
+
+    def programs(self, salt: str) -> Programs:
+        """What the compiler has written for captures with this salt. OSError and UsageError as `put`."""
+        self.make_private()
+        self._shrink()
+        return Programs(self._folder, salt)
 
     def size(self) -> tuple[int, int]:
         """How many captures are kept, and the bytes of all files."""
@@ -142,6 +156,15 @@ def default_store() -> CaptureStore | None:
         return None
     remove_unfinished(folder)
     return CaptureStore(folder)
+
+
+def kept_programs(purpose: str) -> Programs:
+    """What the compiler has written for this purpose, in the user's store; where there is none, in this process."""
+    with contextlib.suppress(OSError, UsageError):
+        store, around = default_store(), surroundings()
+        if store is not None and around is not None:
+            return store.programs(f"{purpose} {fingerprint(around)}")
+    return Programs()
 
 
 def surroundings() -> dict[str, Any] | None:
