@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shlex
 import sys
 import tomllib
@@ -49,13 +50,29 @@ def test_the_commands_of_a_page_succeed(
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_the_python_of_a_page_runs(page: str, run_in_folder: Callable[[list[str]], str], folder: Path) -> None:
-    """All blocks of a page are one program; text blocks directly after one are what it prints."""
+def test_the_python_of_a_page_runs(
+    page: str,
+    run_in_folder: Callable[[list[str]], str],
+    folder: Path,
+    shared_cache: Path,
+    shared_processes: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """All blocks of a page are one program; text blocks directly after one are what it prints. It runs in this process, which
+    need not import PyTorch for each, but for the README's.
+    """
     found = [b for b in blocks(page) if b.language in ("python", "text") and not b.not_run]
     expected = [after.text for b, after in pairwise(found) if (b.language, after.language) == ("python", "text")]
     program = folder / "page.py"
     program.write_text("\n\n".join(b.text for b in found if b.language == "python"))
-    printed = run_in_folder([sys.executable, str(program)])
+    if page == "README.md":
+        printed = run_in_folder([sys.executable, str(program)])
+    else:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("AUTOSAC_CACHE", str(shared_cache))
+        runpy.run_path(str(program), run_name="__main__")
+        printed = capfd.readouterr().out
     assert all(text in printed for text in expected), printed
 
 
