@@ -43,6 +43,7 @@ _KEPT = ("*.trace", "*.program")
 _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")
 SOURCES = ("autosac", "torch", "torchtitan", "torchao")
 _NO_SOURCES = ("include", "lib", "share", "bin", "test", "__pycache__")
+_OF_NO_EFFECT = ("predictions", "reasons", "certainty")  # what a plan says of itself
 _ENVIRONMENT = ("AUTOSAC", "CUDA", "LOCAL_", "NCCL", "PYTHON", "PYTORCH", "TORCH")
 _IRRELEVANT = (
     "AUTOSAC_CACHE",
@@ -195,12 +196,24 @@ def request_fingerprint(request: TitanRequest, around: dict[str, Any] | None) ->
         document = {
             **asdict(request),
             "config_file": job,
-            "plan_file": Path(request.plan_file).read_text() if request.plan_file else None,
+            "plan_file": _plan_text(Path(request.plan_file)) if request.plan_file else None,
             "surroundings": around,
         }
     except (OSError, UnicodeDecodeError):
         return None
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _plan_text(path: Path) -> str:
+    """The plan without what it predicts, and why: a plan that was verified is the one that is written afterwards."""
+    text = path.read_text()
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(document, dict):
+        return text
+    return json.dumps({name: value for name, value in document.items() if name not in _OF_NO_EFFECT}, sort_keys=True)
 
 
 def _job_text(request: TitanRequest) -> str | None:
