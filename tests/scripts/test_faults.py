@@ -68,9 +68,9 @@ def processes() -> set[int]:
     return {int(path.name) for path in Path("/proc").glob("[0-9]*")}
 
 
-def test_memory_runs_out_and_a_script_raises(run_alone: Any) -> None:
+def test_memory_runs_out_and_a_script_raises(run: Any) -> None:
     """PyTorch's own message for what does not fit; then the script's own traceback, once, and its exit code."""
-    ended = run_alone(OUT_OF_MEMORY)
+    ended = run(OUT_OF_MEMORY)
     assert ended.returncode == 1
     assert ended.stdout.startswith("33554432 rows: CUDA out of memory. Tried to allocate 128.00 GiB. GPU 0 has a total")
     assert ended.stdout.splitlines()[1] == "0"
@@ -79,16 +79,16 @@ def test_memory_runs_out_and_a_script_raises(run_alone: Any) -> None:
     assert "autosac/" not in ended.stderr
 
 
-def test_a_script_that_trains_on_the_cpu(run_alone: Any) -> None:
+def test_a_script_that_trains_on_the_cpu(run: Any) -> None:
     """It runs, and nothing is simulated: an error that says so."""
-    ended = run_alone(ON_THE_CPU)
+    ended = run(ON_THE_CPU)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("autosac: the script has put nothing on the GPU")
 
 
-def test_a_script_that_catches_everything(run_alone: Any) -> None:
+def test_a_script_that_catches_everything(run: Any) -> None:
     """It is stopped all the same, and its step is reported."""
-    ended = run_alone(STUBBORN)
+    ended = run(STUBBORN)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("goes on after StopScript") == 3
     assert "step 2 of the 3 that the script ran" in ended.stdout

@@ -66,9 +66,9 @@ def test_pipeline_stages_run_together(run_alone: Any) -> None:
     assert abs(float(printed[-1].split()[-2]) - step_ms) < 0.1
 
 
-def test_only_distinct_ranks_run(run_alone: Any) -> None:
+def test_only_distinct_ranks_run(run: Any) -> None:
     """Of eight ranks the first is unlike the last, and the one in the middle is like the last: three run, two are priced."""
-    ended = run_alone(RANK_DEPENDENT, "--nproc", "8", "--json")
+    ended = run(RANK_DEPENDENT, "--nproc", "8", "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["script"]["ran"] == [0, 4, 7]
