@@ -65,7 +65,7 @@ def combinations(space: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:
 
 
 class EagerSearch:
-    """The steps of a search (`autosac.configurations.engine.Steps`); a candidate is the position of its settings."""
+    """The steps of a search (`autosac.configurations.engine.CandidateSteps`); a candidate is the position of its settings."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ _MOST_LAYOUTS = 50_000
 
 
 class TitanSearch:
-    """The steps of a search (`autosac.configurations.engine.Steps`), and its result at any time."""
+    """The steps of a search (`autosac.configurations.engine.CandidateSteps`), and its result at any time."""
 
     def __init__(
         self, wanted: Wanted, own: Own, workers: Workers, study: Study, progress: Callable[[str], None]
@@ -262,7 +262,7 @@ class TitanSearch:
     # ---- steps ----
 
     def step(self, candidate: Layout, bound: float, best: float) -> Bound | Value | PendingWork:
-        """See `autosac.configurations.engine.Steps`."""
+        """See `autosac.configurations.engine.CandidateSteps`."""
         layout = candidate
         sheet = self._sheet(layout)
         reason = None if isinstance(sheet, Sheet) else self._refusals.reason(layout)
@@ -396,7 +396,7 @@ class TitanSearch:
         return plain if known and checkpointing != "autosac" else layout
 
     def finished(self, work: PendingWork, future: Future[Any]) -> None:
-        """See `autosac.configurations.engine.Steps`."""
+        """See `autosac.configurations.engine.CandidateSteps`."""
         key = str(work.key)
         try:
             answer = future.result()

@@ -37,7 +37,7 @@ class Watch:
 
 
 class Sampling:
-    """Layouts without bounds, until time is over (`autosac.configurations.engine.Steps`)."""
+    """Layouts without bounds, until time is over (`autosac.configurations.engine.CandidateSteps`)."""
 
     def __init__(self, search: TitanSearch, watch: Watch, seconds: float) -> None:
         self._search, self._watch, self._end = search, watch, time.monotonic() + seconds
