@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autosac.quantities import format_bytes
+
 _MUCH = 1.05  # ragged batches, and losses that live a little longer, are no news
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class StepDifferences:
         longest = max(self._sizes, key=lambda size: size.operators)
         if largest.peak_bytes > _MUCH * reported.peak_bytes:
             found.append(
-                f"steps differ: step {largest.number} needs {largest.peak_bytes / _GIB:.2f} GiB of active memory, the "
-                f"reported step {reported.peak_bytes / _GIB:.2f} GiB"
+                f"steps differ: step {largest.number} needs {format_bytes(largest.peak_bytes)} of active memory, the "
+                f"reported step {format_bytes(reported.peak_bytes)}"
             )
         if longest.operators > _MUCH * reported.operators:
             found.append(
