@@ -1,7 +1,7 @@
 """Lower bounds of a layout's step time and peak memory, before it is captured. None depends on its checkpointing.
 
-`ModelCosts` is what a bound knows of the model: for each microbatch, what one layer and what all else do forward and backward at
-least, and which memory a layer and all else keep for the backward. It comes from the parameters' shapes
+`ModelCosts` is what a bound knows of the model: for each microbatch, what one layer and what all else do forward and backward
+at least, and which memory a layer and all else keep for the backward. It comes from the parameters' shapes
 (`autosac.configurations.shapes`) or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
 
 **Time** (`time_bound_ms`). m microbatches, stage s with l_s layers, f, b: forward and backward of one layer and one

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from autosac.configurations.bounds import (
     any_split_bound_ms,
     bound_ms,
-    costs_of_parameters,
     memory_bound_bytes,
     path_bound_ms,
     recompute_bound_ms,

@@ -17,7 +17,6 @@ from pinned import check, digest, lines_of
 from autosac.configurations.bounds import (
     any_split_bound_ms,
     bound_ms,
-    costs_of_parameters,
     memory_bound_bytes,
     recompute_bound_ms,
     recomputing_bound_ms,
