@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from autosac.configurations.eager import EagerResult
     from autosac.configurations.offers import Objective, Offer
     from autosac.configurations.request import SearchRequest
-    from autosac.configurations.results import Result
+    from autosac.configurations.results import SearchResult
 
 Progress = Callable[[str], None]
 
@@ -148,7 +148,7 @@ def plan(
 
 
 @overload
-def search(job: SearchRequest, *, progress: Progress = ...) -> Result: ...
+def search(job: SearchRequest, *, progress: Progress = ...) -> SearchResult: ...
 
 
 @overload
@@ -165,7 +165,7 @@ def search(
 ) -> EagerResult: ...
 
 
-def search(job: SearchRequest | Callable[..., MakeStep], **options: Any) -> Result | EagerResult:
+def search(job: SearchRequest | Callable[..., MakeStep], **options: Any) -> SearchResult | EagerResult:
     """Find the fastest configuration: of a TorchTitan job, or of an eager step over settings of your own.
 
     Args:

@@ -32,7 +32,7 @@ from autosac.estimator import load_hardware
 from autosac.estimator.calibration.traces.correction import Correction
 from autosac.estimator.calibration.traces.evidence import TraceEvidence, gather, occupied
 from autosac.estimator.calibration.traces.learn import (
-    Priced,
+    PricedRow,
     held_out_logs,
     measured_operators,
     price_rows,
@@ -51,7 +51,7 @@ _NAN = math.nan
 class Judged(NamedTuple):
     """One operator with its errors (signed, relative): as shipped, after the other traces, held out, fitted."""
 
-    priced: Priced
+    priced: PricedRow
     shipped: float
     other: float
     held_out: float
@@ -78,11 +78,11 @@ def judge(gpu: str, traces: Sequence[TraceEvidence]) -> list[Judged]:
     ]
 
 
-def _error(p: Priced, log: float) -> float:
+def _error(p: PricedRow, log: float) -> float:
     return math.exp(log) * p.shipped_us / p.row.us - 1
 
 
-def _by_other_traces(priced: Sequence[Priced]) -> list[float]:
+def _by_other_traces(priced: Sequence[PricedRow]) -> list[float]:
     """The correction of every row by the traces that it is not of; NaN where there are none."""
     logs = [_NAN] * len(priced)
     for name in {p.row.trace for p in priced}:
@@ -99,7 +99,7 @@ def _by_other_traces(priced: Sequence[Priced]) -> list[float]:
 
 
 def _correction(
-    p: Priced, mean: float, correction: Correction, measured: Mapping[Signature, tuple[float, float]]
+    p: PricedRow, mean: float, correction: Correction, measured: Mapping[Signature, tuple[float, float]]
 ) -> float:
     """As the profile would have it: what was measured, else the correction of a family with evidence, else nothing."""
     if p.row.signature in measured:

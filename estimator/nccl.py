@@ -55,7 +55,7 @@ _TREE_SHARE = 0.92
 _RINGS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "gather", "scatter")
 
 
-class Choice(NamedTuple):
+class NcclChoice(NamedTuple):
     """What NCCL would run, and how long its own tuning model thinks it takes."""
 
     algorithm: str
@@ -68,7 +68,7 @@ def latencies_us(algorithm: str, protocol: str) -> tuple[float, float, float]:
     return _START_US[algorithm][protocol], _INTRA_US[algorithm][protocol], _INTER_US[algorithm][protocol]
 
 
-def choose(kind: str, nbytes: int, placement: Placement, *, efficiency: float = 0.8) -> Choice:
+def choose(kind: str, nbytes: int, placement: Placement, *, efficiency: float = 0.8) -> NcclChoice:
     """NCCL's choice for a collective. SimulationError if it is not one that has a choice."""
     if kind not in _RINGS:
         raise SimulationError(f"NCCL has no algorithms to choose from for {kind!r}")
@@ -76,7 +76,7 @@ def choose(kind: str, nbytes: int, placement: Placement, *, efficiency: float = 
     for algorithm in ("ring", "tree") if kind == "all_reduce" and placement.nodes > 1 else ("ring",):
         for protocol in PROTOCOLS:
             options.append(
-                Choice(algorithm, protocol, _tuned(kind, nbytes, placement, algorithm, protocol, efficiency))
+                NcclChoice(algorithm, protocol, _tuned(kind, nbytes, placement, algorithm, protocol, efficiency))
             )
     return min(options, key=lambda choice: choice.microseconds)
 
@@ -159,7 +159,7 @@ class ChunkModel:
         rounds = eta * (p.ranks - 1) * (2 if kind == "all_reduce" else 1)
         return alpha + gamma * rounds + delta
 
-    def _step(self, choice: Choice, chunk: int, gbps: float, *, inter: bool) -> float:
+    def _step(self, choice: NcclChoice, chunk: int, gbps: float, *, inter: bool) -> float:
         """One chunk of every channel over a link:
 
         The chunks in flight hide all but the first part of the latency.

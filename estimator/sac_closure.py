@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from autosac.estimator.sac_rules import OperatorGroup
-from autosac.solvers import Closure, Operator, Result
+from autosac.solvers import Closure, Operator, UnitResult
 from autosac.trace import Call
 
 
@@ -56,12 +56,12 @@ def closure_of(
     wanted = {s for s in asked if s in makers} | {s for c in needed for s in calls[c].reads if s in makers}
     item = {c: i for i, group in enumerate(groups) for c in group.members}
     found: dict[int, int] = {}
-    results: list[Result] = []
+    results: list[UnitResult] = []
     for s in sorted(wanted, key=lambda s: (makers[s], s)):
         own = tuple(operator[c] for c in makers[s] if c in operator)
         if own and makers[s][0] in operator:
             found[s] = len(results)
-            results.append(Result(bytes_of(s), item[makers[s][0]], own))
+            results.append(UnitResult(bytes_of(s), item[makers[s][0]], own))
     operators = []
     for c, position in operator.items():
         reads = {found[s] for s in calls[c].reads if s in found and results[found[s]].makers[0] < position}

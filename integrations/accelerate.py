@@ -20,7 +20,7 @@ import torch
 
 import autosac
 from autosac.errors import UsageError
-from autosac.integrations.planned import Planned, autocast, moved
+from autosac.integrations.planned import PlanOrBudget, autocast, moved
 from autosac.plans import Plan
 
 
@@ -48,7 +48,7 @@ class AutoSAC:
         gpu: str = "h100-sxm-80gb",
         **options: Any,
     ) -> None:
-        self._planned = Planned(plan, budget, batch, "a batch", gpu=gpu, **options)
+        self._planned = PlanOrBudget(plan, budget, batch, "a batch", gpu=gpu, **options)
         self._batch = batch
         self._loss = loss
 

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from autosac.integrations.operators.modules import clean_name, is_compiled
-from autosac.runs import RunMemory, Steps, UnitTimes
+from autosac.runs import MeasuredSteps, RunMemory, UnitTimes
 
 Stamp: TypeAlias = Any
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -62,7 +62,7 @@ class FirstSteps:
     Add all parts of the model before its first step.
     """
 
-    def __init__(self, done: Callable[[Steps], None], *, warm_up: int = 2, steps: int = 3) -> None:
+    def __init__(self, done: Callable[[MeasuredSteps], None], *, warm_up: int = 2, steps: int = 3) -> None:
         self._done, self._warm_up, self._steps = done, warm_up, steps
         self._models: list[nn.Module] = []
         self._device = torch.device("cpu")
@@ -173,14 +173,14 @@ class FirstSteps:
 
     # ---- the result --------------------------------------------------------------------------------------------
 
-    def _measured(self) -> Steps:
+    def _measured(self) -> MeasuredSteps:
         name = ""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             name = torch.cuda.get_device_name(self._device)
         ends = self._ends[self._warm_up - 1 :]
         names = dict.fromkeys(fqn for step in self._calls for fqn in step)
-        return Steps(
+        return MeasuredSteps(
             device=self._device.type,
             device_name=name,
             torch_version=str(torch.__version__),

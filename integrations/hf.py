@@ -17,7 +17,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 import autosac
-from autosac.integrations.planned import Planned, autocast
+from autosac.integrations.planned import PlanOrBudget, autocast
 from autosac.plans import Plan
 
 
@@ -43,7 +43,7 @@ class AutoSAC(TrainerCallback):  # type: ignore[misc] # transformers is not type
         gpu: str = "h100-sxm-80gb",
         **options: Any,
     ) -> None:
-        self._planned = Planned(plan, budget, length, "the length of the sequences", gpu=gpu, **options)
+        self._planned = PlanOrBudget(plan, budget, length, "the length of the sequences", gpu=gpu, **options)
         self._length = length or 0
 
     @property

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch import Callback
 
 import autosac
-from autosac.integrations.planned import Planned, autocast, moved
+from autosac.integrations.planned import PlanOrBudget, autocast, moved
 from autosac.plans import Plan
 
 
@@ -43,7 +43,7 @@ class AutoSAC(Callback):  # type: ignore[misc] # Lightning is not typed for us
         gpu: str = "h100-sxm-80gb",
         **options: Any,
     ) -> None:
-        self._planned = Planned(plan, budget, batch, "a batch", gpu=gpu, **options)
+        self._planned = PlanOrBudget(plan, budget, batch, "a batch", gpu=gpu, **options)
         self._batch = batch
 
     @property

@@ -69,14 +69,16 @@ class _Observation:
 class ObservedModule(UnitModule):
     """A module whose operators are reported. It checkpoints nothing."""
 
+    _are_hooks_quiet = False
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result."""
         observation: _Observation | None = self._autosac
         if observation is None or not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
-        if "_autosac_prepared" not in vars(self):
+        if not self._are_hooks_quiet:
             quiet_hooks(self)
-            self._autosac_prepared = True
+            self._are_hooks_quiet = True
         region = observation.recorder.begin(observation.fqn, args, kwargs)
         with _ObservingMode(region):
             out = self.original_forward(*args, **kwargs)

@@ -17,7 +17,7 @@ MIXED = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16": torch.flo
 """What frameworks call autocast's types."""
 
 
-class Planned:
+class PlanOrBudget:
     """`plan` is a plan, the path of its file, or None until it is made for the `budget`.
 
     UsageError if neither or both are given, or not what a budget `needs` besides.

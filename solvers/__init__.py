@@ -5,7 +5,7 @@ bytes, time in milliseconds.
 """
 
 from autosac.solvers.backend import BACKENDS, check_backend
-from autosac.solvers.closure import Closure, Operator, Result
+from autosac.solvers.closure import Closure, Operator, UnitResult
 from autosac.solvers.frontier import Frontier, UnitCurve, frontier, pareto, unit_curve
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import JointSolution, joint_bound_ms, recompute_ms, relative_gap, solve_joint
@@ -40,9 +40,9 @@ __all__ = [
     "LocalSolver",
     "Operator",
     "PeakPoint",
-    "Result",
     "TwoLevelSolution",
     "UnitCurve",
+    "UnitResult",
     "candidate_points",
     "check_backend",
     "frontier",

@@ -37,7 +37,7 @@ class Operator(NamedTuple):
     reads: tuple[int, ...] = ()
 
 
-class Result(NamedTuple):
+class UnitResult(NamedTuple):
     """Memory that a unit's forward makes: its bytes, the item with which it is kept, and who made or wrote it, ascending."""
 
     memory_bytes: int
@@ -53,7 +53,7 @@ class Closure:
     """
 
     operators: tuple[Operator, ...]
-    results: tuple[Result, ...]
+    results: tuple[UnitResult, ...]
     asked: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -105,6 +105,6 @@ def additive(items: tuple[tuple[int, float, bool | None], ...]) -> Closure:
     """The closure of a problem in which every item runs again unless it is kept."""
     return Closure(
         operators=tuple(Operator(ms) for _, ms, _ in items),
-        results=tuple(Result(memory, i, (i,)) for i, (memory, _, _) in enumerate(items)),
+        results=tuple(UnitResult(memory, i, (i,)) for i, (memory, _, _) in enumerate(items)),
         asked=tuple(range(len(items))),
     )

@@ -66,11 +66,13 @@ class GlobalSolution:
 
 
 class CurveModel(PeakModel):
-    """Units by their trade-off curves."""
+    """Units by their trade-off curves. `r`: per class, the discarded fractions of its units, summed."""
 
-    def _add_units(self) -> pulp.LpAffineExpression:
+    def __init__(
+        self, problem: GlobalProblem, points: tuple[int, ...], budget_bytes: int | None, margin: float = MARGIN
+    ) -> None:
         self.r: list[Any] = []
-        return super()._add_units()
+        super().__init__(problem, points, budget_bytes, margin=margin)
 
     def _decide(self, c: int, unit: GlobalUnit, copies: int) -> Any:
         import pulp

@@ -30,14 +30,14 @@ class Cost(NamedTuple):
     ms: float
 
 
-class Group(NamedTuple):
+class EqualUnits(NamedTuple):
     """So many equal units, each of which follows one of `policies`."""
 
     units: int
     policies: tuple[Cost, ...]
 
 
-class Choice(NamedTuple):
+class MixChoice(NamedTuple):
     """One mix of every group, and what they take together; `ms` without the price of policies."""
 
     nbytes: int
@@ -48,12 +48,12 @@ class Choice(NamedTuple):
 class _Label(NamedTuple):
     nbytes: int
     priced_ms: float
-    choice: Choice
+    choice: MixChoice
 
 
-def best_mix(groups: Sequence[Group], limit_bytes: int, policy_ms: float = 0.0) -> Choice:
+def best_mix(groups: Sequence[EqualUnits], limit_bytes: int, policy_ms: float = 0.0) -> MixChoice:
     """The fastest mix of every group within a limit. InfeasibleError says how much the least takes."""
-    front = [_Label(0, 0.0, Choice(0, 0.0, ()))]
+    front = [_Label(0, 0.0, MixChoice(0, 0.0, ()))]
     for group in groups:
         mixes = _undominated(_mixes(group, policy_ms))
         front = _undominated([_joined(a, b) for a in front for b in mixes])
@@ -63,7 +63,7 @@ def best_mix(groups: Sequence[Group], limit_bytes: int, policy_ms: float = 0.0) 
     return fitting[-1].choice
 
 
-def _mixes(group: Group, policy_ms: float) -> list[_Label]:
+def _mixes(group: EqualUnits, policy_ms: float) -> list[_Label]:
     count, policies = group
     found = [_label(policies, ((p, count),), policy_ms) for p in range(len(policies))]
     for p, low in enumerate(policies):
@@ -76,11 +76,11 @@ def _mixes(group: Group, policy_ms: float) -> list[_Label]:
 def _label(policies: Sequence[Cost], mix: Mix, policy_ms: float) -> _Label:
     nbytes = sum(policies[p].nbytes * k for p, k in mix)
     ms = sum(policies[p].ms * k for p, k in mix)
-    return _Label(nbytes, ms + policy_ms * len(mix), Choice(nbytes, ms, (mix,)))
+    return _Label(nbytes, ms + policy_ms * len(mix), MixChoice(nbytes, ms, (mix,)))
 
 
 def _joined(a: _Label, b: _Label) -> _Label:
-    choice = Choice(a.choice.nbytes + b.choice.nbytes, a.choice.ms + b.choice.ms, a.choice.mixes + b.choice.mixes)
+    choice = MixChoice(a.choice.nbytes + b.choice.nbytes, a.choice.ms + b.choice.ms, a.choice.mixes + b.choice.mixes)
     return _Label(a.nbytes + b.nbytes, a.priced_ms + b.priced_ms, choice)
 
 

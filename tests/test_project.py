@@ -102,3 +102,17 @@ def test_tests_import_public_names() -> None:
         if alias.name.startswith("_") and alias.name != "__main__"
     ]
     assert not private
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One name, one thing, across all rooms; a class inside another, or with an underscore, belongs to its place alone."""
+    homes: dict[str, list[str]] = {}
+    for top in ("autosac", *ROOMS):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if top == "autosac" and path.relative_to(ROOT).parts[1] in ROOMS:
+                continue
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    # What each framework's user writes is `AutoSAC`, as its own classes are named after what they do.
+    assert {name: found for name, found in homes.items() if len(found) > 1 and name != "AutoSAC"} == {}

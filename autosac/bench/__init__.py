@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autosac.bench.policies import Policy
-    from autosac.bench.results import Results, Row
+    from autosac.bench.results import PolicyRow, Results
     from autosac.bench.run import run_suite
     from autosac.bench.suite import Suite, load_suite
 
-__all__ = ["Policy", "Results", "Row", "Suite", "load_suite", "run_suite"]
+__all__ = ["Policy", "PolicyRow", "Results", "Suite", "load_suite", "run_suite"]
 
 _PLACES = {
     "Policy": "policies",
     "Results": "results",
-    "Row": "results",
+    "PolicyRow": "results",
     "Suite": "suite",
     "load_suite": "suite",
     "run_suite": "run",

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autosac.bench.results import Measured
+from autosac.bench.results import MeasuredRun
 from autosac.bench.suite import Configuration, Model, Suite, make_step_of
 from autosac.errors import UsageError
 from autosac.files.temporary import temporary_folder
@@ -68,7 +68,7 @@ def _has_cuda() -> bool:
 
 def measure(
     suite: Suite, model: Model, configuration: Configuration, plan: Plan | None, measurement: Measurement
-) -> Measured:
+) -> MeasuredRun:
     """Run one policy of an eager model for real. What goes wrong in the run is the result's `error`."""
     with temporary_folder() as folder:
         plan_file = folder / "plan.json"
@@ -96,12 +96,12 @@ def measure(
                 timeout=measurement.time_limit_s,
             )
         except subprocess.TimeoutExpired:
-            return Measured(error=f"took longer than {measurement.time_limit_s:.0f} s")
+            return MeasuredRun(error=f"took longer than {measurement.time_limit_s:.0f} s")
         result = folder / "result.json"
         if not result.exists():
             said = child.stderr.strip().splitlines()
-            return Measured(error=f"the run ended early: {said[-1] if said else f'exit code {child.returncode}'}")
-        return Measured(**json.loads(result.read_text()))
+            return MeasuredRun(error=f"the run ended early: {said[-1] if said else f'exit code {child.returncode}'}")
+        return MeasuredRun(**json.loads(result.read_text()))
 
 
 # ---- the child -----------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def main() -> None:
     try:
         measured = run(lambda: _build(make_step, device, request["plan"]), request["steps"])
     except torch.OutOfMemoryError:
-        measured = Measured(error="out of memory")
+        measured = MeasuredRun(error="out of memory")
     Path(request["result"]).write_text(json.dumps(asdict(measured)))
 
 
@@ -146,7 +146,7 @@ def timed_on_cuda(step: Callable[[], Any], steps: int) -> list[float]:
     return times_ms
 
 
-def _on_cuda(build: Callable[[], Callable[[], Any]], steps: int) -> Measured:
+def _on_cuda(build: Callable[[], Callable[[], Any]], steps: int) -> MeasuredRun:
     import torch
 
     step = build()
@@ -158,14 +158,14 @@ def _on_cuda(build: Callable[[], Callable[[], Any]], steps: int) -> Measured:
     torch.cuda.synchronize()
     times_ms = timed_on_cuda(step, steps)
     stats = torch.cuda.memory_stats()
-    return Measured(
+    return MeasuredRun(
         step_ms=statistics.median(times_ms),
         peak_active_bytes=stats["active_bytes.all.peak"],
         peak_reserved_bytes=stats["reserved_bytes.all.peak"],
     )
 
 
-def _on_cpu(build: Callable[[], Callable[[], Any]], steps: int) -> Measured:
+def _on_cpu(build: Callable[[], Callable[[], Any]], steps: int) -> MeasuredRun:
     """Time first, without the profiler, by the clock that a CPU is calibrated with; then everything once more under it."""
     from autosac.estimator.calibration.timing import cpu_clock
 
@@ -178,7 +178,7 @@ def _on_cpu(build: Callable[[], Callable[[], Any]], steps: int) -> Measured:
             times_ms.append((clock() - began) * 1e3)
     del step
     gc.collect()
-    return Measured(step_ms=statistics.median(times_ms), peak_active_bytes=cpu_peak_bytes(build))
+    return MeasuredRun(step_ms=statistics.median(times_ms), peak_active_bytes=cpu_peak_bytes(build))
 
 
 def cpu_peak_bytes(build: Callable[[], Callable[[], Any]]) -> int:

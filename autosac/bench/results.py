@@ -34,7 +34,7 @@ _TIE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRun:
     """What a real run took: median step, peaks of the steps after the first (reserved: None on a CPU), or why it failed."""
 
     step_ms: float | None = None
@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PolicyRow:
     """One policy in one configuration. `budget_bytes` is what it is held against; `error` why there is no prediction.
 
     `reference_ms` and `full_recompute_ms`: the step without checkpointing and full checkpointing's recomputation, None where
@@ -69,7 +69,7 @@ class Row:
     plans: int = 0
     plan_file: str = ""
     error: str = ""
-    measured: Measured | None = None
+    measured: MeasuredRun | None = None
 
     @property
     def name(self) -> str:
@@ -129,14 +129,14 @@ class Results:
 
     suite: str
     gpu: str
-    rows: tuple[Row, ...]
+    rows: tuple[PolicyRow, ...]
     solvers: tuple[tuple[str, tuple[SolverTiming, ...]], ...] = ()
     notes: tuple[str, ...] = field(default=())
 
-    def groups(self) -> list[tuple[str, list[Row]]]:
+    def groups(self) -> list[tuple[str, list[PolicyRow]]]:
         """The rows of each model, configuration and budget, by a name of theirs."""
         several = len({row.budget_bytes for row in self.rows}) > 1
-        found: dict[str, list[Row]] = {}
+        found: dict[str, list[PolicyRow]] = {}
         for row in self.rows:
             name = f"{row.name}, {format_bytes(row.budget_bytes)}" if several else row.name
             found.setdefault(name, []).append(row)
@@ -185,8 +185,8 @@ class Results:
     def to_csv(self) -> str:
         """Every row with what follows from it; empty fields where there is nothing."""
         derived = ("budget_use", "overhead", "slowdown", "reduction")
-        measured = [f"measured_{f.name}" for f in fields(Measured)]
-        columns = [f.name for f in fields(Row) if f.name != "measured"]
+        measured = [f"measured_{f.name}" for f in fields(MeasuredRun)]
+        columns = [f.name for f in fields(PolicyRow) if f.name != "measured"]
         out = io.StringIO()
         writer = csv.DictWriter(out, [*columns, *derived, *measured], lineterminator="\n")
         writer.writeheader()
@@ -324,12 +324,12 @@ class _Tally:
         return Claim(text, self._cases, tuple(self._misses))
 
 
-def _compiled(row: Row) -> bool:
+def _compiled(row: PolicyRow) -> bool:
     """A compiled step cannot be compared with an eager one."""
     return Policy(row.policy).memory_budget is not None
 
 
-def _measured_cells(row: Row, base_ms: float | None) -> list[str]:
+def _measured_cells(row: PolicyRow, base_ms: float | None) -> list[str]:
     measured = row.measured
     assert measured is not None
     predicted = [format_ms(row.step_ms), _percent(row.slowdown)] if row.step_ms is not None else ["", ""]

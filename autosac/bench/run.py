@@ -12,7 +12,7 @@ from autosac.bench.case_study import CaseResult, study
 from autosac.bench.measure import Measurement, measure
 from autosac.bench.planners import Found, find_plan
 from autosac.bench.policies import Policy
-from autosac.bench.results import Results, Row
+from autosac.bench.results import PolicyRow, Results
 from autosac.bench.solver_times import SolverTiming, time_solvers
 from autosac.bench.subjects import Subject, subject_of
 from autosac.bench.suite import Configuration, Model, Suite
@@ -31,7 +31,7 @@ def run_suite(
     folder: Path,
     progress: Progress = lambda _: None,
     measurement: Measurement | None = None,
-    found: Callable[[Row], None] = lambda _: None,
+    found: Callable[[PolicyRow], None] = lambda _: None,
 ) -> tuple[Results, CaseResult | None]:
     """All rows, and the case study if the suite has one; `found` gets each row when it is there. Plans are written to
     `folder`/plans.
@@ -41,7 +41,7 @@ def run_suite(
     """
     plans = folder / "plans"
     plans.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    rows: list[PolicyRow] = []
     solvers: list[tuple[str, tuple[SolverTiming, ...]]] = []
     case: CaseResult | None = None
     configurations = sum(len(model.configurations) for model in suite.models)
@@ -98,14 +98,14 @@ class _Run:
         self.progress = progress
         self.solvers: list[tuple[str, tuple[SolverTiming, ...]]] = []
 
-    def rows(self) -> Iterator[tuple[Row, Plan | None]]:
+    def rows(self) -> Iterator[tuple[PolicyRow, Plan | None]]:
         """A row per budget and policy, with the plan that a real run would follow."""
         full_ms = self.subject.baselines()["full"].recompute_ms
         for budget_bytes in self.suite.budgets_bytes():
             timed = False
             for policy in self.suite.policies:
                 self.progress(policy.name)
-                row = Row(
+                row = PolicyRow(
                     model=self.model.name,
                     configuration=self.configuration.name,
                     policy=policy.name,
@@ -127,7 +127,7 @@ class _Run:
                 except AutosacError as e:
                     yield replace(row, error=str(e)), None
 
-    def _fixed(self, row: Row, policy: Policy) -> tuple[Row, Plan | None]:
+    def _fixed(self, row: PolicyRow, policy: Policy) -> tuple[PolicyRow, Plan | None]:
         began = time.perf_counter()
         simulation = self.subject.simulate(policy)
         reference = self.subject.reference(policy)
@@ -139,7 +139,7 @@ class _Run:
             self.subject.plan_under(policy),
         )
 
-    def _planned(self, row: Row, policy: Policy) -> tuple[Row, Plan, Found]:
+    def _planned(self, row: PolicyRow, policy: Policy) -> tuple[PolicyRow, Plan, Found]:
         solver = policy.name if policy.name in SOLVERS else "pareto"
         goal = self.suite.goal(row.budget_bytes, solver)
         found = find_plan(self.subject, policy, goal, self.progress)
@@ -181,6 +181,6 @@ def _figures(simulation: Simulation, target: str) -> dict[str, Any]:
     return figures
 
 
-def _file_name(row: Row) -> str:
+def _file_name(row: PolicyRow) -> str:
     text = f"{row.model}-{row.configuration}-{row.budget_bytes / 2**30:.4g}GiB-{row.policy}"
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in text) + ".json"

@@ -25,7 +25,7 @@ from autosac.limits import MOST_GPUS, whole_from_environment, world_size_of_envi
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from autosac.estimator.calibration.campaign import Campaign, Result
+    from autosac.estimator.calibration.campaign import Campaign, CampaignResult
     from autosac.target import TargetGPU
     from autosac.trace import Signature, Trace
 
@@ -296,7 +296,7 @@ def _run(
     collectives: dict[tuple[str, int, int], float],
     deadline: float,
     report: Report,
-) -> Result:
+) -> CampaignResult:
     import torch
 
     from autosac.estimator.calibration.campaign import Campaign
@@ -338,7 +338,7 @@ def _bar(*, enabled: bool) -> Iterator[Report]:
         yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
 
 
-def _document(result: Result) -> dict[str, Any]:
+def _document(result: CampaignResult) -> dict[str, Any]:
     return {
         "profile": str(result.profile),
         "measured": result.measured,
@@ -349,7 +349,7 @@ def _document(result: Result) -> dict[str, Any]:
     }
 
 
-def _summary(result: Result) -> RenderableType:
+def _summary(result: CampaignResult) -> RenderableType:
     from rich.console import Group
 
     from autosac.display.tables import Table

@@ -19,7 +19,7 @@ from autosac.quantities import format_bytes
 if TYPE_CHECKING:
     from autosac.configurations.offers import Offer
     from autosac.configurations.request import SearchRequest
-    from autosac.configurations.results import Result
+    from autosac.configurations.results import SearchResult
 
 _MOST_WORKERS = 1024
 # Options that are a request's values as they are; those that are not given have its defaults.
@@ -125,7 +125,7 @@ def search(arguments: argparse.Namespace) -> None:
         return
     request = _request(arguments)
 
-    def interrupted(result: Result, files: Sequence[Path]) -> None:
+    def interrupted(result: SearchResult, files: Sequence[Path]) -> None:
         _print(arguments, result, files)
         hint = f"the same command with --resume {request.study} continues"
         print(f"autosac: {hint}", file=sys.stderr, flush=True)
@@ -183,7 +183,7 @@ def _offers(arguments: argparse.Namespace) -> tuple[Offer, ...]:
     return offers_of(arguments.gpus, arguments.price)
 
 
-def _print(arguments: argparse.Namespace, result: Result, files: Sequence[Path]) -> None:
+def _print(arguments: argparse.Namespace, result: SearchResult, files: Sequence[Path]) -> None:
     """Print what was found."""
     from autosac.report import summaries as reports
     from autosac.report.search_tables import search_document, search_summary
@@ -197,7 +197,7 @@ def _print(arguments: argparse.Namespace, result: Result, files: Sequence[Path])
         out.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
 
 
-def _nothing_fits(result: Result) -> str:
+def _nothing_fits(result: SearchResult) -> str:
     from autosac.report.search_tables import budget_text, row_name
 
     if result.rows:

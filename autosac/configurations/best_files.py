@@ -7,11 +7,11 @@ from pathlib import Path
 from autosac.configurations.job_files import checkpointing_settings, written_job
 from autosac.configurations.python_files import written_python_job
 from autosac.configurations.request import SearchRequest
-from autosac.configurations.results import Result
+from autosac.configurations.results import SearchResult
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 
 
-def write_best(output: Path, request: SearchRequest, result: Result) -> list[Path]:
+def write_best(output: Path, request: SearchRequest, result: SearchResult) -> list[Path]:
     """Write the best configuration's job file, and its plan, if it has one, as ``OUTPUT.plan.json``; none if nothing fits."""
     best = result.best
     if best is None:

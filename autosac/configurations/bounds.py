@@ -1,7 +1,7 @@
 """Lower bounds of a layout's step time and peak memory, before it is captured. None depends on its checkpointing.
 
-`Shape` is what a bound knows of the model: for each microbatch, what one layer and what all else do forward and backward at
-least, and which memory a layer and all else keep for the backward. It comes from the parameters' shapes
+`ModelCosts` is what a bound knows of the model: for each microbatch, what one layer and what all else do forward and backward
+at least, and which memory a layer and all else keep for the backward. It comes from the parameters' shapes
 (`autosac.configurations.shapes`) or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
 
 **Time** (`time_bound_ms`). m microbatches, stage s with l_s layers, f, b: forward and backward of one layer and one
@@ -62,8 +62,8 @@ from functools import cache, lru_cache, partial
 
 from autosac.configurations.layout import Layout
 from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
-from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, Place, leading_of, moments, places, rank_of
-from autosac.configurations.shapes import Part, Shape
+from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, PipelineRank, leading_of, moments, places, rank_of
+from autosac.configurations.shapes import LayerCosts, ModelCosts
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.splits import balanced_split, improved_split, torchtitan_split
 
@@ -71,7 +71,7 @@ INFEASIBLE = math.inf
 _REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
 
 
-def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
+def split_of(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
     """Layers of each stage."""
     stages = layout.pipeline * layout.stages_per_rank
     if layout.split == "balanced":
@@ -82,7 +82,7 @@ def split_of(layout: Layout, shape: Shape) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _balanced(layout: Layout, shape: Shape) -> tuple[int, ...]:
+def _balanced(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
     """Within the memory if that can be, else as if there were enough. Where a rank has several stages, its memory is that of
     all of them: what balances their times is improved layer by layer.
     """
@@ -100,12 +100,12 @@ def _balanced(layout: Layout, shape: Shape) -> tuple[int, ...]:
     return _balanced(layout, replace(shape, budget_bytes=math.inf))
 
 
-def _split_cost(layout: Layout, shape: Shape) -> Callable[[Sequence[int]], tuple[float, float, float]]:
+def _split_cost(layout: Layout, shape: ModelCosts) -> Callable[[Sequence[int]], tuple[float, float, float]]:
     """Of a split: the most bytes of a rank above the budget, the longest time of a rank, and the longest stage."""
     stage_ms = cache(partial(_stage_ms, layout, shape))
 
     @cache
-    def of_rank(place: Place, own_ms: float) -> tuple[float, float]:
+    def of_rank(place: PipelineRank, own_ms: float) -> tuple[float, float]:
         if math.isinf(shape.budget_bytes):
             return 0.0, own_ms
         excess = max(0.0, _least_bytes(layout, shape, place) - shape.budget_bytes)
@@ -123,7 +123,7 @@ def _split_cost(layout: Layout, shape: Shape) -> Callable[[Sequence[int]], tuple
     return cost
 
 
-def _stage_ms(layout: Layout, shape: Shape, stage: int, count: int, leading: int) -> float:
+def _stage_ms(layout: Layout, shape: ModelCosts, stage: int, count: int, leading: int) -> float:
     """What a stage with so many layers, so many of them leading ones, takes for a microbatch, with what it has to
     recompute within its memory; infinite if nothing is enough. Of several stages on a rank, only the time is known.
     """
@@ -131,17 +131,17 @@ def _stage_ms(layout: Layout, shape: Shape, stage: int, count: int, leading: int
     found = shape.both_ms(count, leading) + (shape.last.both_ms if last else 0.0)
     if layout.stages_per_rank > 1 or math.isinf(shape.budget_bytes):
         return found
-    place = Place(stage, (count,), last, (leading,))
+    place = PipelineRank(stage, (count,), last, (leading,))
     if _least_bytes(layout, shape, place) > shape.budget_bytes:
         return INFEASIBLE
     return found + _recompute_ms(layout, shape, place, shape.budget_bytes) / layout.microbatches
 
 
-def _places(layout: Layout, shape: Shape) -> list[Place]:
+def _places(layout: Layout, shape: ModelCosts) -> list[PipelineRank]:
     return places(layout, split_of(layout, shape), shape.leading)
 
 
-def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) -> float:
+def time_bound_ms(layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] = ()) -> float:
     """The least step time. `extra_ms`: recomputation that each pipeline rank cannot avoid in the step. See the module."""
     counts, m = split_of(layout, shape), layout.microbatches
     leading = leading_of(counts, shape.leading)
@@ -165,7 +165,7 @@ def time_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
     return worst
 
 
-def path_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) -> float:
+def path_bound_ms(layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] = ()) -> float:
     """The least step time by the longest path through the schedule's operations (`pipeline_paths`), as `time_bound_ms`; 0
     where there is no pipeline or nothing is known of its schedule.
     """
@@ -197,12 +197,12 @@ def path_bound_ms(layout: Layout, shape: Shape, extra_ms: Sequence[float] = ()) 
     )
 
 
-def _stage_sum(shape: Shape, layers: int, leading: int, last: bool, of: Callable[[Part], float]) -> float:
+def _stage_sum(shape: ModelCosts, layers: int, leading: int, last: bool, of: Callable[[LayerCosts], float]) -> float:
     """Of a stage's layers, and of what stands behind them on the last."""
     return (layers - leading) * of(shape.layer) + leading * of(shape.lead) + last * of(shape.last)
 
 
-def _messages(shape: Shape, layers: int, leading: int) -> float:
+def _messages(shape: ModelCosts, layers: int, leading: int) -> float:
     """How many layers' messages the parameters of so many layers make, of which so many are leading ones."""
     return shape.parameters(layers, leading) / shape.layer_parameters if shape.layer_parameters else layers
 
@@ -223,24 +223,24 @@ def _scatters(layout: Layout) -> int:
     return 1 if layout.pipeline > 1 else layout.microbatches
 
 
-def _copies_ms(layout: Layout, shape: Shape) -> float:
+def _copies_ms(layout: Layout, shape: ModelCosts) -> float:
     """What FSDP's copies of one layer's parameters and gradients take in a step at least."""
     return _gathers(layout) * _gather_copy_ms(layout, shape) + _scatters(layout) * _scatter_copy_ms(layout, shape)
 
 
-def _gather_copy_ms(layout: Layout, shape: Shape) -> float:
+def _gather_copy_ms(layout: Layout, shape: ModelCosts) -> float:
     """Out of a gathered message of one layer: reads and writes it."""
     ns = max(2 / shape.memory_gbps, shape.sharding.gather_ns)
     return ns * shape.compute_bytes * shape.layer_parameters / _expert_shards(layout) / 1e6
 
 
-def _scatter_copy_ms(layout: Layout, shape: Shape) -> float:
+def _scatter_copy_ms(layout: Layout, shape: ModelCosts) -> float:
     """Into a message that is reduced, of one layer: reads gradients as they were computed, and writes them in float32."""
     ns = max((shape.compute_bytes / _REDUCED_BYTES + 1) / shape.memory_gbps, shape.sharding.scatter_ns)
     return ns * _REDUCED_BYTES * shape.layer_parameters / _expert_shards(layout) / 1e6
 
 
-def _optimizer_ms(layout: Layout, shape: Shape, layers: int, leading: int) -> float:
+def _optimizer_ms(layout: Layout, shape: ModelCosts, layers: int, leading: int) -> float:
     """What the optimizer's step takes at least on a rank with so many layers, of which so many are leading ones."""
     own = _own_parameters(layout, shape, layers, leading)
     if layout.cpu_offload:
@@ -250,13 +250,13 @@ def _optimizer_ms(layout: Layout, shape: Shape, layers: int, leading: int) -> fl
     return each * own / shape.memory_gbps / 1e6
 
 
-def _own_parameters(layout: Layout, shape: Shape, layers: int, leading: int) -> float:
+def _own_parameters(layout: Layout, shape: ModelCosts, layers: int, leading: int) -> float:
     """The parameters of a rank with so many layers, at least; FSDP's, tensor and expert parallelism's parts of them."""
     parameters = shape.parameters(layers, leading) + (shape.outside_parameters if layout.pipeline == 1 else 0.0)
     return parameters / (layout.tensor * layout.shard * layout.context)
 
 
-def _states_bytes(layout: Layout, shape: Shape, place: Place, *, gradients: bool) -> float:
+def _states_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank, *, gradients: bool) -> float:
     """What parameters, optimizer states and, if asked for, gradients of a pipeline rank take at least."""
     if layout.cpu_offload:
         return 0.0
@@ -264,7 +264,7 @@ def _states_bytes(layout: Layout, shape: Shape, place: Place, *, gradients: bool
     return each * _own_parameters(layout, shape, place.layers, sum(place.leading))
 
 
-def _before_backward_bytes(layout: Layout, shape: Shape, place: Place, moment: Moment) -> float:
+def _before_backward_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank, moment: Moment) -> float:
     """States and what is whole of parameters and gradients, at a moment when a rank holds most activations. See the module."""
     accumulated = layout.pipeline == 1 and layout.microbatches > 1
     found = _states_bytes(layout, shape, place, gradients=accumulated or _pools(layout, shape).gradients_apart)
@@ -280,12 +280,12 @@ def _before_backward_bytes(layout: Layout, shape: Shape, place: Place, moment: M
     return found + whole / _expert_shards(layout)
 
 
-def _pools(layout: Layout, shape: Shape) -> Sharding:
+def _pools(layout: Layout, shape: ModelCosts) -> Sharding:
     """What FSDP holds on streams of its own that counts at any time: where the budget is of reserved memory."""
     return shape.sharding if shape.reserved and layout.shard * layout.context > 1 else NOTHING_KNOWN
 
 
-def _gathered_pool_bytes(layout: Layout, shape: Shape, place: Place) -> float:
+def _gathered_pool_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank) -> float:
     """The most that gathered messages of a rank's layers take together, on their own stream."""
     at_once = min(_pools(layout, shape).gathers_at_once, max(place.counts))
     return at_once * shape.compute_bytes * shape.least_parameters / _expert_shards(layout)
@@ -296,7 +296,7 @@ def _expert_shards(layout: Layout) -> int:
     return layout.tensor * layout.expert
 
 
-def _moments(layout: Layout, place: Place) -> Sequence[Moment]:
+def _moments(layout: Layout, place: PipelineRank) -> Sequence[Moment]:
     """When a rank holds most. Without a pipeline, that is while what stands behind the layers runs."""
     if layout.pipeline == 1:
         return (Moment((1,), (False,), True),)
@@ -304,7 +304,7 @@ def _moments(layout: Layout, place: Place) -> Sequence[Moment]:
     return [moment._replace(behind=moment.behind and place.last) for moment in found]
 
 
-def _kept(layout: Layout, shape: Shape, place: Place, moment: Moment) -> list[tuple[float, float]]:
+def _kept(layout: Layout, shape: ModelCosts, place: PipelineRank, moment: Moment) -> list[tuple[float, float]]:
     """(bytes, milliseconds of a step to free them) of all that a rank keeps at a moment. What is freed of one microbatch of a
     stage is freed of all of them.
     """
@@ -321,12 +321,12 @@ def _kept(layout: Layout, shape: Shape, place: Place, moment: Moment) -> list[tu
     return kept
 
 
-def memory_bound_bytes(layout: Layout, shape: Shape) -> float:
+def memory_bound_bytes(layout: Layout, shape: ModelCosts) -> float:
     """The least peak of the fullest rank, whatever is checkpointed. See the module."""
     return max(_least_bytes(layout, shape, place) for place in _places(layout, shape))
 
 
-def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list[tuple[float, float]]]]:
+def _needs(layout: Layout, shape: ModelCosts, place: PipelineRank) -> list[tuple[float, list[tuple[float, float]]]]:
     """When a rank holds much: bytes that no plan changes, and what it keeps (`_kept`)."""
     found = [
         (_before_backward_bytes(layout, shape, place, moment), _kept(layout, shape, place, moment))
@@ -344,7 +344,7 @@ def _needs(layout: Layout, shape: Shape, place: Place) -> list[tuple[float, list
 
 
 def _after_a_layer(
-    layout: Layout, shape: Shape, place: Place, moment: Moment
+    layout: Layout, shape: ModelCosts, place: PipelineRank, moment: Moment
 ) -> tuple[float, list[tuple[float, float]]]:
     """As `_needs`, when the last layer of the moment's stage has run backward and has its gradients."""
     counts, leading, stage = place.counts, place.leading, moment.stage
@@ -361,7 +361,9 @@ def _after_a_layer(
     return before + shape.compute_bytes * shape.parameters(1, leads) / _expert_shards(layout), kept
 
 
-def _reducing(layout: Layout, shape: Shape, place: Place, done: int) -> tuple[float, list[tuple[float, float]]]:
+def _reducing(
+    layout: Layout, shape: ModelCosts, place: PipelineRank, done: int
+) -> tuple[float, list[tuple[float, float]]]:
     """As `_needs`, when one layer or, by then, two have run backward: the first one's gradients in a message, beside them or,
     where the message waits, beside the second one's parameters and gradients.
     """
@@ -372,11 +374,11 @@ def _reducing(layout: Layout, shape: Shape, place: Place, done: int) -> tuple[fl
     elif done == 2:
         before += shape.compute_bytes * layer
     waits = _REDUCED_BYTES if done == 1 or shape.sharding.scatter_waits else 0
-    left = Place(0, (shape.layers - done,), False, (0,))
+    left = PipelineRank(0, (shape.layers - done,), False, (0,))
     return before + (shape.compute_bytes + waits) * layer, _kept(layout, shape, left, Moment((1,), (False,), False))
 
 
-def _least_bytes(layout: Layout, shape: Shape, place: Place) -> float:
+def _least_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank) -> float:
     worst = _states_bytes(layout, shape, place, gradients=True)
     for before, kept in _needs(layout, shape, place):
         fixed = sum(size for size, ms in kept if math.isinf(ms) and not layout.activation_offload)
@@ -384,12 +386,12 @@ def _least_bytes(layout: Layout, shape: Shape, place: Place) -> float:
     return worst
 
 
-def recompute_bound_ms(layout: Layout, shape: Shape, rank: int, budget_bytes: float) -> float:
+def recompute_bound_ms(layout: Layout, shape: ModelCosts, rank: int, budget_bytes: float) -> float:
     """The least recomputation of a pipeline rank in a step within the budget; infinite if none is enough."""
     return _recompute_ms(layout, shape, _places(layout, shape)[rank], budget_bytes)
 
 
-def _recompute_ms(layout: Layout, shape: Shape, place: Place, budget_bytes: float) -> float:
+def _recompute_ms(layout: Layout, shape: ModelCosts, place: PipelineRank, budget_bytes: float) -> float:
     if layout.activation_offload:
         return 0.0
     return max(_least_ms(kept, budget_bytes - before) for before, kept in _needs(layout, shape, place))
@@ -410,7 +412,7 @@ def _least_ms(kept: Sequence[tuple[float, float]], room_bytes: float) -> float:
     return spent if excess <= 0 else INFEASIBLE
 
 
-def bound_ms(layout: Layout, shape: Shape, budget_bytes: float, *, paths: bool = False) -> float:
+def bound_ms(layout: Layout, shape: ModelCosts, budget_bytes: float, *, paths: bool = False) -> float:
     """The least step time within the budget, infinite if no checkpointing is enough. See the module. `paths`: look at the
     paths through a pipeline's schedule, too, which takes some milliseconds.
     """
@@ -423,12 +425,12 @@ def bound_ms(layout: Layout, shape: Shape, budget_bytes: float, *, paths: bool =
     return max(found, path_bound_ms(layout, shape, extra)) if paths else found
 
 
-def any_split_bound_ms(layout: Layout, shape: Shape) -> float:
+def any_split_bound_ms(layout: Layout, shape: ModelCosts) -> float:
     """The least step time however layers are divided over stages: no less than the average of the ranks."""
     return layout.microbatches * (shape.both_ms(shape.layers, shape.leading) + shape.last.both_ms) / layout.pipeline
 
 
-def recomputing_bound_ms(layout: Layout, shape: Shape, layer_ms: float) -> float:
+def recomputing_bound_ms(layout: Layout, shape: ModelCosts, layer_ms: float) -> float:
     """The least step time, whatever the memory, if every layer recomputes for so long for each microbatch."""
     counts = split_of(layout, shape)
     extra = [

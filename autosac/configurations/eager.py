@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from autosac.configurations.engine import Bound, Value, Work, best_first
+from autosac.configurations.engine import Bound, PendingWork, Value, best_first
 from autosac.configurations.offers import Objective, Offer
 from autosac.errors import AutosacError, InfeasibleError, UsageError
 from autosac.planning.closed_loop import Goal, PlanningCaptures, make_plan
@@ -83,7 +83,7 @@ def combinations(space: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:
 
 
 class EagerSearch:
-    """The steps of a search (`autosac.configurations.engine.Steps`); a candidate is the position of its settings."""
+    """The steps of a search (`autosac.configurations.engine.CandidateSteps`); a candidate is the position of its settings."""
 
     def __init__(
         self,
@@ -105,17 +105,17 @@ class EagerSearch:
         rows = sorted(self._rows.values(), key=lambda row: self._score(row, row.rate))
         return EagerResult(rows=tuple(rows), ruled_out=len(found.pruned))
 
-    def step(self, candidate: int, bound: float, best: float) -> Bound | Value | Work:
+    def step(self, candidate: int, bound: float, best: float) -> Bound | Value | PendingWork:
         """Values are seconds, or the price, of a unit of work."""
         choice = self._choices[candidate]
         if candidate in self._rows:
             return Value(self._score(choice, self._rows[candidate].rate))
         if candidate not in self._plain:
-            return Work(("plain", candidate), lambda: self._capture(candidate))
+            return PendingWork(("plain", candidate), lambda: self._capture(candidate))
         least = self._score(choice, self._rate(choice, self._plain[candidate][1]))
-        return Bound(least) if least > bound else Work(("plan", candidate), lambda: self._plan(candidate))
+        return Bound(least) if least > bound else PendingWork(("plan", candidate), lambda: self._plan(candidate))
 
-    def finished(self, work: Work, future: Future[Any]) -> None:
+    def finished(self, work: PendingWork, future: Future[Any]) -> None:
         """Nothing: the work has taken note itself."""
         future.result()
 

@@ -38,25 +38,25 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PendingWork:
     """Work that has to be done to know more; equal keys are the same work, which may serve several candidates."""
 
     key: Hashable
     content: Any
 
 
-class Steps(Protocol[Asked]):
+class CandidateSteps(Protocol[Asked]):
     """What a search asks of its candidates."""
 
-    def step(self, candidate: Asked, bound: float, best: float) -> Bound | Value | Work:
+    def step(self, candidate: Asked, bound: float, best: float) -> Bound | Value | PendingWork:
         """What is known of a candidate now. A Bound is larger than the one given, or everything is known of it."""
 
-    def finished(self, work: Work, future: Future[Any]) -> None:
+    def finished(self, work: PendingWork, future: Future[Any]) -> None:
         """Work has been done, or has failed: take note."""
 
 
 @dataclass(kw_only=True)
-class Outcome(Generic[K]):
+class SearchState(Generic[K]):
     """What a search has found so far. `pruned`: candidates whose bound was reason enough."""
 
     best: float = math.inf
@@ -74,24 +74,24 @@ class Outcome(Generic[K]):
 
 def best_first(
     candidates: Iterable[tuple[K, float]],
-    steps: Steps[K],
+    steps: CandidateSteps[K],
     submit: Callable[[Any], Future[Any]],
     *,
     at_once: int = 1,
     gap: float = 0.0,
-    outcome: Outcome[K] | None = None,
-    on_change: Callable[[Outcome[K], float], None] = lambda _, __: None,
-) -> Outcome[K]:
+    outcome: SearchState[K] | None = None,
+    on_change: Callable[[SearchState[K], float], None] = lambda _, __: None,
+) -> SearchState[K]:
     """Search. `candidates` come with their bounds; of equal ones the first is preferred. `submit` starts work.
 
     `outcome` is filled as the search goes on: who is interrupted has what was found. `on_change` gets it, and the least
     bound of what is open.
     """
-    found: Outcome[K] = outcome if outcome is not None else Outcome()
+    found: SearchState[K] = outcome if outcome is not None else SearchState()
     numbers = itertools.count()
     heap = [(bound, next(numbers), candidate) for candidate, bound in candidates]
     heapq.heapify(heap)
-    running: dict[Future[Any], Work] = {}
+    running: dict[Future[Any], PendingWork] = {}
     waiting: dict[Hashable, list[tuple[float, int, K]]] = {}
 
     def is_open(bound: float) -> bool:

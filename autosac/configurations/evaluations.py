@@ -46,7 +46,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class PredictedStep:
     """A configuration's predicted step. `parts`: milliseconds of the fullest rank, by `runtime_sim.breakdown.StepParts`, and
     of recomputation, a part of computation. `errors_ms`: by how much each cost model's standard error would lengthen
     the step through the operators that it priced, as far as nothing hides them.
@@ -63,13 +63,13 @@ class Measured:
     errors_ms: Mapping[str, float]
 
     @staticmethod
-    def of(name: str, stages: Sequence[Simulation], budget_bytes: int, kind: str) -> Measured:
+    def of(name: str, stages: Sequence[Simulation], budget_bytes: int, kind: str) -> PredictedStep:
         """Of one rank of each pipeline stage."""
         joined = Pipeline(stages=tuple(stages)).joined() if len(stages) > 1 else stages
         peaks = [stage.peak_bytes(kind) for stage in joined]
         fullest = joined[int(np.argmax(peaks))]
         throughput, recompute_ms = fullest.throughput, fullest.recompute_ms
-        return Measured(
+        return PredictedStep(
             checkpointing=name,
             step_ms=fullest.step_ms,
             recompute_ms=recompute_ms,
@@ -139,7 +139,7 @@ class LayoutTask(_JobTask):
     """A layout under every way of checkpointing. AutoSAC's plan is not captured (`PlanTask`).
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
-    left out (``skipped``, with its bound). Answer: ``rows`` (documents of `Measured`) and ``at_least_ms``, the step
+    left out (``skipped``, with its bound). Answer: ``rows`` (documents of `PredictedStep`) and ``at_least_ms``, the step
     without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that
     could not be beaten; or ``refused``.
     """
@@ -161,7 +161,7 @@ class LayoutTask(_JobTask):
     def _answer(self, captures: Sequence[TitanCaptures]) -> dict[str, Any]:
         goal = replace(self.goal, confirm=False)
         sure, inner = _within(self.confidence, goal, self.job)
-        none = Measured.of("none", [stage.baseline("none") for stage in captures], inner, goal.budget_kind)
+        none = PredictedStep.of("none", [stage.baseline("none") for stage in captures], inner, goal.budget_kind)
         answer: dict[str, Any] = {"rows": [], "at_least_ms": none.step_ms}
         if {"none", "autosac"} & set(self.checkpointing):
             answer["rows"].append(asdict(none))
@@ -182,14 +182,14 @@ class LayoutTask(_JobTask):
             for stage in captures:
                 stage.start(name)
             if all(stage.working(name) for stage in captures):
-                row = Measured.of(name, [stage.baseline(name) for stage in captures], inner, goal.budget_kind)
+                row = PredictedStep.of(name, [stage.baseline(name) for stage in captures], inner, goal.budget_kind)
                 answer["rows"].append(asdict(row))
         return answer
 
     def _planned(self, planned: Planned | InfeasibleError, rows: list[Any], inner: int) -> dict[str, Any]:
         if isinstance(planned, InfeasibleError):
             return {"infeasible": str(planned)}
-        rows.append(asdict(Measured.of("autosac", _stages_of(planned), inner, self.goal.budget_kind)))
+        rows.append(asdict(PredictedStep.of("autosac", _stages_of(planned), inner, self.goal.budget_kind)))
         return {"plan": planned.plan.to_bytes().decode(), "notes": list(planned.notes)}
 
 
@@ -217,20 +217,20 @@ class PlanTask(_JobTask):
                 for stage in captures:
                     stage.begin(plan)
                 stages = [stage.under(plan) for stage in captures]
-                row = Measured.of("autosac", stages, inner, self.goal.budget_kind)
+                row = PredictedStep.of("autosac", stages, inner, self.goal.budget_kind)
                 return {"row": asdict(row)} if row.fits else self._planned_again(server, folder, row, sure, inner)
         except (CaptureError, UsageError) as e:
             return {"refused": str(e)}
 
     def _planned_again(
-        self, server: CaptureServer, folder: Path, row: Measured, sure: Confidence | None, inner: int
+        self, server: CaptureServer, folder: Path, row: PredictedStep, sure: Confidence | None, inner: int
     ) -> dict[str, Any]:
         """With a plan that fits as captured; the row of the one that does not, if there is none."""
         captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
         (planned,) = plans_with_loss(captures, self.goal, (self.goal.budget_bytes,), sure)
         if isinstance(planned, InfeasibleError):
             return {"row": asdict(row)}
-        again = Measured.of("autosac", _stages_of(planned), inner, self.goal.budget_kind)
+        again = PredictedStep.of("autosac", _stages_of(planned), inner, self.goal.budget_kind)
         return {"row": asdict(again), "plan": planned.plan.to_bytes().decode()}
 
 

@@ -11,7 +11,7 @@ from autosac.configurations.bounds import (
 )
 from autosac.configurations.layout import Layout
 from autosac.configurations.machines import Machines
-from autosac.configurations.shapes import Part, Shape, shape_of_parameters
+from autosac.configurations.shapes import LayerCosts, ModelCosts, costs_of_parameters
 from autosac.configurations.sheets import Sheet
 from autosac.configurations.wanted import Own, Wanted
 
@@ -29,31 +29,33 @@ class LayoutBounds:
         target = self._machines.target(layout)
         peak = target.hardware.peak_flops(self._fastest_arithmetic(layout))
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
-        shape = shape_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
+        shape = costs_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
         if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
             return self._machines.weight(layout) * any_split_bound_ms(layout, shape) * _SAFE
         return self.least(layout, self._completed(layout, shape))
 
-    def least(self, layout: Layout, shape: Shape, room_bytes: float | None = None, *, paths: bool = False) -> float:
+    def least(
+        self, layout: Layout, shape: ModelCosts, room_bytes: float | None = None, *, paths: bool = False
+    ) -> float:
         """Within the search's budget or another one. `paths`: see `autosac.configurations.bounds.bound_ms`."""
         room = self._machines.room_bytes(layout) if room_bytes is None else room_bytes
         return bound_ms(layout, shape, room, paths=paths) * self._machines.weight(layout) * _SAFE
 
-    def shape(self, layout: Layout, sheet: Sheet | None) -> Shape:
+    def shape(self, layout: Layout, sheet: Sheet | None) -> ModelCosts:
         """By a layout's sheet; without one, only ratios of times and what the job says are known."""
         if sheet is not None:
             return self._completed(layout, sheet.shape(pipeline=layout.pipeline > 1))
-        return Shape(
+        return ModelCosts(
             layers=self._own.facts.layers,
-            layer=Part(forward_ms=1.0, backward_ms=2.0),
-            first=Part(),
-            last=Part(),
+            layer=LayerCosts(forward_ms=1.0, backward_ms=2.0),
+            first=LayerCosts(),
+            last=LayerCosts(),
             layer_parameters=0.0,
             outside_parameters=0.0,
             ends_less=self._own.facts.ends_less,
         )
 
-    def _completed(self, layout: Layout, shape: Shape) -> Shape:
+    def _completed(self, layout: Layout, shape: ModelCosts) -> ModelCosts:
         """With what the job and the GPU say."""
         gradient_bytes, compute_bytes = self._own.gradient_bytes, self._compute_bytes(layout, shape)
         roads = self._machines.roads(layout.gpu)
@@ -80,7 +82,7 @@ class LayoutBounds:
             return "float4"
         return "float8" if layout.float8 or own.converters else "bfloat16"
 
-    def _compute_bytes(self, layout: Layout, shape: Shape) -> int:
+    def _compute_bytes(self, layout: Layout, shape: ModelCosts) -> int:
         """Bytes of a gathered parameter, at least: 1 where it is float8, or may be."""
         if shape.sharding.gathered_bytes and shape.least_parameters:
             return 2 if shape.sharding.gathered_bytes * layout.tensor >= 1.9 * shape.least_parameters else 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosac.configurations.evaluations import Measured
+from autosac.configurations.evaluations import PredictedStep
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Objective, Offer
 from autosac.quantities import format_ms
@@ -26,11 +26,11 @@ LIMITS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ConfigurationRow:
     """A configuration that was worked out. `score`: what is minimised, a step's milliseconds or price."""
 
     layout: Layout
-    measured: Measured
+    measured: PredictedStep
     score: float
     offer: Offer
     plan_key: str = ""
@@ -52,7 +52,7 @@ class Row:
         return LIMITS[worst] if parts[worst] > 0.1 * self.measured.step_ms else "compute"
 
 
-def is_tied(a: Row, b: Row) -> bool:
+def is_tied(a: ConfigurationRow, b: ConfigurationRow) -> bool:
     """Whether two predictions are closer than their errors: a cost model is wrong in the same way in both, so only what they
     use it differently for counts; and no two configurations are told apart by less than `LEAST_ERROR`.
     """
@@ -67,7 +67,7 @@ def is_tied(a: Row, b: Row) -> bool:
     return abs(a.score - b.score) <= max(error, LEAST_ERROR * min(a.score, b.score))
 
 
-def why_lost(best: Row, other: Row) -> str:
+def why_lost(best: ConfigurationRow, other: ConfigurationRow) -> str:
     """In what the other one is slower, largest first."""
     if other.score <= best.score:
         return ""
@@ -79,7 +79,7 @@ def why_lost(best: Row, other: Row) -> str:
     return f"{format_ms(more[worst])} more {worst}"
 
 
-def _times(row: Row) -> dict[str, float]:
+def _times(row: ConfigurationRow) -> dict[str, float]:
     parts = row.measured.parts
     found = {title: parts.get(name, 0.0) for name, title in LIMITS.items()}
     found["compute"] -= parts.get("recompute_ms", 0.0)
@@ -109,7 +109,7 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class SearchResult:
     """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
     the best by more than `gap`. `refused`: why a job cannot run with a layout; `failed`: why nobody knows. `plans`: AutoSAC's
     plans by their rows' keys. `closest`: of the layouts that bounds ruled out, the one with the least bound, and that.
@@ -117,7 +117,7 @@ class Result:
     to list, and proposals came to an end. `python`: the job, if it is one of TorchTitan 0.3.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ConfigurationRow, ...]
     counts: Counts
     objective: Objective
     gap: float
@@ -134,17 +134,17 @@ class Result:
     python: PythonJob | None = None
 
     @property
-    def fitting(self) -> Sequence[Row]:
+    def fitting(self) -> Sequence[ConfigurationRow]:
         """The rows that fit, best first."""
         return [row for row in self.rows if row.measured.fits]
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> ConfigurationRow | None:
         """None if nothing fits, or nothing has been evaluated yet."""
         return self.fitting[0] if self.fitting else None
 
     @property
-    def tied(self) -> Sequence[Row]:
+    def tied(self) -> Sequence[ConfigurationRow]:
         """The rows that cannot be told from the best."""
         best = self.best
         return [row for row in self.fitting[1:] if best is not None and is_tied(best, row)]

@@ -24,7 +24,7 @@ from autosac.configurations.layout import SINGLE_STAGE, V_SHAPED, Layout
 WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 
-class Place(NamedTuple):
+class PipelineRank(NamedTuple):
     """A pipeline rank: how many layers each of its stages holds, whether the model's last stage is the last of them, and how
     many of each stage's layers are leading ones (`autosac.configurations.shapes.Shape`).
     """
@@ -46,14 +46,14 @@ def leading_of(split: Sequence[int], leading: int) -> list[int]:
     return [min(last, leading) - min(first, leading) for first, last in itertools.pairwise(ends)]
 
 
-def places(layout: Layout, split: Sequence[int], leading: int) -> list[Place]:
+def places(layout: Layout, split: Sequence[int], leading: int) -> list[PipelineRank]:
     """Every pipeline rank. `split`: layers of each stage of the model, the first of which are so many leading ones."""
     found = []
     leads = leading_of(split, leading)
     for rank in range(layout.pipeline):
         own = [stage for stage in range(len(split)) if rank_of(layout, stage) == rank]
         counts, last = tuple(split[stage] for stage in own), own[-1] == len(split) - 1
-        found.append(Place(rank, counts, last, tuple(leads[stage] for stage in own)))
+        found.append(PipelineRank(rank, counts, last, tuple(leads[stage] for stage in own)))
     return found
 
 

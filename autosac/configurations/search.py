@@ -28,8 +28,8 @@ from dataclasses import replace
 from typing import Any
 
 from autosac.configurations.bounds import memory_bound_bytes, recomputing_bound_ms, split_of
-from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
-from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
+from autosac.configurations.engine import Bound, PendingWork, SearchState, Value, best_first
+from autosac.configurations.evaluations import LayoutTask, PlanTask, PredictedStep, SheetTask
 from autosac.configurations.job_files import job_path, written_job
 from autosac.configurations.known_bounds import LayoutBounds
 from autosac.configurations.layout import (
@@ -45,9 +45,9 @@ from autosac.configurations.layout import (
 )
 from autosac.configurations.machines import Machines
 from autosac.configurations.refusals import Refusals
-from autosac.configurations.results import Counts, Result, Row
+from autosac.configurations.results import ConfigurationRow, Counts, SearchResult
 from autosac.configurations.sampling import Sampler, sampled
-from autosac.configurations.shapes import Shape
+from autosac.configurations.shapes import ModelCosts
 from autosac.configurations.sheets import Sheet, sheet_layout
 from autosac.configurations.study import Study
 from autosac.configurations.wanted import Own, Wanted
@@ -60,7 +60,7 @@ _MOST_LAYOUTS = 50_000
 
 
 class TitanSearch:
-    """The steps of a search (`autosac.configurations.engine.Steps`), and its result at any time."""
+    """The steps of a search (`autosac.configurations.engine.CandidateSteps`), and its result at any time."""
 
     def __init__(
         self, wanted: Wanted, own: Own, workers: Workers, study: Study, progress: Callable[[str], None]
@@ -74,7 +74,7 @@ class TitanSearch:
         self._tries: dict[Any, int] = {}
         self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
         self._failed: dict[Layout, float] = {}  # bounds of layouts of which nothing more is known
-        self._rows: dict[Layout, list[Row]] = {}
+        self._rows: dict[Layout, list[ConfigurationRow]] = {}
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
         self._refusals = Refusals()
@@ -90,7 +90,7 @@ class TitanSearch:
         self._ended = False
         self.sampled = False  # whether there are too many layouts to list: `layouts` are those proposed so far
         self.layouts = self._legal()
-        self.outcome: Outcome[Layout] = Outcome()
+        self.outcome: SearchState[Layout] = SearchState()
 
     def _legal(self) -> list[Layout]:
         found: list[Layout] = []
@@ -118,10 +118,10 @@ class TitanSearch:
         per_node = self._machines.per_node(offer.gpu)
         return why_none(self._wanted.space, offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
 
-    def run(self, on_change: Callable[[Outcome[Layout]], None] = lambda _: None) -> Result:
+    def run(self, on_change: Callable[[SearchState[Layout]], None] = lambda _: None) -> SearchResult:
         """Search to the end. Interrupted, `result` has what was found. `on_change` is told what has been found so far."""
 
-        def changed(outcome: Outcome[Layout], least: float) -> None:
+        def changed(outcome: SearchState[Layout], least: float) -> None:
             self._tell(outcome, least)
             on_change(outcome)
 
@@ -235,7 +235,7 @@ class TitanSearch:
                 wait([future], timeout=1.0)  # a little, so that signals are handled
             self.finished(work, future)
 
-    def _shape(self, layout: Layout) -> Shape:
+    def _shape(self, layout: Layout) -> ModelCosts:
         sheet = self._sheet(layout)
         return self._bounds.shape(layout, sheet if isinstance(sheet, Sheet) else None)
 
@@ -251,9 +251,9 @@ class TitanSearch:
             self._sheets[key] = Sheet.of(answer["sheet"]) if "sheet" in answer else str(answer["refused"])
         return self._sheets[key]
 
-    def _sheet_work(self, layout: Layout) -> Work:
+    def _sheet_work(self, layout: Layout) -> PendingWork:
         served = sheet_layout(layout)
-        return Work(self._machines.key("sheet", served), SheetTask(job=self._job(served)))
+        return PendingWork(self._machines.key("sheet", served), SheetTask(job=self._job(served)))
 
     def _answer(self, key: str) -> dict[str, Any] | None:
         answer = self._study.answer(key)
@@ -264,8 +264,8 @@ class TitanSearch:
 
     # ---- steps ----
 
-    def step(self, candidate: Layout, bound: float, best: float) -> Bound | Value | Work:
-        """See `autosac.configurations.engine.Steps`."""
+    def step(self, candidate: Layout, bound: float, best: float) -> Bound | Value | PendingWork:
+        """See `autosac.configurations.engine.CandidateSteps`."""
         layout = candidate
         sheet = self._sheet(layout)
         reason = None if isinstance(sheet, Sheet) else self._refusals.reason(layout)
@@ -299,7 +299,7 @@ class TitanSearch:
                 return Bound(tight)
             answer = None  # its bound is below the best after all
         if answer is None:
-            return Work(key, self.task(layout, self._limit_ms(layout, best)))
+            return PendingWork(key, self.task(layout, self._limit_ms(layout, best)))
         if "refused" in answer:
             return self._refuse(layout, answer["refused"], layout)
         self._refusals.taken(layout)
@@ -313,14 +313,14 @@ class TitanSearch:
         """The longest step that is better than the best."""
         return best * (1 - self._wanted.request.gap) / self._machines.weight(layout)
 
-    def _decided(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | Work:
+    def _decided(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | PendingWork:
         """The value, unless what the answer left out can be better after all: than a plan whose capture is slower than was
         derived, or than the best of another space, which asked.
         """
         limit_ms = min(self._limit_ms(layout, best), value / self._machines.weight(layout))
         if any(ms < limit_ms for ms in answer.get("skipped", {}).values()):
             task = replace(self.task(layout, self._limit_ms(layout, best)), least_ms={})
-            return Work(self._machines.key("layout", layout), task)
+            return PendingWork(self._machines.key("layout", layout), task)
         return Value(value)
 
     def _refuse(self, layout: Layout, reason: str, tried: Layout) -> Value:
@@ -328,7 +328,7 @@ class TitanSearch:
         self._refusals.refused(tried, reason)
         return Value(math.inf)
 
-    def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | Work:
+    def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | PendingWork:
         """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it."""
         key = self._machines.key("plan", layout)
         if key in self._lost:
@@ -343,7 +343,7 @@ class TitanSearch:
                 pipeline=layout.pipeline > 1,
                 confidence=self._wanted.request.confidence,
             )
-            return Work(key, task)
+            return PendingWork(key, task)
         self._confirmed_plans.add(layout)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
         rows += [captured["row"]] if "row" in captured else []
@@ -374,9 +374,9 @@ class TitanSearch:
         """Take an answer into the rows; the best score of what fits."""
         weight = self._machines.weight(layout)
         rows = [
-            Row(
+            ConfigurationRow(
                 layout=self._told_as(layout, row["checkpointing"]),
-                measured=(measured := Measured(**row)),
+                measured=(measured := PredictedStep(**row)),
                 score=measured.step_ms * weight,
                 offer=self._machines.offers[layout.gpu],
                 plan_key=key if measured.checkpointing == "autosac" else "",
@@ -399,8 +399,8 @@ class TitanSearch:
         known = plain.activation_offload in space.activation_offload and plain.chunk_loss in space.chunk_loss
         return plain if known and checkpointing != "autosac" else layout
 
-    def finished(self, work: Work, future: Future[Any]) -> None:
-        """See `autosac.configurations.engine.Steps`."""
+    def finished(self, work: PendingWork, future: Future[Any]) -> None:
+        """See `autosac.configurations.engine.CandidateSteps`."""
         key = str(work.key)
         try:
             answer = future.result()
@@ -425,19 +425,19 @@ class TitanSearch:
 
     # ---- what is known ----
 
-    def _tell(self, outcome: Outcome[Layout], least: float) -> None:
+    def _tell(self, outcome: SearchState[Layout], least: float) -> None:
         best = f", best {outcome.best:,.1f}" if math.isfinite(outcome.best) else ""
         left = f", open from {least:,.1f}" if math.isfinite(least) else ""
         self._progress(f"{len(outcome.values)} of {len(self.layouts)} layouts worked out{best}{left}")
 
-    def result(self) -> Result:
+    def result(self) -> SearchResult:
         """What is known now."""
         every = {(row.layout, row.measured.checkpointing): row for rows in self._rows.values() for row in rows}
         rows = sorted(every.values(), key=lambda row: row.score)
         refused = dict(self._refused)
         evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
         limit = self.outcome.best * (1 - self._wanted.request.gap)
-        return Result(
+        return SearchResult(
             rows=tuple(rows),
             counts=Counts(
                 configurations=len(self.layouts) * len(self._wanted.space.checkpointing),

@@ -15,7 +15,7 @@ _OUTPUTS = ("output", "lm_head")  # what TorchTitan 0.2 and 0.3 call it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LayerCosts:
     """One layer, or what stands before or behind all layers, for one microbatch on one rank.
 
     `kept`: (bytes, least milliseconds that recomputing them takes) of what the step keeps for the backward without
@@ -35,7 +35,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelCosts:
     """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
 
     `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if
@@ -48,9 +48,9 @@ class Shape:
     """
 
     layers: int
-    layer: Part
-    first: Part
-    last: Part
+    layer: LayerCosts
+    first: LayerCosts
+    last: LayerCosts
     layer_parameters: float
     outside_parameters: float
     least_parameters: float = 0.0
@@ -66,7 +66,7 @@ class Shape:
     hop_ms: float = 0.0
     reserved: bool = False
     leading: int = 0
-    lead: Part = Part()
+    lead: LayerCosts = LayerCosts()
     lead_parameters: float = 0.0
     layer_experts: float = 0.0
 
@@ -88,9 +88,9 @@ def most_experts(parameters: Mapping[str, Sequence[int]]) -> float:
     return max(layers.values(), default=0.0)
 
 
-def shape_of_parameters(
+def costs_of_parameters(
     parameters: Mapping[str, Sequence[int]], layers: int, layout: Layout, seq_len: int, peak_flops: float
-) -> Shape:
+) -> ModelCosts:
     """What the parameters' shapes alone tell: every matrix of a layer and the output is multiplied with every token, forward
     once and backward twice, at no more than the peak rate. Embeddings are looked up, experts may not be asked: they count
     nothing. A layer's input has the width of its norms and 16 bits a number at least, divided among tensor-parallel ranks
@@ -106,15 +106,15 @@ def shape_of_parameters(
     )
     inner = sum(math.prod(shape) for shape in of_layers.values() if len(shape) == 2) / present
     outer = sum(math.prod(shape) for name, shape in others.items() if len(shape) == 2 and name.startswith(_OUTPUTS))
-    return Shape(
+    return ModelCosts(
         layers=layers,
-        layer=Part(
+        layer=LayerCosts(
             forward_ms=inner * per_number_ms,
             backward_ms=2 * inner * per_number_ms,
             kept=((int(2 * tokens * width / layout.tensor), math.inf),),
         ),
-        first=Part(),
-        last=Part(forward_ms=outer * per_number_ms, backward_ms=2 * outer * per_number_ms),
+        first=LayerCosts(),
+        last=LayerCosts(forward_ms=outer * per_number_ms, backward_ms=2 * outer * per_number_ms),
         layer_parameters=sum(math.prod(shape) for shape in of_layers.values()) / present,
         outside_parameters=sum(math.prod(shape) for shape in others.values()),
         layer_experts=most_experts(parameters),

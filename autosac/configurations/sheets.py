@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from autosac.configurations.layout import USUAL_STAGES, Layout
 from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
-from autosac.configurations.shapes import Part, Shape, most_experts
+from autosac.configurations.shapes import LayerCosts, ModelCosts, most_experts
 from autosac.configurations.sharding import COPIES, NOTHING_KNOWN, Sharding, sharding_of
 from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
@@ -59,16 +59,16 @@ class Sheet:
     """
 
     layers: int
-    layer: Part
-    least: Part
-    first: Part
-    last: Part
+    layer: LayerCosts
+    least: LayerCosts
+    first: LayerCosts
+    last: LayerCosts
     layer_parameters: float
     least_parameters: float
     outside_parameters: float
     flops_per_token: float
     leading: int
-    lead: Part
+    lead: LayerCosts
     lead_parameters: float
     repeating_parameters: float
     full_ms: float = 0.0
@@ -76,11 +76,11 @@ class Sheet:
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     sharding: Sharding = NOTHING_KNOWN
 
-    def shape(self, *, pipeline: bool) -> Shape:
+    def shape(self, *, pipeline: bool) -> ModelCosts:
         """For the bounds. A stage of a pipeline may hold any of the layers that repeat: there, the least of them counts, and
         leading ones by themselves.
         """
-        return Shape(
+        return ModelCosts(
             layers=self.layers,
             layer=self.least if pipeline else self.layer,
             first=self.first,
@@ -107,9 +107,9 @@ class Sheet:
     def of(document: Mapping[str, Any]) -> Sheet:
         """The inverse of `document`."""
 
-        def part(table: Mapping[str, Any]) -> Part:
+        def part(table: Mapping[str, Any]) -> LayerCosts:
             kept = tuple((int(size), math.inf if ms is None else float(ms)) for size, ms in table["kept"])
-            return Part(**{**table, "kept": kept})
+            return LayerCosts(**{**table, "kept": kept})
 
         shapes = tuple((str(name), tuple(shape)) for name, shape in document["parameter_shapes"])
         parts = {name: part(document[name]) for name in _PART_NAMES}
@@ -170,7 +170,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
     flops = info.flops_per_token or 0.0
     return Sheet(
         layers=max(1, total),
-        layer=Part(
+        layer=LayerCosts(
             forward_ms=layer_ms[Phase.FORWARD],
             backward_ms=layer_ms[Phase.BACKWARD],
             waits_ms=average(waits.layers),
@@ -182,7 +182,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
         lead_parameters=least_parameters(leading),
         repeating_parameters=least_parameters(repeating),
         first=_first(chain, waits, present, average),
-        last=Part(
+        last=LayerCosts(
             forward_ms=chain.last[Phase.FORWARD],
             backward_ms=chain.last[Phase.BACKWARD],
             waits_ms=waits.last,
@@ -199,13 +199,13 @@ def sheet_of(simulation: Simulation) -> Sheet:
     )
 
 
-def _least(chain: _Parts, waits: _Waits, kept: Mapping[int, _Kept], layers: Sequence[int]) -> Part:
+def _least(chain: _Parts, waits: _Waits, kept: Mapping[int, _Kept], layers: Sequence[int]) -> LayerCosts:
     """Any of these layers, at least."""
 
     def least_ms(phase: Phase) -> float:
         return min((chain.layers[phase].get(layer, 0.0) for layer in layers), default=0.0)
 
-    return Part(
+    return LayerCosts(
         forward_ms=least_ms(Phase.FORWARD),
         backward_ms=least_ms(Phase.BACKWARD),
         waits_ms=max((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
@@ -215,13 +215,13 @@ def _least(chain: _Parts, waits: _Waits, kept: Mapping[int, _Kept], layers: Sequ
 
 def _first(
     chain: _Parts, waits: _Waits, present: Sequence[int], average: Callable[[Mapping[int, float]], float]
-) -> Part:
+) -> LayerCosts:
     """What comes before the layers, and what those that do not repeat take beyond the average."""
 
     def excess(of_layers: Mapping[int, float]) -> float:
         return sum(of_layers.get(layer, 0.0) - average(of_layers) for layer in present)
 
-    return Part(
+    return LayerCosts(
         forward_ms=chain.first[Phase.FORWARD] + excess(chain.layers[Phase.FORWARD]),
         backward_ms=chain.first[Phase.BACKWARD] + excess(chain.layers[Phase.BACKWARD]),
         waits_ms=waits.first + excess(waits.layers),

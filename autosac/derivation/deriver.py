@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autosac.derivation.keep import Keeper
 from autosac.derivation.mix import Mixer
-from autosac.derivation.steps import NotDerivableError, Steps
+from autosac.derivation.steps import CapturedSteps, NotDerivableError
 from autosac.plans import Plan, Settings
 from autosac.trace import Trace
 
@@ -17,12 +17,12 @@ class Deriver:
     """
 
     def __init__(self, observed: Trace) -> None:
-        self._observed = Steps(observed)
+        self._observed = CapturedSteps(observed)
         if self._observed.recomputations:
             raise NotDerivableError("the job recomputes without a plan")
         self._mixer = Mixer(self._observed)
         self._positions = {name: i for i, name in enumerate(observed.modules)}
-        self._templates: list[Steps] = []
+        self._templates: list[CapturedSteps] = []
         self._units: list[frozenset[int]] = []
         self._keepers: dict[frozenset[int], Keeper] = {}
         self._settings = Settings(
@@ -33,7 +33,7 @@ class Deriver:
 
     def add(self, template: Trace) -> None:
         """A capture under plain checkpointing, with the job's settings. NotDerivableError if it cannot be used."""
-        steps = Steps(template)
+        steps = CapturedSteps(template)
         units = frozenset(block.module for block in steps.recomputations)
         self._keepers[units] = Keeper(self._observed, steps)
         self._templates.append(steps)
@@ -66,5 +66,5 @@ class Deriver:
                     raise NotDerivableError("no template recomputes one of the plan's units")
                 sources[unit] = found
             template = self._mixer.mixed(self._templates, sources)
-            keeper = self._keepers[units] = Keeper(self._observed, Steps(template))
+            keeper = self._keepers[units] = Keeper(self._observed, CapturedSteps(template))
         return keeper

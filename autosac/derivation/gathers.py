@@ -13,24 +13,24 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from autosac.derivation.steps import NotDerivableError, Skeleton, Steps
+from autosac.derivation.steps import CapturedSteps, NotDerivableError, Skeleton
 from autosac.trace import UNSHARD, Alloc, Collective, Event, Free, Op, RecordStream, Storage
 
 
-class Gathering(NamedTuple):
+class GatheredRows(NamedTuple):
     """Rows of one capture in which a recomputation gathers the parameters of `module`."""
 
     module: int
     rows: range
 
 
-def gatherings(steps: Steps) -> list[Gathering]:
+def gatherings(steps: CapturedSteps) -> list[GatheredRows]:
     """Those of a capture under a plan, in order."""
     if not steps.recomputations:
         return []
     return sorted(
         (
-            Gathering(call.occurrence, range(call.first + steps.split, call.last + steps.split))
+            GatheredRows(call.occurrence, range(call.first + steps.split, call.last + steps.split))
             for region in steps.trace.regions
             for call in region.calls
             if call.op == UNSHARD
@@ -61,7 +61,7 @@ class Aligned:
             raise NotDerivableError("other rows of the step before depend on checkpointing")
         self.pairs.update(zip((base.rows[n] for n in rows), other.rows[:theirs], strict=True))
 
-    def _align_step(self, found: Sequence[Gathering]) -> None:
+    def _align_step(self, found: Sequence[GatheredRows]) -> None:
         base, other = self._base, self._other
         coming = deque(found)
         waiting: deque[tuple[int, int]] = deque()  # gathered before this place: the module, the row
@@ -176,7 +176,7 @@ class Edit(NamedTuple):
 class Gather:
     """One gathering of a template, in `rows`, by a unit whose operators run again in the rows `reruns`."""
 
-    def __init__(self, template: Steps, rows: range, reruns: Sequence[range], hook: Hook) -> None:
+    def __init__(self, template: CapturedSteps, rows: range, reruns: Sequence[range], hook: Hook) -> None:
         self._template = template
         self._rows = rows
         self.hook = hook
@@ -232,7 +232,7 @@ class Gather:
         raise NotDerivableError("nothing is allocated before")
 
 
-def earlier_places(steps: Steps, i: int) -> tuple[int, ...]:
+def earlier_places(steps: CapturedSteps, i: int) -> tuple[int, ...]:
     """Where what happens in row i, an allocation or an end, happens in the steps before the recorded one."""
     row = steps.rows[i]
     places = steps.begins if type(row) is Alloc else steps.ends

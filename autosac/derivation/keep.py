@@ -17,10 +17,10 @@ from autosac.derivation.gathers import Gather, Hook, gatherings, hooks_of, renam
 from autosac.derivation.steps import (
     DETACH,
     NEVER,
+    CapturedSteps,
     NotDerivableError,
     Recomputation,
     Skeleton,
-    Steps,
     Tables,
     executions,
 )
@@ -81,7 +81,7 @@ class _Edits:
 class Keeper:
     """See the module's docstring. NotDerivableError if the traces do not fit each other."""
 
-    def __init__(self, observed: Steps, template: Steps) -> None:
+    def __init__(self, observed: CapturedSteps, template: CapturedSteps) -> None:
         self._template = template
         tables = Tables([template.trace, observed.trace])
         if tables.signatures != template.trace.signatures and not set(tables.signature_maps[1]):
@@ -268,7 +268,7 @@ class _Keeping:
 
     def __init__(
         self,
-        template: Steps,
+        template: CapturedSteps,
         execution: UnitExecution,
         roots: frozenset[int],
         decisions: Sequence[Decision],

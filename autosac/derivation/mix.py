@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from autosac.derivation.gathers import Aligned
-from autosac.derivation.steps import NEVER, NotDerivableError, Skeleton, Steps, Tables
+from autosac.derivation.steps import NEVER, CapturedSteps, NotDerivableError, Skeleton, Tables
 from autosac.trace import (
     Alloc,
     Collective,
@@ -41,11 +41,11 @@ _ROOT = 0
 class Mixer:
     """Steps in which chosen modules recompute all, from templates; what two such steps share is found once."""
 
-    def __init__(self, observed: Steps) -> None:
+    def __init__(self, observed: CapturedSteps) -> None:
         self._observed = observed
         self._known: dict[tuple[int, ...], _Matched] = {}
 
-    def mixed(self, templates: Sequence[Steps], sources: Mapping[int, int]) -> Trace:
+    def mixed(self, templates: Sequence[CapturedSteps], sources: Mapping[int, int]) -> Trace:
         """The step in which the modules of `sources` recompute all, each as in the template at that position. Of `templates`
         each stays at its position from call to call.
 
@@ -67,7 +67,7 @@ class _Matched:
     recomputes it there. `places`: for every capture, between which rows of the skeleton capture 0's storages end.
     """
 
-    def __init__(self, captures: Sequence[Steps]) -> None:
+    def __init__(self, captures: Sequence[CapturedSteps]) -> None:
         self.captures = captures
         self.tables = Tables([steps.trace for steps in captures])
         self.skeletons = self._common(captures)
@@ -81,7 +81,7 @@ class _Matched:
         # The recorded step's storage for storages of earlier steps: there it is known who is at work.
         self.counterparts = {same: storage for storage, earlier in captures[0].earlier.items() for same in earlier}
 
-    def _common(self, captures: Sequence[Steps]) -> list[Skeleton]:
+    def _common(self, captures: Sequence[CapturedSteps]) -> list[Skeleton]:
         """The skeletons of all captures, with the same rows."""
         skeletons = [Skeleton(steps, self.tables, k) for k, steps in enumerate(captures)]
         aligned = [Aligned(skeletons[0], other) for other in skeletons[1:]]

@@ -49,7 +49,7 @@ class Recomputation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Steps:
+class CapturedSteps:
     """A capture as one list of events."""
 
     trace: Trace
@@ -234,7 +234,9 @@ class Skeleton:
     a recomputation, each with its module (`gathers`).
     """
 
-    def __init__(self, steps: Steps, tables: Tables, position: int, hooks: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, steps: CapturedSteps, tables: Tables, position: int, hooks: Mapping[int, int] | None = None
+    ) -> None:
         self.steps = steps
         self.hooks = hooks or {}
         self.rows: list[int] = []

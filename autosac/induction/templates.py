@@ -48,7 +48,7 @@ class Text:
         self.pattern, self.numbers = pattern, numbers
 
 
-class Row:
+class TupleTemplate:
     """A tuple, or named tuple, of `kind`."""
 
     __slots__ = ("fields", "kind")
@@ -114,7 +114,7 @@ def fit(first: Any, second: Any, third: Any, element_key: Callable[[type, int], 
                 if grows
                 else fit(a, b, c, element_key, name)
             )
-    return Row(kind, fields)
+    return TupleTemplate(kind, fields)
 
 
 def _fit_text(first: str, second: str, third: str, field: str) -> Text:
@@ -167,7 +167,7 @@ def render(template: Any, layers: int) -> Any:
     kind = type(template)
     if kind is Plane:
         return template.start + template.per_layer * layers
-    if kind is Row:
+    if kind is TupleTemplate:
         values = [render(f, layers) if type(f) in _TEMPLATES else f for f in template.fields]
         return tuple.__new__(template.kind, values)
     if kind is Grown:
@@ -193,7 +193,7 @@ def _copies(template: Any, layers: int) -> Iterable[Any]:
         first = template.start + template.per_layer * layers
         step = template.per_copy
         return range(first, first + step * layers, step) if step else repeat(first, layers)
-    if kind is Row:
+    if kind is TupleTemplate:
         columns = [_copies(f, layers) if type(f) in _TEMPLATES else repeat(f, layers) for f in template.fields]
         rows = zip(*columns, strict=True)
         return rows if template.kind is tuple else map(partial(tuple.__new__, template.kind), rows)
@@ -204,4 +204,4 @@ def _copies(template: Any, layers: int) -> Iterable[Any]:
     return repeat(template, layers)
 
 
-_TEMPLATES = frozenset({Plane, Text, Row, Grown})
+_TEMPLATES = frozenset({Plane, Text, TupleTemplate, Grown})

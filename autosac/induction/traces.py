@@ -17,7 +17,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from autosac.induction.templates import ElementKey, fit, fit_sequence, pattern_of, render
 from autosac.trace import Alloc, Call, Phase, Region, Signature, Storage, TensorMeta, Trace, TraceInfo
@@ -39,7 +39,6 @@ _PARTS = (
     "regions",
 )
 assert set(_PARTS) == {field.name for field in fields(Trace)}
-Template: TypeAlias = dict[str, Any]
 
 
 class _Begin(NamedTuple):

@@ -4,8 +4,8 @@
 `autosac.trace.Signature` how it was called, `transfers` matches the collectives of several ranks.
 """
 
-from autosac.kineto.attribution import Attribution, Measured, attribute
-from autosac.kineto.collectives import Transfer, transfers
+from autosac.kineto.attribution import Attribution, OperatorCall, attribute
+from autosac.kineto.collectives import TransferTimes, transfers
 from autosac.kineto.reader import HostEvent, Kernel, Profile, read_profile
 from autosac.kineto.signatures import Unreadable, is_vocabulary, to_signature
 
@@ -13,9 +13,9 @@ __all__ = [
     "Attribution",
     "HostEvent",
     "Kernel",
-    "Measured",
+    "OperatorCall",
     "Profile",
-    "Transfer",
+    "TransferTimes",
     "Unreadable",
     "attribute",
     "is_vocabulary",

@@ -29,7 +29,7 @@ _COLLECTIVE_KERNELS = ("nccl", "rccl", "ncclkernel", "ncclDevKernel", "mscclKern
 _FEWEST_GAPS = 20
 
 
-class Measured(NamedTuple):
+class OperatorCall(NamedTuple):
     """One call of an operator: how it was called, what the device did for it, and what its host thread took.
 
     `phase`: "forward", "backward" or "optimizer"; `node`: the autograd node that it ran in, "" if none.
@@ -62,7 +62,7 @@ class Attribution:
     the device's queue was hardly ever full.
     """
 
-    measured: tuple[Measured, ...]
+    measured: tuple[OperatorCall, ...]
     collectives: tuple[tuple[Kernel, HostEvent | None], ...]
     unknown: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, tuple[int, float]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def attribute(profile: Profile) -> Attribution:
         else:
             name = _unknown_name(stack, created)
             unknown[name] = unknown.get(name, 0.0) + kernel.us
-    measured = [Measured(op, frame.phase, frame.node, tuple(kernels[key])) for key, (op, frame) in owners.items()]
+    measured = [OperatorCall(op, frame.phase, frame.node, tuple(kernels[key])) for key, (op, frame) in owners.items()]
     launch_us, gap_us = _launch_gaps(profile)
     return Attribution(
         measured=tuple(measured),

@@ -48,7 +48,7 @@ _ITEM_BYTES = {
 _MOST_RANKS = 2**20
 
 
-class Transfer(NamedTuple):
+class TransferTimes(NamedTuple):
     """Equal transfers: of `nbytes` (nccl-tests' sense of size) among `ranks`, how often, and medians in microseconds.
 
     `waited_us` is a rank's mean waiting, `traced` the number of ranks whose traces say so.
@@ -75,7 +75,7 @@ class _Call(NamedTuple):
 
 def transfers(
     found: Mapping[int, Sequence[tuple[Kernel, HostEvent | None]]], world_size: int
-) -> tuple[tuple[Transfer, ...], tuple[int, float]]:
+) -> tuple[tuple[TransferTimes, ...], tuple[int, float]]:
     """The collectives in the traces of these ranks, and (how many, microseconds) could not be read.
 
     A collective that is not described, or whose group the trace does not hold in a world of unknown size, cannot be read.
@@ -102,7 +102,7 @@ def transfers(
     return tuple(_transfer(key, rows) for key, rows in sorted(groups.items())), (lost, lost_us)
 
 
-def _transfer(key: tuple[str, int, tuple[int, ...]], rows: Sequence[tuple[float, float, int]]) -> Transfer:
+def _transfer(key: tuple[str, int, tuple[int, ...]], rows: Sequence[tuple[float, float, int]]) -> TransferTimes:
     traced = min(row[2] for row in rows)
     moved = [row[0] for row in rows]
     if traced > 1:
@@ -110,7 +110,7 @@ def _transfer(key: tuple[str, int, tuple[int, ...]], rows: Sequence[tuple[float,
     else:
         typical = min(moved)
         waited = statistics.fmean(moved) - typical
-    return Transfer(*key, len(rows), typical, waited, traced)
+    return TransferTimes(*key, len(rows), typical, waited, traced)
 
 
 def _matched(calls: Mapping[int, list[_Call]]) -> list[list[_Call]]:

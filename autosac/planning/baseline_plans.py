@@ -7,7 +7,7 @@ it recomputes, so that it competes as a plan.
 
 from __future__ import annotations
 
-from autosac.derivation.steps import NotDerivableError, Recomputation, Steps, executions
+from autosac.derivation.steps import CapturedSteps, NotDerivableError, Recomputation, executions
 from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Unit
 from autosac.trace import Collective, Event, Op, Signature, Trace
@@ -18,7 +18,7 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
 
     Of a module that runs several times the first recomputation counts.
     """
-    steps = Steps(baseline)
+    steps = CapturedSteps(baseline)
     try:
         blocks = {baseline.modules[block.module]: block for block in reversed(steps.recomputations)}
     except NotDerivableError:
@@ -33,7 +33,7 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
     )
 
 
-def _kept(observed: Trace, unit: UnitPolicy, steps: Steps, block: Recomputation) -> tuple[int, ...]:
+def _kept(observed: Trace, unit: UnitPolicy, steps: CapturedSteps, block: Recomputation) -> tuple[int, ...]:
     """The items that a unit keeps: those of which no operator ran again, none if all did.
 
     The recomputation's operators are the forward's in their order, less what was kept: each is the next that looks like it.

@@ -29,7 +29,7 @@ from autosac.planning.planner import Goal, plan_of
 from autosac.plans import Plan, Reasons, Unit
 from autosac.plans.layers import layer_number
 from autosac.simulation import Simulation
-from autosac.solvers.mix import Choice, Cost, Group, Mix, best_mix
+from autosac.solvers.mix import Cost, EqualUnits, Mix, MixChoice, best_mix
 
 # Another graph to compile must save this share of the step.
 _GRAPH = 2e-4
@@ -105,7 +105,7 @@ class CompiledMixes:
             if bracket.high - bracket.low < _NARROW_BYTES:
                 return
 
-    def _is_worthwhile(self, goal: Goal, choice: Choice) -> bool:
+    def _is_worthwhile(self, goal: Goal, choice: MixChoice) -> bool:
         """Whether what a verified choice leaves of the budget is worth another capture."""
         richer = best_mix(_sizes(self._groups, self._costs()), goal.target_bytes - self._excess)
         return choice.ms - richer.ms >= _WORTH * self._none.step_ms
@@ -233,7 +233,7 @@ class CompiledMixes:
             found.append({**known, least: known.get(least, least.expected(own))})
         return found
 
-    def _plan(self, goal: Goal, choice: Choice) -> Plan:
+    def _plan(self, goal: Goal, choice: MixChoice) -> Plan:
         units: list[Unit] = []
         for group, costs, mix in zip(self._groups, self._costs(), choice.mixes, strict=True):
             policies = list(costs)
@@ -244,7 +244,7 @@ class CompiledMixes:
                     units.append(_stated(found, costs[policy], costs[group.policies[0]]))
         return replace(plan_of(self._observed, goal, tuple(units)), reasons=(self._reasons(choice),))
 
-    def _reasons(self, choice: Choice) -> Reasons:
+    def _reasons(self, choice: MixChoice) -> Reasons:
         """With what one GiB more would save, by the same costs."""
         price = _GRAPH * self._none.step_ms
         richer = best_mix(_sizes(self._groups, self._costs()), choice.nbytes + 2**30, price)
@@ -253,9 +253,9 @@ class CompiledMixes:
         )
 
 
-def _sizes(groups: Sequence[UnitGroup], costs: Sequence[Mapping[CompiledPolicy, Cost]]) -> list[Group]:
+def _sizes(groups: Sequence[UnitGroup], costs: Sequence[Mapping[CompiledPolicy, Cost]]) -> list[EqualUnits]:
     pairs = zip(groups, costs, strict=True)
-    return [Group(len(group.units), tuple(known.values())) for group, known in pairs]
+    return [EqualUnits(len(group.units), tuple(known.values())) for group, known in pairs]
 
 
 def _typical(costs: Sequence[Cost]) -> Cost:

@@ -8,20 +8,20 @@ from pathlib import Path
 from autosac.configurations.best_files import write_best
 from autosac.configurations.python_files import check_python_file
 from autosac.configurations.request import SearchRequest
-from autosac.configurations.results import Result
+from autosac.configurations.results import SearchResult
 from autosac.configurations.sessions import searching
 from autosac.files.writing import check_outputs
 from autosac.report.search_pictures import search_html
 from autosac.titan.version import has_python_jobs
 
-_Told = Callable[[Result, Sequence[Path]], None]
+_Told = Callable[[SearchResult, Sequence[Path]], None]
 
 
 def completed_search(
     request: SearchRequest,
     progress: Callable[[str], None] = lambda _: None,
     interrupted: _Told = lambda _, __: None,
-) -> tuple[Result, list[Path]]:
+) -> tuple[SearchResult, list[Path]]:
     """Search to the end and write what the request asks for; the result, and the files that were written.
 
     Ctrl-C ends it, too: the files are those of the best so far then, which `interrupted` is told.
@@ -31,7 +31,7 @@ def completed_search(
         check_python_file(output)
     check_outputs((("-o", output), ("--html", page)), (Path(request.job),))
 
-    def written(result: Result) -> list[Path]:
+    def written(result: SearchResult) -> list[Path]:
         files = write_best(output, request, result) if output is not None else []
         if page is not None and result.rows:
             search_html(page, result)

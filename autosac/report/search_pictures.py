@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autosac.configurations.layout import Layout
-from autosac.configurations.results import Result, Row
+from autosac.configurations.results import ConfigurationRow, SearchResult
 from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.writing import write_text_atomically
@@ -70,12 +70,12 @@ _PARTS = {
 }
 
 
-def search_html(path: Path, result: Result) -> None:
+def search_html(path: Path, result: SearchResult) -> None:
     """Write the page. UsageError without plotly or without a row to draw, OSError if it cannot be written."""
     write_text_atomically(path, search_page(result))
 
 
-def search_page(result: Result) -> str:
+def search_page(result: SearchResult) -> str:
     """The page's text, plotly's script included once."""
     try:
         import plotly.graph_objects as go
@@ -97,13 +97,13 @@ def search_page(result: Result) -> str:
     return f"<!doctype html><html><head>{head}</head><body>{''.join(body)}</body></html>"
 
 
-def title(result: Result) -> str:
+def title(result: SearchResult) -> str:
     """What was searched."""
     offers = dict.fromkeys(printable(f"{row.offer.world_size} x {row.offer.gpu}") for row in result.rows)
     return f"Configurations on {' or '.join(offers)}"
 
 
-def _table(result: Result) -> str:
+def _table(result: SearchResult) -> str:
     """The ten best, as in the terminal."""
 
     def row(cells: Sequence[str], tag: str) -> str:
@@ -122,16 +122,16 @@ def _table(result: Result) -> str:
     return f"<div class='wide'><table><thead>{head}</thead><tbody>{cells}</tbody></table></div>"
 
 
-def _drawn(result: Result) -> Sequence[Row]:
+def _drawn(result: SearchResult) -> Sequence[ConfigurationRow]:
     """The configurations that fit, or all if none does."""
     return result.fitting or result.rows
 
 
-def _is_priced(result: Result) -> bool:
+def _is_priced(result: SearchResult) -> bool:
     return result.objective == "cost-per-token"
 
 
-def _coordinates(go: Any, result: Result) -> Any:
+def _coordinates(go: Any, result: SearchResult) -> Any:
     """Parallel coordinates of the knobs that differ; each line is a configuration that was simulated and fits."""
     rows = _drawn(result)
     dimensions = []
@@ -180,16 +180,16 @@ def _dimension(label: str, values: Sequence[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def front(rows: Sequence[Row]) -> list[Row]:
+def front(rows: Sequence[ConfigurationRow]) -> list[ConfigurationRow]:
     """The rows of which no other is as fast with as little memory, by memory."""
-    found: list[Row] = []
+    found: list[ConfigurationRow] = []
     for row in sorted(rows, key=lambda r: (r.measured.peak_reserved_bytes, r.measured.step_ms)):
         if not found or row.measured.step_ms < found[-1].measured.step_ms:
             found.append(row)
     return found
 
 
-def _against_memory(go: Any, result: Result) -> Any:
+def _against_memory(go: Any, result: SearchResult) -> Any:
     figure = go.Figure()
     for checkpointing, colour in _MODES.items():
         rows = [row for row in result.rows if row.measured.checkpointing == checkpointing]
@@ -237,7 +237,7 @@ def _against_memory(go: Any, result: Result) -> Any:
     return figure
 
 
-def _hover(result: Result, row: Row) -> str:
+def _hover(result: SearchResult, row: ConfigurationRow) -> str:
     measured = row.measured
     lines = [
         f"{row.offer.world_size} x {row.offer.gpu}",
@@ -250,7 +250,7 @@ def _hover(result: Result, row: Row) -> str:
     return "<br>".join(html.escape(printable(line)) for line in lines)
 
 
-def _parts(go: Any, result: Result) -> Any:
+def _parts(go: Any, result: SearchResult) -> Any:
     """Where the ten best spend their steps."""
     rows = list(result.fitting[:MOST_ROWS])
     figure = go.Figure()
@@ -281,7 +281,7 @@ def _wrapped(name: str) -> str:
     return "<br>".join(html.escape(line) for line in textwrap.wrap(printable(name), 44))
 
 
-def _part(row: Row, name: str) -> float:
+def _part(row: ConfigurationRow, name: str) -> float:
     parts = row.measured.parts
     recompute = min(parts.get("recompute_ms", 0.0), parts.get("compute_ms", 0.0))
     return {

@@ -9,20 +9,20 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autosac.configurations.layout import Layout
-from autosac.configurations.results import Result, Row, is_tied, why_lost
+from autosac.configurations.results import ConfigurationRow, SearchResult, is_tied, why_lost
 from autosac.display.tables import Table
 from autosac.quantities import format_bytes, format_ms
 
 MOST_ROWS = 10
 
 
-def search_summary(result: Result) -> RenderableType:
+def search_summary(result: SearchResult) -> RenderableType:
     """The table of the ten best, and what is worth telling."""
     told = [Text(f"- {note}") for note in notes(result)]
     return Group(search_table(result), *told) if result.fitting else Group(*told)
 
 
-def search_table(result: Result) -> Table:
+def search_table(result: SearchResult) -> Table:
     """The ten best that fit."""
     table = Table(title=f"Configurations (budget {budget_text(result)})")
     for heading, right in headings(result):
@@ -32,24 +32,24 @@ def search_table(result: Result) -> Table:
     return table
 
 
-def budget_text(result: Result) -> str:
+def budget_text(result: SearchResult) -> str:
     """What each GPU may use; of each kind, where they differ."""
     if len(set(result.budgets_bytes.values())) < 2:
         return " or ".join(f"{format_bytes(size)} of each GPU" for size in {*result.budgets_bytes.values()})
     return ", ".join(f"{format_bytes(size)} of each {gpu}" for gpu, size in result.budgets_bytes.items())
 
 
-def layout_text(result: Result, layout: Layout) -> str:
+def layout_text(result: SearchResult, layout: Layout) -> str:
     """A layout, with its GPUs if there are several kinds."""
     return f"{layout.world_size} x {layout.gpu}, {layout}" if len(result.offers) > 1 else str(layout)
 
 
-def row_name(result: Result, row: Row) -> str:
+def row_name(result: SearchResult, row: ConfigurationRow) -> str:
     """A configuration, with its GPUs if there are several kinds."""
     return f"{layout_text(result, row.layout)}, {row.measured.checkpointing}"
 
 
-def headings(result: Result) -> list[tuple[str, bool]]:
+def headings(result: SearchResult) -> list[tuple[str, bool]]:
     """The columns of the ten best, and whether they hold numbers."""
     numbers = ["step time", "tokens/s/GPU", "MFU", "peak reserved"]
     numbers += ["cost of 1M tokens"] if result.objective == "cost-per-token" else []
@@ -57,7 +57,7 @@ def headings(result: Result) -> list[tuple[str, bool]]:
     return [*left, *((heading, True) for heading in numbers), ("limit", False)]
 
 
-def best_rows(result: Result) -> list[list[str]]:
+def best_rows(result: SearchResult) -> list[list[str]]:
     """The cells of the ten best that fit."""
     found = []
     for position, row in enumerate(result.fitting[:MOST_ROWS], start=1):
@@ -81,12 +81,12 @@ def price_text(price: float) -> str:
     return f"{price:,.3f}" if price >= 0.1 else f"{price:#.3g}"
 
 
-def cost_per_million(row: Row) -> float:
+def cost_per_million(row: ConfigurationRow) -> float:
     """What training on a million tokens costs, in the currency of the prices."""
     return row.offer.price / 3600 / row.measured.tokens_per_second * 1e6
 
 
-def notes(result: Result) -> list[str]:
+def notes(result: SearchResult) -> list[str]:
     """Why the runner-up lost, ties, the proof, how much work it was, what failed."""
     best, fitting, counts = result.best, result.fitting, result.counts
     found: list[str] = []
@@ -137,7 +137,7 @@ def notes(result: Result) -> list[str]:
     return found
 
 
-def _why_not_proven(result: Result) -> str:
+def _why_not_proven(result: SearchResult) -> str:
     failed = result.counts.failed
     if failed:
         evaluations = f"{failed} evaluation{'' if failed == 1 else 's'} failed"
@@ -147,12 +147,12 @@ def _why_not_proven(result: Result) -> str:
     return "the search was not finished"
 
 
-def _tied(result: Result, row: Row) -> bool:
+def _tied(result: SearchResult, row: ConfigurationRow) -> bool:
     best = result.best
     return best is not None and row is not best and is_tied(best, row)
 
 
-def search_document(result: Result) -> dict[str, object]:
+def search_document(result: SearchResult) -> dict[str, object]:
     """The result as JSON."""
     best = result.best
     return {
@@ -169,7 +169,7 @@ def search_document(result: Result) -> dict[str, object]:
     }
 
 
-def row_document(row: Row, result: Result) -> dict[str, object]:
+def row_document(row: ConfigurationRow, result: SearchResult) -> dict[str, object]:
     """One configuration as JSON."""
     measured = row.measured
     best = result.best

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from autosac.runs.record import Predicted, RunMemory, RunRecord, Steps, UnitTimes
+from autosac.runs.record import MeasuredSteps, Predicted, RunMemory, RunRecord, UnitTimes
 
-__all__ = ["Predicted", "RunMemory", "RunRecord", "Steps", "UnitTimes"]
+__all__ = ["MeasuredSteps", "Predicted", "RunMemory", "RunRecord", "UnitTimes"]

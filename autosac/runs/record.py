@@ -44,7 +44,7 @@ class RunMemory:
     peak_reserved_bytes: Count
 
 
-class Steps(NamedTuple):
+class MeasuredSteps(NamedTuple):
     """What was measured on this rank; `memory`: None without a GPU; `in_backward`: an optimizer stepped in a backward."""
 
     device: str
@@ -94,7 +94,7 @@ class RunRecord:
     budget_bytes: Count | None = None
 
     @staticmethod
-    def of_steps(steps: Steps, *, plan: Plan | None = None, **more: Any) -> RunRecord:
+    def of_steps(steps: MeasuredSteps, *, plan: Plan | None = None, **more: Any) -> RunRecord:
         """The record of what was measured, beside what the plan promised. `more`: other fields."""
         predicted = plan.predictions.get("autosac") if plan is not None else None
         return RunRecord(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from autosac.quantities import format_bytes
+
 _MUCH = 1.05  # ragged batches, and losses that live a little longer, are no news
 _FEW = 0.02  # of a step's calls: they are not worth pricing it again
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class StepDifferences:
         longest = max(self._later, key=lambda size: size.step_ms or 0.0)
         if largest.peak_bytes > _MUCH * reported.peak_bytes:
             found.append(
-                f"steps differ: step {largest.number} needs {largest.peak_bytes / _GIB:.2f} GiB of active memory, the "
-                f"reported step {reported.peak_bytes / _GIB:.2f} GiB"
+                f"steps differ: step {largest.number} needs {format_bytes(largest.peak_bytes)} of active memory, the "
+                f"reported step {format_bytes(reported.peak_bytes)}"
             )
         if longest.step_ms is not None and reported.step_ms is not None and longest.step_ms > _MUCH * reported.step_ms:
             found.append(

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from autosac.capture import lifeline
+from autosac.capture.process.store import kept_programs
 from autosac.errors import AutosacError
 from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
@@ -24,6 +25,7 @@ from autosac.scripts.target import script_target
 
 if TYPE_CHECKING:
     from autosac.scripts.run import ScriptRun
+    from autosac.target import TargetGPU
 
 
 _WHY_NO_STEP = (
@@ -32,15 +34,15 @@ _WHY_NO_STEP = (
 )
 
 
-def main(request_file: str, folder: str, parent: str) -> None:
-    """Run the script. Ends the process, with the script's exit code."""
+def main(request_file: str, folder: str, parent: str, clock: SimulatedClock | None = None) -> None:
+    """Run the script. Ends the process, with the script's exit code. `clock`: that of `prepare`, if it has been called."""
     lifeline.end_with(int(parent))
     request = ScriptRequest.load(Path(request_file))
     if request.quiet:
         _drop_output(1)
     if request.is_changed:
         _drop_output(2)
-    _leave(_run(request, Path(folder)), Path(folder))
+    _leave(_run(request, Path(folder), clock), Path(folder))
 
 
 def _leave(outcome: ScriptOutcome, folder: Path) -> NoReturn:
@@ -56,18 +58,31 @@ def _drop_output(descriptor: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
-def _run(request: ScriptRequest, folder: Path) -> ScriptOutcome:
-    """Everything up to the outcome."""
+def prepare(gpu: TargetGPU, device_count: int) -> SimulatedClock:
+    """Import torch with so many GPUs of this kind as its CUDA devices. Once a process, before all else of the script's.
+
+    Returns the clock that the process has from now on. CaptureError where the library for that cannot be built or loaded.
+    """
     from autosac.capture.cuda import functions, shim
 
+    shim.load_shim(device_count)
+    functions.announce(gpu, device_count)
+    clock = SimulatedClock()
+    from autosac.scripts import run  # noqa: F401 # it imports torch
+
+    functions.finish(gpu)
+    return clock
+
+
+def _run(request: ScriptRequest, folder: Path, clock: SimulatedClock | None) -> ScriptOutcome:
+    """Everything up to the outcome."""
     try:
         target = script_target(request)
-        shim.load_shim(request.nproc or 1)
-        functions.announce(target.gpu, request.nproc or 1)
-        clock = SimulatedClock()
+        clock = clock or prepare(target.gpu, request.nproc or 1)
+        from autosac.capture.compiler import inductor
         from autosac.scripts.run import ScriptRun
 
-        functions.finish(target.gpu)
+        inductor.programs[0] = kept_programs("scripts")
         run = ScriptRun(request, target, clock, folder / TRACE)
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
@@ -240,4 +255,5 @@ def _place_of_main_thread() -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _, request_file, folder, parent = sys.argv
+    main(request_file, folder, parent)

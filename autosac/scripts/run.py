@@ -56,7 +56,11 @@ class ScriptRun:
         self._trace_file = trace_file
         self._exchange: Exchange | None = None
         self._target = target
-        self._session = CaptureSession(target.gpu, CUDA, before=self._follow_steps)
+
+        def follow_steps(session: CaptureSession) -> None:
+            self._steps = self._followed(session)
+
+        self._session = CaptureSession(target.gpu, CUDA, before=follow_steps)
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
         self._times = StepTimes(self._present, self._simulation, self._has_changed)
         self._kept: tuple[int, Trace] | None = None
@@ -117,11 +121,13 @@ class ScriptRun:
         )
         return float(_FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT)
 
-    def _follow_steps(self, session: CaptureSession) -> None:
-        self._steps = ScriptSteps(session.recorder, self, self._request.period, self._request.marker)
-        self._steps.install()
-        session.mode.log = self._steps
-        graphs.tell(ScriptGraphs(self._steps, session.recorder, self._follow, self._skip))
+    def _followed(self, session: CaptureSession) -> ScriptSteps:
+        """The steps of a session, whose operators they hear of from now on."""
+        steps = ScriptSteps(session.recorder, self, self._request.period, self._request.marker)
+        steps.install()
+        session.mode.log = steps
+        graphs.tell(ScriptGraphs(steps, session.recorder, self._follow, self._skip))
+        return steps
 
     def _follow(self) -> None:
         if self._request.is_changed:

@@ -18,7 +18,7 @@ from typing import Any
 
 from autosac.bench.measure import Measurement, check_measurable
 from autosac.bench.policies import Policy
-from autosac.bench.results import Row
+from autosac.bench.results import PolicyRow
 from autosac.bench.run import run_suite
 from autosac.bench.suite import Configuration, Model, Suite
 from autosac.errors import AutosacError
@@ -61,7 +61,9 @@ def _model(name: str, arguments: dict[str, int], dtype: str) -> Model:
     )
 
 
-def run_model(model: Model, profile: str, measurement: Measurement, folder: Path, found: Callable[[Row], None]) -> None:
+def run_model(
+    model: Model, profile: str, measurement: Measurement, folder: Path, found: Callable[[PolicyRow], None]
+) -> None:
     """The fixed policies of one model, then the plans; `found` gets every row as soon as there is one."""
     kind = "reserved" if measurement.device == "cuda" else "active"
     total = load_hardware(profile).usable_bytes
@@ -85,7 +87,7 @@ def run_model(model: Model, profile: str, measurement: Measurement, folder: Path
     run_suite(replace(suite, budgets=budgets, policies=(Policy("knapsack"),)), folder, _say, measurement, found)
 
 
-def _peak(row: Row, kind: str) -> int | None:
+def _peak(row: PolicyRow, kind: str) -> int | None:
     return row.peak_reserved_bytes if kind == "reserved" else row.peak_active_bytes
 
 
@@ -100,7 +102,7 @@ def main() -> None:
     measurement = Measurement(device=arguments.device, steps=5, time_limit_s=120)
     rows: list[dict[str, Any]] = []
 
-    def found(row: Row) -> None:
+    def found(row: PolicyRow) -> None:
         rows.append(asdict(row))
         write_result(arguments.out / "plain.json", arguments.device, rows)
         if time.monotonic() > until:

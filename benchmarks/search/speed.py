@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from autosac.configurations.engine import Outcome, Value, Work, best_first
+from autosac.configurations.engine import PendingWork, SearchState, Value, best_first
 from autosac.configurations.layout import Layout
 from autosac.configurations.request import SearchRequest
 from autosac.configurations.search import TitanSearch
@@ -38,25 +38,25 @@ class Watch:
 
 
 class Sampling:
-    """Layouts without bounds, until time is over (`autosac.configurations.engine.Steps`)."""
+    """Layouts without bounds, until time is over (`autosac.configurations.engine.CandidateSteps`)."""
 
     def __init__(self, search: TitanSearch, watch: Watch, seconds: float) -> None:
         self._search, self._watch, self._end = search, watch, time.monotonic() + seconds
         self._values: dict[Layout, float] = {}
 
-    def step(self, candidate: Layout, bound: float, best: float) -> Value | Work:
+    def step(self, candidate: Layout, bound: float, best: float) -> Value | PendingWork:
         """Work while there is time."""
         self._watch.note(best)
         if candidate in self._values or time.monotonic() > self._end:
             return Value(self._values.get(candidate, math.inf))
-        return Work(candidate, self._search.task(candidate, math.inf))
+        return PendingWork(candidate, self._search.task(candidate, math.inf))
 
     @property
     def tried(self) -> int:
         """How many layouts were worked out."""
         return len(self._values)
 
-    def finished(self, work: Work, future: Future[Any]) -> None:
+    def finished(self, work: PendingWork, future: Future[Any]) -> None:
         """Take the best that fits."""
         rows = future.result().get("rows", ()) if future.exception() is None else ()
         assert isinstance(work.key, Layout)
@@ -100,7 +100,7 @@ def _sample(search: TitanSearch, workers: Workers, best: float, seconds: float) 
     sampling = Sampling(search, watch, seconds)
     order = list(search.layouts)
     random.Random(0).shuffle(order)
-    outcome: Outcome[Layout] = Outcome()
+    outcome: SearchState[Layout] = SearchState()
     best_first([(layout, 0.0) for layout in order], sampling, workers.submit, at_once=workers.count, outcome=outcome)
     watch.note(outcome.best)
     tried = sampling.tried

@@ -1,9 +1,11 @@
 """The picture of the house: its rooms (folders) and the arrows between them (imports), read from the code.
 
-    python docs/pictures/house.py FOLDER      # writes house.svg, capture.svg and house.md
+    python docs/pictures/house.py FOLDER               # writes before.svg, house.svg, capture.svg, counts.md and rooms.md
+    python docs/pictures/house.py --record PACKAGE     # prints what before.json holds, of another clone's autosac/
 
-A room is a folder of `autosac/`. Single files such as `simulation.py` are rooms of their own. An arrow goes from a room to
-one that it imports; imports for type checkers only do not count. To be readable, a picture leaves out
+A room is a folder of `autosac/`. Single files such as `simulation.py` are rooms of their own, and so are the two modules with
+which capture enters TorchTitan: they stand on the ground floor, and the plugin around them on the roof. An arrow goes from a
+room to one that it imports; imports for type checkers only do not count. To be readable, a picture leaves out
 
 - arrows that follow from others (A to C, if there are A to B and B to C): the table lists them all;
 - arrows to the cellar (`CELLAR`), which every room may use.
@@ -16,14 +18,18 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "autosac"
+BEFORE = Path(__file__).with_name("before.json")
+"""Rooms and arrows before the redesign, as `--record` has printed them for the last commit before it."""
 CELLAR = (
     "choices",
     "display",
@@ -37,6 +43,7 @@ CELLAR = (
     "torch_version",
 )
 FRONT_DOOR = ("__init__", "__main__")
+HOOKS = ("hook", "policy_hook")
 
 Arrows = Mapping[tuple[str, str], int]
 _WIDTH, _HEIGHT = 1.8, 0.46
@@ -45,15 +52,15 @@ _WIDTH, _HEIGHT = 1.8, 0.46
 # ---- reading the code ------------------------------------------------------------------------------------------
 
 
-def modules() -> dict[str, Path]:
+def modules(package: Path = PACKAGE) -> dict[str, Path]:
     """Every module of the package by its name below ``autosac.``."""
     found = {}
-    for folder, folders, files in os.walk(PACKAGE, followlinks=True):
+    for folder, folders, files in os.walk(package, followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             if name.endswith(".py"):
                 path = Path(folder) / name
-                found[".".join(path.relative_to(PACKAGE).with_suffix("").parts)] = path
+                found[".".join(path.relative_to(package).with_suffix("").parts)] = path
     return found
 
 
@@ -78,9 +85,9 @@ class _Imports(ast.NodeVisitor):
 
 
 @functools.cache
-def imports() -> tuple[tuple[str, str], ...]:
+def imports(package: Path = PACKAGE) -> tuple[tuple[str, str], ...]:
     """(importing module, imported module) for every import inside the package."""
-    return tuple(_imports(modules()))
+    return tuple(_imports(modules(package)))
 
 
 def _imports(known: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
@@ -103,7 +110,9 @@ def room(module: str) -> str | None:
     first, *rest = module.split(".")
     if first in CELLAR or first in FRONT_DOOR:
         return None
-    return "integrations.torchtitan" if first == "integrations" and rest[:1] == ["torchtitan"] else first
+    if first == "integrations" and rest[:1] == ["torchtitan"]:
+        return "integrations.torchtitan.hook" if rest[-1] in HOOKS else "integrations.torchtitan"
+    return first
 
 
 def room_of_capture(module: str) -> str | None:
@@ -112,10 +121,10 @@ def room_of_capture(module: str) -> str | None:
     return rest[0] if first == "capture" and len(rest) > 1 else None
 
 
-def arrows(room_of: Callable[[str], str | None]) -> Counter[tuple[str, str]]:
+def arrows(room_of: Callable[[str], str | None], package: Path = PACKAGE) -> Counter[tuple[str, str]]:
     """How many imports go from one room to another."""
     found: Counter[tuple[str, str]] = Counter()
-    for importer, imported in imports():
+    for importer, imported in imports(package):
         a, b = room_of(importer), room_of(imported)
         if a is not None and b is not None and a != b:
             found[a, b] += 1
@@ -172,6 +181,7 @@ def floors(down: Arrows, rooms: set[str]) -> dict[str, int]:
 def direct(down: Arrows) -> list[tuple[str, str]]:
     """The arrows that do not follow from others."""
 
+    @functools.cache
     def reaches(a: str, b: str) -> bool:
         return any(c == b or reaches(c, b) for x, c in down if x == a)
 
@@ -200,13 +210,11 @@ def _places(level: Mapping[str, int], shown: list[tuple[str, str]]) -> dict[str,
     return {name: (x[name] * 2.1, level[name] * 1.05) for name in level}
 
 
-def draw(path: Path, room_of: Callable[[str], str | None], foundation: str = "") -> None:
-    """Write the picture of the rooms that `room_of` tells; `foundation` is the text of the box below all of them."""
+def draw(path: Path, edges: Arrows, rooms: set[str], foundation: str = "") -> None:
+    """Write the picture of these rooms and arrows; `foundation` is the text of the box below all of them."""
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-    edges = arrows(room_of)
-    rooms = {name for module in modules() if (name := room_of(module)) is not None}
     down, up = one_way(edges)
     level, shown = floors(down, rooms), direct(down)
     place = _places(level, shown)
@@ -255,37 +263,60 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def record(package: Path = PACKAGE) -> dict[str, Any]:
+    """A package's rooms with their numbers of modules, the arrows between them, and the folders of capture, as a document."""
+    plain = [module for module in modules(package) if not module.endswith("__init__")]
+    rooms = Counter(name for module in plain if (name := room(module)) is not None)
+    edges: dict[str, dict[str, int]] = {}
+    for (a, b), count in sorted(arrows(room, package).items()):
+        edges.setdefault(a, {})[b] = count
+    loose = [module for module in plain if "." not in module and module not in FRONT_DOOR]
+    capture = [module.split(".") for module in plain if module.startswith("capture.")]
+    return {
+        "rooms": dict(sorted(rooms.items())),
+        "arrows": edges,
+        "loose": len(loose),
+        "folders": len({module.split(".")[0] for module in plain if "." in module}),
+        "capture_loose": sum(len(parts) == 2 for parts in capture),
+        "capture_folders": len({parts[1] for parts in capture if len(parts) > 2}),
+    }
+
+
+def arrows_of(document: Mapping[str, Any]) -> dict[tuple[str, str], int]:
+    """The arrows of what `record` returns."""
+    return {(a, b): count for a, targets in document["arrows"].items() for b, count in targets.items()}
+
+
 def counts() -> str:
     """The size of the hall before and after the redesign, as Markdown."""
-    plain = [module for module in modules() if not module.endswith("__init__")]
-    folders = {module.split(".")[0] for module in plain if "." in module}
-    loose = sum("." not in module and module not in FRONT_DOOR for module in plain)
-    capture = [module.split(".") for module in plain if module.startswith("capture.")]
-    rooms = {parts[1] for parts in capture if len(parts) > 2}
-    flat = sum(len(parts) == 2 for parts in capture)
-    _, up = one_way(arrows(room))
-    return "\n".join(
-        (
-            "| | before | now |",
-            "|---|--:|--:|",
-            f"| modules of `autosac/` that are in no folder | 34 | {loose} |",
-            f"| folders of `autosac/` | 4 and the five rooms | {len(folders)} with the five rooms |",
-            f"| modules of `capture/` that are in no folder | 41 | {flat} |",
-            f"| folders of `capture/` | 0 | {len(rooms)} |",
-            f"| arrows between rooms that close a circle | not counted | {len(up)} |",
-            "",
-        )
+    columns = (json.loads(BEFORE.read_text(encoding="utf-8")), record())
+    rows = (
+        ("modules of `autosac/` that are in no folder", [each["loose"] for each in columns]),
+        ("folders of `autosac/`, the five rooms among them", [each["folders"] for each in columns]),
+        ("modules of `capture/` that are in no folder", [each["capture_loose"] for each in columns]),
+        ("folders of `capture/`", [each["capture_folders"] for each in columns]),
+        ("rooms in the picture", [len(each["rooms"]) for each in columns]),
+        ("arrows between them", [len(arrows_of(each)) for each in columns]),
+        ("arrows that close a circle", [len(one_way(arrows_of(each))[1]) for each in columns]),
     )
+    lines = [f"| {name} | {before} | {now} |" for name, (before, now) in rows]
+    return "\n".join(("| | before | now |", "|---|--:|--:|", *lines, ""))
 
 
 def draw_all(folder: Path) -> None:
-    """Both pictures and both tables."""
+    """All pictures and both tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    draw(folder / "house.svg", room, f"the cellar, which every room may use: {', '.join(CELLAR)}")
-    draw(folder / "capture.svg", room_of_capture)
+    cellar = f"the cellar, which every room may use: {', '.join(CELLAR)}"
+    draw(folder / "house.svg", arrows(room), set(filter(None, map(room, modules()))), cellar)
+    draw(folder / "capture.svg", arrows(room_of_capture), set(filter(None, map(room_of_capture, modules()))))
+    before = json.loads(BEFORE.read_text(encoding="utf-8"))
+    draw(folder / "before.svg", arrows_of(before), set(before["rooms"]))
     (folder / "rooms.md").write_text(table(), encoding="utf-8")
     (folder / "counts.md").write_text(counts(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    draw_all(Path(sys.argv[1]))
+    if sys.argv[1] == "--record":
+        print(json.dumps(record(Path(sys.argv[2])), indent=1))
+    else:
+        draw_all(Path(sys.argv[1]))

@@ -18,17 +18,17 @@ from autosac.estimator.calibration.fitted import (
 from autosac.estimator.calibration.host_memory import HostMemory, memory_state_ms
 
 if TYPE_CHECKING:
-    from autosac.estimator.calibration.campaign import Campaign, Result, calibrate
+    from autosac.estimator.calibration.campaign import Campaign, CampaignResult, calibrate
 
-_LAZY = dict.fromkeys(("Campaign", "Result", "calibrate"), "autosac.estimator.calibration.campaign")
+_LAZY = dict.fromkeys(("Campaign", "CampaignResult", "calibrate"), "autosac.estimator.calibration.campaign")
 
 __all__ = [
     "Calibrated",
     "CalibratedCollectives",
     "CalibratedOperators",
     "Campaign",
+    "CampaignResult",
     "HostMemory",
-    "Result",
     "calibrate",
     "load_calibrated",
     "memory_state_ms",

@@ -36,7 +36,7 @@ from autosac.estimator.calibration.host import Probe, fit_host, measure_probes
 from autosac.estimator.calibration.journal import Journal
 from autosac.estimator.calibration.machine import Machine
 from autosac.estimator.calibration.profile import known_gpu, write_profile
-from autosac.estimator.calibration.shapes import Shape, distinct, shape_of
+from autosac.estimator.calibration.shapes import ShapeFeatures, distinct, shape_of
 from autosac.estimator.hardware import load_hardware
 from autosac.estimator.models import Estimate, OperatorModel, first_estimates
 from autosac.estimator.pricing import default_models
@@ -80,7 +80,7 @@ class Campaign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CampaignResult:
     """What came of it: files, how many operators were measured, which were skipped and why, how many were left."""
 
     profile: Path
@@ -91,7 +91,7 @@ class Result:
     host_us: Mapping[str, float]
 
 
-def calibrate(campaign: Campaign, report: Report = lambda done, total, text: None) -> Result:
+def calibrate(campaign: Campaign, report: Report = lambda done, total, text: None) -> CampaignResult:
     """Measure, fit, write. UsageError for a journal that does not belong here, or when nothing could be measured."""
     journal_path = campaign.output.with_suffix(".journal.jsonl")
     device = campaign.machine.torch_device
@@ -116,7 +116,7 @@ def calibrate(campaign: Campaign, report: Report = lambda done, total, text: Non
         _write(campaign, calibrated, measured, host_us)
         if not left:
             journal.remove()
-    return Result(
+    return CampaignResult(
         profile=campaign.output,
         measured=len(measured),
         skipped={
@@ -271,9 +271,9 @@ def fit(measured: Mapping[Signature, tuple[float, float]], campaign: Campaign, m
     return replace(plain, groups=fitted_groups(rows, plain))
 
 
-def fitted_groups(rows: Sequence[tuple[Shape, float]], plain: Calibrated) -> dict[str, GaussianProcess]:
+def fitted_groups(rows: Sequence[tuple[ShapeFeatures, float]], plain: Calibrated) -> dict[str, GaussianProcess]:
     """A process for each group of shapes and milliseconds, relative to the baseline of `plain`."""
-    groups: dict[str, list[tuple[Shape, float]]] = {}
+    groups: dict[str, list[tuple[ShapeFeatures, float]]] = {}
     for shape, ms in rows:
         for group in shape.groups:
             groups.setdefault(group, []).append((shape, ms))
@@ -284,7 +284,7 @@ def fitted_groups(rows: Sequence[tuple[Shape, float]], plain: Calibrated) -> dic
     }
 
 
-def _process(members: Sequence[tuple[Shape, float]], plain: Calibrated) -> GaussianProcess:
+def _process(members: Sequence[tuple[ShapeFeatures, float]], plain: Calibrated) -> GaussianProcess:
     values = np.array([np.log(ms / plain.baseline_ms(shape)) for shape, ms in members])
     return fit_gaussian(np.array([shape.features for shape, _ in members], dtype=np.float64), values)
 

@@ -21,7 +21,7 @@ import numpy as np
 from autosac.errors import HardwareError
 from autosac.estimator.calibration.gaussian import GaussianProcess
 from autosac.estimator.calibration.host_memory import HostMemory
-from autosac.estimator.calibration.shapes import Shape, shape_of
+from autosac.estimator.calibration.shapes import ShapeFeatures, shape_of
 from autosac.estimator.cluster import Placement
 from autosac.estimator.models import CollectiveModel, Estimate
 from autosac.estimator.profiles import read_document
@@ -50,7 +50,7 @@ class Calibrated:
     memory: HostMemory | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def baseline_ms(self, shape: Shape) -> float:
+    def baseline_ms(self, shape: ShapeFeatures) -> float:
         """The roofline of the module `shapes`."""
         peak = self.peak_flops.get(shape.arithmetic) or max(self.peak_flops.values(), default=math.inf)
         return self.overhead_ms + 1e3 * max(shape.flops / peak, shape.nbytes / self.bandwidth)
@@ -121,7 +121,7 @@ class CalibratedOperators:
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """One answer for each signature; None where its group was not measured."""
         answers: list[Estimate | None] = [None] * len(signatures)
-        rows: dict[str, list[tuple[int, Shape]]] = {}
+        rows: dict[str, list[tuple[int, ShapeFeatures]]] = {}
         for i, signature in enumerate(signatures):
             shape = shape_of(signature)
             groups = shape.groups if shape is not None else ()

@@ -57,7 +57,7 @@ Key = tuple[str, str]
 
 
 @dataclass
-class Part:
+class TimedPart:
     """A module's forward or backward, or the rest of the step: its time, and that of its operators by signature (ms)."""
 
     span_ms: float = 0.0
@@ -85,13 +85,13 @@ class LearnedRun(NamedTuple):
 
 def parts_of(
     trace: Trace, timeline: RankTimeline, event_ms: NDArray[np.float64], step_ms: float, units: Sequence[str]
-) -> dict[Key, Part]:
+) -> dict[Key, TimedPart]:
     """The step divided among forward and backward of these modules and the rest."""
     reached = timeline.reached_ms(step_ms)
     spans = np.diff(reached, append=step_ms).tolist()
     spans[0] += float(reached[0])
     unit_of = [_unit(trace, module, set(units)) for module in range(len(trace.modules))]
-    found: dict[Key, Part] = {}
+    found: dict[Key, TimedPart] = {}
     owner: Key = ("", REST)
     for event, span, ms in zip(trace.events, spans, event_ms.tolist(), strict=True):
         phase = getattr(event, "phase", None)
@@ -99,7 +99,7 @@ def parts_of(
             unit = unit_of[event.module] if event.module >= 0 else ""  # type: ignore[union-attr]
             inside = {Phase.FORWARD: FORWARD, Phase.BACKWARD: BACKWARD, Phase.RECOMPUTE: BACKWARD}.get(phase)
             owner = (unit, inside) if unit and inside else ("", REST)
-        part = found.setdefault(owner, Part())
+        part = found.setdefault(owner, TimedPart())
         part.span_ms += span
         if type(event) is Op and ms > 0:
             part.operators_ms[event.signature] += ms
@@ -162,9 +162,9 @@ def _points(trace: Trace, hardware: Hardware, signatures: Sequence[int]) -> dict
     return dict(zip(signatures, points, strict=True))
 
 
-def _measured(record: RunRecord, parts: dict[Key, Part]) -> dict[Key, float]:
+def _measured(record: RunRecord, parts: dict[Key, TimedPart]) -> dict[Key, float]:
     """What was measured of the parts. What is not known of a module, such as its backward, is joined to the rest."""
-    rest_of_step = parts.setdefault(("", REST), Part())
+    rest_of_step = parts.setdefault(("", REST), TimedPart())
     found: dict[Key, float] = {}
     for unit in record.units:
         for part, ms in ((FORWARD, unit.forward_ms), (BACKWARD, unit.backward_ms)):
@@ -180,7 +180,7 @@ def _measured(record: RunRecord, parts: dict[Key, Part]) -> dict[Key, float]:
     return found
 
 
-def _grouped(parts: Mapping[Key, Part], measured: Mapping[Key, float]) -> list[tuple[Key, Part, float, int]]:
+def _grouped(parts: Mapping[Key, TimedPart], measured: Mapping[Key, float]) -> list[tuple[Key, TimedPart, float, int]]:
     """Parts with the same operators are one: (first key, mean of the parts, mean of what was measured, how many)."""
     alike: dict[tuple[str, frozenset[tuple[int, int]]], list[Key]] = {}
     for key, part in parts.items():
@@ -188,13 +188,13 @@ def _grouped(parts: Mapping[Key, Part], measured: Mapping[Key, float]) -> list[t
         alike.setdefault((key[1], content), []).append(key)
     groups = []
     for keys in alike.values():
-        mean = Part(sum(parts[key].span_ms for key in keys) / len(keys), parts[keys[0]].operators_ms)
+        mean = TimedPart(sum(parts[key].span_ms for key in keys) / len(keys), parts[keys[0]].operators_ms)
         groups.append((keys[0], mean, sum(measured[key] for key in keys) / len(keys), len(keys)))
     return [group for group in groups if group[1].span_ms > 0]
 
 
 def _solve(
-    groups: Sequence[tuple[Key, Part, float, int]], inferred: Sequence[int], points: Sequence[SignaturePoint]
+    groups: Sequence[tuple[Key, TimedPart, float, int]], inferred: Sequence[int], points: Sequence[SignaturePoint]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The logarithms of the corrections, and what the parts take with them (ms)."""
     spent = np.array([[part.operators_ms[s] for s in inferred] for _, part, _, _ in groups])

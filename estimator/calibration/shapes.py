@@ -29,7 +29,7 @@ from autosac.trace import Scalar, Signature
 _ACCESS = {"elementwise": 0.0, "converted": 1.0, "broadcast": 2.0, "assembled": 2.0, "strided": 4.0}
 
 
-class Shape(NamedTuple):
+class ShapeFeatures(NamedTuple):
     """Groups from the most to the least specific, features, and the work of the baseline."""
 
     groups: tuple[str, ...]
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     arithmetic: str
 
 
-def shape_of(signature: Signature) -> Shape | None:
+def shape_of(signature: Signature) -> ShapeFeatures | None:
     """The shape of an operator; None if it is not of the kind that is calibrated (nothing on the device)."""
     metas = (*signature.inputs, *signature.outputs)
     if signature.is_view or not any(meta.place == "device" for meta in metas):
@@ -54,7 +54,7 @@ def shape_of(signature: Signature) -> Shape | None:
         features = _plain(signature, kind)
         name = f"{base_name(signature.name)}:{dtype}"
         groups = (name, f"family {kind}:{dtype}") if kind else (name,)
-    return Shape(groups, features, work.flops, work.nbytes, work.arithmetic)
+    return ShapeFeatures(groups, features, work.flops, work.nbytes, work.arithmetic)
 
 
 def _log(value: float) -> float:

@@ -21,7 +21,7 @@ from torch import nn
 from autosac.integrations.operators.effects import TritonLaunch
 from autosac.integrations.operators.facts import Facts
 from autosac.integrations.operators.keys import tensors_in
-from autosac.integrations.recompute.entries import Part
+from autosac.integrations.recompute.entries import CompiledPart
 from autosac.integrations.recompute.generators import states_before
 from autosac.integrations.recompute.tape import present
 
@@ -47,7 +47,7 @@ def _seen(call: Callable[..., Any]) -> Callable[..., Any]:
         tape = present.tape
         if tape is None or tape.is_busy or tape.part is not None or torch.compiler.is_compiling():
             return call(*args, **kwargs)
-        part = Part(call, _autocast(), [t.requires_grad for t in tensors_in((args, kwargs))])
+        part = CompiledPart(call, _autocast(), [t.requires_grad for t in tensors_in((args, kwargs))])
         entry = tape.begin(part, _PART, args, kwargs)
         entry.random = states_before(args, kwargs)
         tape.part = part

@@ -21,7 +21,7 @@ class RecomputationError(AutosacError, RuntimeError):
     """What a unit's backward needs cannot be computed again as it was. No gradient was made from it."""
 
 
-class Entry:
+class TapeEntry:
     """One operator on the tape. `reads`: the contents that it needs; `outputs`: the memory of each plain tensor in its result.
 
     `key` is (operator, occurrence) for reports, `place` whatever an observer wants to have back with the recomputation;
@@ -47,7 +47,7 @@ class Entry:
         self.dtype = torch.get_default_dtype()
 
 
-class Part:
+class CompiledPart:
     """A compiled module as an entry's function: how autocast was, and which of its arguments needed gradients."""
 
     def __init__(self, call: Any, autocast: Any, needs_gradient: list[bool]) -> None:

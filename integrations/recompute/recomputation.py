@@ -16,11 +16,11 @@ import torch
 
 from autosac.integrations.recompute import flags, witness
 from autosac.integrations.recompute.entries import (
-    Entry,
+    CompiledPart,
     Holder,
-    Part,
     RecomputationError,
     SavedInPart,
+    TapeEntry,
     observer,
     views_of,
 )
@@ -201,7 +201,7 @@ class _Recomputation:
             names.append(self._tape.entries[writer].key[0] if writer >= 0 else "nobody")
         return ", ".join(names)
 
-    def _run(self, position: int, entry: Entry) -> None:
+    def _run(self, position: int, entry: TapeEntry) -> None:
         if entry.is_forced:
             raise RecomputationError(
                 f"the module {self._tape.fqn} changes in place what the custom operator {entry.key[0]} returned, which "
@@ -214,7 +214,7 @@ class _Recomputation:
         kwargs = self._resolved(entry.kwargs, entry.writes) if entry.kwargs else entry.kwargs
         if torch.get_default_dtype() is not entry.dtype:  # `flags.restored` sets it back
             torch.set_default_dtype(entry.dtype)
-        if isinstance(entry.func, Part) or entry.random is not None:
+        if isinstance(entry.func, CompiledPart) or entry.random is not None:
             with entry.random.restored() if entry.random is not None else contextlib.nullcontext():
                 out = self._called(position, entry.func, args, kwargs)
         else:
@@ -248,9 +248,9 @@ class _Recomputation:
             self._tape.gather(memory.external)
 
     def _called(self, position: int, func: Any, args: Any, kwargs: Any) -> Any:
-        return self._run_part(position, func, args, kwargs) if isinstance(func, Part) else func(*args, **kwargs)
+        return self._run_part(position, func, args, kwargs) if isinstance(func, CompiledPart) else func(*args, **kwargs)
 
-    def _run_part(self, position: int, part: Part, args: Any, kwargs: Any) -> Any:
+    def _run_part(self, position: int, part: CompiledPart, args: Any, kwargs: Any) -> Any:
         """Call a compiled module again, and take what it saves."""
         flags = iter(part.needs_gradient)
         args, kwargs = _tree_map(lambda t: t.detach().requires_grad_(next(flags)), (args, kwargs))

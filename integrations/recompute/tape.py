@@ -36,12 +36,12 @@ from autosac.integrations.operators.facts import Facts, facts_of
 from autosac.integrations.operators.keys import CountingMode, is_collective, is_random, quiet, tensors_in
 from autosac.integrations.recompute import flags
 from autosac.integrations.recompute.entries import (
-    Entry,
+    CompiledPart,
     Held,
     Holder,
-    Part,
     RecomputationError,
     SavedInPart,
+    TapeEntry,
     observer,
     views_of,
 )
@@ -85,11 +85,11 @@ class Tape:
         self.policy = policy
         self.fqn = policy.fqn
         self.forward = forward
-        self.entries: list[Entry] = []
+        self.entries: list[TapeEntry] = []
         self.memories: list[Memory] = []
         self.audited = audited
         self.is_busy = False  # recomputing in the middle of its own forward
-        self.part: Part | None = None  # the compiled module that is running
+        self.part: CompiledPart | None = None  # the compiled module that is running
         self.offloader = offloader
         self.offloaded: list[Memory] = []
         self.flags = flags.present()
@@ -166,11 +166,11 @@ class Tape:
 
     # ---- the forward --------------------------------------------------------------------------------------------------
 
-    def begin(self, func: Any, facts: Facts, args: Any, kwargs: Any, occurrence: int = -1) -> Entry:
+    def begin(self, func: Any, facts: Facts, args: Any, kwargs: Any, occurrence: int = -1) -> TapeEntry:
         """An operator is about to run: note what it needs, and save what it changes."""
         reads: list[View] = []
         described = self._described(args, reads), self._described(kwargs, reads) if kwargs else kwargs
-        entry = Entry(func, facts, *described, reads, (facts.name, occurrence))
+        entry = TapeEntry(func, facts, *described, reads, (facts.name, occurrence))
         if facts.may_write:
             self._about_to_write(entry, args, kwargs)
         else:
@@ -182,7 +182,7 @@ class Tape:
             entry.random = states_before(args, kwargs)
         return entry
 
-    def _about_to_write(self, entry: Entry, args: Any, kwargs: Any) -> None:
+    def _about_to_write(self, entry: TapeEntry, args: Any, kwargs: Any) -> None:
         if isinstance(entry.func, TritonLaunch):
             written = [t for t in tensors_in((args, kwargs)) if has_storage(t)]
             written = [t for t in written if self.memories[self._number(t)].external is None]
@@ -197,7 +197,7 @@ class Tape:
         if entry.changed:
             entry.writes = self._before_write(entry.changed)
 
-    def end(self, entry: Entry, out: Any, decision: Decision | None) -> None:
+    def end(self, entry: TapeEntry, out: Any, decision: Decision | None) -> None:
         """It has run: note what it made, and keep it if that is decided."""
         position = len(self.entries)
         keeps = entry.is_forced or (decision is not None and decision.keep)
@@ -239,7 +239,7 @@ class Tape:
         if keeps:
             self._keep(entry, made, decision)
 
-    def _keep(self, entry: Entry, made: list[tuple[Memory, torch.Tensor]], decision: Decision | None) -> None:
+    def _keep(self, entry: TapeEntry, made: list[tuple[Memory, torch.Tensor]], decision: Decision | None) -> None:
         for memory, tensor in made:
             if memory.external is not None:
                 continue

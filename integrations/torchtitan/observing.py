@@ -23,7 +23,7 @@ from autosac.integrations.apply import switch
 from autosac.integrations.first_steps import FirstSteps
 from autosac.integrations.torchtitan.planning import RunningJob, agree_on_change, gathered, rank_and_store
 from autosac.plans import Plan
-from autosac.runs import RunMemory, RunRecord, Steps
+from autosac.runs import MeasuredSteps, RunMemory, RunRecord
 from autosac.titan.settings import compiles_model
 
 RECORD = "autosac_run.json"
@@ -60,7 +60,7 @@ def observe_part(job: RunningJob, model: nn.Module, plan: Plan | None) -> None:
     _present.steps.add(model)
 
 
-def _finish(steps: Steps) -> None:
+def _finish(steps: MeasuredSteps) -> None:
     """On every rank, in the optimizer of the last measured step."""
     from torchtitan.tools.logging import logger
 
@@ -89,7 +89,7 @@ def _finish(steps: Steps) -> None:
             torch.cuda.empty_cache()
 
 
-def _record(job: RunningJob, plan: Plan | None, steps: Steps, ranks: Sequence[dict[str, Any]]) -> RunRecord:
+def _record(job: RunningJob, plan: Plan | None, steps: MeasuredSteps, ranks: Sequence[dict[str, Any]]) -> RunRecord:
     """What all ranks have measured: the longest steps, the highest peaks."""
     memories = [row["memory"] for row in ranks if row["memory"] is not None]
     plan_file = job.section.plan or str(Path(job.dump_folder) / "autosac_plan.json")

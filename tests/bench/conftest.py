@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autosac.bench.results import Row
+from autosac.bench.results import PolicyRow
 
 MODEL = """
 import torch
@@ -79,11 +79,11 @@ def write_suite(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def row() -> Callable[..., Row]:
+def row() -> Callable[..., PolicyRow]:
     """A row of one configuration with a budget of 100 bytes; the step takes 10 ms, full checkpointing recomputes 4 ms."""
 
-    def make(policy: str, peak: int, recompute_ms: float, **changes: Any) -> Row:
-        return Row(
+    def make(policy: str, peak: int, recompute_ms: float, **changes: Any) -> PolicyRow:
+        return PolicyRow(
             model="net",
             configuration="C1",
             policy=policy,

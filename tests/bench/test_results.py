@@ -11,13 +11,13 @@ import pytest
 from autosac.bench.case_study import BudgetChoice, CaseResult, ModuleChoice, OperatorRow, recomputed_at
 from autosac.bench.figures import figures
 from autosac.bench.report import page, picture
-from autosac.bench.results import Measured, Results, Row
+from autosac.bench.results import MeasuredRun, PolicyRow, Results
 from autosac.bench.solver_times import SolverTiming
 
-Make = Callable[..., Row]
+Make = Callable[..., PolicyRow]
 
 
-def results(*rows: Row) -> Results:
+def results(*rows: PolicyRow) -> Results:
     """Results of these rows."""
     return Results(suite="Tiny", gpu="h100", rows=rows)
 
@@ -101,7 +101,9 @@ def test_nothing_to_test_where_everything_fits(row: Make) -> None:
 
 def test_a_policy_that_cannot_be_done(row: Make) -> None:
     """Its error is a miss, and stands in the table."""
-    failed = Row(model="net", configuration="C1", policy="ilp", budget_bytes=100, budget_kind="active", error="no plan")
+    failed = PolicyRow(
+        model="net", configuration="C1", policy="ilp", budget_bytes=100, budget_kind="active", error="no plan"
+    )
     found = results(row("none", 120, 0.0), failed)
     assert found.claims()[0].misses == ("net C1 ilp (no plan)",)
     assert "| net C1 | ilp | no plan |" in found.to_markdown()
@@ -109,7 +111,7 @@ def test_a_policy_that_cannot_be_done(row: Make) -> None:
 
 def test_csv_reads_back(row: Make) -> None:
     """Every row is a line whose fields are the row's, empty where there is nothing."""
-    measured = Measured(step_ms=12.5, peak_active_bytes=97)
+    measured = MeasuredRun(step_ms=12.5, peak_active_bytes=97)
     text = results(row("none", 120, 0.0), row("ilp", 98, 1.0, measured=measured)).to_csv()
     none, ilp = csv.DictReader(io.StringIO(text))
     assert (ilp["policy"], ilp["recompute_ms"], ilp["budget_use"], ilp["overhead"]) == ("ilp", "1.0", "0.98", "0.1")
@@ -120,9 +122,9 @@ def test_csv_reads_back(row: Make) -> None:
 def test_measured_beside_predicted(row: Make) -> None:
     """The measured slowdown is against the measured step without checkpointing; the peak's error against the measured peak."""
     found = results(
-        row("none", 120, 0.0, measured=Measured(step_ms=20.0, peak_active_bytes=100)),
-        row("full", 50, 4.0, measured=Measured(step_ms=25.0, peak_active_bytes=50)),
-        row("ilp", 99, 1.0, measured=Measured(error="out of memory")),
+        row("none", 120, 0.0, measured=MeasuredRun(step_ms=20.0, peak_active_bytes=100)),
+        row("full", 50, 4.0, measured=MeasuredRun(step_ms=25.0, peak_active_bytes=50)),
+        row("ilp", 99, 1.0, measured=MeasuredRun(error="out of memory")),
     )
     _, (none, full, ilp) = found.measured_table()
     assert none[2:9] == ["10.0 ms", "20.0 ms", "0.0%", "0.0%", "120 B", "100 B", "+20.0%"]

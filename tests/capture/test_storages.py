@@ -10,11 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autosac.capture.record.log import EventLog
-from autosac.capture.record.phases import Place
+from autosac.capture.record.phases import OperatorPlace
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import Alloc, Free, Label, Op, Phase, Storage
 
-SETUP, FORWARD = Place(Phase.SETUP, 0, 0), Place(Phase.FORWARD, 2, 7)
+SETUP, FORWARD = OperatorPlace(Phase.SETUP, 0, 0), OperatorPlace(Phase.FORWARD, 2, 7)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def table(log: EventLog) -> StorageTable:
     return StorageTable(log, "cpu")
 
 
-def returned(table: StorageTable, tensor: torch.Tensor, place: Place = FORWARD, **more: object) -> int:
+def returned(table: StorageTable, tensor: torch.Tensor, place: OperatorPlace = FORWARD, **more: object) -> int:
     """An operator returns the tensor, by default on stream 0 and without a label."""
     return table.returned(tensor, "aten.mm.default", int(more.get("stream", 0)), place, Label(more.get("label", 0)))
 
@@ -104,7 +104,7 @@ def test_the_first_label_counts(mode: FakeTensorMode, table: StorageTable) -> No
 def test_inputs_are_what_no_model_has_made(mode: FakeTensorMode, table: StorageTable) -> None:
     """What a forward made, or what has a label, is no input of the model that is called with it."""
     tensors = [torch.empty(1) for _ in range(4)]
-    places = (SETUP, Place(Phase.OTHER, 0, 0), FORWARD, SETUP)
+    places = (SETUP, OperatorPlace(Phase.OTHER, 0, 0), FORWARD, SETUP)
     for tensor, place, label in zip(tensors, places, (0, 0, 0, Label.COMMUNICATION), strict=True):
         returned(table, tensor, place, label=label)
     table.label_inputs(tensors)

@@ -46,7 +46,9 @@ def key(job: Path | None, *overrides: str, **arguments: Any) -> str | None:
 
 
 def test_a_fingerprint_covers_the_job(job: Path, tmp_path: Path) -> None:
-    """Text, arguments, rank, checkpointing, a plan's text and the surroundings count; the files' names do not."""
+    """Text, arguments, rank, checkpointing, a plan and the surroundings count; the files' names do not, nor what the plan says
+    of itself.
+    """
     plan, same = tmp_path / "plan", tmp_path / "same.toml"
     plan.write_text("{}")
     same.write_text(JOB)
@@ -62,8 +64,11 @@ def test_a_fingerprint_covers_the_job(job: Path, tmp_path: Path) -> None:
     ]
     assert None not in keys and len(set(keys)) == len(keys)
     assert key(same) == keys[0]
-    plan.write_text("{ }")
-    assert key(job, checkpointing="plan", plan_file=str(plan)) != keys[5]
+    plan.write_text('{"predictions": {"none": 1}, "reasons": [2], "certainty": 3}')
+    assert key(job, checkpointing="plan", plan_file=str(plan)) == keys[5]
+    for text in ('{"units": []}', "{", "[]"):
+        plan.write_text(text)
+        assert key(job, checkpointing="plan", plan_file=str(plan)) != keys[5]
     job.write_text(f"{JOB}# a remark\n")
     assert key(job) != keys[0]
 

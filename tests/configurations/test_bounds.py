@@ -24,7 +24,7 @@ from autosac.configurations.bounds import (
     time_bound_ms,
 )
 from autosac.configurations.layout import Layout
-from autosac.configurations.shapes import Part, Shape, shape_of_parameters
+from autosac.configurations.shapes import LayerCosts, ModelCosts, costs_of_parameters
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.traffic import Roads, Traffic
 from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap, LinkUse, simulate
@@ -42,13 +42,13 @@ class Priced(NamedTuple):
     link_use: dict[int, LinkUse]
 
 
-def shape(layers: int, f: float, b: float, f_out: float = 0.0, b_out: float = 0.0, **more: float) -> Shape:
+def shape(layers: int, f: float, b: float, f_out: float = 0.0, b_out: float = 0.0, **more: float) -> ModelCosts:
     """A model without memory."""
-    return Shape(
+    return ModelCosts(
         layers=layers,
-        layer=Part(forward_ms=f, backward_ms=b),
-        first=Part(),
-        last=Part(forward_ms=f_out, backward_ms=b_out),
+        layer=LayerCosts(forward_ms=f, backward_ms=b),
+        first=LayerCosts(),
+        last=LayerCosts(forward_ms=f_out, backward_ms=b_out),
         layer_parameters=more.get("parameters", 0.0),
         outside_parameters=0.0,
     )
@@ -59,7 +59,7 @@ def pipeline(ranks: int, microbatches: int, schedule: str, layers: int = 0) -> L
     return Layout(gpu="any", pipeline=ranks, schedule=schedule, global_batch=microbatches)
 
 
-def cycle_ms(layout: Layout, model: Shape, steps: int = 4) -> float:
+def cycle_ms(layout: Layout, model: ModelCosts, steps: int = 4) -> float:
     """The time from one step to the next when 1F1B or GPipe is executed operator by operator, ranks running free."""
     counts, m, p = split_of(layout, model), layout.microbatches, layout.pipeline
     layers = [model.lead] * model.leading + [model.layer] * (model.layers - model.leading)
@@ -120,7 +120,7 @@ def test_no_pipeline_is_faster_than_its_bound(
     """Steps executed one after the other take at least the bounds each, whatever the layers and stages cost, leading layers
     unlike the others among them.
     """
-    lead = Part(forward_ms=b_out, backward_ms=f_out)
+    lead = LayerCosts(forward_ms=b_out, backward_ms=f_out)
     model = replace(shape(max(4, 2 * ranks) + more, f, b, f_out, b_out), leading=leading, lead=lead)
     layout = replace(pipeline(ranks, m, schedule), split=split)
     step_ms = cycle_ms(layout, model) * (1 + 1e-9)
@@ -143,8 +143,8 @@ def test_leading_layers_count_by_themselves() -> None:
     """Two stages of 3 and 1 layers, the first a light one, and 2 microbatches: times, memory and the balanced split are of
     its own layers. 1 + 2 x 4 = 9 ms against 4 + 5 ms.
     """
-    light = Part(forward_ms=0.5, backward_ms=0.5, kept=((1, math.inf),))
-    layer = Part(forward_ms=2.0, backward_ms=2.0, kept=((10, math.inf),))
+    light = LayerCosts(forward_ms=0.5, backward_ms=0.5, kept=((1, math.inf),))
+    layer = LayerCosts(forward_ms=2.0, backward_ms=2.0, kept=((10, math.inf),))
     model = replace(
         shape(4, 0, 0, 2.0, 3.0, parameters=4), layer=layer, leading=1, lead=light, lead_parameters=1.0, state_bytes=12
     )
@@ -170,8 +170,10 @@ KEPT = st.lists(st.tuples(st.integers(1, 50), st.floats(0, 5)), min_size=1, max_
 @given(KEPT, st.integers(0, 60), st.integers(0, 250))
 def test_no_plan_recomputes_less_than_the_bound(kept: list[tuple[int, float]], floor: int, budget: int) -> None:
     """Of all subsets that may be freed, none that fits costs less than the bound; where none fits, the bound is infinite."""
-    layer = Part(forward_ms=1.0, backward_ms=1.0, kept=(*((s, ms) for s, ms in kept), (floor, math.inf)))
-    model = Shape(layers=1, layer=layer, first=Part(), last=Part(), layer_parameters=0, outside_parameters=0)
+    layer = LayerCosts(forward_ms=1.0, backward_ms=1.0, kept=(*((s, ms) for s, ms in kept), (floor, math.inf)))
+    model = ModelCosts(
+        layers=1, layer=layer, first=LayerCosts(), last=LayerCosts(), layer_parameters=0, outside_parameters=0
+    )
     costs = [
         sum(ms for (_, ms), freed in zip(kept, choice, strict=True) if freed)
         for choice in itertools.product((False, True), repeat=len(kept))
@@ -199,12 +201,12 @@ def test_gathered_parameters_count_where_they_stay() -> None:
 
 def test_what_runs_behind_the_layers_needs_memory_beside_them() -> None:
     """Two layers keep 10 bytes each, half of which 1 ms frees; the loss needs 30: with 45, one layer in two frees its half."""
-    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)))
-    model = Shape(
+    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)))
+    model = ModelCosts(
         layers=2,
         layer=layer,
-        first=Part(),
-        last=Part(kept=((30, math.inf),)),
+        first=LayerCosts(),
+        last=LayerCosts(kept=((30, math.inf),)),
         layer_parameters=0,
         outside_parameters=0,
     )
@@ -216,9 +218,14 @@ def test_what_runs_behind_the_layers_needs_memory_beside_them() -> None:
 
 def test_a_chunked_loss_may_need_no_memory() -> None:
     """The same step with its loss in chunks: only what the two layers cannot free is sure to be there."""
-    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)))
-    model = Shape(
-        layers=2, layer=layer, first=Part(), last=Part(kept=((30, math.inf),)), layer_parameters=0, outside_parameters=0
+    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)))
+    model = ModelCosts(
+        layers=2,
+        layer=layer,
+        first=LayerCosts(),
+        last=LayerCosts(kept=((30, math.inf),)),
+        layer_parameters=0,
+        outside_parameters=0,
     )
     layout = Layout(gpu="any", chunk_loss=True)
     assert memory_bound_bytes(layout, model) == 2 * 5
@@ -229,13 +236,13 @@ def test_what_fsdp_holds_beside_the_layers() -> None:
     """Ten layers of a billion parameters on 4 shards, of reserved memory: two gathered messages and all gradients on streams
     of their own; beside what eight layers keep, a layer's parameters and gradients and the message before it.
     """
-    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((10**9, math.inf),))
+    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((10**9, math.inf),))
     known = Sharding(gathers_at_once=2, gradients_apart=True, scatter_waits=True)
-    model = Shape(
+    model = ModelCosts(
         layers=10,
         layer=layer,
-        first=Part(),
-        last=Part(),
+        first=LayerCosts(),
+        last=LayerCosts(),
         layer_parameters=1e9,
         least_parameters=1e9,
         outside_parameters=0.0,
@@ -264,7 +271,7 @@ def test_stages_of_a_rank_share_its_memory() -> None:
     """Two ranks with two stages each, 12 layers of 100 bytes. The first rank holds three microbatches of its first stage and
     two of its second: 1500 bytes if stages are equal. With less memory, a layer moves from the first stage to the second.
     """
-    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((100, math.inf),))
+    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((100, math.inf),))
     model = replace(shape(12, 1.0, 2.0), layer=layer)
     layout = replace(pipeline(2, 4, "Interleaved1F1B"), split="balanced")
     assert split_of(layout, model) == (3, 3, 3, 3)
@@ -276,7 +283,7 @@ def test_stages_of_a_rank_share_its_memory() -> None:
 
 def test_a_stage_without_layers_needs_nothing() -> None:
     """Of 6 layers on 8 stages TorchTitan gives the first and the last none: what their ranks keep is that of the other one."""
-    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((10, math.inf), (90, 1.0)))
+    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((10, math.inf), (90, 1.0)))
     model = replace(shape(6, 1.0, 2.0, parameters=1.0), layer=layer)
     layout = replace(pipeline(4, 8, "Interleaved1F1B"), shard=2, global_batch=16)
     assert split_of(layout, model) == (0, 1, 1, 1, 1, 1, 1, 0)
@@ -286,9 +293,14 @@ def test_a_stage_without_layers_needs_nothing() -> None:
 
 def test_the_last_stage_has_the_loss() -> None:
     """Two stages, two microbatches: the first holds two of its layer's 10 bytes, the last one of them and the loss's 30."""
-    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((10, math.inf),))
-    model = Shape(
-        layers=3, layer=layer, first=Part(), last=Part(kept=((30, math.inf),)), layer_parameters=0, outside_parameters=0
+    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((10, math.inf),))
+    model = ModelCosts(
+        layers=3,
+        layer=layer,
+        first=LayerCosts(),
+        last=LayerCosts(kept=((30, math.inf),)),
+        layer_parameters=0,
+        outside_parameters=0,
     )
     layout = pipeline(2, 2, "1F1B")
     assert split_of(layout, model) == (2, 1)
@@ -300,12 +312,12 @@ def test_balanced_stages_are_as_short_as_memory_allows(
     ranks: int, layers: int, m: int, budget: int, f_out: float
 ) -> None:
     """Of all divisions, with what each stage has to recompute within the budget, none has a shorter slowest stage."""
-    layer = Part(forward_ms=1.0, backward_ms=2.0, kept=((4, math.inf), (6, 1.0)))
-    model = Shape(
+    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((4, math.inf), (6, 1.0)))
+    model = ModelCosts(
         layers=layers,
         layer=layer,
-        first=Part(),
-        last=Part(forward_ms=f_out),
+        first=LayerCosts(),
+        last=LayerCosts(forward_ms=f_out),
         layer_parameters=1,
         outside_parameters=0,
         budget_bytes=budget,
@@ -456,7 +468,7 @@ def test_parameters_tell_products() -> None:
         "output.weight": (16, 4),
         "tok.weight": (16, 4),
     }
-    found = shape_of_parameters(shapes, 3, Layout(gpu="any"), 10, 1e3)
+    found = costs_of_parameters(shapes, 3, Layout(gpu="any"), 10, 1e3)
     assert found.layer.forward_ms == pytest.approx(32 * 20)
     assert found.layer.backward_ms == pytest.approx(2 * 32 * 20)
     assert found.last.forward_ms == pytest.approx(64 * 20)

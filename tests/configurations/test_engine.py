@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.engine import Bound, Outcome, Value, Work, best_first
+from autosac.configurations.engine import Bound, PendingWork, SearchState, Value, best_first
 
 VALUES = st.lists(
     st.tuples(st.one_of(st.floats(0.1, 100), st.just(math.inf)), st.floats(0, 1), st.floats(0, 1), st.integers(0, 4)),
@@ -31,18 +31,18 @@ class Toy:
         value, a, b, _ = self.rows[i]
         return min(value, 100.0) * a * b
 
-    def step(self, i: int, bound: float, best: float) -> Bound | Value | Work:
+    def step(self, i: int, bound: float, best: float) -> Bound | Value | PendingWork:
         value, a, _, group = self.rows[i]
         tight = min(value, 100.0) * a
         if group not in self.groups:
-            return Work(("group", group), ("group", group))
+            return PendingWork(("group", group), ("group", group))
         if bound < tight:
             return Bound(tight)
         if i in self.worked:
             return Value(value)
-        return Work(("value", i), ("value", i))
+        return PendingWork(("value", i), ("value", i))
 
-    def finished(self, work: Work, future: Future[object]) -> None:
+    def finished(self, work: PendingWork, future: Future[object]) -> None:
         kind, which = work.content
         (self.groups if kind == "group" else self.worked).add(which)
 
@@ -81,7 +81,7 @@ def test_bounds_above_the_best_are_never_worked_out() -> None:
 
 def test_the_closest_of_the_others_is_known() -> None:
     """Of what bounds ruled out, the one with the least bound; infinite bounds are no rivals."""
-    outcome: Outcome[str] = Outcome()
+    outcome: SearchState[str] = SearchState()
     assert outcome.closest is None
     outcome.pruned = {"a": 7.0, "b": 3.0, "c": math.inf}
     assert outcome.closest == ("b", 3.0)
@@ -90,7 +90,7 @@ def test_the_closest_of_the_others_is_known() -> None:
 def test_an_interrupted_search_leaves_what_it_found() -> None:
     """What was found before an interrupt is in the outcome that was given, which is not proven."""
     toy = Toy([(5.0, 0.1, 1.0, 0), (4.0, 0.5, 1.0, 1)])
-    outcome: Outcome[int] = Outcome()
+    outcome: SearchState[int] = SearchState()
 
     def submit(content: tuple[str, int]) -> Future[object]:
         if content == ("group", 1):

@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autosac.configurations.layout import Layout
-from autosac.configurations.schedules import Moment, Place, moments, order, places
+from autosac.configurations.schedules import Moment, PipelineRank, moments, order, places
 
 _SHORT = {"FORWARD": "F", "FULL_BACKWARD": "B"}
 
@@ -70,13 +70,16 @@ def test_gradients_are_whole_between_a_stages_first_and_last_backward() -> None:
 def test_stages_of_a_v_go_forth_and_back() -> None:
     """Of four stages on two ranks in a V, the first rank has the first and the last."""
     layout = Layout(gpu="any", pipeline=2, schedule="ZBVZeroBubble", global_batch=4)
-    assert places(layout, (1, 2, 3, 4), 3) == [Place(0, (1, 4), True, (1, 0)), Place(1, (2, 3), False, (2, 0))]
+    assert places(layout, (1, 2, 3, 4), 3) == [
+        PipelineRank(0, (1, 4), True, (1, 0)),
+        PipelineRank(1, (2, 3), False, (2, 0)),
+    ]
 
 
 def test_stages_of_a_loop_are_dealt_out() -> None:
     """Of six stages on two ranks, each rank has every second one."""
     layout = Layout(gpu="any", pipeline=2, schedule="Interleaved1F1B", stages=3, global_batch=4)
     assert places(layout, (1, 2, 3, 4, 5, 6), 0) == [
-        Place(0, (1, 3, 5), False, (0, 0, 0)),
-        Place(1, (2, 4, 6), True, (0, 0, 0)),
+        PipelineRank(0, (1, 3, 5), False, (0, 0, 0)),
+        PipelineRank(1, (2, 4, 6), True, (0, 0, 0)),
     ]

@@ -14,12 +14,12 @@ import pytest
 from autosac.capture.process.server import CaptureServer
 from autosac.cli.parser import main
 from autosac.configurations.best_files import write_best
-from autosac.configurations.engine import Value, Work
-from autosac.configurations.evaluations import LayoutTask, Measured, PlanTask, SheetTask
+from autosac.configurations.engine import PendingWork, Value
+from autosac.configurations.evaluations import LayoutTask, PlanTask, PredictedStep, SheetTask
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
 from autosac.configurations.request import SearchRequest
-from autosac.configurations.results import Result
+from autosac.configurations.results import SearchResult
 from autosac.configurations.search import TitanSearch, is_larger
 from autosac.configurations.sessions import searching
 from autosac.configurations.sheets import Sheet
@@ -323,12 +323,12 @@ def test_ctrl_c_leaves_the_files_of_the_best_so_far(job: Path, tmp_path: Path, m
     """The search is interrupted after its end: who is told gets the result, and the job is written."""
     run = TitanSearch.run
 
-    def interrupted(self: TitanSearch) -> Result:
+    def interrupted(self: TitanSearch) -> SearchResult:
         run(self)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TitanSearch, "run", interrupted)
-    told: list[tuple[Result, Sequence[Path]]] = []
+    told: list[tuple[SearchResult, Sequence[Path]]] = []
     request = inputs(job, space=TINY, budget="79GiB", output=tmp_path / "best.toml")
     with pytest.raises(KeyboardInterrupt):
         completed_search(request, interrupted=lambda result, files: told.append((result, files)))
@@ -384,10 +384,10 @@ def test_what_was_not_tried_says_nothing_of_memory(job: Path, capture_server: Ca
 
 def test_ties_are_within_the_errors_of_the_difference() -> None:
     """Errors that two steps share cancel; less than one percent tells no two configurations apart."""
-    from autosac.configurations.results import Row, is_tied
+    from autosac.configurations.results import ConfigurationRow, is_tied
 
-    def row(step_ms: float, **errors_ms: float) -> Row:
-        measured = Measured(
+    def row(step_ms: float, **errors_ms: float) -> ConfigurationRow:
+        measured = PredictedStep(
             checkpointing="none",
             step_ms=step_ms,
             recompute_ms=0.0,
@@ -398,7 +398,9 @@ def test_ties_are_within_the_errors_of_the_difference() -> None:
             parts={},
             errors_ms=errors_ms,
         )
-        return Row(layout=Layout(gpu="any"), measured=measured, score=step_ms, offer=Offer(gpu="any", world_size=1))
+        return ConfigurationRow(
+            layout=Layout(gpu="any"), measured=measured, score=step_ms, offer=Offer(gpu="any", world_size=1)
+        )
 
     assert is_tied(row(100, gemm=5), row(100.9, gemm=5))
     assert not is_tied(row(100, gemm=5), row(103, gemm=5))
@@ -412,7 +414,7 @@ def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None
         assert found._decided(layout, answer, 80.0, math.inf) == Value(80.0)
         assert found._decided(layout, answer, 100.0, 85.0) == Value(100.0)
         asked = found._decided(layout, answer, 100.0, 95.0)
-    assert isinstance(asked, Work) and asked.content.least_ms == {} and asked.content.cutoff_ms == 95.0
+    assert isinstance(asked, PendingWork) and asked.content.least_ms == {} and asked.content.cutoff_ms == 95.0
 
 
 def test_a_plan_that_does_not_fit_as_captured_is_made_again(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from autosac.configurations.evaluations import Measured
+from autosac.configurations.evaluations import PredictedStep
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
-from autosac.configurations.results import Row, why_lost
+from autosac.configurations.results import ConfigurationRow, why_lost
 from autosac.configurations.study import Study
 from autosac.configurations.workers import LocalWorkers, WorkerLost
 from autosac.errors import UsageError
@@ -113,9 +113,9 @@ def test_workers_are_started_again() -> None:
     workers.close()
 
 
-def row(step_ms: float, *, price: float = 0.0, score: float | None = None, **parts: float) -> Row:
+def row(step_ms: float, *, price: float = 0.0, score: float | None = None, **parts: float) -> ConfigurationRow:
     """A configuration with these parts of its step."""
-    measured = Measured(
+    measured = PredictedStep(
         checkpointing="none",
         step_ms=step_ms,
         recompute_ms=parts.get("recompute_ms", 0.0),
@@ -127,7 +127,7 @@ def row(step_ms: float, *, price: float = 0.0, score: float | None = None, **par
         errors_ms={},
     )
     offer = Offer(gpu="any", world_size=8, price=price)
-    return Row(layout=Layout(gpu="any"), measured=measured, score=score or step_ms, offer=offer)
+    return ConfigurationRow(layout=Layout(gpu="any"), measured=measured, score=score or step_ms, offer=offer)
 
 
 def test_why_another_configuration_is_worse() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autosac.derivation.mix import Mixer
-from autosac.derivation.steps import Steps
+from autosac.derivation.steps import CapturedSteps
 from autosac.trace import (
     Alloc,
     Collective,
@@ -104,7 +104,7 @@ def test_events_works_and_storages_are_those_of_the_first_capture() -> None:
 
     What only the former has gets the next number (event 10, storage 1).
     """
-    found = Mixer(Steps(observed())).mixed([Steps(recomputing())], {1: 0})
+    found = Mixer(CapturedSteps(observed())).mixed([CapturedSteps(recomputing())], {1: 0})
     assert found.events == (
         ModuleEnter(1, FORWARD),
         Alloc(0),
@@ -134,5 +134,5 @@ def test_events_works_and_storages_are_those_of_the_first_capture() -> None:
 
 def test_a_mixture_of_nothing_is_the_observed_capture() -> None:
     """Without units, no row comes from a template."""
-    found = Mixer(Steps(observed())).mixed([Steps(recomputing())], {})
+    found = Mixer(CapturedSteps(observed())).mixed([CapturedSteps(recomputing())], {})
     assert found.events == observed().events and found.storages == observed().storages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shlex
 import sys
 import tomllib
@@ -21,16 +22,18 @@ WITH_COMMANDS = [page for page in PAGES if any(b.language == "console" and not b
 WITH_PYTHON = [page for page in PAGES if any(b.language == "python" and not b.not_run for b in blocks(page))]
 
 
+@pytest.fixture
+def inside(folder: Path, shared_cache: Path, shared_processes: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of small jobs, which is this process's own; captures and the processes that make them are shared."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("AUTOSAC_CACHE", str(shared_cache))
+    return folder
+
+
 @needs_bash
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_the_commands_of_a_page_succeed(
-    page: str,
-    run_in_folder: Callable[[list[str]], str],
-    folder: Path,
-    shared_cache: Path,
-    shared_processes: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    page: str, run_in_folder: Callable[[list[str]], str], inside: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All of them, in order, in one folder: in this process, which need not start Python for each, but for what the
     getting-started page says of plans, which a shell runs.
@@ -38,8 +41,6 @@ def test_the_commands_of_a_page_succeed(
     typed = [line for b in blocks(page) if b.language == "console" and not b.not_run for line in b.commands]
     lines = [line.replace(BUDGET, SMALL_BUDGET) for line in dict.fromkeys(typed)]
     shell = [line for line in lines if page == "docs/getting-started.md" and not line.startswith("autosac simulate ")]
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("AUTOSAC_CACHE", str(shared_cache))
     for line in lines:
         if line.startswith("autosac ") and line not in shell:
             code = main(shlex.split(line)[1:])
@@ -49,13 +50,21 @@ def test_the_commands_of_a_page_succeed(
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_the_python_of_a_page_runs(page: str, run_in_folder: Callable[[list[str]], str], folder: Path) -> None:
-    """All blocks of a page are one program; text blocks directly after one are what it prints."""
+def test_the_python_of_a_page_runs(
+    page: str, run_in_folder: Callable[[list[str]], str], inside: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All blocks of a page are one program; text blocks directly after one are what it prints. It runs in this process, which
+    need not import PyTorch for each, but for the README's.
+    """
     found = [b for b in blocks(page) if b.language in ("python", "text") and not b.not_run]
     expected = [after.text for b, after in pairwise(found) if (b.language, after.language) == ("python", "text")]
-    program = folder / "page.py"
+    program = inside / "page.py"
     program.write_text("\n\n".join(b.text for b in found if b.language == "python"))
-    printed = run_in_folder([sys.executable, str(program)])
+    if page == "README.md":
+        printed = run_in_folder([sys.executable, str(program)])
+    else:
+        runpy.run_path(str(program), run_name="__main__")
+        printed = capfd.readouterr().out
     assert all(text in printed for text in expected), printed
 
 

@@ -147,7 +147,10 @@ def test_the_house_is_drawn(tmp_path: Path) -> None:
     """Every room stands in the picture, and the counts are those of the folders."""
     house.draw_all(tmp_path)
     flat = sum(path.name != "__init__.py" for path in (ROOT / "autosac/capture").glob("*.py"))
-    assert f"| modules of `capture/` that are in no folder | 41 | {flat} |" in (tmp_path / "counts.md").read_text()
+    counts = (tmp_path / "counts.md").read_text()
+    assert f"| modules of `capture/` that are in no folder | 43 | {flat} |" in counts
+    assert "| arrows that close a circle | 3 | 0 |" in counts
+    assert (tmp_path / "before.svg").stat().st_size > 20_000
     assert (tmp_path / "house.svg").stat().st_size > 10_000 and (tmp_path / "capture.svg").stat().st_size > 5_000
     assert (
         f"| `trace` | {len(list((ROOT / 'autosac/trace').glob('*.py'))) - 1} |" in (tmp_path / "rooms.md").read_text()

@@ -24,7 +24,7 @@ from autosac.configurations.bounds import (
     time_bound_ms,
 )
 from autosac.configurations.layout import Layout, ModelFacts, arguments_of, legal, settings_of
-from autosac.configurations.shapes import Shape, shape_of_parameters
+from autosac.configurations.shapes import ModelCosts, costs_of_parameters
 from autosac.configurations.sheets import Sheet, sheet_layout, sheet_of
 from autosac.configurations.space import Space
 from autosac.configurations.splits import balanced_split, module_names, torchtitan_split
@@ -79,7 +79,7 @@ def layouts() -> Iterator[Layout]:
     yield replace(base, shard=2, pipeline=2, tensor=2, reshard="never", split="balanced")
 
 
-def bounds(layout: Layout, shape: Shape, budget_bytes: float) -> dict[str, Any]:
+def bounds(layout: Layout, shape: ModelCosts, budget_bytes: float) -> dict[str, Any]:
     """All that is known of a layout before it is captured."""
     return {
         "split": split_of(layout, shape),
@@ -98,7 +98,7 @@ def test_bounds() -> None:
     found: dict[str, Any] = {}
     for layout in layouts():
         captured = replace(sheet("observed").shape(pipeline=layout.pipeline > 1), layers=16)
-        counted = shape_of_parameters(PARAMETERS, 16, layout, 2048, 989e12)
+        counted = costs_of_parameters(PARAMETERS, 16, layout, 2048, 989e12)
         for name, shape, budget_mib in (
             ("counted", counted, 64),
             ("captured", captured, 900),

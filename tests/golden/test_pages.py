@@ -18,14 +18,14 @@ from pinned import check, digest, lines_of
 from autosac.bench.case_study import BudgetChoice, CaseResult, ModuleChoice, OperatorRow
 from autosac.bench.figures import Figure, Series
 from autosac.bench.report import markdown, picture, write_document, write_report
-from autosac.bench.results import Measured as MeasuredStep
+from autosac.bench.results import MeasuredRun as MeasuredStep
+from autosac.bench.results import PolicyRow as BenchRow
 from autosac.bench.results import Results
-from autosac.bench.results import Row as BenchRow
 from autosac.bench.solver_times import SolverTiming
-from autosac.configurations.evaluations import Measured
+from autosac.configurations.evaluations import PredictedStep
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
-from autosac.configurations.results import Counts, Result, Row
+from autosac.configurations.results import ConfigurationRow, Counts, SearchResult
 from autosac.errors import UsageError
 from autosac.plans import MadeFor, Plan, Prediction
 from autosac.report.memory_pictures import draw_memory
@@ -211,10 +211,12 @@ def test_long_names_below_bars_are_turned(letters: int, rotation: float, drawn: 
 # ---- autosac search -------------------------------------------------------------------------------------------------
 
 
-def search_row(step_ms: float, gib: float, checkpointing: str, price: float, gpu: str = "h100", **knobs: Any) -> Row:
+def search_row(
+    step_ms: float, gib: float, checkpointing: str, price: float, gpu: str = "h100", **knobs: Any
+) -> ConfigurationRow:
     """A configuration of 8 GPUs. What computation does not take is shared by the other parts."""
     rest = step_ms - 70
-    measured = Measured(
+    measured = PredictedStep(
         checkpointing=checkpointing,
         step_ms=step_ms,
         recompute_ms=knobs.pop("recompute_ms", 0.0),
@@ -234,19 +236,23 @@ def search_row(step_ms: float, gib: float, checkpointing: str, price: float, gpu
     )
     layout = Layout(gpu=gpu, **{"shard": 8, "global_batch": 16, **knobs})
     offer = Offer(gpu=gpu, world_size=8, price=price)
-    return Row(layout=layout, measured=measured, score=step_ms * offer.weight("cost-per-token"), offer=offer)
+    return ConfigurationRow(
+        layout=layout, measured=measured, score=step_ms * offer.weight("cost-per-token"), offer=offer
+    )
 
 
-def search_result(rows: Sequence[Row], **more: Any) -> Result:
+def search_result(rows: Sequence[ConfigurationRow], **more: Any) -> SearchResult:
     """A search that simulated these rows."""
     counts = dict.fromkeys(Counts.__dataclass_fields__, 1) | {"configurations": 4000, "legal": 1500, "bounded": 1200}
     settings = {"counts": Counts(**counts), "objective": "cost-per-token", "gap": 0.01, "proven": True}
     offers = tuple(dict.fromkeys(row.offer for row in rows))
     budgets = {offer.gpu: (60 if offer.gpu == "h100" else 70) * GIB for offer in offers}
-    return Result(rows=tuple(rows), **{**settings, "budgets_bytes": budgets, "seconds": 12.5, "offers": offers, **more})
+    return SearchResult(
+        rows=tuple(rows), **{**settings, "budgets_bytes": budgets, "seconds": 12.5, "offers": offers, **more}
+    )
 
 
-def search_rows() -> list[Row]:
+def search_rows() -> list[ConfigurationRow]:
     """Of two kinds of GPUs, by price."""
     rows = [
         search_row(100.0, 50, "none", 2.0, tensor=2, shard=4),

@@ -14,7 +14,7 @@ import autosac
 from autosac.errors import PlanError, UsageError
 from autosac.integrations.apply import switch
 from autosac.integrations.first_steps import FirstSteps, units_of
-from autosac.runs import RunRecord, Steps
+from autosac.runs import MeasuredSteps, RunRecord
 
 
 class Block(nn.Module):
@@ -81,7 +81,7 @@ def test_units_are_the_outermost_modules_without_lists() -> None:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_steps_and_modules_are_measured_and_nothing_changes(parts: int) -> None:
     """Three steps after two, every module forward and backward but for the embedding's; hooks are gone; same parameters."""
-    found: list[Steps] = []
+    found: list[MeasuredSteps] = []
     model = tower()
     FirstSteps(found.append, warm_up=2, steps=3).add(model)
     assert same(train(model, 7, parts=parts), train(tower(), 7, parts=parts))
@@ -96,7 +96,7 @@ def test_steps_and_modules_are_measured_and_nothing_changes(parts: int) -> None:
 
 def test_other_optimizers_do_not_count() -> None:
     """Steps of another model's optimizer are none of this one's; of two optimizers of a model the first one counts."""
-    found: list[Steps] = []
+    found: list[MeasuredSteps] = []
     model, other = tower(), nn.Linear(2, 2)
     FirstSteps(found.append, warm_up=1, steps=2).add(model)
     groups = [list(model.words.parameters()), list(model.out.parameters())]
@@ -111,7 +111,7 @@ def test_other_optimizers_do_not_count() -> None:
 
 def test_a_compiled_model_is_timed_as_a_whole() -> None:
     """Its modules get no hooks."""
-    found: list[Steps] = []
+    found: list[MeasuredSteps] = []
     model = tower()
     model.body.layers[0].compile(backend="eager")
     FirstSteps(found.append, warm_up=1, steps=1).add(model)

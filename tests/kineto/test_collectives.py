@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autosac.kineto import Transfer, attribute, read_profile, transfers
+from autosac.kineto import TransferTimes, attribute, read_profile, transfers
 
 Make = Callable[..., Any]
 NOTED = {
@@ -21,7 +21,7 @@ NOTED = {
 }
 
 
-def _found(traces: dict[int, Any], path: Path, world: int) -> tuple[tuple[Transfer, ...], tuple[int, float]]:
+def _found(traces: dict[int, Any], path: Path, world: int) -> tuple[tuple[TransferTimes, ...], tuple[int, float]]:
     kernels = {
         rank: attribute(read_profile(trace.save(path / f"{rank}.json"))).collectives for rank, trace in traces.items()
     }

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from autosac.estimator.calibration.traces.evidence import TraceEvidence
 from autosac.estimator.calibration.traces.learn import Clock, FamilyError, Learned
 from autosac.estimator.hardware import load_hardware
-from autosac.kineto import Transfer
+from autosac.kineto import TransferTimes
 from autosac.report.trace_tables import trace_report
 
 FIRST = TraceEvidence(
@@ -106,8 +106,8 @@ def test_what_was_not_identified() -> None:
 def test_facts_and_collectives() -> None:
     """The host's times of each trace, the clock, and collectives with the longest first; of one rank a bound."""
     transfers = (
-        Transfer("all_gather", 2**20, (0, 1), 3, 50.0, 0.5, 1),
-        Transfer("all_reduce", 2**30, (0, 1), 1, 900.0, 100.0, 2),
+        TransferTimes("all_gather", 2**20, (0, 1), 3, 50.0, 0.5, 1),
+        TransferTimes("all_reduce", 2**30, (0, 1), 1, 900.0, 100.0, 2),
     )
     found = tables(trace_report(learned(transfers=transfers, clock=Clock(700.0, 0.75, 1500.0)), Path("h100.toml")))
     assert found["Collectives"] == [

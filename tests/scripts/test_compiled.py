@@ -74,17 +74,26 @@ for step in range(3):
 def test_inductor_takes_all_graphs_of_a_script(run: Any, tmp_path: Path) -> None:
     """Its attention patterns, traced with constants on ``cuda``, do not stop it; tuning and CUDA graphs are named.
 
-    A compiled optimizer makes its states, and is one kernel over lists of tensors.
+    A compiled optimizer makes its states, and is one kernel over lists of tensors. A script that runs again compiles nothing
+    anew, and takes the same step.
     """
-    ended = run(COMPILED, "--save-capture", "step.trace")
-    assert ended.returncode == 0, ended.stderr
-    assert "Inductor could not compile" not in ended.stdout
-    assert "the CUDA graphs of compiled code are launched from their first call on" in ended.stdout
-    assert "the kernels that Inductor chooses without tuning" in ended.stdout
-    trace = Trace.load(tmp_path / "step.trace")
+    written = "from torch._inductor import metrics\nprint('kernels written:', metrics.generated_kernel_count)\n"
+
+    def trained(file: str) -> tuple[str, Trace]:
+        ended = run(COMPILED + written, "--steps", "0", "--save-capture", file)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout, Trace.load(tmp_path / file)
+
+    said, trace = trained("step.trace")
+    assert "Inductor could not compile" not in said and "kernels written: 0\n" not in said
+    assert "the CUDA graphs of compiled code are launched from their first call on" in said
+    assert "the kernels that Inductor chooses without tuning" in said
     names = [trace.signatures[op.signature].name for _, op in trace.operators() if op.phase is Phase.OPTIMIZER]
     assert any(name.startswith("triton.triton_for") for name in names)
     assert not any("_foreach" in name for name in names)
+    said, again = trained("again.trace")
+    assert "kernels written: 0\n" in said
+    assert (again.events, again.signatures, again.storages) == (trace.events, trace.signatures, trace.storages)
 
 
 def test_transformed_functions(run: Any) -> None:

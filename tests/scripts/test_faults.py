@@ -94,10 +94,10 @@ def test_a_script_that_catches_everything(run: Any) -> None:
     assert "step 2 of the 3 that the script ran" in ended.stdout
 
 
-def test_patience_ends(run: Any, tmp_path: Path) -> None:
+def test_patience_ends(run_alone: Any, tmp_path: Path) -> None:
     """A script that never steps ends with a hint that names the line where it is; what it started has ended, too."""
     before = processes()
-    ended = run(WITHOUT_END, "--patience", "6")
+    ended = run_alone(WITHOUT_END, "--patience", "6")
     assert ended.returncode == 1
     assert "has taken no step for 6 s (at " in ended.stderr and "train.py:11)" in ended.stderr
     assert ended.stdout == "reads ''\n"

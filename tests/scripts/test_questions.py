@@ -112,12 +112,11 @@ def test_steps_that_need_more_than_the_reported_one_are_named(run: Any) -> None:
     done = run(CURRICULUM)
     assert done.returncode == 0, done.stdout + done.stderr
     notes = " ".join(done.stdout.split())
-    assert re.search(r"steps differ: step 3 needs \d\.\d\d GiB of active memory, the reported step 0\.\d\d GiB", notes)
+    assert re.search(r"steps differ: step 3 needs [\d.]+ [GM]iB of active memory, the reported step [\d.]+ MiB", notes)
     took = re.search(r"steps differ: step 3 takes ([\d.,]+) ms, the reported step ([\d.,]+) ms", notes)
     ends = [float(end) for end in re.findall(r"^step \d ends at (.*)", done.stdout, re.M)]
-    assert took and ends[2] - ends[1] == pytest.approx(
-        float(took[1]) / 1e3, rel=0.02
-    )  # the script's clock says so, too
+    assert took
+    assert ends[2] - ends[1] == pytest.approx(float(took[1]) / 1e3, rel=0.02)  # the script's clock says so, too
     assert float(took[1]) > 4 * float(took[2])  # four times the rows, and gradients of all layers
 
 

@@ -15,7 +15,7 @@ from autosac.solvers import (
     LocalItem,
     LocalProblem,
     Operator,
-    Result,
+    UnitResult,
     frontier,
     greedy,
     ilp,
@@ -30,7 +30,9 @@ Points = list[tuple[int, float]]
 CHECKED = settings(deadline=None, max_examples=300)
 
 
-def unit(operators: tuple[Operator, ...], results: tuple[Result, ...], asked: tuple[int, ...], *forced: bool | None):
+def unit(
+    operators: tuple[Operator, ...], results: tuple[UnitResult, ...], asked: tuple[int, ...], *forced: bool | None
+):
     """A problem whose items' numbers follow from their results and these results' makers."""
     closure = Closure(operators, results, asked)
     count = max((result.item for result in results), default=-1) + 1
@@ -48,7 +50,7 @@ def units(draw: st.DrawFn, most: int = 9, groups: bool = True) -> LocalProblem:
     """Random units: operators with up to two results, in-place writers, shared items, forced items, any reads."""
     count = draw(st.integers(1, most))
     times = draw(st.lists(st.integers(0, 40).map(lambda n: n / 8), min_size=count, max_size=count))
-    results: list[Result] = []
+    results: list[UnitResult] = []
     operators: list[Operator] = []
     items = 0
     for c in range(count):
@@ -63,7 +65,7 @@ def units(draw: st.DrawFn, most: int = 9, groups: bool = True) -> LocalProblem:
         item = results[item].item if joined else items
         items = max(items, item + 1)
         for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
-            results.append(Result(draw(st.integers(0, 30)), item, (c,)))
+            results.append(UnitResult(draw(st.integers(0, 30)), item, (c,)))
     asked = tuple(sorted(draw(st.sets(st.sampled_from(range(len(results))), max_size=4))))
     forced = draw(st.lists(st.sampled_from([None] * 6 + [True, False]), min_size=items, max_size=items))
     return unit(tuple(operators), tuple(results), asked, *forced)
@@ -88,7 +90,7 @@ def undominated(points: Points) -> Points:
 
 def test_items_without_memory_change_nothing() -> None:
     """One operator of 1 ms and 8 bytes, and an item that makes nothing: the curve is keeping it or running it again."""
-    closure = Closure((Operator(1.0),), (Result(8, 0, (0,)),), (0,))
+    closure = Closure((Operator(1.0),), (UnitResult(8, 0, (0,)),), (0,))
     problem = LocalProblem(items=(LocalItem(8, 1.0), LocalItem(0, 0.0)), closure=closure)
     assert [(p.kept_bytes, p.recompute_ms) for p in frontier(problem).policies] == [(0, 1.0), (8, 0.0)]
 
@@ -96,7 +98,7 @@ def test_items_without_memory_change_nothing() -> None:
 def chain() -> LocalProblem:
     """Three operators in a row, a -> b -> c (1, 2 and 4 ms; 10, 20 and 5 bytes), of which the backward asks for c."""
     operators = (Operator(1.0), Operator(2.0, (0,)), Operator(4.0, (1,)))
-    return unit(operators, (Result(10, 0, (0,)), Result(20, 1, (1,)), Result(5, 2, (2,))), (2,))
+    return unit(operators, (UnitResult(10, 0, (0,)), UnitResult(20, 1, (1,)), UnitResult(5, 2, (2,))), (2,))
 
 
 def test_what_leads_only_to_what_is_kept_does_not_run() -> None:
@@ -122,25 +124,25 @@ def test_the_curve_of_a_chain() -> None:
 def test_a_result_half_written_needs_only_what_wrote_it_so_far() -> None:
     """Of three operators b reads what a made before c writes to it; the backward asks for b: c does not run again."""
     operators = (Operator(1.0), Operator(2.0, (0,)), Operator(4.0, (0,)))
-    problem = unit(operators, (Result(8, 0, (0, 2)), Result(8, 1, (1,))), (1,))
+    problem = unit(operators, (UnitResult(8, 0, (0, 2)), UnitResult(8, 1, (1,))), (1,))
     assert problem.demand.measured(()) == (0, 3.0)
 
 
 def test_a_closure_that_refers_to_nothing_is_refused() -> None:
     """An operator that reads what is made after it, a result of nobody, and an item that is not there are usage errors."""
     with pytest.raises(UsageError, match="not made before it"):
-        Closure((Operator(1.0, (0,)),), (Result(1, 0, (0,)),), ())
+        Closure((Operator(1.0, (0,)),), (UnitResult(1, 0, (0,)),), ())
     with pytest.raises(UsageError, match="makers"):
-        Closure((Operator(1.0),), (Result(1, 0, ()),), ())
+        Closure((Operator(1.0),), (UnitResult(1, 0, ()),), ())
     with pytest.raises(UsageError, match="item that is not there"):
-        LocalProblem(items=(), closure=Closure((Operator(1.0),), (Result(1, 0, (0,)),), ()))
+        LocalProblem(items=(), closure=Closure((Operator(1.0),), (UnitResult(1, 0, (0,)),), ()))
 
 
 def test_a_result_that_saves_no_time_may_save_memory() -> None:
     """Of 29 bytes, b (0 bytes) is made in no time. If both items are kept they are not needed; without b they are."""
     problem = unit(
         (Operator(5.0), Operator(0.0, (0,)), Operator(0.0, (0,))),
-        (Result(29, 0, (0,)), Result(0, 0, (1,)), Result(0, 1, (2,))),
+        (UnitResult(29, 0, (0,)), UnitResult(0, 0, (1,)), UnitResult(0, 1, (2,))),
         (1, 2),
     )
     for solve in (ilp, pareto):

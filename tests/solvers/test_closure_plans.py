@@ -18,7 +18,7 @@ from autosac.solvers import (
     LocalProblem,
     Operator,
     PeakPoint,
-    Result,
+    UnitResult,
     frontier,
     joint_bound_ms,
     solve_joint,
@@ -33,7 +33,7 @@ def chains(draw: st.DrawFn) -> LocalProblem:
     sizes = [draw(st.integers(1, 6)) * 10 for _ in range(4)]
     times = [float(draw(st.integers(1, 9))) for _ in range(4)]
     operators = tuple(Operator(ms, reads) for ms, reads in zip(times, ((), (0,), (1,), (0,)), strict=True))
-    results = tuple(Result(size, i, (i,)) for i, size in enumerate(sizes))
+    results = tuple(UnitResult(size, i, (i,)) for i, size in enumerate(sizes))
     items = tuple(LocalItem(size, ms) for size, ms in zip(sizes, times, strict=True))
     return LocalProblem(items=items, closure=Closure(operators, results, (2, 3)))
 

@@ -29,13 +29,10 @@ class Pool:
     def submit(self, request: TitanRequest, options: dict[str, bool], listener: Callable[[str], None]) -> CaptureFuture:
         """Start a capture. A process that has ended is not asked again."""
         self._listener[0] = listener
-        key = (
-            *sorted(options.items()),
-            os.environ.get("AUTOSAC_CACHE"),
-            Path.cwd(),
-            request.gpu,
-            *_made_ready(request),
-        )
+        compiles, words = _made_ready(request)
+        place = (*sorted(options.items()), os.environ.get("AUTOSAC_CACHE"), Path.cwd(), request.gpu, words)
+        # One that can compile serves jobs that do not, too.
+        key = (*place, True) if compiles or (*place, True) in self._servers else (*place, False)
         server = self._servers.pop(key, None)
         while server is None and len(self._servers) >= _MOST:
             self._servers.pop(next(iter(self._servers))).__exit__(None, None, None)

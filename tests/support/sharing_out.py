@@ -13,6 +13,7 @@ LONGEST = (
     ("end_to_end/test_plan.py", "end_to_end/test_confidence.py", "end_to_end/test_batch_size.py"),
     ("capture/test_layers.py", "capture/test_fusion.py", "planning/test_compiled_mixes.py"),
     ("derivation",),
+    ("scripts",),  # processes to fork from, and what the compiler has written
     ("docs/test_examples.py",),  # some of its captures are those of test_plan.py, which has kept them by then
     ("end_to_end/test_plans.py", "end_to_end/test_golden.py"),
     ("end_to_end/test_collectives.py", "end_to_end/test_bad_combinations.py", "invariants"),

@@ -41,7 +41,7 @@ class NotCacheable(Exception):
 Build: TypeAlias = Callable[[list[FakeTensor]], Any]
 
 
-class Entry:
+class CachedCall:
     """How to build the outputs of one call from its input tensors (None: it has to run again), and the trace's signature
     for it (-1 until the recorder has made it).
     """
@@ -80,12 +80,12 @@ class DispatchCache:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self.entries: dict[tuple[Any, ...], Entry] = {}
+        self.entries: dict[tuple[Any, ...], CachedCall] = {}
         self._templates: dict[torch.device, dict[str, Any]] = {}
 
     def run(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Entry | None, list[FakeTensor] | None]:
+    ) -> tuple[Any, CachedCall | None, list[FakeTensor] | None]:
         """(outputs, entry, input tensors); entry and tensors are None where the call cannot be cached."""
         if not _is_cacheable(func):
             return self.mode.dispatch(func, types, args, kwargs), None, None
@@ -147,10 +147,10 @@ class DispatchCache:
             )
         return self._templates[device]
 
-    def _entry(self, out: Any, tensors: list[FakeTensor]) -> Entry:
+    def _entry(self, out: Any, tensors: list[FakeTensor]) -> CachedCall:
         """The entry for a call's outputs; one without `build` if they cannot be rebuilt (it still holds the signature)."""
         if out is None:
-            return Entry(lambda _: None)
+            return CachedCall(lambda _: None)
         flat, spec = pytree.tree_flatten(out)
         position = {id(t): i for i, t in enumerate(tensors)}
         base_of = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
@@ -162,7 +162,7 @@ class DispatchCache:
             elif id(leaf) in position:
                 builds.append(operator.itemgetter(position[id(leaf)]))
             elif not isinstance(leaf, FakeTensor) or not _is_plain(leaf):
-                return Entry(None)
+                return CachedCall(None)
             else:
                 storage = leaf.untyped_storage()
                 base = base_of.get(storage._cdata)
@@ -171,15 +171,15 @@ class DispatchCache:
                     builds.append(self._view(*layout, base, int(leaf.storage_offset())))
                     continue
                 if storage._cdata in fresh or leaf.storage_offset() or storage.nbytes() != _extent_bytes(leaf):
-                    return Entry(None)
+                    return CachedCall(None)
                 fresh.add(storage._cdata)
                 builds.append(self._tensor(*layout))
         if len(flat) == 1 and out is flat[0]:
-            return Entry(builds[0])
+            return CachedCall(builds[0])
         kind = type(out)
         if kind in (list, tuple) and len(out) == len(flat) and all(map(operator.is_, out, flat)):
-            return Entry(lambda tensors: kind([build(tensors) for build in builds]))
-        return Entry(lambda tensors: pytree.tree_unflatten([build(tensors) for build in builds], spec))
+            return CachedCall(lambda tensors: kind([build(tensors) for build in builds]))
+        return CachedCall(lambda tensors: pytree.tree_unflatten([build(tensors) for build in builds], spec))
 
 
 @per_operator

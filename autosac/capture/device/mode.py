@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from autosac.capture.device import exchanged, shadows, values
-from autosac.capture.device.cache import DispatchCache, Entry
+from autosac.capture.device.cache import CachedCall, DispatchCache
 from autosac.capture.device.device import CUDA
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
 from autosac.capture.device.operators import per_operator
@@ -63,7 +63,7 @@ class OperatorLog(Protocol):
     """Listens to every operator on the device (the recorder)."""
 
     def operator(
-        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: CachedCall | None, tensors: list[FakeTensor] | None
     ) -> None: ...
     def host_reads(self) -> None: ...
     def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None: ...
@@ -197,7 +197,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         return self._observe(func, args, kwargs, out, entry, tensors)
 
     def _observe(
-        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: CachedCall | None, tensors: list[FakeTensor] | None
     ) -> Any:
         values.propagate(func, args, kwargs, out)
         self.log.operator(func, args, kwargs, out, entry, tensors)

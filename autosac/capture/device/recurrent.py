@@ -28,7 +28,7 @@ _NOT_COMPACT = (
 
 def install(library: torch.library.Library, key: str) -> None:
     """Register what CUDA would call, for the simulated device's dispatch key."""
-    recurrent = Recurrent()
+    recurrent = RecurrentKernels()
     for name in MODES:
         for overload, function in (("input", recurrent.padded), ("data", recurrent.packed)):
             for target in (f"Autograd{key}", key):
@@ -45,7 +45,7 @@ def is_acceptable(x: torch.Tensor) -> bool:
     return x.dtype in _FLATTENED or (x.dtype == torch.bfloat16 and ampere)
 
 
-class Recurrent:
+class RecurrentKernels:
     """The four kinds of RNNs. Dropout has one state for the whole process, made when it is first needed."""
 
     def __init__(self) -> None:

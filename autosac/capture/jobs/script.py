@@ -28,7 +28,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from autosac.capture.device.cache import Entry
+from autosac.capture.device.cache import CachedCall
 from autosac.capture.device.device import current_stream
 from autosac.capture.device.operators import mutates
 from autosac.capture.jobs.fast_forward import FastForward
@@ -240,7 +240,7 @@ class ScriptSteps:
     # ---- OperatorLog ------------------------------------------------------------------------------------------------
 
     def operator(
-        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: list[FakeTensor] | None
+        self, func: Any, args: Any, kwargs: Any, out: Any, entry: CachedCall | None, tensors: list[FakeTensor] | None
     ) -> None:
         """An operator ran on the device."""
         if self._updates is not None:

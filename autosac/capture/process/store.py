@@ -29,6 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autosac.capture.compiler.programs import Programs
 from autosac.capture.request import TitanRequest
 from autosac.errors import TraceError, UsageError
 from autosac.files.caching import cache_folder
@@ -42,8 +43,16 @@ _KEPT = ("*.trace", "*.program")
 _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")
 SOURCES = ("autosac", "torch", "torchtitan", "torchao")
 _NO_SOURCES = ("include", "lib", "share", "bin", "test", "__pycache__")
+_OF_NO_EFFECT = ("predictions", "reasons", "certainty")  # what a plan says of itself
 _ENVIRONMENT = ("AUTOSAC", "CUDA", "LOCAL_", "NCCL", "PYTHON", "PYTORCH", "TORCH")
-_IRRELEVANT = ("AUTOSAC_CACHE", "AUTOSAC_DEBUG", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME")
+_IRRELEVANT = (
+    "AUTOSAC_CACHE",
+    "AUTOSAC_DEBUG",
+    "AUTOSAC_SCRIPT",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_HOME",
+)
 
 
 class CaptureStore:
@@ -84,6 +93,12 @@ class CaptureStore:
     def folder(self) -> Path:
         """Where captures are kept. It need not exist."""
         return self._folder
+
+    def programs(self, salt: str) -> Programs:
+        """What the compiler has written for captures with this salt. OSError and UsageError as `put`."""
+        self.make_private()
+        self._shrink()
+        return Programs(self._folder, salt)
 
     def size(self) -> tuple[int, int]:
         """How many captures are kept, and the bytes of all files."""
@@ -144,6 +159,15 @@ def default_store() -> CaptureStore | None:
     return CaptureStore(folder)
 
 
+def kept_programs(purpose: str) -> Programs:
+    """What the compiler has written for this purpose, in the user's store; where there is none, in this process."""
+    with contextlib.suppress(OSError, UsageError):
+        store, around = default_store(), surroundings()
+        if store is not None and around is not None:
+            return store.programs(f"{purpose} {fingerprint(around)}")
+    return Programs()
+
+
 def surroundings() -> dict[str, Any] | None:
     """What all captures on this machine depend on; None if it cannot be read."""
     try:
@@ -172,12 +196,24 @@ def request_fingerprint(request: TitanRequest, around: dict[str, Any] | None) ->
         document = {
             **asdict(request),
             "config_file": job,
-            "plan_file": Path(request.plan_file).read_text() if request.plan_file else None,
+            "plan_file": _plan_text(Path(request.plan_file)) if request.plan_file else None,
             "surroundings": around,
         }
     except (OSError, UnicodeDecodeError):
         return None
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _plan_text(path: Path) -> str:
+    """The plan without what it predicts, and why: a plan that was verified is the one that is written afterwards."""
+    text = path.read_text()
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(document, dict):
+        return text
+    return json.dumps({name: value for name, value in document.items() if name not in _OF_NO_EFFECT}, sort_keys=True)
 
 
 def _job_text(request: TitanRequest) -> str | None:

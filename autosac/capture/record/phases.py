@@ -31,7 +31,7 @@ _ENCLOSING = (Phase.SETUP, Phase.BACKWARD, Phase.RECOMPUTE)  # what they contain
 _T = TypeVar("_T")
 
 
-class Table(Generic[_T]):
+class DistinctValues(Generic[_T]):
     """Distinct values in order of appearance."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class ModuleTable:
         return chain[::-1]
 
 
-class Place(NamedTuple):
+class OperatorPlace(NamedTuple):
     """Where an operator belongs."""
 
     phase: Phase
@@ -88,7 +88,7 @@ class PhaseTracker:
 
     def __init__(self, log: EventLog) -> None:
         self.modules = ModuleTable()
-        self.sources: Table[str] = Table()
+        self.sources: DistinctValues[str] = DistinctValues()
         self.sources.add("")
         self.phase = Phase.SETUP
         self._log = log
@@ -97,7 +97,7 @@ class PhaseTracker:
         self._optimizers: list[tuple[Phase, Phase]] = []
         self._backward_module = ROOT
         self._creates_graph = False
-        self._repeated: Place | None = None  # while a unit is recomputed: where its operators belong
+        self._repeated: OperatorPlace | None = None  # while a unit is recomputed: where its operators belong
         # (sequence number after the operator, (module, source)), ascending: who made which autograd nodes.
         self._node_numbers: list[int] = []
         self._node_owners: list[tuple[int, int]] = []
@@ -106,7 +106,7 @@ class PhaseTracker:
         """A training step begins."""
         self.phase = self._resting = Phase.OTHER
 
-    def locate(self) -> Place:
+    def locate(self) -> OperatorPlace:
         """The place of an operator that is being issued."""
         if self._repeated is not None:
             return self._repeated
@@ -119,14 +119,14 @@ class PhaseTracker:
             if node is None or self._creates_graph or not _is_grad_enabled():
                 if module != self._backward_module:
                     self._move_backward(module)
-                return Place(phase, module, source)
+                return OperatorPlace(phase, module, source)
             phase = Phase.RECOMPUTE
         source = self.sources.add(calling_line())
         number = _get_sequence_number()
         if not self._node_numbers or number > self._node_numbers[-1]:
             self._node_numbers.append(number)
             self._node_owners.append((module, source))
-        return Place(phase, module, source)
+        return OperatorPlace(phase, module, source)
 
     def _owner(self, node: Any) -> tuple[int, int]:
         """(module, source) that made an autograd node; those of the node before it if that is unknown."""
@@ -182,11 +182,11 @@ class PhaseTracker:
         if self.phase is Phase.BACKWARD:
             self._move_backward(self._owner(_current_node())[0])
         self._log.add(ModuleEnter(module, Phase.RECOMPUTE))
-        self._repeated = Place(Phase.RECOMPUTE, module, 0)
+        self._repeated = OperatorPlace(Phase.RECOMPUTE, module, 0)
 
     def repeat(self, place: tuple[int, int]) -> None:
         """The next operator of the recomputation belongs where it belonged in the forward."""
-        self._repeated = Place(Phase.RECOMPUTE, *place)
+        self._repeated = OperatorPlace(Phase.RECOMPUTE, *place)
 
     def end_recomputation(self, fqn: str) -> None:
         """They have run."""

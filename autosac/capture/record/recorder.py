@@ -15,12 +15,12 @@ from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device import device as simulated
-from autosac.capture.device.cache import Entry
+from autosac.capture.device.cache import CachedCall
 from autosac.capture.record.accumulation import EngineAdditions
 from autosac.capture.record.collectives import CollectiveCall, describe_collective
 from autosac.capture.record.graphs import COMPILED, GraphRecords
 from autosac.capture.record.log import EventLog
-from autosac.capture.record.phases import PhaseTracker, Place, Table
+from autosac.capture.record.phases import DistinctValues, OperatorPlace, PhaseTracker
 from autosac.capture.record.signatures import SignatureTable, Work, operator_name
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import (
@@ -67,7 +67,7 @@ class Recorder:
         self.signatures = SignatureTable(target)
         self.launches: list[tuple[int, str]] = []  # rows and names of Triton kernels that the program launched
         self.graphs = GraphRecords(self.log)
-        self.groups: Table[Group] = Table()
+        self.groups: DistinctValues[Group] = DistinctValues()
         self.regions: list[Region] = []
         self.model_parts: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -168,7 +168,13 @@ class Recorder:
     # ---- OperatorLog ------------------------------------------------------------------------------------------------
 
     def operator(
-        self, func: Any, args: Any, kwargs: Any, out: Any, entry: Entry | None, tensors: Sequence[torch.Tensor] | None
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        entry: CachedCall | None,
+        tensors: Sequence[torch.Tensor] | None,
     ) -> None:
         """Record one operator that ran on the target device."""
         if self.phases.is_repeating and func in _LOOKS:
@@ -207,7 +213,13 @@ class Recorder:
                 self.storages.expect_addition(args[0], out)
 
     def _signature(
-        self, func: Any, args: Any, kwargs: Any, entry: Entry | None, tensors: Sequence[Any], out_tensors: Sequence[Any]
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        entry: CachedCall | None,
+        tensors: Sequence[Any],
+        out_tensors: Sequence[Any],
     ) -> int:
         if entry is None:
             return self.signatures.add(func, args, kwargs, tensors, out_tensors)
@@ -304,7 +316,7 @@ class Recorder:
         nbytes: int,
         signature: int,
         stream: int,
-        place: Place,
+        place: OperatorPlace,
         inputs: tuple[int, ...],
         outputs: tuple[int, ...],
     ) -> None:

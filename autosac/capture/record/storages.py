@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.record.log import EventLog
-from autosac.capture.record.phases import Place
+from autosac.capture.record.phases import OperatorPlace
 from autosac.trace import Alloc, Free, Label, Op, Phase, Storage
 
 _NO_SPARSE = (
@@ -57,7 +57,7 @@ class StorageTable:
         live = self._live.get(id(storage))
         return live.storage if live is not None and live.reference is not None and live.reference() is storage else -1
 
-    def returned(self, tensor: Any, name: str, stream: int, place: Place, label: Label) -> int:
+    def returned(self, tensor: Any, name: str, stream: int, place: OperatorPlace, label: Label) -> int:
         """The allocation that holds an operator's result: a new one (with `label`) if it is not known yet."""
         if not isinstance(tensor, FakeTensor) or tensor.fake_device.type != self._target:
             return -1
@@ -77,7 +77,7 @@ class StorageTable:
         self._live[key] = live
         return live.storage
 
-    def _allocate(self, nbytes: int, name: str, stream: int, place: Place, label: Label) -> int:
+    def _allocate(self, nbytes: int, name: str, stream: int, place: OperatorPlace, label: Label) -> int:
         position = len(self.storages)
         self.streams.add(stream)
         self.storages.append(Storage(nbytes, stream, label, place.phase, place.module, place.source, name))
@@ -103,7 +103,7 @@ class StorageTable:
             return True
         return (self.storages[live.storage].nbytes if live.storage >= 0 else 0) == nbytes
 
-    def resized(self, storage: torch.UntypedStorage, nbytes: int, stream: int, place: Place) -> None:
+    def resized(self, storage: torch.UntypedStorage, nbytes: int, stream: int, place: OperatorPlace) -> None:
         """`UntypedStorage.resize_` of a known storage: the old allocation ends, a new one begins."""
         live = self._live[id(storage)]
         if live.storage >= 0:

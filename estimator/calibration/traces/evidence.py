@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from autosac.estimator.memory_bound import access
 from autosac.estimator.work import family
-from autosac.kineto import Attribution, HostEvent, Kernel, Measured, Profile, Unreadable, attribute, to_signature
+from autosac.kineto import Attribution, HostEvent, Kernel, OperatorCall, Profile, Unreadable, attribute, to_signature
 from autosac.trace import Signature
 
 _OVERLAPPED, _FREE = 0.5, 0.01  # shares of an operator's time beside collectives
@@ -36,7 +36,7 @@ _SLOWER_BESIDE = 1.19  # as `runtime_sim.ConstantOverlap`, where a trace does no
 _ANY_LAYOUT = "::elementwise_kernel"  # of TensorIterator's kernels, the one that computes an address for every element
 
 
-class Row(NamedTuple):
+class EvidenceRow(NamedTuple):
     """One way of calling an operator in one trace.
 
     `us`: the sum of its kernels, the median of `calls` calls; `kernels`: how many they are, in the mean; `rel_std`:
@@ -70,7 +70,7 @@ class TraceEvidence:
     total_us: float
     covered_us: float
     collectives_us: float
-    rows: tuple[Row, ...]
+    rows: tuple[EvidenceRow, ...]
     collectives: tuple[tuple[Kernel, HostEvent | None], ...]
     unreadable: dict[str, float] = field(default_factory=dict)
     unknown: dict[str, float] = field(default_factory=dict)
@@ -133,12 +133,12 @@ def gather(profile: Profile) -> TraceEvidence:
 
 def _row(
     profile: Profile, signature: Signature, tf32: bool, times: Sequence[tuple[float, float]], kernels: Sequence[int]
-) -> Row:
+) -> EvidenceRow:
     free = [us for us, share in times if share <= _FREE]
     alone = free or [us for us, _ in times]
     middle = statistics.median(alone)
     spread = statistics.pstdev(alone) / middle if middle else 0.0
-    return Row(
+    return EvidenceRow(
         Path(profile.path).name,
         signature,
         middle,
@@ -174,7 +174,7 @@ class _Signatures:
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], tuple[Signature | None, str]] = {}
 
-    def read(self, measured: Measured) -> tuple[Signature | None, str]:
+    def read(self, measured: OperatorCall) -> tuple[Signature | None, str]:
         """The signature, or why there is none."""
         copies = tuple(sorted({kernel.name for kernel in measured.kernels if kernel.kind == "copy"}))
         noted = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")

@@ -27,7 +27,7 @@ from autosac.estimator.calibration.traces.correction import (
     load_correction,
     operator_point,
 )
-from autosac.estimator.calibration.traces.evidence import Row, TraceEvidence, gather, occupied
+from autosac.estimator.calibration.traces.evidence import EvidenceRow, TraceEvidence, gather, occupied
 from autosac.estimator.cluster import default_cluster
 from autosac.estimator.gpu import match_gpu
 from autosac.estimator.hardware import Hardware, load_hardware
@@ -36,7 +36,7 @@ from autosac.estimator.pricing import default_models
 from autosac.estimator.profiled import save_measured
 from autosac.estimator.work import family, work_of
 from autosac.files.writing import write_text_atomically
-from autosac.kineto import Profile, Transfer, read_profile, transfers
+from autosac.kineto import Profile, TransferTimes, read_profile, transfers
 from autosac.trace import Signature
 
 _FOLDS = 5
@@ -50,10 +50,10 @@ _BESIDE_STD = 0.3  # of the slowdown beside collectives, from one kind of call t
 Report = Callable[[int, int, str], None]
 
 
-class Priced(NamedTuple):
+class PricedRow(NamedTuple):
     """One row of evidence beside the shipped models' price, and its point of the correction."""
 
-    row: Row
+    row: EvidenceRow
     shipped_us: float
     source: str
     observed: Observed
@@ -84,10 +84,10 @@ class Learned:
 
     hardware: Hardware
     traces: tuple[TraceEvidence, ...]
-    priced: tuple[Priced, ...]
+    priced: tuple[PricedRow, ...]
     correction: Correction
     errors: tuple[FamilyError, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[TransferTimes, ...]
     lost_transfers: tuple[int, float]
     clock: Clock | None
 
@@ -143,9 +143,9 @@ def profile_gpu(profile: Profile) -> str:
         raise UsageError(f"{profile.path} does not say which GPU it is from: give it with --gpu") from e
 
 
-def price_rows(hardware: Hardware, traces: Iterable[TraceEvidence]) -> tuple[Priced, ...]:
+def price_rows(hardware: Hardware, traces: Iterable[TraceEvidence]) -> tuple[PricedRow, ...]:
     """All rows that run on the device, with the shipped models' prices. `traces`: as `occupied` makes them."""
-    priced: list[Priced] = []
+    priced: list[PricedRow] = []
     for trace in traces:
         for tf32 in (False, True):
             rows = [row for row in trace.rows if row.tf32 is tf32]
@@ -159,7 +159,7 @@ def price_rows(hardware: Hardware, traces: Iterable[TraceEvidence]) -> tuple[Pri
                 variance += _BESIDE_STD**2 if row.beside else 0.0
                 log_ratio = math.log(row.us / (estimate.ms * 1e3))
                 observed = Observed(point, log_ratio, variance)
-                priced.append(Priced(row, estimate.ms * 1e3, estimate.source, observed))
+                priced.append(PricedRow(row, estimate.ms * 1e3, estimate.source, observed))
     return tuple(priced)
 
 
@@ -171,7 +171,7 @@ def _about(traces: Sequence[TraceEvidence]) -> dict[str, Any]:
 # ---- collectives -----------------------------------------------------------------------------------------------
 
 
-def _transfers(traces: Sequence[TraceEvidence]) -> tuple[tuple[Transfer, ...], tuple[int, float]]:
+def _transfers(traces: Sequence[TraceEvidence]) -> tuple[tuple[TransferTimes, ...], tuple[int, float]]:
     """Of all traces; those of one world, of which every rank is there once, are taken for the ranks of one job."""
     jobs: list[dict[int, TraceEvidence]] = []
     for trace in traces:
@@ -180,7 +180,7 @@ def _transfers(traces: Sequence[TraceEvidence]) -> tuple[tuple[Transfer, ...], t
             jobs.append({trace.rank: trace})
         else:
             mine[trace.rank] = trace
-    moved: list[Transfer] = []
+    moved: list[TransferTimes] = []
     lost, lost_us = 0, 0.0
     for job in jobs:
         some, (count, us) = transfers({rank: t.collectives for rank, t in job.items()}, _world(job))
@@ -194,7 +194,7 @@ def _world(job: Mapping[int, TraceEvidence]) -> int:
 
 
 def _observed_transfers(
-    hardware: Hardware, moved: Sequence[Transfer], traces: Sequence[TraceEvidence]
+    hardware: Hardware, moved: Sequence[TransferTimes], traces: Sequence[TraceEvidence]
 ) -> list[Observed]:
     """Transfers among the ranks of one node, which eight consecutive ones are taken for, beside the shipped model."""
     model = default_models(hardware).collectives
@@ -231,12 +231,12 @@ def held_out_logs(observed: Sequence[Observed], correction: Correction) -> np.nd
     return logs
 
 
-def errors_of(priced: Sequence[Priced], logs: Sequence[float]) -> list[float]:
+def errors_of(priced: Sequence[PricedRow], logs: Sequence[float]) -> list[float]:
     """Absolute relative errors of the shipped prices with these corrections."""
     return [abs(math.exp(log) * p.shipped_us / p.row.us - 1) for p, log in zip(priced, logs, strict=True)]
 
 
-def family_errors(priced: Sequence[Priced], correction: Correction) -> tuple[FamilyError, ...]:
+def family_errors(priced: Sequence[PricedRow], correction: Correction) -> tuple[FamilyError, ...]:
     """By family, the one with most device time first, and "all"."""
     observed = [p.observed for p in priced]
     if not observed:
@@ -257,7 +257,7 @@ def family_errors(priced: Sequence[Priced], correction: Correction) -> tuple[Fam
     return tuple(sorted((error(name) for name in members), key=lambda e: (e.family == "all", -e.ms)))
 
 
-def _clock(hardware: Hardware, priced: Sequence[Priced]) -> Clock | None:
+def _clock(hardware: Hardware, priced: Sequence[PricedRow]) -> Clock | None:
     """From the fastest product of at least a tenth of a millisecond: its rate cannot be above the peak at the clock held."""
     best: tuple[float, float] | None = None
     for p in priced:
@@ -290,13 +290,13 @@ def write_learned(learned: Learned, output: Path, gpu: str = "") -> None:
     load_hardware.cache_clear()
 
 
-def measured_operators(priced: Sequence[Priced]) -> dict[Signature, tuple[float, float]]:
+def measured_operators(priced: Sequence[PricedRow]) -> dict[Signature, tuple[float, float]]:
     """Milliseconds and relative standard error of the operators that a capture would show alike.
 
     Left out are products in float32, for their price depends on whether a job allows TF32, copies from and to the
     host, and what only ran beside collectives.
     """
-    rows: dict[Signature, list[Row]] = {}
+    rows: dict[Signature, list[EvidenceRow]] = {}
     for p in priced:
         product = family(p.row.signature.name) in _PRODUCTS and p.row.signature.inputs[0].dtype == "float32"
         known = p.row.has_strides and not p.row.beside

@@ -1,0 +1,162 @@
+"""Processes of scripts that are forked from one which has imported PyTorch: that takes most of a small script's time.
+
+Test modules import this as ``warm_scripts`` (see `pythonpath` in pyproject.toml). `Pool.popen` stands for `subprocess.Popen`
+where `autosac run` starts the process of a rank. What a fork forks has no environment of its own as the system shows it: tests
+of interrupts and of what is left behind start real processes (`run_alone`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_MOST = 3  # processes at a time that have imported PyTorch: each holds a third of a GB
+_SERVE = "import importlib.util as u, sys; s = u.spec_from_file_location('warm_scripts', sys.argv[1]); "
+_SERVE += "m = u.module_from_spec(s); s.loader.exec_module(m); m.serve(int(sys.argv[2]))"
+_LONGEST = 2**20
+
+
+class Pool:
+    """Processes to fork from, by the GPU and how many of them they have."""
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[str, int], _Server] = {}
+
+    def popen(
+        self, command: list[str], *, env: dict[str, str], stdin: int | None = None, stderr: Any = None
+    ) -> WarmProcess:
+        """As `subprocess.Popen`, of ``python -m autosac.scripts.process REQUEST.json FOLDER PARENT``."""
+        assert command[1:3] == ["-m", "autosac.scripts.process"]
+        request = json.loads(Path(command[3]).read_text())
+        key = (request["gpu"], request["nproc"] or 1)
+        server = self._servers.pop(key, None)
+        while server is None and len(self._servers) >= _MOST:
+            self._servers.pop(next(iter(self._servers))).end()
+        server = server if server is not None and server.process.poll() is None else _Server(command[3])
+        self._servers[key] = server  # the last that was used
+        sys.stdout.flush()
+        with Path(os.devnull).open() as nothing:
+            return server.fork(command[3:5], env, (nothing.fileno(), 1, 2 if stderr is None else stderr.fileno()))
+
+    def close(self) -> None:
+        """End them all."""
+        while self._servers:
+            self._servers.popitem()[1].end()
+
+
+class WarmProcess:
+    """What `launch.RankProcess` asks of a `subprocess.Popen`."""
+
+    def __init__(self, pid: int, ended: int) -> None:
+        self.pid, self._ended = pid, ended
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended."""
+        if self.returncode is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("autosac.scripts.process", timeout or 0)
+            self.returncode = int(os.read(self._ended, 16) or -signal.SIGKILL)
+            os.close(self._ended)
+        return self.returncode
+
+    def kill(self) -> None:
+        """Unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class _Server:
+    """A process to fork from."""
+
+    def __init__(self, request_file: str) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", _SERVE, __file__, str(theirs.fileno())]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        self._socket.send(request_file.encode())
+        answer = self._socket.recv(_LONGEST)
+        assert answer == b"ready", answer
+
+    def fork(self, arguments: list[str], env: dict[str, str], files: tuple[int, int, int]) -> WarmProcess:
+        """A process with these arguments, environment, and standard input, output and error."""
+        ended, theirs = os.pipe()
+        message = json.dumps({"arguments": arguments, "env": env, "folder": str(Path.cwd())}).encode()
+        socket.send_fds(self._socket, [len(message).to_bytes(8, "big")], [*files, theirs])
+        self._socket.sendall(message)
+        os.close(theirs)
+        return WarmProcess(int(self._socket.recv(16)), ended)
+
+    def end(self) -> None:
+        """With all that it has forked."""
+        self._socket.close()
+        self.process.wait()
+
+
+def serve(descriptor: int) -> None:
+    """In the process to fork from: import PyTorch, then fork for each request until there is nobody to ask."""
+    from autosac.capture import lifeline
+    from autosac.scripts import process
+    from autosac.scripts.request import ScriptRequest
+    from autosac.scripts.target import script_target
+
+    lifeline.end_with(os.getppid())
+    requests = socket.socket(fileno=descriptor)
+    first = ScriptRequest.load(Path(requests.recv(_LONGEST).decode()))
+    clock = process.prepare(script_target(first).gpu, first.nproc or 1)
+    from autosac.capture.patches.installing import import_patched
+
+    import_patched()
+    gc.freeze()  # a collection would touch, and so copy, all pages in each fork
+    requests.send(b"ready")
+    children: dict[int, int] = {}
+    while True:
+        if select.select([requests], [], [], 0.01 if children else None)[0]:
+            header, files, _, _ = socket.recv_fds(requests, 8, 4)
+            if not header:
+                break
+            message = json.loads(requests.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL))
+            child = os.fork()
+            if not child:
+                requests.close()
+                _become(message, files)
+                process.main(*message["arguments"], str(os.getppid()), clock)
+            children[child] = files[3]
+            for file in files[:3]:
+                os.close(file)
+            requests.send(str(child).encode())
+        for child, ended in list(children.items()):
+            finished, status = os.waitpid(child, os.WNOHANG)
+            if finished:
+                os.write(ended, str(os.waitstatus_to_exitcode(status)).encode())
+                os.close(ended)
+                del children[child]
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def _become(message: dict[str, Any], files: list[int]) -> None:
+    """What a process that is started would have from its parent."""
+    for number, file in enumerate(files):
+        if number < 3:
+            os.dup2(file, number)
+        os.close(file)
+    os.chdir(message["folder"])
+    os.environ.clear()
+    os.environ.update(message["env"])
