@@ -53,6 +53,7 @@ class Worker:
         self.pending: list[tuple[dict[str, Any], TitanRequest]] = []
         self.decides = False  # any capture asked for so far
         self.compiles = self.always = False
+        self.shares = False  # the compiled functions of modules are still to be compiled for all captures
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -79,6 +80,9 @@ class Worker:
                 self.start(*self.pending.pop(place))
                 if self.compiles and self.pending:
                     self.prepare(self.pending[0][1])  # beside the first capture
+            if self.shares and (waiting := self.to_share_with()) is not None:
+                self.shares = False
+                share_functions(waiting)  # beside the first capture
         for child in self.children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -98,6 +102,10 @@ class Worker:
         others = self.children.keys() - self.beside if is_decisive(request) else self.children.keys()
         return not self.children or (len(others) < self.processors and available_bytes() > _SPARE_BYTES)
 
+    def to_share_with(self) -> TitanRequest | None:
+        """A capture that waits, to compile for; the larger cuts of a job are hardly any, where it is not worth cutting."""
+        return next((request for _, request in self.pending if not request.cut), None) if self.children else None
+
     def attempt(self, identity: int, action: Any) -> bool:
         """Run `action`; answer with its error if it fails."""
         try:
@@ -113,6 +121,7 @@ class Worker:
         self.compiles, self.always = preload(request)
         if self.compiles:
             share_programs(*self.programs)
+        self.shares = self.always and self.processors > 1
 
     def prepare(self, request: TitanRequest) -> None:
         """See `prepare_compiler`. Once."""
@@ -201,7 +210,9 @@ def preload(request: TitanRequest) -> tuple[bool, bool]:
     Whether it may compile anything, and whether a step compiles something though its model is not compiled.
     """
     from autosac.capture.jobs import session
+    from autosac.capture.jobs.warming import start_without_threads
 
+    start_without_threads()
     session.prepare(request.gpu)
     from autosac.capture.jobs import transforms  # noqa: F401
     from autosac.capture.jobs.titan import import_torchtitan, installed_adapter
@@ -232,6 +243,16 @@ def prepare_compiler(request: TitanRequest) -> None:
         with contextlib.suppress(Exception):  # captures say why they cannot compile
             inductor.warm_up(request.gpu)
         gc.freeze()
+
+
+def share_functions(request: TitanRequest) -> None:
+    """What captures share whose modules call functions that are compiled by themselves (`warming`)."""
+    from autosac.capture.jobs import warming
+    from autosac.capture.jobs.titan import installed_adapter
+
+    with contextlib.suppress(Exception):  # then each capture compiles them
+        warming.compile_functions(installed_adapter(), request)
+    gc.freeze()
 
 
 def compiles_functions(request: TitanRequest, adapter: TitanAdapter) -> bool:
