@@ -20,7 +20,7 @@ from autosac.capture.process.worker import Worker
 from autosac.capture.request import TitanRequest
 from autosac.titan.version import has_python_jobs
 
-# Of this request a process captures one alone, and another one after it has compiled for all: (the request, its folder).
+# A process captures each of two jobs before and after it has compiled for the first: (their requests, their folder).
 PROGRAM = """
 import os, sys
 from pathlib import Path
@@ -28,26 +28,31 @@ from torch._dynamo.utils import counters
 from autosac.capture.process import worker
 from autosac.capture.request import TitanRequest
 
-request, folder = TitanRequest.from_json(sys.argv[1]), Path(sys.argv[2])
-assert worker.preload(request) == (True, True)
+requests, folder = [TitanRequest.from_json(text) for text in sys.argv[1:3]], Path(sys.argv[3])
+server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder))
+server.preload(requests[0])
+server.prepare(requests[0])
+assert server.shares
 
-def capture(name):
+def capture(number, when):
     child = os.fork()
     if child:
         assert os.waitpid(child, 0)[1] == 0
         return
     try:
-        from autosac.capture.jobs.titan import capture_titan
         before = counters["frames"]["total"]
-        capture_titan(request).save(folder / name)
+        name = f"{number}.{when}"
+        server.capture(0, requests[number], str(folder / name))
         (folder / f"{name}.frames").write_text(str(counters["frames"]["total"] - before))
         os._exit(0)
     finally:
         os._exit(1)
 
-capture("alone")
-worker.share_functions(request)
-capture("inherited")
+for when in ("before", "after"):
+    for number in range(2):
+        capture(number, when)
+    if server.shares:
+        server.share(requests[0])
 os._exit(0)
 """
 
@@ -57,20 +62,30 @@ os._exit(0)
     ("model", "flavor", "checkpointing"),
     [("gpt_oss", "debugmodel", "full"), ("deepseek_v3", "debugmodel_flex_attn", "none")],
 )
-def test_a_capture_with_inherited_code_is_the_same(tmp_path: Path, model: str, flavor: str, checkpointing: str) -> None:
-    """Masks of two kinds, or of documents, and attention over them: no byte of the trace differs, and nothing is compiled."""
+def test_captures_with_inherited_code_are_the_same(tmp_path: Path, model: str, flavor: str, checkpointing: str) -> None:
+    """Masks of two kinds, or of documents, and attention over them: no byte of the trace differs, and nothing is compiled;
+    another batch size is another job, which compiles what it would have compiled.
+    """
     pytest.importorskip("triton")
-    request = TitanRequest(
-        config_file=None,
-        overrides=("--model.name", model, "--model.flavor", flavor, "--training.seq_len", "256"),
-        world_size=2,
-        checkpointing=checkpointing,
-        observe=checkpointing == "none",
-    )
-    subprocess.run([sys.executable, "-c", PROGRAM, request.to_json(), str(tmp_path)], check=True, capture_output=True)
-    assert int((tmp_path / "alone.frames").read_text()) > 0
-    assert int((tmp_path / "inherited.frames").read_text()) == 0
-    assert (tmp_path / "inherited").read_bytes() == (tmp_path / "alone").read_bytes()
+    overrides = ("--model.name", model, "--model.flavor", flavor, "--training.seq_len", "256")
+    requests = [
+        TitanRequest(
+            config_file=None,
+            overrides=(*overrides, "--training.local_batch_size", size),
+            world_size=2,
+            checkpointing="full",
+        ).to_json()
+        for size in ("2", "4")
+    ]
+    program = [sys.executable, "-c", PROGRAM, *requests, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    frames = [
+        [int((tmp_path / f"{job}.{when}.frames").read_text()) for job in range(2)] for when in ("before", "after")
+    ]
+    assert min(frames[0]) > 0 and frames[1] == [0, frames[0][1]]
+    for job in range(2):
+        assert (tmp_path / f"{job}.after").read_bytes() == (tmp_path / f"{job}.before").read_bytes()
 
 
 class _Input:

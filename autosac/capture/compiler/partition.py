@@ -37,6 +37,12 @@ def left_out() -> tuple[str, ...]:
     return (*notes, *_asked_for)
 
 
+def forget_notes() -> None:
+    """Nothing has been compiled yet."""
+    not_generated.clear()
+    _asked_for.clear()
+
+
 def install(target: str) -> None:
     """Replace Inductor's compilation in this process, for graphs on the device type `target`. Once."""
     if target in _installed:

@@ -10,6 +10,8 @@ for dynamic ones): only jobs whose layers run on whole sequences and all heads a
 
 Autograd's threads do not survive a fork, and its engine starts one for each device when it runs for the first time.
 `start_without_threads` lets it run while there is no device.
+
+What was compiled for one job is nothing for another (`forget`).
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ _FORWARDS = 2
 """The first call of flexible attention gives a warning, and a guard asks whether that has been given."""
 
 
-def start_without_threads() -> bool:
-    """Let autograd's engine run once, before the simulated device is there. Whether it has no thread now, nor will have."""
-    if torch.accelerator.is_available():
-        return False
-    torch.ones((), requires_grad=True).backward()
-    return True
+_without_threads: list[bool] = []
+
+
+def start_without_threads() -> None:
+    """Let autograd's engine run once, before the simulated device is there, unless there is one that it knows."""
+    if not torch.accelerator.is_available():
+        torch.ones((), requires_grad=True).backward()
+        _without_threads.append(True)
 
 
 def runs_alone(adapter: TitanAdapter, config: Any, request: TitanRequest) -> bool:
@@ -55,7 +59,7 @@ def runs_alone(adapter: TitanAdapter, config: Any, request: TitanRequest) -> boo
 def compile_functions(adapter: TitanAdapter, request: TitanRequest) -> None:
     """See the module's docstring. Any exception of what is run; then nothing is kept of what was compiled."""
     config = adapter.parse(request)
-    if not runs_alone(adapter, config, request):
+    if not _without_threads or not runs_alone(adapter, config, request):
         return
     leading, period = repetition(kinds(adapter.layers(config)))
     target = simulated.device_type()
@@ -73,8 +77,14 @@ def compile_functions(adapter: TitanAdapter, request: TitanRequest) -> None:
                     result = run()
                     result.backward(torch.empty_like(result))
     except BaseException:
-        torch._dynamo.reset()
+        forget()
         raise
     finally:
         simulated.set_log(None)
         warned &= before
+
+
+def forget() -> None:
+    """Let this process compile everything itself."""
+    torch._dynamo.reset()
+    partition.forget_notes()

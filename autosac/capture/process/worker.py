@@ -53,7 +53,8 @@ class Worker:
         self.pending: list[tuple[dict[str, Any], TitanRequest]] = []
         self.decides = False  # any capture asked for so far
         self.compiles = self.always = False
-        self.shares = False  # the compiled functions of modules are still to be compiled for all captures
+        self.shares = False  # functions that modules compile are still to be compiled for all captures
+        self.shared: TitanRequest | None = None  # the one that they were compiled for
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -81,8 +82,7 @@ class Worker:
                 if self.compiles and self.pending:
                     self.prepare(self.pending[0][1])  # beside the first capture
             if self.shares and (waiting := self.to_share_with()) is not None:
-                self.shares = False
-                share_functions(waiting)  # beside the first capture
+                self.share(waiting)
         for child in self.children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -105,6 +105,12 @@ class Worker:
     def to_share_with(self) -> TitanRequest | None:
         """A capture that waits, to compile for; the larger cuts of a job are hardly any, where it is not worth cutting."""
         return next((request for _, request in self.pending if not request.cut), None) if self.children else None
+
+    def share(self, request: TitanRequest) -> None:
+        """See `share_functions`. Once, beside the first capture."""
+        self.shares = False
+        self.shared = request
+        share_functions(request)
 
     def attempt(self, identity: int, action: Any) -> bool:
         """Run `action`; answer with its error if it fails."""
@@ -162,6 +168,10 @@ class Worker:
         """Capture and save."""
         from autosac.capture.jobs.titan import capture_titan
 
+        if self.shared is not None and not is_of_one_job(request, self.shared):
+            from autosac.capture.jobs import warming
+
+            warming.forget()
         capture_titan(
             request,
             lambda text: self.answer(id=identity, progress=text),
@@ -193,6 +203,13 @@ class Worker:
 def is_decisive(request: TitanRequest) -> bool:
     """Whether a plan is made with this capture or verified by it, or it is of the job as it is; others are shown beside it."""
     return request.plan_file is not None or request.checkpointing in ("none", "job")
+
+
+def is_of_one_job(request: TitanRequest, other: TitanRequest) -> bool:
+    """Whether two captures are of the same model, sizes and machines."""
+    return all(
+        getattr(request, name) == getattr(other, name) for name in ("config_file", "overrides", "world_size", "gpu")
+    )
 
 
 def available_bytes() -> float:
