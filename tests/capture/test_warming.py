@@ -29,7 +29,7 @@ from autosac.capture.process import worker
 from autosac.capture.request import TitanRequest
 
 requests, folder = [TitanRequest.from_json(text) for text in sys.argv[1:3]], Path(sys.argv[3])
-server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder))
+server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder), (str(folder), ""))
 server.preload(requests[0])
 server.prepare(requests[0])
 assert server.shares
