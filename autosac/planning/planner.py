@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -12,6 +12,7 @@ from autosac.choices import CURVES, SOLVERS
 from autosac.errors import UsageError
 from autosac.planning.baseline_plans import mirrored
 from autosac.planning.build_problem import PlanningProblem, build_problem
+from autosac.planning.relaxations import relaxations
 from autosac.planning.step_costs import StepCosts, UnitCost
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
@@ -263,6 +264,10 @@ class Planner:
         chosen = min(self.problem.problem.levels(), key=self._peak_bytes, default=[])
         policies = (self.policies.of_module(self.problem.modules[u]) for u in chosen)
         return plan_of(self.base, self.goal, tuple(policy.recompute_all() for policy in policies))
+
+    def relaxations(self, plan: Plan) -> Iterator[list[Plan]]:
+        """Sequences of plans that recompute less and less in single modules."""
+        return relaxations(self.policies, plan)
 
     def mirror(self, baseline: Simulation) -> Plan:
         """The plan that does what the job does under a baseline; without units if no plan can."""

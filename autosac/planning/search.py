@@ -7,7 +7,8 @@ verified on the way competes, by its simulated step.
 
 The solver knows of active memory only. Where the budget bounds what the allocator reserves, two more plans may compete: one
 for which it may reserve less, as equal units keep nearly the same (`_level`), and whatever baseline is faster than all that
-was found, as a plan (`compete`). What is left of the budget then goes to a few more plans (`_spend`).
+was found, as a plan (`compete`). What is left of the budget then goes to a few more plans
+(`_spend`), and if that is much, single units recompute less (`_relax`).
 
 Where the layers are compiled as a whole, plans are mixes of measured policies instead (`compiled_search`). Where only parts of
 them are, a memory budget of the compiler's partitioner competes (`_leave_to_compiler`), and each plan costs a capture: few are
@@ -42,6 +43,9 @@ _CAPTURED = 4
 # Plans that are tried for what is left of the budget, if that is worth this share of the step.
 _LAST_TRIES = 3
 _WORTH = 1e-4
+# Where a plan leaves some of the budget, units recompute less if the step is longer than without checkpointing by this share.
+_WORTH_RELAXING = 3e-3
+_RELAXING_ROUNDS = 2
 # A step that is not shorter than this share of the one before is no reason to go on.
 _SHORTER = 0.999
 
@@ -108,6 +112,7 @@ class Search:
         if goal.budget_kind == "reserved":
             self._level(goal, best)
         self._spend(goal)
+        self._relax(goal)
         return self._fastest(goal)
 
     def _leave_to_compiler(self, goal: Goal, none: Simulation) -> None:
@@ -209,6 +214,28 @@ class Search:
             self._candidate(inner, best.costs, level=best.solution.level)
             if self._fastest(goal) is best:
                 share /= 2
+
+    def _relax(self, goal: Goal) -> None:
+        """Let single units recompute less where the best plan leaves much of the budget that would shorten the step
+        (`Planner.relaxations`): in as many as fit, again from what that gives. Only where steps are derived.
+        """
+        for _ in range(_RELAXING_ROUNDS):
+            best = self._fastest(goal)
+            if best is None or best.uses(goal) or not self._verifier.is_derived(best.simulation):
+                return
+            if best.simulation.step_ms - self._planner.base.step_ms < _WORTH_RELAXING * best.simulation.step_ms:
+                return
+            for plans in self._planner.relaxations(best.plan):
+                fitting, exceeding = 0, len(plans) + 1
+                while exceeding - fitting > 1:
+                    count = (fitting + exceeding) // 2
+                    self._progress(f"recomputing less in {count} of {len(plans)} modules")
+                    if self._candidates.verify(plans[count - 1], costs=best.costs).fits(goal):
+                        fitting = count
+                    else:
+                        exceeding = count
+            if self._fastest(goal) is best:
+                return
 
     def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
         """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,9 @@ class Fake:
     def smallest(self) -> Plan:
         return self.plan(self.least)
 
+    def relaxations(self, _: Plan) -> Iterator[list[Plan]]:
+        return iter(())
+
     def costs(self) -> None:
         return None
 
@@ -112,6 +116,59 @@ def test_a_second_stretch_that_fits_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("autosac.planning.search._BEYOND", 0)
     monkeypatch.setattr("autosac.planning.search._LAST_TRIES", 0)
     assert search(Fake(peak, "reserved"), 60.5).inner <= 40
+
+
+class Holes(Fake):
+    """Above 40 GiB the allocator reserves 30 GiB more. Units that recompute less take 1 GiB each, and no hole: of the first
+    sequence 25 of 30 exceed, of the second 5.
+    """
+
+    asked = 0
+
+    def __init__(self, budget: float = 60.0) -> None:
+        super().__init__(lambda x: x + 30 * (40 < x < 100), "reserved")
+        self.budget = budget
+
+    def relaxations(self, plan: Plan) -> Iterator[list[Plan]]:
+        self.asked += 1
+        start = self.inner_of(plan)
+        for most in (5, 25):
+            yield [self.relaxed(start + count, exceeds=count > most) for count in range(1, 31)]
+
+    def inner_of(self, plan: Plan) -> float:
+        return plan.units[0].kept_bytes / GIB
+
+    def relaxed(self, inner: float, exceeds: bool) -> Plan:
+        unit = self.plan(inner).units[0]
+        return Plan(made_for=MADE_FOR, units=(replace(unit, fqn="exceeds" if exceeds else "relaxed"),))
+
+    def under(self, plan: Plan) -> Any:
+        found = super().under(plan)
+        name = plan.units[0].fqn
+        if name in ("exceeds", "relaxed"):
+            reserved = self.budget + 1 if name == "exceeds" else min(self.budget, found.inner)
+            found.peak_bytes = lambda _: int(reserved * GIB)
+        return found
+
+
+def test_units_recompute_less_where_holes_leave_much_of_the_budget() -> None:
+    """The solver's plans end at 40 of 60 GiB; that up to 25 modules keep more uses all of it."""
+    fake = Holes()
+    found = search(fake, 60.0)
+    assert found.inner > 64 and found.peak_bytes("reserved") == 60 * GIB
+    assert fake.asked == 1
+
+
+@pytest.mark.parametrize("why", ["captured", "worth nothing"])
+def test_units_stay_as_they_are_where_that_is_not_worth_it(why: str) -> None:
+    """Where each step takes a capture, and where the step is hardly longer than without checkpointing."""
+    fake = Holes()
+    if why == "captured":
+        fake.derives = False
+    else:
+        fake.base.step_ms = 1e9
+    assert search(fake, 60.0).inner <= 40
+    assert fake.asked == 0
 
 
 def test_nothing_is_captured_for_the_rest_of_the_budget() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.compiler import inductor
+from autosac.capture.compiler.inherited import FirstRun
 from autosac.capture.device import device as simulated
 from autosac.capture.device.device import key_of
 
@@ -23,6 +24,7 @@ _LONGEST = 200  # characters of an error in a report
 
 not_generated: dict[str, None] = {}
 """Why graphs were interpreted in this process: the reasons, in order, each of them once."""
+_installed: list[str] = []
 _asked_for: dict[str, None] = {}  # what Inductor was to do and does not do here
 
 
@@ -35,8 +37,17 @@ def left_out() -> tuple[str, ...]:
     return (*notes, *_asked_for)
 
 
+def forget_notes() -> None:
+    """Nothing has been compiled yet."""
+    not_generated.clear()
+    _asked_for.clear()
+
+
 def install(target: str) -> None:
-    """Replace Inductor's compilation in this process, for graphs on the device type `target`."""
+    """Replace Inductor's compilation in this process, for graphs on the device type `target`. Once."""
+    if target in _installed:
+        return
+    _installed.append(target)
     from torch._higher_order_ops.wrap import inductor_compiled_code
 
     with contextlib.suppress(RuntimeError, AssertionError):  # registered already, in some versions
@@ -202,8 +213,10 @@ def _interpret(graph: Any, _: Any, *, style: _Style) -> Any:
 
 def _boxed(program: Callable[[list[Any]], Any], graph: Any, style: _Style) -> Any:
     """A boxed callable; an operator of its own for dispatch modes, as Inductor makes it if it is asked to."""
+    first_run = FirstRun()
 
     def run(args: list[Any]) -> Any:
+        first_run()
         if style.as_graph and all(
             x.device.type == simulated.device_type() for x in args if isinstance(x, torch.Tensor)
         ):

@@ -45,5 +45,10 @@ class TitanAdapter(Protocol):
     def with_layers(self, config: Any, count: int) -> Any:
         """The configuration with the first `count` layers only. CaptureError if the model has no such layers."""
 
+    def alone(self, config: Any, layers: int, device: torch.device) -> Callable[[], torch.Tensor] | None:
+        """The forward of the model's first layers on a batch of the job, without any parallelism, in the types that it has
+        under FSDP. None where the adapter cannot build that.
+        """
+
     def describe(self, config: Any) -> JobDescription:
         """What the job's configuration says of its model and checkpointing."""

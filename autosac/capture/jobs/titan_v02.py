@@ -7,6 +7,8 @@ import copy
 import dataclasses
 import importlib.util
 import io
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -83,6 +85,36 @@ class TitanV02:
         )
         return config
 
+    def alone(self, config: Any, layers: int, device: torch.device) -> Callable[[], torch.Tensor] | None:
+        """As the Trainer prepares batches, masks among them."""
+        spec = _train_spec(config)
+        model, count = _on_meta(config, layers)
+        if model is None or titan_flux.is_flux(spec) or not count:
+            return None
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(getattr(torch, config.training.mixed_precision_param))
+        model.to_empty(device=device)
+        with torch.no_grad():
+            model.init_weights(buffer_device=device)  # type: ignore[operator]
+        vocabulary_size = _vocabulary_size(spec, config)
+        training = config.training
+        batch, labels = next(iter(SyntheticLoader(training.local_batch_size, training.seq_len, vocabulary_size)))
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        trainer = SimpleNamespace(
+            model_args=model.model_args,
+            model_parts=[model],
+            tokenizer=SyntheticTokenizer(vocabulary_size),
+            parallel_dims=SimpleNamespace(cp_enabled=False),
+        )
+
+        def run() -> torch.Tensor:
+            prepare = trainer_class(spec).post_dataloading_process
+            inputs, _, more, keywords = prepare(trainer, dict(batch), labels)
+            result: torch.Tensor = model(inputs, **more, **keywords)
+            return result
+
+        return run
+
     def describe(self, config: Any) -> JobDescription:
         """As the job file says it."""
         section = config.activation_checkpoint
@@ -96,14 +128,16 @@ class TitanV02:
         )
 
 
-def _on_meta(config: Any) -> tuple[nn.Module | None, int]:
-    """The model on the meta device, and how many layers it is said to have; none if it has no such number."""
+def _on_meta(config: Any, layers: int | None = None) -> tuple[nn.Module | None, int]:
+    """The model, or its first layers, on the meta device, and how many layers it has; none if it is not said to have any."""
     spec = _train_spec(config)
     arguments = copy.deepcopy(spec.model_args[config.model.flavor])
     arguments.update_from_config(config)
     count = getattr(arguments, "n_layers", None)
     if count is None:
         return None, 0
+    if layers is not None:
+        arguments.n_layers = layers
     with torch.device("meta"):
         return spec.model_cls(arguments), count
 
@@ -187,7 +221,7 @@ def _install_synthetic_data(config: Any) -> None:
     import torchtitan.protocols.train_spec as registry
 
     spec = _train_spec(config)
-    vocabulary_size = getattr(spec.model_args[config.model.flavor], "vocab_size", 2048)
+    vocabulary_size = _vocabulary_size(spec, config)
 
     def build_loader(*, job_config: Any, **_: Any) -> Any:
         training = job_config.training
@@ -200,3 +234,7 @@ def _install_synthetic_data(config: Any) -> None:
         build_tokenizer_fn=lambda _: SyntheticTokenizer(vocabulary_size),
         build_dataloader_fn=build_loader,
     )
+
+
+def _vocabulary_size(spec: Any, config: Any) -> int:
+    return int(getattr(spec.model_args[config.model.flavor], "vocab_size", 2048))

@@ -88,6 +88,9 @@ class TitanV03:
         model = dataclasses.replace(spec.model, layers=spec.model.layers[:count])
         return dataclasses.replace(config, model_spec=dataclasses.replace(spec, model=model))
 
+    def alone(self, _: Any, __: int, ___: torch.device) -> None:
+        """Its trainer builds nothing without parallelism."""
+
     def describe(self, config: Any) -> JobDescription:
         """By the class of the policy. TorchTitan 0.3 never lets recomputation stop early."""
         policy = config.activation_checkpoint

@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
+from autosac.capture.compiler.inherited import called
+
 LAZY = ("datasets", "tensorboard", "tokenizers", "torch.utils.tensorboard", "wandb")
 CLIENTS = ("torchtitan",)
 COMPILER = (
@@ -212,7 +214,7 @@ def deferred_compilation() -> Iterator[None]:
 
         @functools.wraps(model)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return compiled()(*args, **kwargs)
+            return called(compiled(), *args, **kwargs)
 
         _deferred.append(call)
         call._torchdynamo_inline = model  # type: ignore[attr-defined] # what a graph around it shall trace

@@ -53,6 +53,8 @@ class Worker:
         self.pending: list[tuple[dict[str, Any], TitanRequest]] = []
         self.decides = False  # any capture asked for so far
         self.compiles = self.always = False
+        self.shares = False  # functions that modules compile are still to be compiled for all captures
+        self.shared: TitanRequest | None = None  # the one that they were compiled for
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -79,6 +81,8 @@ class Worker:
                 self.start(*self.pending.pop(place))
                 if self.compiles and self.pending:
                     self.prepare(self.pending[0][1])  # beside the first capture
+            if self.shares and (waiting := self.to_share_with()) is not None:
+                self.share(waiting)
         for child in self.children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -98,6 +102,16 @@ class Worker:
         others = self.children.keys() - self.beside if is_decisive(request) else self.children.keys()
         return not self.children or (len(others) < self.processors and available_bytes() > _SPARE_BYTES)
 
+    def to_share_with(self) -> TitanRequest | None:
+        """A capture that waits, to compile for; the larger cuts of a job are hardly any, where it is not worth cutting."""
+        return next((request for _, request in self.pending if not request.cut), None) if self.children else None
+
+    def share(self, request: TitanRequest) -> None:
+        """See `share_functions`. Once, beside the first capture."""
+        self.shares = False
+        self.shared = request
+        share_functions(request)
+
     def attempt(self, identity: int, action: Any) -> bool:
         """Run `action`; answer with its error if it fails."""
         try:
@@ -113,6 +127,7 @@ class Worker:
         self.compiles, self.always = preload(request)
         if self.compiles:
             share_programs(*self.programs)
+        self.shares = self.always and self.processors > 1
 
     def prepare(self, request: TitanRequest) -> None:
         """See `prepare_compiler`. Once."""
@@ -153,6 +168,10 @@ class Worker:
         """Capture and save."""
         from autosac.capture.jobs.titan import capture_titan
 
+        if self.shared is not None and not is_of_one_job(request, self.shared):
+            from autosac.capture.jobs import warming
+
+            warming.forget()
         capture_titan(
             request,
             lambda text: self.answer(id=identity, progress=text),
@@ -186,6 +205,13 @@ def is_decisive(request: TitanRequest) -> bool:
     return request.plan_file is not None or request.checkpointing in ("none", "job")
 
 
+def is_of_one_job(request: TitanRequest, other: TitanRequest) -> bool:
+    """Whether two captures are of the same model, sizes and machines."""
+    return all(
+        getattr(request, name) == getattr(other, name) for name in ("config_file", "overrides", "world_size", "gpu")
+    )
+
+
 def available_bytes() -> float:
     """Memory that a new process can have without swapping; infinite where the system does not say (macOS)."""
     with contextlib.suppress(OSError), Path("/proc/meminfo").open() as lines:
@@ -201,7 +227,9 @@ def preload(request: TitanRequest) -> tuple[bool, bool]:
     Whether it may compile anything, and whether a step compiles something though its model is not compiled.
     """
     from autosac.capture.jobs import session
+    from autosac.capture.jobs.warming import start_without_threads
 
+    start_without_threads()
     session.prepare(request.gpu)
     from autosac.capture.jobs import transforms  # noqa: F401
     from autosac.capture.jobs.titan import import_torchtitan, installed_adapter
@@ -232,6 +260,16 @@ def prepare_compiler(request: TitanRequest) -> None:
         with contextlib.suppress(Exception):  # captures say why they cannot compile
             inductor.warm_up(request.gpu)
         gc.freeze()
+
+
+def share_functions(request: TitanRequest) -> None:
+    """What captures share whose modules call functions that are compiled by themselves (`warming`)."""
+    from autosac.capture.jobs import warming
+    from autosac.capture.jobs.titan import installed_adapter
+
+    with contextlib.suppress(Exception):  # then each capture compiles them
+        warming.compile_functions(installed_adapter(), request)
+    gc.freeze()
 
 
 def compiles_functions(request: TitanRequest, adapter: TitanAdapter) -> bool:

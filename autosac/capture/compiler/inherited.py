@@ -1,0 +1,41 @@
+"""Code that a process has inherited compiled (`autosac.capture.jobs.warming`) holds what it would hold had it been compiled
+here.
+
+Dynamo keeps what a function is called with when it compiles it, in a cycle of references: until Python next collects its
+garbage, which TorchTitan lets it do every 50 steps only. A job holds the inputs of some layers' attention so. Here, what
+inherited code is first called with is kept in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+_calls: list[bool] = []
+"""Calls of compiled functions under way, the innermost last: whether it has run inherited code that had not run before."""
+
+
+def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a compiled function."""
+    _calls.append(False)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        if _calls.pop():
+            kept: list[Any] = [args, kwargs]
+            kept.append(kept)
+
+
+class FirstRun:
+    """Made with compiled code; called whenever that runs."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def __call__(self) -> None:
+        """Note the first run in a process that has inherited the code."""
+        if self._process != (here := os.getpid()):
+            self._process = here
+            if _calls:
+                _calls[-1] = True

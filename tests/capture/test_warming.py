@@ -1,0 +1,164 @@
+"""Functions that modules compile by themselves are compiled once for all captures, which are the same as without that."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from autosac.capture.compiler.inherited import FirstRun, called
+from autosac.capture.jobs import warming
+from autosac.capture.jobs.adapter import TitanAdapter
+from autosac.capture.process.worker import Worker
+from autosac.capture.request import TitanRequest
+from autosac.titan.version import has_python_jobs
+
+# A process captures each of two jobs before and after it has compiled for the first: (their requests, their folder).
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from torch._dynamo.utils import counters
+from autosac.capture.process import worker
+from autosac.capture.request import TitanRequest
+
+requests, folder = [TitanRequest.from_json(text) for text in sys.argv[1:3]], Path(sys.argv[3])
+server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder), (str(folder), ""))
+server.preload(requests[0])
+server.prepare(requests[0])
+assert server.shares
+
+def capture(number, when):
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    try:
+        before = counters["frames"]["total"]
+        name = f"{number}.{when}"
+        server.capture(0, requests[number], str(folder / name))
+        (folder / f"{name}.frames").write_text(str(counters["frames"]["total"] - before))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+for when in ("before", "after"):
+    for number in range(2):
+        capture(number, when)
+    if server.shares:
+        server.share(requests[0])
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(has_python_jobs(), reason="jobs of TorchTitan 0.3 are not built without parallelism")
+@pytest.mark.parametrize(
+    ("model", "flavor", "checkpointing"),
+    [("gpt_oss", "debugmodel", "full"), ("deepseek_v3", "debugmodel_flex_attn", "none")],
+)
+def test_captures_with_inherited_code_are_the_same(tmp_path: Path, model: str, flavor: str, checkpointing: str) -> None:
+    """Masks of two kinds, or of documents, and attention over them: no byte of the trace differs, and nothing is compiled;
+    another batch size is another job, which compiles what it would have compiled.
+    """
+    pytest.importorskip("triton")
+    overrides = ("--model.name", model, "--model.flavor", flavor, "--training.seq_len", "256")
+    requests = [
+        TitanRequest(
+            config_file=None,
+            overrides=(*overrides, "--training.local_batch_size", size),
+            world_size=2,
+            checkpointing="full",
+        ).to_json()
+        for size in ("2", "4")
+    ]
+    program = [sys.executable, "-c", PROGRAM, *requests, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    frames = [
+        [int((tmp_path / f"{job}.{when}.frames").read_text()) for job in range(2)] for when in ("before", "after")
+    ]
+    assert min(frames[0]) > 0 and frames[1] == [0, frames[0][1]]
+    for job in range(2):
+        assert (tmp_path / f"{job}.after").read_bytes() == (tmp_path / f"{job}.before").read_bytes()
+
+
+class _Input:
+    """Something that is passed to a function."""
+
+
+def test_what_inherited_code_is_first_called_with_is_kept_until_garbage_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Dynamo keeps what it compiles with; not with code of the own process, and not with a second call."""
+    own, inherited = FirstRun(), FirstRun()
+    monkeypatch.setattr(inherited, "_process", os.getpid() + 1)
+    gc.disable()
+    try:
+        for run, kept in ((own, False), (inherited, True), (inherited, False)):
+            given = _Input()
+            reference = weakref.ref(given)
+            called(lambda _, run=run: run(), given)
+            del given
+            assert (reference() is not None) is kept
+            gc.collect()
+            assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_a_function_that_runs_no_inherited_code_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the innermost call does, and code that runs outside of all calls is of no function."""
+    first, second = FirstRun(), FirstRun()
+    for run in (first, second):
+        monkeypatch.setattr(run, "_process", os.getpid() + 1)
+    inner, outer = _Input(), _Input()
+    references = weakref.ref(inner), weakref.ref(outer)
+    gc.disable()
+    try:
+        called(lambda _, x: called(lambda _: first(), x), outer, inner)
+        second()
+        del inner, outer
+        assert references[0]() is not None and references[1]() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("changed", "compiled", "ranks", "expected"),
+    [
+        ({}, False, 8, True),
+        ({}, True, 8, False),
+        ({}, False, 1, False),
+        ({"tensor_parallel_degree": 2}, False, 8, False),
+        ({"context_parallel_degree": 2}, False, 8, False),
+        ({"pipeline_parallel_degree": 2}, False, 8, False),
+        ({"data_parallel_replicate_degree": 2}, False, 8, False),
+    ],
+)
+def test_layers_run_alone_as_in_the_job(changed: dict[str, int], compiled: bool, ranks: int, expected: bool) -> None:
+    """Under FSDP alone a rank's attention has whole sequences and all heads, in the types of mixed precision."""
+    names = ("data_parallel_replicate", "tensor_parallel", "pipeline_parallel", "context_parallel")
+    parallelism = SimpleNamespace(**{f"{name}_degree": 1 for name in names} | changed)
+    settings = {"compile.enable": str(compiled), "compile.components": '["model"]'}
+    adapter = cast(TitanAdapter, SimpleNamespace(settings=lambda _: settings))
+    request = TitanRequest(config_file=None, world_size=ranks)
+    assert warming.runs_alone(adapter, SimpleNamespace(parallelism=parallelism), request) is expected
+
+
+def test_a_process_compiles_for_others_beside_the_first_capture() -> None:
+    """Not before that runs, and not for larger cuts of the same job."""
+    server = Worker(-1, "")
+    cuts: list[tuple[dict[str, Any], TitanRequest]] = [({}, TitanRequest(config_file=None, cut=cut)) for cut in (1, 2)]
+    plain = TitanRequest(config_file=None, checkpointing="full", cut=0)
+    server.pending = [*cuts, ({}, plain)]
+    assert server.to_share_with() is None
+    server.children = {17: 0}
+    assert server.to_share_with() is plain
+    server.pending = cuts
+    assert server.to_share_with() is None
