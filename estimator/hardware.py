@@ -61,7 +61,7 @@ class Hardware:
     simulated (below 0: lower). `device` is what PyTorch calls
     it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel`
     that were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for that of
-    the part, `tdp_w`. `product_power`: what matrix products alone would draw at the rates that the models know, relative to
+    the part, `tdp_w`. `product_power`: what matrix products in 8 and 16 bits alone would draw at the rates that the models know, relative to
     `tdp_w`; above 1 where these rates were measured in bursts.
     """
 

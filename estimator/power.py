@@ -3,11 +3,12 @@
 A controller holds the mean power over some tenths of a second, a step or more. Products draw power with a power of
 the clock f (relative to the clock that the models know), memory traffic draws it whatever the clock of the processors is:
 
-    P(f) = tdp * (IDLE + ((product_power - IDLE) * products * f^(EXPONENT - 1) + MEMORY * others) / (products / f + others))
+    P(f) = tdp * (IDLE + (power * products * f^(EXPONENT - 1) + MEMORY * others) / (products / f + others))
 
 with the milliseconds that the step's operators take at f = 1: `products` (matrix products, attention, convolutions) and
-`others`. The clock is the largest f <= 1 with P(f) <= cap, which is the TDP or a lower one; products then take 1 / f of their
-time. Operators that are not products keep theirs, and so do collectives, for which links decide.
+`others`. `power` is `product_power` - IDLE for matrix products and attention in 8 and 16 bits, 1 - IDLE for other products.
+The clock is the largest f <= 1 with P(f) <= cap, which is the TDP or a lower one; products then take 1 / f of their time.
+Operators that are not products keep theirs, and so do collectives, for which links decide.
 
 `product_power` (of a profile) is what products alone would draw at full clock: 1 where the models know GPUs that hold their
 clock. Those of Hopper and Blackwell were measured in short benchmarks. A B200's products that last reach 0.88 of these rates
@@ -24,33 +25,47 @@ that are not compiled. Those that are compiled, half of whose time beside produc
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosac.estimator.hardware import Hardware
-from autosac.estimator.work import family
-from autosac.trace import Op, Trace
+from autosac.estimator.work import family, item_bytes
+from autosac.trace import Op, Signature, Trace
 
 _IDLE: Final = 0.25
 _MEMORY: Final = 0.23
 _EXPONENT: Final = 1.667  # ((500 / 700 - 0.25) / 0.75) ** (1 / 1.667) = 0.75
 _LOWEST: Final = 0.25  # of the clock: no lower one is left
 _STEPS: Final = 50
-_PRODUCTS = (
-    *("matmul", "batched_matmul", "attention_forward", "attention_backward"),
-    *("convolution", "convolution_backward"),
-)
+_MATRIX = ("matmul", "batched_matmul", "attention_forward", "attention_backward")
+_PRODUCTS = (*_MATRIX, "convolution", "convolution_backward")
+_MATRIX_KIND, _OTHER_PRODUCT, _REST = range(3)
 
 
-def power_share(clock: float, products_ms: float, others_ms: float, product_power: float = 1.0) -> float:
+class Mix(NamedTuple):
+    """Milliseconds of a step's operators at full clock: matrix products and attention in 8 and 16 bits, all other products,
+    and what is no product.
+    """
+
+    matrix_ms: float
+    other_products_ms: float
+    rest_ms: float
+
+    @property
+    def products_ms(self) -> float:
+        """All that takes longer at a lower clock."""
+        return self.matrix_ms + self.other_products_ms
+
+
+def power_share(clock: float, mix: Mix, product_power: float = 1.0) -> float:
     """Mean power relative to the TDP at this share of the clock; see the module's docstring."""
-    total_ms = products_ms / clock + others_ms
+    total_ms = mix.products_ms / clock + mix.rest_ms
     if total_ms <= 0:
         return _IDLE
-    products: float = (product_power - _IDLE) * products_ms * clock ** (_EXPONENT - 1)
-    return _IDLE + (products + _MEMORY * others_ms) / total_ms
+    products = (product_power - _IDLE) * mix.matrix_ms + (1 - _IDLE) * mix.other_products_ms
+    return _IDLE + float(products * clock ** (_EXPONENT - 1) + _MEMORY * mix.rest_ms) / total_ms
 
 
 def product_power(clock: float) -> float:
@@ -58,18 +73,18 @@ def product_power(clock: float) -> float:
     return _IDLE + (1 - _IDLE) * float(clock**-_EXPONENT)
 
 
-def sustained_clock(hardware: Hardware, products_ms: float, others_ms: float) -> float:
+def sustained_clock(hardware: Hardware, mix: Mix) -> float:
     """The share of the clock that the power of `hardware` leaves for such a mix; never below a quarter.
 
     1 if neither a cap nor `product_power` says that products draw more than there is.
     """
     cap, power = (hardware.power_limit_w or hardware.tdp_w) / hardware.tdp_w, hardware.product_power
-    if power_share(1.0, products_ms, others_ms, power) <= cap:
+    if power_share(1.0, mix, power) <= cap:
         return 1.0
     low, high = _LOWEST, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if power_share(middle, products_ms, others_ms, power) <= cap else (low, middle)
+        low, high = (middle, high) if power_share(middle, mix, power) <= cap else (low, middle)
     return low
 
 
@@ -80,9 +95,16 @@ def uncapped(hardware: Hardware) -> Hardware:
 
 def capped_ms(trace: Trace, event_ms: NDArray[np.float64], hardware: Hardware) -> NDArray[np.float64]:
     """The events' milliseconds at the clock that the power of `hardware` leaves; `event_ms` are those at full clock."""
-    is_product = np.array([family(signature.name) in _PRODUCTS for signature in trace.signatures], dtype=bool)
+    kinds = np.array([_kind(signature) for signature in trace.signatures] or [_REST])
     operators = np.array([type(event) is Op for event in trace.events], dtype=bool)
-    signatures = [event.signature if type(event) is Op else 0 for event in trace.events]
-    products = operators & is_product[signatures] if len(is_product) else np.zeros_like(operators)
-    clock = sustained_clock(hardware, float(event_ms[products].sum()), float(event_ms[operators & ~products].sum()))
-    return np.where(products, event_ms / clock, event_ms) if clock < 1 else event_ms
+    kind = kinds[[event.signature if type(event) is Op else 0 for event in trace.events]]
+    mix = Mix(*(float(event_ms[operators & (kind == k)].sum()) for k in (_MATRIX_KIND, _OTHER_PRODUCT, _REST)))
+    clock = sustained_clock(hardware, mix)
+    return np.where(operators & (kind != _REST), event_ms / clock, event_ms) if clock < 1 else event_ms
+
+
+def _kind(signature: Signature) -> int:
+    if family(signature.name) not in _PRODUCTS:
+        return _REST
+    narrow = any(item_bytes(meta.dtype) <= 2 for meta in signature.inputs[:1])
+    return _MATRIX_KIND if narrow and family(signature.name) in _MATRIX else _OTHER_PRODUCT

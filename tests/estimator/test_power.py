@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from autosac.estimator import load_hardware, price
-from autosac.estimator.power import power_share, product_power, sustained_clock, uncapped
+from autosac.estimator.power import Mix, power_share, product_power, sustained_clock, uncapped
 from autosac.trace import Signature, TensorMeta, Trace
 
 H100 = replace(load_hardware("h100-sxm-80gb"), product_power=1.0)
 
 
 def _capped(watts: float) -> float:
-    return sustained_clock(replace(H100, power_limit_w=watts), 1.0, 0.0)
+    return sustained_clock(replace(H100, power_limit_w=watts), Mix(1.0, 0.0, 0.0))
 
 
 def test_products_alone_draw_the_tdp_and_fall_with_a_root() -> None:
@@ -23,22 +23,22 @@ def test_products_alone_draw_the_tdp_and_fall_with_a_root() -> None:
     assert _capped(700) == 1
     assert _capped(500) == pytest.approx(((5 / 7 - 0.25) / 0.75) ** (1 / 1.667))
     assert _capped(500) == pytest.approx(0.75, abs=1e-3)
-    assert sustained_clock(H100, 1.0, 0.0) == 1
+    assert sustained_clock(H100, Mix(1.0, 0.0, 0.0)) == 1
 
 
 def test_memory_traffic_leaves_room_for_the_clock() -> None:
     """A step that streams half of its time draws 0.74 of the TDP: a cap of 80 % does not touch it, one of 70 % does."""
-    assert power_share(1.0, 1.0, 1.0) == pytest.approx(0.25 + (0.75 + 0.23) / 2)
-    assert sustained_clock(replace(H100, power_limit_w=560), 1.0, 1.0) == 1
-    clock = sustained_clock(replace(H100, power_limit_w=490), 1.0, 1.0)
-    assert power_share(clock, 1.0, 1.0) == pytest.approx(0.7)
+    assert power_share(1.0, Mix(1.0, 0.0, 1.0)) == pytest.approx(0.25 + (0.75 + 0.23) / 2)
+    assert sustained_clock(replace(H100, power_limit_w=560), Mix(1.0, 0.0, 1.0)) == 1
+    clock = sustained_clock(replace(H100, power_limit_w=490), Mix(1.0, 0.0, 1.0))
+    assert power_share(clock, Mix(1.0, 0.0, 1.0)) == pytest.approx(0.7)
     assert clock < 1
 
 
 def test_no_cap_takes_the_last_quarter_of_the_clock() -> None:
     """Streaming draws 0.48 of the TDP at any clock: a cap below it ends at the lowest clock."""
-    assert sustained_clock(replace(H100, power_limit_w=200), 0.0, 1.0) == pytest.approx(0.25)
-    assert power_share(1.0, 0.0, 0.0) == 0.25
+    assert sustained_clock(replace(H100, power_limit_w=200), Mix(0.0, 0.0, 1.0)) == pytest.approx(0.25)
+    assert power_share(1.0, Mix(0.0, 0.0, 0.0)) == 0.25
 
 
 def test_only_products_are_slower(
@@ -48,7 +48,7 @@ def test_only_products_are_slower(
     x = meta((8192, 8192))
     trace = make_trace([mm(8192, 8192, 8192), Signature("aten.add.Tensor", (x, x), (x,))], [("all_reduce", 2**20)], 8)
     free, capped = (price(trace, hardware).event_ms for hardware in (H100, replace(H100, power_limit_w=400)))
-    clock = sustained_clock(replace(H100, power_limit_w=400), free[0], free[1])
+    clock = sustained_clock(replace(H100, power_limit_w=400), Mix(free[0], 0.0, free[1]))
     assert capped.tolist() == pytest.approx([free[0] / clock, free[1], free[2]])
     assert clock < 0.9
 
@@ -57,13 +57,31 @@ def test_products_that_draw_more_than_the_tdp_lower_the_clock_themselves() -> No
     """Power of 0.25 + 0.75 / 0.5^1.667 of the TDP leaves products half of the clock, and the full one if asked for without."""
     hungry = replace(H100, product_power=product_power(0.5))
     assert hungry.product_power == pytest.approx(0.25 + 0.75 * 2**1.667)
-    assert sustained_clock(hungry, 1.0, 0.0) == pytest.approx(0.5)
-    assert sustained_clock(uncapped(replace(hungry, power_limit_w=300)), 1.0, 0.0) == 1
+    assert sustained_clock(hungry, Mix(1.0, 0.0, 0.0)) == pytest.approx(0.5)
+    assert sustained_clock(uncapped(replace(hungry, power_limit_w=300)), Mix(1.0, 0.0, 0.0)) == 1
 
 
 def test_a_mix_below_the_tdp_keeps_the_clock() -> None:
     """Products of 1.2 TDP for half of the time, and memory traffic, draw 0.25 + (0.95 + 0.23) / 2 = 0.84 of the TDP."""
     hungry = replace(H100, product_power=1.2)
-    assert power_share(1.0, 1.0, 1.0, 1.2) == pytest.approx(0.84)
-    assert sustained_clock(hungry, 1.0, 1.0) == 1
-    assert sustained_clock(hungry, 1.0, 0.0) < 1
+    assert power_share(1.0, Mix(1.0, 0.0, 1.0), 1.2) == pytest.approx(0.84)
+    assert sustained_clock(hungry, Mix(1.0, 0.0, 1.0)) == 1
+    assert sustained_clock(hungry, Mix(1.0, 0.0, 0.0)) < 1
+
+
+def test_products_in_32_bits_draw_the_tdp() -> None:
+    """Of products that draw 1.2 TDP in 16 bits, those in 32 bits draw 1.0: alone they keep the clock."""
+    hungry = replace(H100, product_power=1.2)
+    assert sustained_clock(hungry, Mix(0.0, 1.0, 0.0)) == 1
+    assert power_share(1.0, Mix(1.0, 1.0, 0.0), 1.2) == pytest.approx(1.1)
+
+
+def test_the_kind_of_a_product_is_read_from_its_operands(
+    mm: Callable[..., Signature], make_trace: Callable[..., Trace]
+) -> None:
+    """A large product is slower on an H100 in bfloat16, at the clock that 1.22 of the TDP leaves it, and not in float32."""
+    hardware = load_hardware("h100-sxm-80gb")
+    for dtype, clock in (("bfloat16", (0.75 / (1.22 - 0.25)) ** (1 / 1.667)), ("float32", 1.0)):
+        trace = make_trace([mm(8192, 8192, 8192, dtype)])
+        full, sustained = (price(trace, gpu).event_ms[0] for gpu in (uncapped(hardware), hardware))
+        assert sustained == pytest.approx(full / clock)
