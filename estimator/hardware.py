@@ -59,9 +59,9 @@ class Hardware:
     `corrected` a file of corrections of the shipped models, `run_corrected` one of all prices, by the first steps of a run.
     Empty where there is none. `more_active_bytes`, `more_reserved_bytes`: how much higher the peaks of that run were than
     simulated (below 0: lower). `device` is what PyTorch calls
-    it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel`
-    that were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for that of
-    the part, `tdp_w`. `product_power`: what matrix products in 8 and 16 bits alone would draw at the rates that the models know, relative to
+    it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel` that
+    were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for that of the part, `tdp_w`.
+    `product_power`: what matrix products in 8 and 16 bits alone would draw at the rates that the models know, relative to
     `tdp_w`; above 1 where these rates were measured in bursts.
     """
 
