@@ -45,8 +45,8 @@ _MATRIX_KIND, _OTHER_PRODUCT, _REST = range(3)
 
 
 class Mix(NamedTuple):
-    """Milliseconds of a step's operators at full clock: matrix products and attention in 8 and 16 bits, all other products,
-    and what is no product.
+    """Milliseconds of a step's operators at full clock: matrix products and attention in 8 and 16 bits whose prices come from
+    short benchmarks, all other products, and what is no product.
     """
 
     matrix_ms: float
@@ -93,14 +93,22 @@ def uncapped(hardware: Hardware) -> Hardware:
     return replace(hardware, power_limit_w=0.0, product_power=min(hardware.product_power, 1.0))
 
 
-def capped_ms(trace: Trace, event_ms: NDArray[np.float64], hardware: Hardware) -> NDArray[np.float64]:
-    """The events' milliseconds at the clock that the power of `hardware` leaves; `event_ms` are those at full clock."""
+def sustained_ms(
+    trace: Trace, event_ms: NDArray[np.float64], hardware: Hardware, short: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """The events' milliseconds at the clock that the power of `hardware` leaves; `event_ms` are those at full clock.
+
+    `short`: whose prices come from short benchmarks. Without a cap only these take longer at a lower clock; prices that were
+    measured on a GPU as it runs do not. Under a cap all products do.
+    """
     kinds = np.array([_kind(signature) for signature in trace.signatures] or [_REST])
     operators = np.array([type(event) is Op for event in trace.events], dtype=bool)
     kind = kinds[[event.signature if type(event) is Op else 0 for event in trace.events]]
+    kind[(kind == _MATRIX_KIND) & ~short] = _OTHER_PRODUCT
     mix = Mix(*(float(event_ms[operators & (kind == k)].sum()) for k in (_MATRIX_KIND, _OTHER_PRODUCT, _REST)))
     clock = sustained_clock(hardware, mix)
-    return np.where(operators & (kind != _REST), event_ms / clock, event_ms) if clock < 1 else event_ms
+    slower = kind != _REST if hardware.power_limit_w else kind == _MATRIX_KIND
+    return np.where(operators & slower, event_ms / clock, event_ms) if clock < 1 else event_ms
 
 
 def _kind(signature: Signature) -> int:

@@ -28,7 +28,7 @@ from autosac.estimator.learned import LearnedMatmul
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
 from autosac.estimator.network.chance import straggling
 from autosac.estimator.network.flows import FlowModel
-from autosac.estimator.power import capped_ms
+from autosac.estimator.power import sustained_ms
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.recurrent import Recurrent
 from autosac.estimator.roofline import Roofline
@@ -149,12 +149,20 @@ def price(
     if slowdown > 1:
         estimates = {i: answer._replace(ms=answer.ms * slowdown) for i, answer in estimates.items()}
     pricing = _assemble(trace, estimates, transfers)
-    pricing = replace(pricing, event_ms=capped_ms(trace, pricing.event_ms, hardware))
+    short = np.array([_is_short(name, hardware) for name in pricing.source] + [False])[pricing.event_source]
+    pricing = replace(pricing, event_ms=sustained_ms(trace, pricing.event_ms, hardware, short))
     if hardware.device == "cpu" and hardware.calibrated:
         memory = load_calibrated(hardware.calibrated).memory
         if memory is not None:
             return replace(pricing, event_ms=pricing.event_ms + memory_state_ms(trace, memory))
     return pricing
+
+
+def _is_short(source: str, hardware: Hardware) -> bool:
+    """Whether prices of this source come from short benchmarks. What traces have corrected is measured at the real clock; what
+    a run has corrected is relative to prices at the simulated one.
+    """
+    return source.removeprefix("" if hardware.corrected else "corrected:").startswith(("learned:", "tiles:"))
 
 
 def _on_device(signature: Signature) -> bool:

@@ -22,13 +22,14 @@ from autosac.titan.version import has_python_jobs
 
 # A process captures each of two jobs before and after it has compiled for the first: (their requests, their folder).
 PROGRAM = """
-import os, sys
+import os, sys, torch
 from pathlib import Path
 from torch._dynamo.utils import counters
 from autosac.capture.process import worker
 from autosac.capture.request import TitanRequest
 
 requests, folder = [TitanRequest.from_json(text) for text in sys.argv[1:3]], Path(sys.argv[3])
+torch.set_num_threads(1)  # as the worker does
 server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder), (str(folder), ""))
 server.preload(requests[0])
 server.prepare(requests[0])
@@ -78,7 +79,7 @@ def test_captures_with_inherited_code_are_the_same(tmp_path: Path, model: str, f
         for size in ("2", "4")
     ]
     program = [sys.executable, "-c", PROGRAM, *requests, str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     frames = [
         [int((tmp_path / f"{job}.{when}.frames").read_text()) for job in range(2)] for when in ("before", "after")
