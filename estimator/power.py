@@ -41,7 +41,6 @@ _LOWEST: Final = 0.25  # of the clock: no lower one is left
 _STEPS: Final = 50
 _MATRIX = ("matmul", "batched_matmul", "attention_forward", "attention_backward")
 _PRODUCTS = (*_MATRIX, "convolution", "convolution_backward")
-_MATRIX_KIND, _OTHER_PRODUCT, _REST = range(3)
 
 
 class Mix(NamedTuple):
@@ -101,18 +100,21 @@ def sustained_ms(
     `short`: whose prices come from short benchmarks. Without a cap only these take longer at a lower clock; prices that were
     measured on a GPU as it runs do not. Under a cap all products do.
     """
-    kinds = np.array([_kind(signature) for signature in trace.signatures] or [_REST])
+    if not hardware.power_limit_w and hardware.product_power <= 1:
+        return event_ms  # no mix draws more than the TDP
     operators = np.array([type(event) is Op for event in trace.events], dtype=bool)
-    kind = kinds[[event.signature if type(event) is Op else 0 for event in trace.events]]
-    kind[(kind == _MATRIX_KIND) & ~short] = _OTHER_PRODUCT
-    mix = Mix(*(float(event_ms[operators & (kind == k)].sum()) for k in (_MATRIX_KIND, _OTHER_PRODUCT, _REST)))
-    clock = sustained_clock(hardware, mix)
-    slower = kind != _REST if hardware.power_limit_w else kind == _MATRIX_KIND
-    return np.where(operators & slower, event_ms / clock, event_ms) if clock < 1 else event_ms
+    signatures = [
+        event.signature if type(event) is Op else -1 for event in trace.events
+    ]  # -1: what stands behind the last
+    is_product = np.array([family(s.name) in _PRODUCTS for s in trace.signatures] + [False])
+    is_matrix = np.array([_is_matrix(s) for s in trace.signatures] + [False])
+    products, matrix = is_product[signatures], is_matrix[signatures] & short
+    sums = (float(event_ms[chosen].sum()) for chosen in (matrix, products & ~matrix, operators & ~products))
+    clock = sustained_clock(hardware, Mix(*sums))
+    return np.where(products if hardware.power_limit_w else matrix, event_ms / clock, event_ms)
 
 
-def _kind(signature: Signature) -> int:
-    if family(signature.name) not in _PRODUCTS:
-        return _REST
+def _is_matrix(signature: Signature) -> bool:
+    """Whether it is a matrix product, or attention, in 8 or 16 bits."""
     narrow = any(item_bytes(meta.dtype) <= 2 for meta in signature.inputs[:1])
-    return _MATRIX_KIND if narrow and family(signature.name) in _MATRIX else _OTHER_PRODUCT
+    return narrow and family(signature.name) in _MATRIX

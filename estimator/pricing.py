@@ -114,11 +114,11 @@ def price(
 ) -> Pricing:
     """Price every event of a trace: the device time (ms) that it takes alone.
 
-    float32 matrix products run at the plain float32 rate unless the job allows TF32
-    (``trace.info.matmul_allows_tf32``). float32 convolutions use TF32, as cuDNN does in PyTorch, unless the job forbids it
-    (``trace.info.cudnn_allows_tf32``). Products are slower under the profile's power cap. In jobs on more GPUs than a node
-    has, operators take as long as on the slowest GPU (`network.chance.straggling`). On a calibrated CPU, page faults and
-    cache misses of operators have a price, too.
+    float32 matrix products run at the plain float32 rate unless the job allows TF32 (``trace.info.matmul_allows_tf32``).
+    float32 convolutions use TF32, as cuDNN does in PyTorch, unless the job forbids it (``trace.info.cudnn_allows_tf32``).
+    Products are slower where they draw more power than the GPU, or the profile's cap, has for them (`power`). In jobs on
+    more GPUs than a node has, operators take as long as on the slowest GPU (`network.chance.straggling`). On a calibrated
+    CPU, page faults and cache misses of operators have a price, too.
 
     Args:
         trace: one rank's step.
@@ -149,6 +149,7 @@ def price(
     if slowdown > 1:
         estimates = {i: answer._replace(ms=answer.ms * slowdown) for i, answer in estimates.items()}
     pricing = _assemble(trace, estimates, transfers)
+    # Events without a price have source -1, which stands behind the last.
     short = np.array([_is_short(name, hardware) for name in pricing.source] + [False])[pricing.event_source]
     pricing = replace(pricing, event_ms=sustained_ms(trace, pricing.event_ms, hardware, short))
     if hardware.device == "cpu" and hardware.calibrated:

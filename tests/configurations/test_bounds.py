@@ -199,10 +199,10 @@ def test_gathered_parameters_count_where_they_stay() -> None:
     assert memory_bound_bytes(layout, model) == 12 * 1e9 / 8 + 2 * 1e9 / 2
 
 
-def test_what_runs_behind_the_layers_needs_memory_beside_them() -> None:
-    """Two layers keep 10 bytes each, half of which 1 ms frees; the loss needs 30: with 45, one layer in two frees its half."""
+def _two_layers_and_a_loss() -> ModelCosts:
+    """Layers keep 10 bytes each, half of which 1 ms frees; the loss needs 30."""
     layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)))
-    model = ModelCosts(
+    return ModelCosts(
         layers=2,
         layer=layer,
         first=LayerCosts(),
@@ -210,6 +210,11 @@ def test_what_runs_behind_the_layers_needs_memory_beside_them() -> None:
         layer_parameters=0,
         outside_parameters=0,
     )
+
+
+def test_what_runs_behind_the_layers_needs_memory_beside_them() -> None:
+    """Two layers keep 10 bytes each, half of which 1 ms frees; the loss needs 30: with 45, one layer in two frees its half."""
+    model = _two_layers_and_a_loss()
     assert memory_bound_bytes(Layout(gpu="any"), model) == 30 + 2 * 5
     assert recompute_bound_ms(Layout(gpu="any"), model, 0, 45) == pytest.approx(1.0)
     assert bound_ms(Layout(gpu="any"), model, 45) == pytest.approx(2 * 3 + 1.0)
@@ -218,15 +223,7 @@ def test_what_runs_behind_the_layers_needs_memory_beside_them() -> None:
 
 def test_a_chunked_loss_may_need_no_memory() -> None:
     """The same step with its loss in chunks: only what the two layers cannot free is sure to be there."""
-    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)))
-    model = ModelCosts(
-        layers=2,
-        layer=layer,
-        first=LayerCosts(),
-        last=LayerCosts(kept=((30, math.inf),)),
-        layer_parameters=0,
-        outside_parameters=0,
-    )
+    model = _two_layers_and_a_loss()
     layout = Layout(gpu="any", chunk_loss=True)
     assert memory_bound_bytes(layout, model) == 2 * 5
     assert recompute_bound_ms(layout, model, 0, 15) == pytest.approx(1.0)
