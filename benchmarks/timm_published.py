@@ -85,7 +85,7 @@ class Published(NamedTuple):
 
 
 _LINE = "{:<10} {:<23} {:<12} {:>5} {:>16} {:>16} {:>8}"
-_FILES = {  # GPU, whether it trains, whether attention was fused
+FILES = {  # GPU, whether it trains, whether attention was fused
     "benchmark-train-amp-{}-pt112-cu113-rtx3090.csv": ("rtx-3090", True, False),
     "benchmark-infer-amp-{}-pt240-cu124-rtx3090.csv": ("rtx-3090", False, True),
     "benchmark-infer-amp-{}-pt240-cu124-rtx4090.csv": ("rtx-4090", False, True),
@@ -94,7 +94,7 @@ _FILES = {  # GPU, whether it trains, whether attention was fused
 
 def published(folder: Path) -> Iterator[Published]:
     """The figures of MODELS at 224 pixels. UsageError if a file is not there."""
-    for (name, (gpu, trains, fused)), layout in itertools.product(_FILES.items(), ("nchw", "nhwc")):
+    for (name, (gpu, trains, fused)), layout in itertools.product(FILES.items(), ("nchw", "nhwc")):
         path = folder / name.format(layout)
         last = layout == "nhwc"
         if not path.is_file():

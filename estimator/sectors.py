@@ -1,4 +1,4 @@
-"""What strided reads fetch beyond what they use: DRAM hands out whole sectors.
+"""What strided reads fetch beyond what they use: DRAM reads whole sectors.
 
 An elementwise kernel walks its output in the order of the output's memory. If neighbours of that walk lie s bytes apart in an
 input of b bytes an element, each of them fetches min(s, 64) bytes for b that it uses. The rest of a sector is used later,

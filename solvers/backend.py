@@ -75,7 +75,7 @@ def make_backend(
 def leaving_nothing(backend: pulp.LpSolver) -> Iterator[None]:
     """While it is used, a back end has a folder of its own; an interruption leaves neither files nor a running solver.
 
-    PuLP hands CBC files in the folder for temporary files and removes them after a success; an exception that reaches it
+    PuLP gives CBC files in the folder for temporary files and removes them after a success; an exception that reaches it
     while it waits for CBC leaves the files and the process.
     """
     from pulp.apis import coin_api

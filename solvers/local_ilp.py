@@ -38,7 +38,7 @@ def ilp(
     make_backend(solver, time_limit_s=time_limit_s)
     began = time.monotonic()
     best = _heuristic(problem, budget_bytes)
-    model = _Model(problem, budget_bytes)
+    model = LocalModel(problem, budget_bytes)
     while True:
         left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
         if left_s is not None and left_s <= 0:
@@ -67,7 +67,7 @@ def _heuristic(problem: LocalProblem, budget_bytes: int) -> LocalSolution | None
     return min(found, key=lambda s: s.recompute_ms)
 
 
-class _Model:
+class LocalModel:
     """The MILP of one unit. All variables but those of the items are whole where these are."""
 
     def __init__(self, problem: LocalProblem, budget_bytes: int) -> None:

@@ -91,10 +91,12 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
-    told = (
-        _told(error, _LIMIT) if root is error else f"{_told(error, _LIMIT // 2)}, because of {_told(root, _LIMIT // 2)}"
+    message = (
+        _message_of(error, _LIMIT)
+        if root is error
+        else f"{_message_of(error, _LIMIT // 2)}, because of {_message_of(root, _LIMIT // 2)}"
     )
-    return CaptureError(f"{doing}: {told} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)")
+    return CaptureError(f"{doing}: {message} (at {where}; --debug or AUTOSAC_DEBUG=1 shows the whole traceback)")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -110,7 +112,7 @@ def remedy_of(part: str, torch_version: str) -> str:
     return _REMEDIES[part].replace("{torch}", torch_version)
 
 
-def _told(error: BaseException, limit: int) -> str:
+def _message_of(error: BaseException, limit: int) -> str:
     """Its type and message on one line; without a message, the function that raised it."""
     message = one_line(error)
     if len(message) > limit:

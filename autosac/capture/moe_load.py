@@ -105,7 +105,7 @@ class MoELoad:
         return np.asarray(np.exp(logarithm - logarithm.max()))
 
     def generator(self, layer: str, *more: int) -> np.random.Generator:
-        """The random numbers of a layer in this draw, for the purpose told by `more`."""
+        """The random numbers of a layer in this draw, for the purpose that `more` names."""
         return np.random.default_rng([self.seed, self.draw, zlib.crc32(layer.encode()), *more])
 
 

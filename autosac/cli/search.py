@@ -123,7 +123,7 @@ def search(arguments: argparse.Namespace) -> None:
     if arguments.show_space:
         _show_space(arguments)
         return
-    request = _request(arguments)
+    request = requested(arguments)
 
     def interrupted(result: SearchResult, files: Sequence[Path]) -> None:
         _print(arguments, result, files)
@@ -143,7 +143,7 @@ def _show_space(arguments: argparse.Namespace) -> None:
     print(space_text(load_space(arguments.space) if arguments.space else Space()), end="")
 
 
-def _request(arguments: argparse.Namespace) -> SearchRequest:
+def requested(arguments: argparse.Namespace) -> SearchRequest:
     from autosac.configurations.request import SearchRequest
     from autosac.configurations.space import load_space
 

@@ -27,7 +27,7 @@ class LayoutBounds:
     def first(self, layout: Layout, known: Sheet) -> float:
         """By the parameters' shapes, which any sheet tells."""
         target = self._machines.target(layout)
-        peak = target.hardware.peak_flops(self._fastest_arithmetic(layout))
+        peak = target.hardware.peak_flops(self.fastest_arithmetic(layout))
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
         shape = costs_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
         if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
@@ -75,7 +75,7 @@ class LayoutBounds:
             reserved=self._wanted.goal.budget_kind == "reserved",
         )
 
-    def _fastest_arithmetic(self, layout: Layout) -> str:
+    def fastest_arithmetic(self, layout: Layout) -> str:
         """Of matrix products, as far as the job says: its own converters may make them as narrow as they like."""
         own = self._own
         if own.python is not None or any("float8" not in name for name in own.converters):

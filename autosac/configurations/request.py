@@ -70,7 +70,7 @@ class SearchRequest:
             raise UsageError(f"gap {self.gap}: expected a share of at least 0 and below 1, such as 0.005")
         if self.resume and self.study is None:
             raise UsageError("resume: name the study's folder")
-        self.knobs  # noqa: B018  a space that is none is told where it is given
+        self.knobs  # noqa: B018  a space that is none is refused where it is given
 
     @property
     def knobs(self) -> Space:

@@ -69,7 +69,7 @@ class TitanSearch:
         self.workers = workers
         self._progress = progress
         self._machines = Machines(wanted)
-        self._bounds = LayoutBounds(wanted, own, self._machines)
+        self.bounds = LayoutBounds(wanted, own, self._machines)
         self._sheets: dict[str, Sheet | str] = {}
         self._tries: dict[Any, int] = {}
         self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
@@ -119,7 +119,7 @@ class TitanSearch:
         return why_none(self._wanted.space, offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
 
     def run(self, on_change: Callable[[SearchState[Layout]], None] = lambda _: None) -> SearchResult:
-        """Search to the end. Interrupted, `result` has what was found. `on_change` is told what has been found so far."""
+        """Search to the end. Interrupted, `result` has what was found. `on_change` gets what has been found so far."""
 
         def changed(outcome: SearchState[Layout], least: float) -> None:
             self._tell(outcome, least)
@@ -205,9 +205,9 @@ class TitanSearch:
         for layout in {sheet_layout(layout).key: layout for layout in self.layouts}.values():
             self._progress("capturing a few layers")
             self.ask_sheet(layout)
-            sheet = self._sheet(layout)
+            sheet = self.sheet_of(layout)
             if isinstance(sheet, Sheet):
-                return {layout: self._bounds.first(layout, sheet) for layout in self.layouts}
+                return {layout: self.bounds.first(layout, sheet) for layout in self.layouts}
             reasons.append(str(sheet))
             if len(reasons) == 3:
                 break
@@ -217,10 +217,10 @@ class TitanSearch:
         """The second bound, in the objective's unit, within the search's budget or another one (of simulated allocations);
         None before its sheet is there.
         """
-        sheet = self._sheet(layout)
+        sheet = self.sheet_of(layout)
         if not isinstance(sheet, Sheet):
             return None
-        return self._bounds.least(layout, self._bounds.shape(layout, sheet), room_bytes, paths=True)
+        return self.bounds.least(layout, self.bounds.shape(layout, sheet), room_bytes, paths=True)
 
     def least_bytes(self, layout: Layout) -> float:
         """The memory bound by what is known."""
@@ -229,17 +229,17 @@ class TitanSearch:
     def ask_sheet(self, layout: Layout) -> None:
         """Have the sheet that serves a layout captured, unless that has been done."""
         work = self._sheet_work(layout)
-        while self._sheet(layout) is None:
+        while self.sheet_of(layout) is None:
             future = self.workers.submit(work.content)
             while not future.done():
                 wait([future], timeout=1.0)  # a little, so that signals are handled
             self.finished(work, future)
 
     def _shape(self, layout: Layout) -> ModelCosts:
-        sheet = self._sheet(layout)
-        return self._bounds.shape(layout, sheet if isinstance(sheet, Sheet) else None)
+        sheet = self.sheet_of(layout)
+        return self.bounds.shape(layout, sheet if isinstance(sheet, Sheet) else None)
 
-    def _sheet(self, layout: Layout) -> Sheet | str | None:
+    def sheet_of(self, layout: Layout) -> Sheet | str | None:
         """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
         key = self._machines.key("sheet", sheet_layout(layout))
         if key in self._lost:
@@ -267,7 +267,7 @@ class TitanSearch:
     def step(self, candidate: Layout, bound: float, best: float) -> Bound | Value | PendingWork:
         """See `autosac.configurations.engine.CandidateSteps`."""
         layout = candidate
-        sheet = self._sheet(layout)
+        sheet = self.sheet_of(layout)
         reason = None if isinstance(sheet, Sheet) else self._refusals.reason(layout)
         if reason is not None:
             self._induced.add(layout)
@@ -282,7 +282,7 @@ class TitanSearch:
         else:
             self._refusals.taken(sheet_layout(layout))
             for paths in (False, True)[: 1 + (layout.pipeline > 1 and layout not in self._walked)]:
-                tight = self._bounds.least(layout, self._bounds.shape(layout, sheet), paths=paths)
+                tight = self.bounds.least(layout, self.bounds.shape(layout, sheet), paths=paths)
                 if tight > bound:
                     return Bound(tight)
             self._walked.add(layout)
@@ -303,17 +303,17 @@ class TitanSearch:
         if "refused" in answer:
             return self._refuse(layout, answer["refused"], layout)
         self._refusals.taken(layout)
-        value = self._noted(layout, key, answer)
+        value = self.noted(layout, key, answer)
         planned = next((row for row in answer["rows"] if row["checkpointing"] == "autosac"), None)
         if value >= best or planned is None or planned["step_ms"] * self._machines.weight(layout) > value:
-            return self._decided(layout, answer, value, best)
+            return self.decided(layout, answer, value, best)
         return self._confirmed(layout, answer, value, best)
 
     def _limit_ms(self, layout: Layout, best: float) -> float:
         """The longest step that is better than the best."""
         return best * (1 - self._wanted.request.gap) / self._machines.weight(layout)
 
-    def _decided(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | PendingWork:
+    def decided(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | PendingWork:
         """The value, unless what the answer left out can be better after all: than a plan whose capture is slower than was
         derived, or than the best of another space, which asked.
         """
@@ -348,8 +348,8 @@ class TitanSearch:
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
         rows += [captured["row"]] if "row" in captured else []
         plan = captured.get("plan", answer["plan"])
-        value = self._noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows, "plan": plan})
-        return self._decided(layout, answer, value, best)
+        value = self.noted(layout, self._machines.key("layout", layout), {**answer, "rows": rows, "plan": plan})
+        return self.decided(layout, answer, value, best)
 
     def task(self, layout: Layout, cutoff_ms: float) -> LayoutTask:
         """The evaluation of a layout; a step that takes `cutoff_ms` without checkpointing is not looked at further."""
@@ -364,13 +364,13 @@ class TitanSearch:
 
     def least_ms(self, layout: Layout) -> dict[str, float]:
         """Lower bounds of the step under full and selective checkpointing, as far as a sheet tells them."""
-        sheet = self._sheet(layout)
+        sheet = self.sheet_of(layout)
         if not isinstance(sheet, Sheet) or layout.compile or layout.activation_offload:
             return {}
         each = {"full": sheet.full_ms, "selective-op": sheet.selective_ms}
         return {name: recomputing_bound_ms(layout, self._shape(layout), ms) for name, ms in each.items()}
 
-    def _noted(self, layout: Layout, key: str, answer: Mapping[str, Any]) -> float:
+    def noted(self, layout: Layout, key: str, answer: Mapping[str, Any]) -> float:
         """Take an answer into the rows; the best score of what fits."""
         weight = self._machines.weight(layout)
         rows = [
@@ -413,7 +413,7 @@ class TitanSearch:
         except AutosacError as e:
             self._lost[key] = str(e)
             return
-        except Exception as e:  # an evaluation that fails is told with its reason, and is not the end
+        except Exception as e:  # an evaluation that fails is reported with its reason, and is not the end
             self._lost[key] = f"{type(e).__name__}: {e}"
             return
         self._asked += 1

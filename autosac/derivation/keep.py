@@ -373,8 +373,8 @@ class _Keeping:
         self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)
 
     def _outputs(self, rows: CallRows) -> list[tuple[int, TensorMeta]]:
-        """Storage and look of what an operator returned: what its last row returns, if it has made all of that; else, as of
-        compiled code, whose kernels return nothing, what the policy saw.
+        """Storage and metadata of an operator's results: those of its last row, if it has made all of them; else those that
+        the policy saw (kernels of compiled code return nothing).
         """
         made = {forward for forward, _ in rows.made.values()}
         for i in reversed(rows.forward):

@@ -181,7 +181,7 @@ class CapturedSteps:
         return found
 
     def key(self, i: int, signatures: Sequence[int]) -> tuple[object, ...]:
-        """What an operator, collective, wait or allocation has to look like to be the same as in another trace.
+        """What makes an operator, collective, wait or allocation the same as one in another trace.
 
         `signatures` translates this trace's signatures to numbers that both traces share.
         """

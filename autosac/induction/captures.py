@@ -57,7 +57,7 @@ class Capturing:
         threading.Thread(target=self._try, daemon=True).start()
 
     def _try(self) -> None:
-        with contextlib.suppress(Exception):  # whoever asks for the result is told
+        with contextlib.suppress(Exception):  # whoever asks for the result gets the error
             self.result()
 
     def _submit(self, cut: int | None) -> Future[Trace]:

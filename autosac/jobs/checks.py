@@ -3,7 +3,7 @@
 TorchTitan checks little of a job file's types and tells of impossible settings by assertions deep inside, seconds later.
 Checked here: that the file is TOML and says something, that its settings exist and have the right types, that numbers are
 within their ranges, that the degrees of parallelism fill the world, and that sequence, batch, heads and layers can be divided
-as the degrees ask for. What cannot be told without running the job is left to TorchTitan.
+as the degrees ask for. What shows only when the job runs is left to TorchTitan.
 """
 
 from __future__ import annotations

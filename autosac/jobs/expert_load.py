@@ -47,7 +47,7 @@ def at_quantile(values: Sequence[T], q: float, key: Callable[[T], float]) -> T:
 
 
 def figures(simulation: Simulation) -> dict[str, float]:
-    """What is told of every draw."""
+    """What is reported of every draw."""
     breakdown = simulation.breakdown
     found = {
         "step_ms": simulation.step_ms,

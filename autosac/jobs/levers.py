@@ -110,7 +110,7 @@ def pull(
     """Each lever's plan for the same budget, those with the most tokens per second first. Their steps are derived.
 
     `extent` is one of `autosac.choices.LEVERS`: "quick" for those that most often matter, "all" for every one, and together
-    those that help. What a job cannot do is told in the lever's row.
+    those that help. What a job cannot do is said in the row of the lever.
     """
     levers = tuple(levers_of(own.simulation.trace.info, job, goal))
     if extent != "all":

@@ -290,7 +290,7 @@ def _of_stages(
 ) -> tuple[Planned | InfeasibleError, ...]:
     """Every stage's plans, joined. The stage that needs most is planned first: what it has no plan for, no other need try.
 
-    That is told by the steps without checkpointing: those under the baselines are captured while it is planned.
+    The steps without checkpointing say so: those under the baselines are captured while it is planned.
     """
 
     def needs(position: int) -> int:

@@ -124,7 +124,7 @@ class TitanJob:
         return replace(self, moe_load=replace(self.moe_load, draw=number))
 
     def stages(self, first: TraceInfo) -> tuple[TitanJob, ...]:
-        """The job as seen from one rank of each pipeline stage, given what the capture of the first one's rank told early
+        """The job as seen from one rank of each pipeline stage, given what the capture of the first one's rank reported early
         (`autosac.induction.early_info`).
 
         Pipeline stages are TorchTitan's outermost dimension: stage s begins at rank s * world size / stages.

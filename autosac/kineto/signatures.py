@@ -185,7 +185,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def to_signature(op: HostEvent, copies: Sequence[str] = (), node: str = "", kernels: Sequence[str] = ()) -> Signature:
-    """The signature of one call. Unreadable if it cannot be told.
+    """The signature of one call. Unreadable if the trace does not say enough.
 
     `copies`: the names of its copies, which say whether it reads or writes the host's memory; `node`: the autograd node
     that it ran in, whose formula implies arguments that old traces do not hold; `kernels`: the names of its kernels,

@@ -46,7 +46,7 @@ class Candidate:
 
 
 class Candidates:
-    """Every plan that was verified, each once. `progress` is told `doing` before a step is simulated."""
+    """Every plan that was verified, each once. `progress` gets `doing` before a step is simulated."""
 
     def __init__(self, verifier: Verifier, progress: Callable[[str], None], doing: str) -> None:
         self._verifier = verifier

@@ -42,7 +42,7 @@ from autosac.quantities import format_bytes, format_ms, format_probability
 from autosac.simulation import Pipeline, Simulation
 
 HIGHEST = 0.9999
-"""More cannot be told from the few dozen measured runs."""
+"""The few dozen measured runs show no more than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

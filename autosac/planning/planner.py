@@ -239,7 +239,7 @@ class Planner:
         return StepCosts(self.base, self.problem, recompute_ms, again)
 
     def costs(self) -> Costs | None:
-        """What the step pays for recomputation; None if that is its time everywhere, or cannot be told (the job is compiled,
+        """What the step pays for recomputation; None if that is its time everywhere, or is not known (the job is compiled,
         the captured step is not).
         """
         if self.base.trace.info.compiled:

@@ -304,15 +304,15 @@ class Search:
         report = smallest.memory.peak()
         name = _least(baselines, kind)
         own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
-        told = f"the smallest budget that works is {format_bytes(least)}"
+        hint = f"the smallest budget that works is {format_bytes(least)}"
         if name is not None and own_bytes < least:
             fits = "fits" if own_bytes <= goal.budget_bytes else "needs less"
-            told = (
+            hint = (
                 f"the smallest that a plan needs is {format_bytes(least)}, but {_SETTINGS[name]} of the job itself {fits} "
                 f"with {format_bytes(own_bytes)}, which no plan can express"
             )
         return InfeasibleError(
-            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {told}; with everything recomputed the peak is at "
+            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {hint}; with everything recomputed the peak is at "
             f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}"
         )
 

@@ -24,7 +24,7 @@ def completed_search(
 ) -> tuple[SearchResult, list[Path]]:
     """Search to the end and write what the request asks for; the result, and the files that were written.
 
-    Ctrl-C ends it, too: the files are those of the best so far then, which `interrupted` is told.
+    Ctrl-C ends it, too: the files are those of the best so far then, and `interrupted` is called with it.
     """
     output, page = _path(request.output), _path(request.html)
     if output is not None and has_python_jobs():

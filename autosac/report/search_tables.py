@@ -18,8 +18,8 @@ MOST_ROWS = 10
 
 def search_summary(result: SearchResult) -> RenderableType:
     """The table of the ten best, and what is worth telling."""
-    told = [Text(f"- {note}") for note in notes(result)]
-    return Group(search_table(result), *told) if result.fitting else Group(*told)
+    lines = [Text(f"- {note}") for note in notes(result)]
+    return Group(search_table(result), *lines) if result.fitting else Group(*lines)
 
 
 def search_table(result: SearchResult) -> Table:

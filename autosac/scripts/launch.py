@@ -66,7 +66,7 @@ class RankProcess:
             self._process.wait()
         except BaseException:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_WAIT_S)  # the terminal has told it, too
+                self._process.wait(_WAIT_S)  # the terminal has interrupted it, too
             raise
 
     def end(self) -> None:

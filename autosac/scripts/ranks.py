@@ -49,7 +49,7 @@ class RanksResult:
 def running_ranks(request: ScriptRequest, only: Sequence[int] | None = None) -> Iterator[tuple[RanksResult, Path]]:
     """Run the distinct ranks of a script, or those in `only`, of which the first is shown.
 
-    Also gives the folder of their messages: whoever runs one of these ranks again finds there what others told it
+    Also gives the folder of their messages: whoever runs one of these ranks again finds there what others sent to it
     (`ScriptRequest.shared`). Errors: as `run_script`.
     """
     with temporary_folder() as folder:
@@ -87,7 +87,7 @@ class _Ranks:
         if self._finds:
             self._probe(world_size - 1 if self._shown != world_size - 1 else 0)
         while not self._is_over and (len(self._ended) < len(self._processes) or self._waiting):
-            self._look()
+            self._read_messages()
             time.sleep(_POLL_S)
 
     def end(self) -> None:
@@ -116,7 +116,7 @@ class _Ranks:
             request = replace(request, steps=1)  # no more than are compared
         self._processes[rank] = RankProcess(request, self._folder / f"rank-{rank}", silent=not is_shown)
 
-    def _look(self) -> None:
+    def _read_messages(self) -> None:
         """What has changed."""
         for path in self._folder.glob("need-*"):
             rank = int(path.name.removeprefix("need-"))
@@ -140,7 +140,7 @@ class _Ranks:
         return sum(not (self._folder / f"waits-{rank}").exists() for rank in running)
 
     def _check(self, rank: int, process: RankProcess) -> None:
-        """An error of the shown rank is told in the end; another one's now."""
+        """An error of the shown rank is reported in the end; another one's now."""
         if rank == self._shown:
             self._is_over = not self._has_trace(rank)
             return

@@ -1,7 +1,7 @@
 """How an operator inside a checkpointed module is named, numbered and recognised.
 
 Capture, plan and the running job must agree on these, so there is one piece of code for each: which operators
-count (`is_counted`), their name (`op_name`), their number (`Keyer`), the look of their outputs
+count (`is_counted`), their name (`op_name`), their number (`Keyer`), the metadata of their outputs
 (`output_metadata`), which of them draw random numbers (`is_random`), and that FSDP's hooks inside a checkpointed
 module do not count (`quiet_hooks`): what they run depends on prefetching and differs between a forward and
 its recomputation.

@@ -17,7 +17,7 @@ INFER = "model,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_
 
 def test_rows_that_are_read(tmp_path: Path) -> None:
     """Known models at 224 pixels, of three files in two layouts; with channels last only convolutional networks."""
-    for name, (_, trains, _) in timm_published._FILES.items():
+    for name, (_, trains, _) in timm_published.FILES.items():
         rows = "convnext_base,336.98,378.1,128,224,88.59\nunknown,1,2,3,224,5\nvit_base_patch16_224,1,2,3,384,5\n"
         if not trains:
             rows = "convnext_base,224,1301.1,787.0,1024,88.59\nconvnext_base,288,788.1,1299.3,1024,88.59\n"

@@ -104,7 +104,7 @@ def test_flags_of_strided_shards_are_as_before(monkeypatch: pytest.MonkeyPatch, 
     sharding_prop: Any = importlib.import_module("torch.distributed.tensor._sharding_prop")
     original = sharding_prop._propagate_use_strided_shard_flag
     monkeypatch.setattr(sharding_prop, "_propagate_use_strided_shard_flag", original)
-    speedups._strided_shard_flags()
+    speedups.faster_strided_shard_flags()
 
     def spec(flag: bool | None) -> Any:
         placements = (placement_types._StridedShard(0, split_factor=2),)

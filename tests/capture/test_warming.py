@@ -98,7 +98,7 @@ def test_what_inherited_code_is_first_called_with_is_kept_until_garbage_is_colle
 ) -> None:
     """As Dynamo keeps what it compiles with; not with code of the own process, and not with a second call."""
     own, inherited = FirstRun(), FirstRun()
-    monkeypatch.setattr(inherited, "_process", os.getpid() + 1)
+    monkeypatch.setattr(inherited, "process", os.getpid() + 1)
     gc.disable()
     try:
         for run, kept in ((own, False), (inherited, True), (inherited, False)):
@@ -117,7 +117,7 @@ def test_a_function_that_runs_no_inherited_code_keeps_nothing(monkeypatch: pytes
     """Only the innermost call does, and code that runs outside of all calls is of no function."""
     first, second = FirstRun(), FirstRun()
     for run in (first, second):
-        monkeypatch.setattr(run, "_process", os.getpid() + 1)
+        monkeypatch.setattr(run, "process", os.getpid() + 1)
     inner, outer = _Input(), _Input()
     references = weakref.ref(inner), weakref.ref(outer)
     gc.disable()

@@ -24,7 +24,7 @@ def asked(*words: str) -> SearchRequest:
     """What the command asks for."""
     arguments = build_parser().parse_args(["search", "jobs/llama.toml", *words])
     arguments.overrides = ()
-    return command._request(arguments)
+    return command.requested(arguments)
 
 
 def test_what_the_command_leaves_out_is_as_in_python() -> None:

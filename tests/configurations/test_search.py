@@ -156,7 +156,7 @@ def test_a_sheet_tells_what_fsdp_does_with_a_layer(search: TitanSearch) -> None:
     """Messages of two bytes a parameter, two of them at once, on streams of their own; the message before a layer's is still
     there as its backward ends; copies take no less than memory allows.
     """
-    sheet = search._sheet(search.layouts[0])
+    sheet = search.sheet_of(search.layouts[0])
     assert isinstance(sheet, Sheet)
     known = sheet.sharding
     assert (known.gathers_at_once, known.gradients_apart, known.scatter_waits) == (2, True, True)
@@ -411,9 +411,9 @@ def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None
     """Full checkpointing takes 90 ms at least: of no interest beside 80 ms, to be looked at where the plan takes 100."""
     with searching(inputs(job, space=TINY)) as found:
         layout, answer = found.layouts[0], {"rows": [], "skipped": {"full": 90.0}}
-        assert found._decided(layout, answer, 80.0, math.inf) == Value(80.0)
-        assert found._decided(layout, answer, 100.0, 85.0) == Value(100.0)
-        asked = found._decided(layout, answer, 100.0, 95.0)
+        assert found.decided(layout, answer, 80.0, math.inf) == Value(80.0)
+        assert found.decided(layout, answer, 100.0, 85.0) == Value(100.0)
+        asked = found.decided(layout, answer, 100.0, 95.0)
     assert isinstance(asked, PendingWork) and asked.content.least_ms == {} and asked.content.cutoff_ms == 95.0
 
 
@@ -440,7 +440,7 @@ def test_steps_without_a_plan_are_told_once(job: Path) -> None:
     with searching(inputs(job, space=space, budget="79GiB")) as found:
         answers = [found.workers.submit(found.task(layout, math.inf)).result() for layout in found.layouts]
         for layout, answer in zip(found.layouts, answers, strict=True):
-            found._noted(layout, "key", answer)
+            found.noted(layout, "key", answer)
         rows = found.result().rows
     assert len(answers) == 2 and [row.name for row in rows] == ["fsdp 2, batch 8 x 1, none"]
 
@@ -452,8 +452,8 @@ def test_products_may_be_as_narrow_as_the_jobs_converters_make_them(job: Path) -
         overrides = tuple(word for one in words for word in ("--model.converters", one))
         with searching(inputs(job, space=TINY, overrides=overrides)) as found:
             layout = found.layouts[0]
-            arithmetic.append(found._bounds._fastest_arithmetic(layout))
-            assert found._bounds._fastest_arithmetic(replace(layout, float8=True)) == arithmetic[-1] or not words
+            arithmetic.append(found.bounds.fastest_arithmetic(layout))
+            assert found.bounds.fastest_arithmetic(replace(layout, float8=True)) == arithmetic[-1] or not words
     assert arithmetic == ["bfloat16", "float8", "float4"]
 
 

@@ -178,8 +178,8 @@ def test_the_milp_ends_on_large_coprime_sizes(monkeypatch: pytest.MonkeyPatch) -
     sizes = [10**10 + 19, 3 * 10**10 + 7, 10**11 + 3, 2 * 10**11 + 9, 5 * 10**11 + 1, 10**12 - 11, 7 * 10**10 + 33]
     rows = problem(*((size, size / 1e10 + i / 7) for i, size in enumerate(sizes)))
     calls = []
-    solve = local_ilp._Model.solve
-    monkeypatch.setattr(local_ilp._Model, "solve", lambda self, backend: (calls.append(1), solve(self, backend))[1])
+    solve = local_ilp.LocalModel.solve
+    monkeypatch.setattr(local_ilp.LocalModel, "solve", lambda self, backend: (calls.append(1), solve(self, backend))[1])
     for chosen in ((1, 3, 6), (0, 2, 4)):
         budget = sum(sizes[i] for i in chosen)
         found = ilp(rows, budget)
@@ -194,7 +194,7 @@ def test_the_time_limit_is_for_all_calls(monkeypatch: pytest.MonkeyPatch) -> Non
     rows = problem((5, 5.0), (3, 3.3), (3, 3.6))
     clock = iter(range(1000))
     monkeypatch.setattr(local_ilp.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(local_ilp._Model, "solve", lambda self, backend: rows.keeping((0, 1, 2)))
+    monkeypatch.setattr(local_ilp.LocalModel, "solve", lambda self, backend: rows.keeping((0, 1, 2)))
     assert ilp(rows, 6, time_limit_s=5).kept == knapsack(rows, 6).kept
     assert next(clock) <= 10
 

@@ -31,11 +31,11 @@ class FirstRun:
     """Made with compiled code; called whenever that runs."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
+        self.process = os.getpid()  # where its code was compiled, or ran last
 
     def __call__(self) -> None:
         """Note the first run in a process that has inherited the code."""
-        if self._process != (here := os.getpid()):
-            self._process = here
+        if self.process != (here := os.getpid()):
+            self.process = here
             if _calls:
                 _calls[-1] = True

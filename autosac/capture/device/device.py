@@ -142,7 +142,7 @@ class Stream(torch.Stream):
 
     @property
     def cuda_stream(self) -> int:
-        """What kernels of other libraries are told: 0 is the default stream."""
+        """What kernels of other libraries get: 0 is the default stream."""
         return int(self.stream_id)
 
     def wait_stream(self, other: torch.Stream) -> None:

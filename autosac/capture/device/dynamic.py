@@ -29,12 +29,12 @@ class OnHost(NamedTuple):
     tensor: torch.Tensor
 
 
-_told: list[Callable[[str], None]] = []  # one at most
+_listeners: list[Callable[[str], None]] = []  # one at most
 
 
 def on_assumption(note: Callable[[str], None]) -> None:
     """Set who listens to assumptions about unknown values from now on."""
-    _told[:] = [note]
+    _listeners[:] = [note]
 
 
 @per_operator
@@ -58,7 +58,7 @@ def dynamic(func: Any, args: Any, kwargs: Any) -> Any:
             return None
         found, assumption = largest(args)
     if assumption:
-        for note in _told:
+        for note in _listeners:
             note(assumption)
     return found
 
@@ -80,7 +80,7 @@ def largest_sizes(args: Any) -> Iterator[None]:
         yield
     finally:
         FakeImplCtx.new_dynamic_size = before  # type: ignore[method-assign]
-    for note in _told:
+    for note in _listeners:
         note(_LONGEST)
 
 

@@ -12,7 +12,7 @@ that is, for a layer the gates and the cell (LSTM), the three gates twice (GRU) 
 layer; with dropout a bit for each element between layers, and 256 bytes. Known: 370,147,584 bytes for an LSTM of two layers
 with dropout, 128 steps, batch 64, width 1024 on an H100 (11 units); 736,000,000 and 864,000,000 bytes for an LSTM and a GRU
 of four layers without dropout, width 320, on a P100 (github.com/pytorch/pytorch/issues/2895: 23 and 27 units of 32,000,000
-bytes, if it ran 25,000 steps of sequences, which fits both; the batch is not told). Estimated: the plain RNN (that issue's
+bytes, if it ran 25,000 steps of sequences, which fits both; the batch is not given). Estimated: the plain RNN (that issue's
 readings of a whole GPU agree with 7 units for four layers), two directions, projections (the state before its projection is
 one more unit), 16 bits (all units in 16 bits), and cuDNN's other algorithms for small widths.
 """

@@ -1,6 +1,6 @@
 """A job with fewer of its layers, for induction over their number (`autosac.induction`).
 
-The layers' kinds are told before anything is captured: from what distinguishes one layer from another in the model as it is
+The layers' kinds are found before anything is captured: from what distinguishes one layer from another in the model as it is
 built on the meta device (0.2) or in its configuration (0.3). An attribute whose values are all different is a function of the
 layer's index (its number, the scale of its initial weights) and no kind of its own; should it matter to an operator, the
 induction notices.

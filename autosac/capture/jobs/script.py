@@ -67,7 +67,7 @@ class ScriptSteps:
 
     `number`: the step that is under way, 0 before the first. `complete`: steps that have ended. `period`: calls of
     `Optimizer.step` in a step. `marker`: the name of a function of the script, each call of which ends a step in their place.
-    `forward` does without computing steps when it is told to begin.
+    `forward` does without computing steps when it is asked to begin.
     """
 
     def __init__(self, recorder: Recorder, listener: ScriptListener, period: int = 1, marker: str = "") -> None:

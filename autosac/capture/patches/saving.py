@@ -1,4 +1,4 @@
-"""Simulated tensors that a script writes into files, hands to other processes, or to other libraries.
+"""Simulated tensors that a script writes into files, or gives to other processes or libraries.
 
 They have no values: what comes back is a tensor like the one that went.
 """
@@ -20,7 +20,7 @@ from autosac.capture.patches.after_import import after_import
 
 
 def install(note: Callable[[str], None], written: bool) -> None:
-    """All of it. `note` is told what was left out, the first time. `written`: checkpoints are."""
+    """All of it. `note` gets what was left out, the first time. `written`: checkpoints are."""
     _checkpoints(note, written)
     _copies()
     _shared_memory()

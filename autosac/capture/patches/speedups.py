@@ -21,7 +21,7 @@ def install(recorder: Recorder) -> None:
     """All of them."""
     install_dispatch_rules()
     if dist.is_available():
-        _strided_shard_flags()
+        faster_strided_shard_flags()
         _foreach_strategies()
         _random_regions(recorder)
 
@@ -41,7 +41,7 @@ def install_dispatch_rules() -> None:
     registry.find_torch_dispatch_rule.__code__ = find.__code__
 
 
-def _strided_shard_flags() -> None:
+def faster_strided_shard_flags() -> None:
     """Torch 2.13 looks for strided shards among all arguments of a foreach operator once per tensor, which is quadratic.
 
     Once per operator is enough (half of the time to capture a 70B model's first step). It asks whether strided shards

@@ -98,12 +98,12 @@ def _made_up(original: Any, fill: Callable[[Any], None], note: Callable[[str], N
         except (OSError, RuntimeError):  # its errors for missing files and failed downloads
             if not hasattr(self, "transforms"):  # it failed before its base was set up
                 base: Any = next(c for c in type(self).__mro__ if c.__name__ == "VisionDataset")
-                told: dict[str, Any] = {
+                given: dict[str, Any] = {
                     name: kwargs[name] for name in ("transform", "target_transform") if name in kwargs
                 }
                 if args and callable(args[0]):
-                    told["transform"] = args[0]
-                base.__init__(self, root, **told)
+                    given["transform"] = args[0]
+                base.__init__(self, root, **given)
             fill(self)
             note(f"the data set {type(self).__name__} is made up: {ROWS} images (--synthetic-data)")
 

@@ -281,11 +281,11 @@ def compiles_functions(request: TitanRequest, adapter: TitanAdapter) -> bool:
 
 def may_compile(request: TitanRequest, adapter: TitanAdapter) -> bool:
     """Whether the job asks for compilation, as far as that shows without building anything."""
-    told = asks_to_compile(request.config_file, request.overrides)
-    if told is None:
+    asked = asks_to_compile(request.config_file, request.overrides)
+    if asked is None:
         with contextlib.suppress(Exception):  # the capture says what is wrong with the job
             return compiles_model(adapter.settings(adapter.parse(request)))
-    return bool(told)
+    return bool(asked)
 
 
 def main(answers: int, parent: int, folder: str, programs: str, salt: str) -> None:
