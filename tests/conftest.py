@@ -53,6 +53,7 @@ WITHOUT_CAPTURES = (
     "capture/test_job_requests.py",
     "capture/test_log.py",
     "capture/test_routing.py",
+    "capture/test_shapes.py",
     "capture/test_signatures.py",
     "capture/test_speedups.py",
     "capture/test_storages.py",

@@ -89,6 +89,13 @@ def test_odd_sequences_are_said() -> None:
     assert "an even number of tokens, not of 4097" in why_none(Space(), 8, 8, 16, odd, False)
 
 
+def test_experts_share_tensor_parallelism_only_if_they_are_spread() -> None:
+    """Experts on 2 ranks may be cut as the rest is, or not at all; those of no expert parallelism are not cut apart."""
+    space = {"tensor_parallel": 2, "expert_tensor_parallel": (1, 2, 4), "expert_parallel": (1, 2)}
+    found = layouts(space_of(space), 8, 16, LLAMA._replace(experts=8))
+    assert {(layout.expert, layout.expert_tensor) for layout in found} == {(1, 1), (2, 1), (2, 2)}
+
+
 def test_replicas_without_shards_stand_alone() -> None:
     """DDP beside tensor parallelism is refused by TorchTitan; HSDP and plain DDP are not."""
     found = layouts(Space(data_parallel_replicate=(4,), context_parallel=(1,), pipeline_parallel=(1,)), 8, 8)
@@ -144,6 +151,8 @@ def test_improved_splits_cannot_be_improved_by_a_layer() -> None:
 
     assert improved_split((3, 3, 3, 3), cost) == (2, 4, 3, 3)
     assert improved_split((1, 1), lambda split: split) == (1, 1)
+    assert improved_split((2, 2, 2), lambda split: split[1]) == (2, 1, 3)
+    assert improved_split((1, 1, 4), lambda split: split[1]) == (1, 1, 4)
 
 
 def test_memory_grows_with_the_microbatch() -> None:

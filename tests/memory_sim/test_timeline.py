@@ -151,6 +151,23 @@ def test_only_what_was_there_before_the_step_is_a_buffer(builder: Any) -> None:
     assert found == [Category.BUFFER, Category.TEMPORARY]
 
 
+def test_only_what_a_forward_leaves_for_a_backward_is_an_activation(builder: Any) -> None:
+    """What a backward or an optimizer makes and nothing reads is a temporary, though a later backward finds it alive."""
+    b = builder()
+    made = []
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        b.phase = phase
+        made.append(b.alloc(512))
+    b.phase = Phase.BACKWARD
+    last = b.alloc(512)
+    b.op("aten.relu.default", [], [last])
+    b.free(*made, last)
+    timeline = simulate_memory(b.build())
+    rows = timeline.lifetimes.storage.tolist()
+    found = [Category(int(timeline.categories[rows.index(storage)])) for storage in made]
+    assert found == [Category.ACTIVATION, Category.TEMPORARY, Category.TEMPORARY]
+
+
 def test_categories_sum_to_the_total(builder: Any) -> None:
     """Whatever the workspaces, the categories' series add up to the highest bytes of each event."""
     trace, _ = training_step(builder)

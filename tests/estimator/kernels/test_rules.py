@@ -132,6 +132,30 @@ def test_a_layer_norms_weight_gradient_is_few_blocks_work(meta: Meta) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("rows", "length", "turns"),
+    [(8, 8448, 1), (64, 16896, 2), (63, 4224, 8), (128, 33792, 4), (200, 512, 2), (255, 512, 2), (256, 512, 1)],
+)
+def test_weights_of_norms_in_few_or_wide_rows(meta: Meta, rows: int, length: int, turns: int) -> None:
+    """Turns of 8, 64, 128 and 256 rows; with more than 8,448 columns the blocks' columns are more than the processors take."""
+    x, weight, mean = meta((rows, length), "float32"), meta((length,), "float32"), meta((rows, 1), "float32")
+    inputs, arguments = (x, x, mean, mean, weight, weight), (("normalized_shape", (length,)),)
+    name = "aten.native_layer_norm_backward.default"
+    with_weights, alone = (_us(Signature(name, inputs, out, arguments)) for out in ((x, weight, weight), (x,)))
+    read = 2 * rows * length * 4 / STREAM
+    assert with_weights - alone == pytest.approx(0.87 * SHORTEST + max(read, turns * 0.8))
+
+
+def test_many_narrow_rows_are_read_at_the_memorys_rate(meta: Meta) -> None:
+    """More than 65,536 rows of fewer columns than half of the processors take are read once; wider ones have their turns."""
+    for rows, length, us in ((65_537, 1024, 2 * 65_537 * 4096 / STREAM), (65_536, 32, 256 * 0.8)):
+        x, weight, mean = meta((rows, length), "float32"), meta((length,), "float32"), meta((rows, 1), "float32")
+        inputs, arguments = (x, x, mean, mean, weight, weight), (("normalized_shape", (length,)),)
+        name = "aten.native_layer_norm_backward.default"
+        with_weights, alone = (_us(Signature(name, inputs, out, arguments)) for out in ((x, weight, weight), (x,)))
+        assert with_weights - alone == pytest.approx(0.87 * SHORTEST + us)
+
+
 def test_a_norm_of_strided_rows_copies_them_first(meta: Meta) -> None:
     """A transposed input costs a copy more than a contiguous one."""
     x, weight, mean = meta((4096, 1024), "float32"), meta((1024,), "float32"), meta((4096, 1), "float32")
@@ -164,6 +188,36 @@ def test_a_channel_of_a_batch_norm_is_one_blocks_work(meta: Meta) -> None:
     assert _us(forward) == pytest.approx(expected)
     backward = Signature("aten.native_batch_norm_backward.default", (x, x, weight), (x, weight, weight))
     assert _us(backward) == pytest.approx(3.4 + steps * 0.97)
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "blocks", "threads", "small"),
+    [
+        ((8, 64, 7, 7), 1, 8, 64, 1),  # 8 images of 64 threads a step; then a block for each image
+        ((64, 256, 6, 4), 4, 32, 64, 1),  # 16 images of 32 threads a step; then two images a block
+        ((32, 16, 10, 10), 8, 32, 64, 2),
+        ((2, 1024, 30, 30), 4, 2, 256, 4),
+    ],
+)
+def test_small_batch_norms_are_waits_for_the_cache(
+    meta: Meta, shape: tuple[int, ...], steps: int, blocks: int, threads: int, small: int
+) -> None:
+    """What fits into the L2: each step of a channel's block waits 0.22 us, or many channels' blocks issue for 0.118 us each.
+
+    Backwards 0.42 and 0.97 us in turn, and issues are longer as waits are.
+    """
+    x, weight = meta(shape), meta((shape[1],), "float32")
+    nbytes = 2 * math.prod(shape)
+    in_turn = math.ceil(shape[1] / 528)
+    walk = steps * max(0.22 * in_turn, 0.118 * shape[1] / 132)
+    second = max(1.0, shape[1] * blocks / (132 * 2048 / threads)) * (1.7 + 0.22 * small)
+    forward = Signature("aten.native_batch_norm.default", (x, weight, weight), (x, weight, weight))
+    assert nbytes < 0.32 * H100.l2_bytes
+    assert _us(forward) == pytest.approx(7 + walk + max(2 * nbytes / STREAM, second))
+    backward = Signature("aten.native_batch_norm_backward.default", (x, x, weight), (x, weight, weight))
+    wait = (0.97 + 0.42) / 2
+    walk = steps * max(wait * in_turn, 0.196 * wait / 0.42 * shape[1] / 132)
+    assert _us(backward) == pytest.approx(3.4 + walk)
 
 
 @pytest.mark.parametrize("arguments", [(("training", False),), ()])
