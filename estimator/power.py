@@ -8,7 +8,8 @@ the clock f (relative to the clock that the models know), memory traffic draws i
 with the milliseconds that the step's operators take at f = 1: `products` (matrix products, attention, convolutions) and
 `others`. `power` is `product_power` - IDLE for matrix products and attention in 8 and 16 bits, 1 - IDLE for other products.
 The clock is the largest f <= 1 with P(f) <= cap, which is the TDP or a lower one; products then take 1 / f of their time.
-Operators that are not products keep theirs, and so do collectives, for which links decide.
+Operators that are not products keep theirs, and so do collectives, for which links decide. Copies between host and device
+run on copy engines beside the operators and draw next to nothing: they are not among `others`.
 
 `product_power` (of a profile) is what products alone would draw at full clock: 1 where the models know GPUs that hold their
 clock. Those of Hopper and Blackwell were measured in short benchmarks. A B200's products that last reach 0.88 of these rates
@@ -31,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.estimator.hardware import Hardware
-from autosac.estimator.work import family, item_bytes
+from autosac.estimator.work import crosses_to_host, family, item_bytes
 from autosac.trace import Op, Signature, Trace
 
 _IDLE: Final = 0.25
@@ -102,14 +103,15 @@ def sustained_ms(
     """
     if not hardware.power_limit_w and hardware.product_power <= 1:
         return event_ms  # no mix draws more than the TDP
-    operators = np.array([type(event) is Op for event in trace.events], dtype=bool)
     signatures = [
         event.signature if type(event) is Op else -1 for event in trace.events
     ]  # -1: what stands behind the last
+    on_processors = np.array([not crosses_to_host(s) for s in trace.signatures] + [False])
     is_product = np.array([family(s.name) in _PRODUCTS for s in trace.signatures] + [False])
     is_matrix = np.array([_is_matrix(s) for s in trace.signatures] + [False])
     products, matrix = is_product[signatures], is_matrix[signatures] & short
-    sums = (float(event_ms[chosen].sum()) for chosen in (matrix, products & ~matrix, operators & ~products))
+    others = on_processors[signatures] & ~products
+    sums = (float(event_ms[chosen].sum()) for chosen in (matrix, products & ~matrix, others))
     clock = sustained_clock(hardware, Mix(*sums))
     return np.where(products if hardware.power_limit_w else matrix, event_ms / clock, event_ms)
 

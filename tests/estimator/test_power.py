@@ -53,6 +53,19 @@ def test_only_products_are_slower(
     assert clock < 0.9
 
 
+def test_copies_to_the_host_leave_no_power_to_products(
+    mm: Callable[..., Signature], meta: Callable[..., TensorMeta], make_trace: Callable[..., Trace]
+) -> None:
+    """Products that run at half of the clock do so beside copies between host and device, too, which take as long as ever."""
+    hungry = replace(H100, product_power=product_power(0.5))
+    x = meta((8192, 8192))
+    there = x._replace(place="cpu")
+    copies = [Signature("aten.copy_.default", pair, (pair[0],), mutates=(0,)) for pair in ((there, x), (x, there))]
+    trace = make_trace([mm(8192, 8192, 8192), *copies], [], 1)
+    full, found = (price(trace, hardware).event_ms for hardware in (H100, hungry))
+    assert found.tolist() == pytest.approx([2 * full[0], full[1], full[2]])
+
+
 def test_products_that_draw_more_than_the_tdp_lower_the_clock_themselves() -> None:
     """Power of 0.25 + 0.75 / 0.5^1.667 of the TDP leaves products half of the clock, and the full one if asked for without."""
     hungry = replace(H100, product_power=product_power(0.5))
