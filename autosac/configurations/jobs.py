@@ -61,6 +61,7 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
         experts=model.get("n_experts", 0),
         seq_len=_number(read("training.seq_len")) or 0,
         pipelines=python.pipelines if python is not None else has_pipelines(str(read("model.name"))),
+        own_stages=python is None and "n_layers" in model,
         ends_less=(_less(read, "first"), _less(read, "last")),
     )
     each = 2 if read("training.dtype") == "bfloat16" else 4
@@ -86,7 +87,7 @@ def check_space(space: Space, python: PythonJob | None) -> None:
         )
     if True in space.chunk_loss:
         raise UsageError("chunk_loss = [true]: with TorchTitan 0.3 the configuration itself chooses it (ChunkedCELoss)")
-    if "balanced" in space.pipeline_split:
+    if "balanced" in (space.pipeline_split or ()):
         raise UsageError('pipeline_split = ["balanced"] needs TorchTitan 0.2')
     if set(space.stages_per_rank) != {USUAL_STAGES}:
         raise UsageError(f"stages_per_rank other than [{USUAL_STAGES}] needs TorchTitan 0.2")

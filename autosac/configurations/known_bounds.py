@@ -8,6 +8,7 @@ from dataclasses import replace
 from autosac.configurations.bounds import (
     any_split_bound_ms,
     bound_ms,
+    split_of,
 )
 from autosac.configurations.layout import Layout
 from autosac.configurations.machines import Machines
@@ -54,6 +55,13 @@ class LayoutBounds:
             outside_parameters=0.0,
             ends_less=self._own.facts.ends_less,
         )
+
+    def repeats(self, layout: Layout, sheet: Sheet) -> bool:
+        """Whether balanced stages are TorchTitan's own, which another layout of the space has."""
+        if layout.pipeline == 1 or layout.split != "balanced" or self._wanted.space.pipeline_split == ("balanced",):
+            return False
+        shape = self.shape(layout, sheet)
+        return split_of(layout, shape) == split_of(replace(layout, split="torchtitan"), shape)
 
     def _completed(self, layout: Layout, shape: ModelCosts) -> ModelCosts:
         """With what the job and the GPU say."""

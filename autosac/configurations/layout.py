@@ -141,8 +141,8 @@ class Layout:
 
 
 class ModelFacts(NamedTuple):
-    """What of a model decides legality, as far as it is known (0: not known). `pipelines`: whether any can run;
-    `ends_less`: how many layers fewer the job gives its first and last stage.
+    """What of a model decides legality, as far as it is known (0: not known). `pipelines`: whether any can run; `own_stages`:
+    whether a job can say which layers a stage has; `ends_less`: how many layers fewer it gives its first and last stage.
     """
 
     layers: int = 0
@@ -151,6 +151,7 @@ class ModelFacts(NamedTuple):
     experts: int = 0
     seq_len: int = 0
     pipelines: bool = True
+    own_stages: bool = True
     ends_less: tuple[int, int] = (1, 1)
 
 
@@ -275,7 +276,7 @@ def knobs_of(
         "expert_tensor": space.expert_tensor_parallel,
         "schedule": space.pipeline_schedule,
         "stages": space.stages_per_rank,
-        "split": space.pipeline_split,
+        "split": space.pipeline_split or (("torchtitan", "balanced") if facts.own_stages else ("torchtitan",)),
         "microbatch": space.microbatch,
         "reshard": space.reshard_after_forward,
         "compile": space.compile or (compiled,),

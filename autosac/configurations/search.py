@@ -281,6 +281,8 @@ class TitanSearch:
                 return self._refuse(layout, sheet, sheet_layout(layout))
         else:
             self._refusals.taken(sheet_layout(layout))
+            if not self.sampled and self.bounds.repeats(layout, sheet):
+                return Bound(math.inf)
             for paths in (False, True)[: 1 + (layout.pipeline > 1 and layout not in self._walked)]:
                 tight = self.bounds.least(layout, self.bounds.shape(layout, sheet), paths=paths)
                 if tight > bound:

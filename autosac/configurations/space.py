@@ -59,7 +59,7 @@ class Space(BaseModel):
         "Interleaved1F1B",
     )
     stages_per_rank: Stages = (2,)
-    pipeline_split: Annotated[tuple[Split, ...], MinLen(1), AfterValidator(_distinct)] = ("torchtitan",)
+    pipeline_split: Annotated[tuple[Split, ...], MinLen(1), AfterValidator(_distinct)] | None = None
     expert_parallel: Degrees | None = None
     expert_tensor_parallel: Degrees = (1,)
     microbatch: Batches = (1, 2, 4, 8, 16, 32)
@@ -107,6 +107,7 @@ _DEFAULTS = {  # of knobs whose default depends on the job and the GPUs
     "tensor_parallel": "all within a node that divide the heads",
     "expert_parallel": "all within a node that divide the experts",
     "compile": "as the job has it",
+    "pipeline_split": "both (TorchTitan 0.3: its own)",
 }
 
 

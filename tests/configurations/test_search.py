@@ -78,6 +78,7 @@ def known(job: Path) -> Iterator[dict[Any, dict[str, Any]]]:
         def answered(self: Any, server: CaptureServer, run: Any = run) -> dict[str, Any]:
             key = (
                 type(self),
+                Path(self.job.config_file).read_text(),
                 self.job.overrides,
                 getattr(self, "goal", None),
                 getattr(self, "checkpointing", None),
@@ -457,6 +458,20 @@ def test_products_may_be_as_narrow_as_the_jobs_converters_make_them(job: Path) -
     assert arithmetic == ["bfloat16", "float8", "float4"]
 
 
+def test_balanced_stages_are_simulated_where_they_differ(job: Path) -> None:
+    """Both splits are searched by default; stages that are TorchTitan's own are worked out once."""
+    changes = {"pipeline_parallel": (2,), "pipeline_schedule": ("1F1B", "Interleaved1F1B")}
+    space = SPACE.model_copy(update={**changes, "microbatch": (4,), "checkpointing": ("none",)})
+    with searching(inputs(job, space=space, budget="79GiB", gap=0.0)) as found:
+        found.run()
+        layouts, known = found.layouts, {**found.outcome.values, **found.outcome.pruned}
+        stages = {layout: found.stage_layers(layout) for layout in layouts}
+    assert [layout.split for layout in layouts] == ["torchtitan", "balanced"] * 2 and set(known) == set(layouts)
+    for own, balanced in zip(layouts[::2], layouts[1::2], strict=True):
+        assert (known[balanced] == math.inf) == (stages[own] == stages[balanced])
+    assert math.isfinite(min(known.values()))
+
+
 OWN_STAGES = """
 [parallelism]
 pipeline_parallel_layers_per_stage = 2
@@ -473,7 +488,8 @@ def test_the_search_decides_on_the_stages_and_the_job_carries_them(
     own, best = tmp_path / "own.toml", tmp_path / "best.toml"
     own.write_text(job.read_text() + OWN_STAGES)
     changes = {"pipeline_parallel": (2,), "pipeline_schedule": ("Interleaved1F1B",), "stages_per_rank": (3,)}
-    space = SPACE.model_copy(update={**changes, "microbatch": (4,), "checkpointing": ("none",)})
+    changes |= {"microbatch": (4,), "checkpointing": ("none",), "pipeline_split": ("torchtitan",)}
+    space = SPACE.model_copy(update=changes)
     given = inputs(own, space=space, budget="79GiB", study=tmp_path / "study")
     with searching(given) as found:
         result = found.run()
