@@ -10,7 +10,7 @@ The job is captured once. Every model (`autosac.estimator.sac_curves`) with ever
   bound of the joint problem over all operators, without the joint problem's own polish, which would hide the difference;
 - the time that the MILP and the local policies take.
 
-Plans are those of the solver, in active memory. `--polish` lets the joint problem improve them, as the planner does.
+Plans are those of the planner's own local solver, in active memory. `--polish` lets the joint problem improve them, as the planner does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from autosac.files.writing import write_text_atomically
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.planner import Goal, Planner
 from autosac.quantities import format_bytes
-from autosac.solvers import CurveSegment, GlobalProblem, LocalProblem, joint_bound_ms, solve_two_level
+from autosac.solvers import CurveSegment, GlobalProblem, joint_bound_ms, solve_two_level
 
 JOB = Path(__file__).parents[1] / "examples" / "llama3_8b.toml"
 _FRACTIONS = np.linspace(0, 1, 401).tolist()
@@ -104,18 +104,20 @@ class Bench:
         fitting_s, cells, seconds = time.process_time() - begin, [], 0.0
         for budget, bound_ms in zip(budgets, bounds_ms, strict=True):
             begin = time.monotonic()
-            cells.append(_cell(problem, self.items, budget, bound_ms, self._polish_s))
+            cells.append(self._cell(problem, budget, bound_ms))
             seconds += time.monotonic() - begin
         tightness = _tightness(sorted(set(self.curves)), model)
         return f"| {model.title} | {tightness} | {' | '.join(cells)} | {fitting_s:.2f} | {seconds / len(budgets):.2f} |"
 
-
-def _cell(problem: GlobalProblem, items: Sequence[LocalProblem], budget: int, bound_ms: float, polish_s: float) -> str:
-    try:
-        solution = solve_two_level(problem, items, budget, polish_s=polish_s, time_limit_s=60.0)
-    except InfeasibleError:
-        return "none"
-    return f"{solution.recompute_ms / bound_ms - 1:+.2%}" if bound_ms > 0 else f"{solution.recompute_ms:.2f} ms"
+    def _cell(self, problem: GlobalProblem, budget: int, bound_ms: float) -> str:
+        local = self._planner.goal.solver
+        try:
+            solution = solve_two_level(
+                problem, self.items, budget, local=local, polish_s=self._polish_s, time_limit_s=60.0
+            )
+        except InfeasibleError:
+            return "none"
+        return f"{solution.recompute_ms / bound_ms - 1:+.2%}" if bound_ms > 0 else f"{solution.recompute_ms:.2f} ms"
 
 
 def report(planner: Planner, title: str, shares: Sequence[float], polish_s: float) -> str:
