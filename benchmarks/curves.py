@@ -10,7 +10,8 @@ The job is captured once. Every model (`autosac.estimator.sac_curves`) with ever
   bound of the joint problem over all operators, without the joint problem's own polish, which would hide the difference;
 - the time that the MILP and the local policies take.
 
-Plans are those of the planner's own local solver, in active memory. `--polish` lets the joint problem improve them, as the planner does.
+Plans are those of the planner's own local solver, in active memory. `--polish` lets the joint problem improve them, as the
+planner does.
 """
 
 from __future__ import annotations
