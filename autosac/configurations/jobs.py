@@ -59,6 +59,7 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
         heads=model.get("n_heads", 0),
         kv_heads=model.get("n_kv_heads", 0),
         experts=model.get("n_experts", 0),
+        active_experts=model.get("top_k", 0),
         seq_len=_number(read("training.seq_len")) or 0,
         pipelines=python.pipelines if python is not None else has_pipelines(str(read("model.name"))),
         own_stages=python is None and "n_layers" in model,

@@ -30,7 +30,8 @@ class LayoutBounds:
         target = self._machines.target(layout)
         peak = target.hardware.peak_flops(self.fastest_arithmetic(layout))
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
-        shape = costs_of_parameters(parameters, known.layers, layout, self._own.facts.seq_len, peak)
+        facts = self._own.facts._replace(layers=known.layers)
+        shape = costs_of_parameters(parameters, facts, layout, peak, leading=known.leading)
         if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
             return self._machines.weight(layout) * any_split_bound_ms(layout, shape) * _SAFE
         return self.least(layout, self._completed(layout, shape))

@@ -141,14 +141,16 @@ class Layout:
 
 
 class ModelFacts(NamedTuple):
-    """What of a model decides legality, as far as it is known (0: not known). `pipelines`: whether any can run; `own_stages`:
-    whether a job can say which layers a stage has; `ends_less`: how many layers fewer it gives its first and last stage.
+    """What of a model decides legality, as far as it is known (0: not known). `active_experts`: those of a token, at least;
+    `pipelines`: whether any can run; `own_stages`: whether a job can say which layers a stage has; `ends_less`: how many
+    layers fewer it gives its first and last stage.
     """
 
     layers: int = 0
     heads: int = 0
     kv_heads: int = 0
     experts: int = 0
+    active_experts: int = 0
     seq_len: int = 0
     pipelines: bool = True
     own_stages: bool = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autosac.configurations.layout import Layout
+from autosac.configurations.layout import Layout, ModelFacts
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.traffic import NO_TRAFFIC, Traffic
 
@@ -89,33 +89,61 @@ def most_experts(parameters: Mapping[str, Sequence[int]]) -> float:
 
 
 def costs_of_parameters(
-    parameters: Mapping[str, Sequence[int]], layers: int, layout: Layout, seq_len: int, peak_flops: float
+    parameters: Mapping[str, Sequence[int]], facts: ModelFacts, layout: Layout, peak_flops: float, *, leading: int = 0
 ) -> ModelCosts:
-    """What the parameters' shapes alone tell: every matrix of a layer and the output is multiplied with every token, forward
-    once and backward twice, at no more than the peak rate. Embeddings are looked up, experts may not be asked: they count
-    nothing. A layer's input has the width of its norms and 16 bits a number at least, divided among tensor-parallel ranks
-    at most.
+    """What the parameters' shapes alone say: every matrix of a layer and the output is multiplied with every token, forward
+    once and backward twice, at no more than the peak rate. Embeddings are looked up. Tokens are shared out evenly among
+    experts, of which each token has as many as `facts` say, and experts among ranks. A layer's input has the width of its
+    norms and 16 bits a number at least, divided among tensor-parallel ranks at most.
+
+    `parameters` are those of some layers: the `leading` first ones, and some of those that repeat behind them.
     """
-    tokens = layout.microbatch * seq_len / layout.context
-    per_number_ms = 2 * tokens / layout.tensor / peak_flops * 1e3
-    of_layers = {name: shape for name, shape in parameters.items() if name.startswith("layers.")}
-    others = {name: shape for name, shape in parameters.items() if name not in of_layers}
-    present = len({name.split(".")[1] for name in of_layers}) or 1
-    width = max(
-        (shape[0] for name, shape in of_layers.items() if name.endswith("norm.weight") and len(shape) == 1), default=0
-    )
-    inner = sum(math.prod(shape) for shape in of_layers.values() if len(shape) == 2) / present
-    outer = sum(math.prod(shape) for name, shape in others.items() if len(shape) == 2 and name.startswith(_OUTPUTS))
+    tokens = layout.microbatch * facts.seq_len / layout.context / layout.tensor
+    token_ms = 2 * tokens / peak_flops * 1e3  # for a parameter that is multiplied with every token
+    of_layers: dict[int, dict[str, Sequence[int]]] = defaultdict(dict)
+    others: dict[str, Sequence[int]] = {}
+    for name, size in parameters.items():
+        if name.startswith("layers."):
+            of_layers[int(name.split(".")[1])][name] = size
+        else:
+            others[name] = size
+    norms = (size for layer in of_layers.values() for name, size in layer.items() if name.endswith("norm.weight"))
+    kept = ((int(2 * tokens * max((size[0] for size in norms if len(size) == 1), default=0)), math.inf),)
+    present = [of_layers[number] for number in sorted(of_layers)]
+    multiplied = [sum(_multiplied(size, facts, tokens) for size in layer.values()) for layer in present]
+    numbers = [float(sum(math.prod(size) for size in layer.values())) for layer in present]
+    outer = sum(math.prod(size) for name, size in others.items() if len(size) == 2 and name.startswith(_OUTPUTS))
+    spread = layout.pipeline > 1  # over stages, of which each may hold any layers
+
+    def costs(count: float) -> LayerCosts:
+        return LayerCosts(forward_ms=count * token_ms, backward_ms=2 * count * token_ms, kept=kept)
+
+    def usual(values: Sequence[float]) -> float:
+        """Of a layer that repeats, at least; of any layer on average where all are on one rank."""
+        first, repeating = values[:leading], values[leading:] or [0.0]
+        if spread:
+            return min(repeating)
+        return (sum(first) + (facts.layers - len(first)) * sum(repeating) / len(repeating)) / facts.layers
+
     return ModelCosts(
-        layers=layers,
-        layer=LayerCosts(
-            forward_ms=inner * per_number_ms,
-            backward_ms=2 * inner * per_number_ms,
-            kept=((int(2 * tokens * width / layout.tensor), math.inf),),
-        ),
+        layers=facts.layers,
+        layer=costs(usual(multiplied)),
         first=LayerCosts(),
-        last=LayerCosts(forward_ms=outer * per_number_ms, backward_ms=2 * outer * per_number_ms),
-        layer_parameters=sum(math.prod(shape) for shape in of_layers.values()) / present,
-        outside_parameters=sum(math.prod(shape) for shape in others.values()),
+        last=replace(costs(outer), kept=()),
+        layer_parameters=usual(numbers),
+        outside_parameters=sum(math.prod(size) for size in others.values()),
+        leading=leading if spread else 0,
+        lead=costs(min(multiplied[:leading], default=0.0)),
+        lead_parameters=min(numbers[:leading], default=0.0),
         layer_experts=most_experts(parameters),
     )
+
+
+def _multiplied(size: Sequence[int], facts: ModelFacts, tokens: float) -> float:
+    """How many numbers of a parameter each of so many tokens is multiplied with on average, at least."""
+    if len(size) == 2:
+        return float(math.prod(size))
+    if len(size) == 3 and facts.active_experts and tokens >= 1:
+        each = tokens * facts.active_experts // size[0]  # tokens of an expert, but for what cannot be shared out evenly
+        return each / tokens * math.prod(size)
+    return 0.0

@@ -121,7 +121,8 @@ def _function(manager: Any, module: str, name: str) -> Any:
 def _facts(model: Any) -> dict[str, int]:
     layers = list(getattr(model, "layers", None) or ())
     found = {"n_layers": len(layers)}
-    for fact, name in (("n_heads", "n_heads"), ("n_kv_heads", "n_kv_heads"), ("n_experts", "num_experts")):
+    names = {"n_heads": "n_heads", "n_kv_heads": "n_kv_heads", "n_experts": "num_experts", "top_k": "top_k"}
+    for fact, name in names.items():
         values = {value for layer in layers for value in _values(layer, name)}
         if values:
             found[fact] = min(values)

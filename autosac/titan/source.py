@@ -62,7 +62,9 @@ def nested(type_name: str) -> dict[str, Field] | None:
 
 
 def model_facts(name: str, flavor: str) -> dict[str, int]:
-    """n_layers, n_heads, n_kv_heads and n_experts of a model that comes with TorchTitan, as far as its source tells them."""
+    """n_layers, n_heads, n_kv_heads, n_experts and top_k (experts of a token, at least) of a model that comes with TorchTitan,
+    as far as its source says them.
+    """
     root = _torchtitan()
     if root is None or not name.isidentifier():
         return {}
@@ -81,9 +83,10 @@ def model_facts(name: str, flavor: str) -> dict[str, int]:
             facts[fact] = value
     for keyword in call.keywords:
         if keyword.arg == "moe_args" and isinstance(keyword.value, ast.Call):
-            experts = {inner.arg: _literal(inner.value) for inner in keyword.value.keywords}.get("num_experts")
+            said = {inner.arg: _literal(inner.value) for inner in keyword.value.keywords}
+            experts, chosen = said.get("num_experts"), said.get("top_k", 1)
             if type(experts) is int:
-                facts["n_experts"] = experts
+                facts |= {"n_experts": experts, "top_k": chosen if type(chosen) is int else 1}
     return facts
 
 

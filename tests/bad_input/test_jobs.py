@@ -146,6 +146,9 @@ def test_the_models_of_torchtitan_are_known() -> None:
                 assert facts["n_heads"] == arguments.n_heads  # type: ignore[attr-defined]
             if facts.get("n_kv_heads") is not None and hasattr(arguments, "n_kv_heads"):
                 assert facts["n_kv_heads"] == (arguments.n_kv_heads or arguments.n_heads)  # type: ignore[attr-defined]
+            if "n_experts" in facts:
+                experts = arguments.moe_args  # type: ignore[attr-defined]
+                assert (facts["n_experts"], facts["top_k"]) == (experts.num_experts, experts.top_k)
     assert titan_source.has_pipelines("no_such_model")
     assert titan_source.model_facts("no_such_model", "8B") == titan_source.model_facts("../x", "8B") == {}
 

@@ -98,7 +98,7 @@ def test_bounds() -> None:
     found: dict[str, Any] = {}
     for layout in layouts():
         captured = replace(sheet("observed").shape(pipeline=layout.pipeline > 1), layers=16)
-        counted = costs_of_parameters(PARAMETERS, 16, layout, 2048, 989e12)
+        counted = costs_of_parameters(PARAMETERS, ModelFacts(layers=16, seq_len=2048), layout, 989e12)
         for name, shape, budget_mib in (
             ("counted", counted, 64),
             ("captured", captured, 900),
