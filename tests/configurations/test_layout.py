@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -234,3 +235,17 @@ def test_wrong_spaces(document: dict[str, object], message: str) -> None:
 def test_divisors() -> None:
     """Of twelve."""
     assert divisors(12) == (1, 2, 3, 4, 6, 12)
+
+
+def test_what_needs_more_memory_than_another_layout() -> None:
+    """Larger microbatches, more replicas and parameters that stay; not one shard, other degrees, or accumulation."""
+    one = Layout(gpu="any", shard=8, tensor=2, microbatch=2, global_batch=16)
+    assert is_larger(one, one)
+    assert is_larger(replace(one, replicate=2, shard=4, reshard="never"), one)
+    accumulating = replace(one, global_batch=64)
+    assert is_larger(accumulating, replace(accumulating, microbatch=1))
+    assert not is_larger(one, replace(one, reshard="never"))
+    assert not is_larger(one, replace(one, replicate=2, shard=4))
+    assert not is_larger(replace(one, replicate=8, shard=1), one)
+    assert not is_larger(one, replace(one, microbatch=1))  # which accumulates gradients
+    assert not is_larger(replace(one, tensor=1, shard=16), one)

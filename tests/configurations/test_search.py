@@ -20,7 +20,7 @@ from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
 from autosac.configurations.request import SearchRequest
 from autosac.configurations.results import SearchResult
-from autosac.configurations.search import TitanSearch, is_larger
+from autosac.configurations.search import TitanSearch
 from autosac.configurations.sessions import searching
 from autosac.configurations.sheets import Sheet
 from autosac.configurations.space import Space
@@ -359,20 +359,6 @@ def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:
 
     assert main(["search", "--show-space"]) == 0
     assert space_of(tomllib.loads(capfd.readouterr().out)) == Space()
-
-
-def test_what_needs_more_memory_than_another_layout() -> None:
-    """Larger microbatches, more replicas and parameters that stay; not one shard, other degrees, or accumulation."""
-    one = Layout(gpu="any", shard=8, tensor=2, microbatch=2, global_batch=16)
-    assert is_larger(one, one)
-    assert is_larger(replace(one, replicate=2, shard=4, reshard="never"), one)
-    accumulating = replace(one, global_batch=64)
-    assert is_larger(accumulating, replace(accumulating, microbatch=1))
-    assert not is_larger(one, replace(one, reshard="never"))
-    assert not is_larger(one, replace(one, replicate=2, shard=4))
-    assert not is_larger(replace(one, replicate=8, shard=1), one)
-    assert not is_larger(one, replace(one, microbatch=1))  # which accumulates gradients
-    assert not is_larger(replace(one, tensor=1, shard=16), one)
 
 
 def test_what_was_not_tried_says_nothing_of_memory(job: Path, capture_server: CaptureServer) -> None:
