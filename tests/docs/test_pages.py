@@ -62,9 +62,9 @@ def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> No
         "--module", "--config", "--job", "--nproc-per-node",  # TorchTitan, torchrun
         "--trials", "--seed", "--truth", "--measured", "--profile", "--stages", "--growth", "--out", "--only",  # benchmarks
         "--again", "--files", "--list", "--mutants", "--limit", "--quick", "--tables", "--exhaustive",  # benchmarks
-        "--examples", "--covered", "--calibrated", "--csv", "--check", "--gpt", "--cold", "--commands", "--polish",  # benchmarks
+        "--examples", "--covered", "--calibrated", "--csv", "--check", "--gpt", "--cold", "--commands",  # benchmarks
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
-        "--splits",  # benchmarks
+        "--splits", "--polish",  # benchmarks
         "--help", "--version", "--its", "--own", "--arguments",  # any program
     }  # fmt: skip
     known = set(others)
