@@ -22,11 +22,11 @@ def write_best(output: Path, request: SearchRequest, result: SearchResult) -> li
         write_bytes_atomically(plan_file, result.plans[best.plan_key].encode())
         written.append(plan_file)
     settings, name = result.settings[best.layout], best.measured.checkpointing
-    plan = str(plan_file) if best.plan_key else None
     if result.python is not None:
+        plan = str(plan_file.absolute()) if best.plan_key else None
         text = written_python_job(result.python, settings, name, plan)
-    else:
-        settings = {**settings, **checkpointing_settings(name, plan)}
+    else:  # which looks for it beside itself
+        settings = {**settings, **checkpointing_settings(name, plan_file.name if best.plan_key else None)}
         text = written_job(request.job, request.overrides, settings)
     write_text_atomically(output, text)
     return written

@@ -22,7 +22,10 @@ class AutoSAC:
     """
 
     plan: str = ""
-    """A plan file, written by `autosac plan`, to apply instead of planning. Not together with budget."""
+    """A plan file, written by `autosac plan`, to apply instead of planning; beside the job file, or in the working folder.
+
+    Not together with budget.
+    """
 
     solver: str = "pareto"
     """What decides operator by operator: "pareto", "ilp", "greedy" or "knapsack"."""

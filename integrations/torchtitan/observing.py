@@ -21,7 +21,7 @@ from torch import nn
 from autosac.errors import AutosacError, UsageError
 from autosac.integrations.apply import switch
 from autosac.integrations.first_steps import FirstSteps
-from autosac.integrations.torchtitan.planning import RunningJob, agree_on_change, gathered, rank_and_store
+from autosac.integrations.torchtitan.planning import RunningJob, agree_on_change, gathered, plan_file, rank_and_store
 from autosac.plans import Plan
 from autosac.runs import MeasuredSteps, RunMemory, RunRecord
 from autosac.titan.settings import compiles_model
@@ -92,7 +92,8 @@ def _finish(steps: MeasuredSteps) -> None:
 def _record(job: RunningJob, plan: Plan | None, steps: MeasuredSteps, ranks: Sequence[dict[str, Any]]) -> RunRecord:
     """What all ranks have measured: the longest steps, the highest peaks."""
     memories = [row["memory"] for row in ranks if row["memory"] is not None]
-    plan_file = job.section.plan or str(Path(job.dump_folder) / "autosac_plan.json")
+    made = str(Path(job.dump_folder) / "autosac_plan.json")
+    used = plan_file(job.section.plan, job.name) if job.section.plan else made
     return RunRecord.of_steps(
         steps,
         plan=plan,
@@ -100,7 +101,7 @@ def _record(job: RunningJob, plan: Plan | None, steps: MeasuredSteps, ranks: Seq
         overrides=job.overrides,
         world_size=job.world_size,
         gpu=_gpu(job),
-        plan_file=plan_file if plan is not None else "",
+        plan_file=used if plan is not None else "",
         steps_ms=tuple(map(max, zip(*(row["steps_ms"] for row in ranks), strict=True))),
         memory=RunMemory(**{name: max(m[name] for m in memories) for name in memories[0]}) if memories else None,
     )

@@ -90,7 +90,7 @@ def _plan_of(job: RunningJob) -> Plan:
         raise UsageError("AutoSAC is given both a plan and a budget: give only one of them")
     rank, store = rank_and_store()
     if section.plan:
-        plan = agree_on_file(section.plan, rank, store)
+        plan = agree_on_file(plan_file(section.plan, job.name), rank, store)
     else:
         plan = agree_on(lambda: _make_plan(job), rank, store)
     if plan.made_for.world_size != job.world_size:
@@ -100,6 +100,19 @@ def _plan_of(job: RunningJob) -> Plan:
         raise PlanError("the plan offloads to host memory, which a compiled model cannot: turn off compile.enable")
     logger.info(f"AutoSAC: plan {plan.hash()[:12]} checkpoints {len(plan.units)} modules{_predicted(plan)}")
     return plan
+
+
+def plan_file(path: str, job: str) -> str:
+    """The file that a job means by `path`: one beside the job file, or in the working folder. PlanError if there are both and
+    they differ.
+    """
+    beside = Path(job).parent / path
+    if not job.endswith(".toml") or not beside.is_file():
+        return path
+    here = Path(path)
+    if here.is_file() and here.read_bytes() != beside.read_bytes():
+        raise PlanError(f"the plan {path} is ambiguous: there is {beside}, and another one in the working folder")
+    return str(beside)
 
 
 def gathered(mine: bytes, rank: int, world_size: int, store: Store | None) -> list[bytes]:

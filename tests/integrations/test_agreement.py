@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autosac.errors import AutosacError, PlanError
-from autosac.integrations.torchtitan.planning import agree_on, agree_on_change, agree_on_file, gathered
+from autosac.integrations.torchtitan.planning import agree_on, agree_on_change, agree_on_file, gathered, plan_file
 from autosac.plans import Plan
 from plans import LLAMA_8B, MADE_FOR
 
@@ -132,3 +132,21 @@ def test_rank_0_is_not_waited_for_forever(ask: Callable[[OneExchange], object]) 
 def test_plans_differ() -> None:
     """The two of this file, by their hashes."""
     assert PLAN.hash() != OTHER.hash() == replace(PLAN, made_for=LLAMA_8B).hash()
+
+
+def test_a_plan_lies_beside_its_job_or_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's own neighbour is taken from any working folder; two different files of that name are an error."""
+    jobs, here = tmp_path / "jobs", tmp_path / "here"
+    for folder in (jobs, here):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    job = str(jobs / "best.toml")
+    assert plan_file("best.plan.json", job) == "best.plan.json"
+    (here / "best.plan.json").write_bytes(PLAN.to_bytes())
+    assert plan_file("best.plan.json", job) == plan_file("best.plan.json", "module:config") == "best.plan.json"
+    (jobs / "best.plan.json").write_bytes(PLAN.to_bytes())
+    assert plan_file("best.plan.json", job) == str(jobs / "best.plan.json")
+    assert plan_file(str(here / "best.plan.json"), job) == str(here / "best.plan.json")
+    (here / "best.plan.json").write_bytes(OTHER.to_bytes())
+    with pytest.raises(PlanError, match="best.plan.json is ambiguous"):
+        plan_file("best.plan.json", job)
