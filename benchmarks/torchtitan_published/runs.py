@@ -175,7 +175,8 @@ class Run:
         arguments: tuple[str, ...] = ("--model.converters", "quantize.linear.float8")
         arguments += ("--quantize.linear.float8.filter_fqns", "output")
         if "row" in kind:
-            return (*arguments, "--quantize.linear.float8.recipe_name", "rowwise")
+            recipe = "rowwise_with_gw_hp" if "gw_hp" in kind else "rowwise"
+            return (*arguments, "--quantize.linear.float8.recipe_name", recipe)
         if "all-gather" not in kind:
             return arguments
         return (

@@ -68,6 +68,13 @@ def test_parameters_in_bf16_are_asked_for_where_the_runs_show_them(tmp_path: Pat
     assert "--training.dtype" not in run(tmp_path, source="pytorch/ao docs/source/workflows/training.md").overrides()
 
 
+def test_recipes_of_float8_by_rows(tmp_path: Path) -> None:
+    """Gradients of weights in bf16 are a recipe of their own."""
+    pytest.importorskip("torchao")
+    for precision, recipe in (("fp8 rowwise", "rowwise"), ("fp8 rowwise_with_gw_hp", "rowwise_with_gw_hp")):
+        assert run(tmp_path, low_precision=precision).overrides()[-1] == recipe
+
+
 def test_gpus_of_amd_ran_without_expandable_segments(tmp_path: Path) -> None:
     """What the launcher sets had no effect in ROCm's builds of that time."""
     assert run(tmp_path, hardware="MI300X", gpu_mem_gib="192").allocator == ""

@@ -235,7 +235,7 @@ def test_float8_casts_are_generated(captured: Captured) -> None:
 
 
 class Flexible(nn.Module):
-    """Attention with a mask of blocks over parts of one projection: the keys by groups of heads, the queries after a product."""
+    """Attention with a mask of blocks over parts of one projection; each head of keys serves two of queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,8 +250,7 @@ class Flexible(nn.Module):
 
 
 def _make_flexible(folder: Path, device: torch.device) -> Any:
-    model, step = _make(folder, device, kinds=(Flexible,))
-    block = model[0]
+    block = _make(folder, device, kinds=(Flexible,))[0][0]
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device=str(device))
 
     def flexible_step() -> None:

@@ -5,7 +5,7 @@ are; what it generates runs on the simulated device (`launches`). AOTAutograd's 
 asks for ``cuda`` by name, so a graph is moved there before its post-grad passes.
 
 With a GPU Inductor times kernels, to decide whether to pad misaligned products and which templates to take. Here a rule pads
-(`pads`), and templates are left alone.
+(`pads`), and the only templates are those that no operator stands in for: flexible attention's.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class GeneratedKernel:
         found = re.search(f"^{_WORK}(.*)$", source, re.M)
         self._work = tuple(json.loads(found.group(1)).items()) if found else ()
         found = re.search(f"^{_ATTENTION}(.*)$", source, re.M)
-        self._attention = json.loads(found.group(1)) if found else None
+        self._attention: dict[str, Any] = json.loads(found.group(1)) if found else {}
         self._positions = {name: i for i, name in enumerate(names)}
 
     def run(self, *arguments: Any, **_: Any) -> None:
@@ -60,7 +60,7 @@ class GeneratedKernel:
         if not tensors:
             return
         mode: Any = tensors[0].fake_mode
-        if self._attention is None:
+        if not self._attention:
             mode.log.triton_kernel(self._name, tensors, written=self._written, work=self._work)
             return
 
@@ -209,7 +209,8 @@ def recorded() -> Iterator[_Modules]:
     from torch._inductor.codegen.triton import TritonKernel, TritonScheduling
 
     modules = _Modules()
-    generate, define = TritonKernel.codegen_kernel, TritonScheduling.define_kernel
+    generate = TritonKernel.codegen_kernel
+    define: Any = TritonScheduling.define_kernel
 
     @functools.wraps(generate)
     def codegen_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
