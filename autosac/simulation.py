@@ -36,8 +36,11 @@ from autosac.runtime_sim import (
     simulate,
 )
 from autosac.target import TargetGPU
+from autosac.torch_version import installed_release
 from autosac.trace import Collective, Phase, Trace
 
+ROCM_EXPANDABLE_SEGMENTS = (2, 12)
+"""The first release of PyTorch whose build for GPUs of AMD has expandable segments (its pull request 177974)."""
 TITAN_ALLOCATOR = "expandable_segments:True"  # what TorchTitan's launcher sets
 
 
@@ -94,7 +97,7 @@ class Target:
         return Target(
             hardware=hardware,
             cluster=machines,
-            allocator=AllocatorConfig.parse(allocator),
+            allocator=_supported(AllocatorConfig.parse(allocator), hardware),
             host=replace(host, **cast(dict[str, Any], dict(hardware.host))),
         )
 
@@ -119,6 +122,13 @@ class Target:
             sm_count=hardware.sm_count,
             compute_capability=hardware.compute_capability,
         )
+
+
+def _supported(config: AllocatorConfig, hardware: Hardware) -> AllocatorConfig:
+    """Without expandable segments where PyTorch warns that the platform has none, and goes on without them."""
+    release = installed_release()
+    lacking = hardware.vendor == "AMD" and release is not None and release < ROCM_EXPANDABLE_SEGMENTS
+    return replace(config, expandable_segments=False) if lacking else config
 
 
 @dataclass(frozen=True, kw_only=True)

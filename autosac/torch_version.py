@@ -14,16 +14,21 @@ def tested_range() -> str:
     return f"{_text(OLDEST)} to {_text(NEWEST)}"
 
 
-def too_new() -> str | None:
-    """One line about an installed torch that is newer than the tested ones; None if it is not."""
+def installed_release() -> tuple[int, int] | None:
+    """The installed PyTorch's release, such as (2, 13); None if there is none or its version is unreadable."""
     try:
-        installed = version("torch")
+        numbers = re.findall(r"\d+", version("torch"))
     except PackageNotFoundError:
         return None
-    numbers = re.findall(r"\d+", installed)[:2]
-    if len(numbers) < 2 or tuple(map(int, numbers)) <= NEWEST:
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 else None
+
+
+def too_new() -> str | None:
+    """One line about an installed torch that is newer than the tested ones; None if it is not."""
+    release = installed_release()
+    if release is None or release <= NEWEST:
         return None
-    return f"torch {installed} is newer than {_text(NEWEST)}, the newest release tested with AutoSAC: check its figures"
+    return f"torch {version('torch')} is newer than {_text(NEWEST)}, the newest release tested with AutoSAC: check its figures"
 
 
 def _text(release: tuple[int, int]) -> str:

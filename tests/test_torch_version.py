@@ -12,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 from autosac import torch_version
 from autosac.cli.progress import progress_line
+from autosac.simulation import TITAN_ALLOCATOR, Target
 
 
 def test_the_package_asks_for_the_tested_releases() -> None:
@@ -58,3 +59,20 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch_version, "version", missing)
     assert torch_version.too_new() is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "expandable"),
+    [
+        ("mi300x", "2.11.0", False),
+        ("mi300x", "2.12.0+rocm7.2", True),
+        ("mi300x", "unknown", True),
+        ("h100-sxm-80gb", "2.11.0", True),
+    ],
+)
+def test_expandable_segments_have_no_effect_on_amd_before_2_12(
+    gpu: str, release: str, expandable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target has the allocator's settings that the installed PyTorch would follow on that GPU."""
+    monkeypatch.setattr(torch_version, "version", lambda _: release)
+    assert Target.of(gpu, 8, allocator=TITAN_ALLOCATOR).allocator.expandable_segments is expandable

@@ -60,6 +60,27 @@ def run(folder: Path, **change: str) -> Run:
     return read_runs(write(folder, change))[0]
 
 
+def test_parameters_in_bf16_are_asked_for_where_the_runs_show_them(tmp_path: Path) -> None:
+    """The tutorial whose runs keep optimizer states in bf16 is simulated so, and another page is not."""
+    page = "pytorch/ao docs/source/eager_tutorials/pretraining.rst"
+    asked = run(tmp_path, source=page, date="2025-06").overrides()
+    assert asked[asked.index("--training.dtype") + 1] == "bfloat16"
+    assert "--training.dtype" not in run(tmp_path, source="pytorch/ao docs/source/workflows/training.md").overrides()
+
+
+def test_recipes_of_float8_by_rows(tmp_path: Path) -> None:
+    """Gradients of weights in bf16 are a recipe of their own."""
+    pytest.importorskip("torchao")
+    for precision, recipe in (("fp8 rowwise", "rowwise"), ("fp8 rowwise_with_gw_hp", "rowwise_with_gw_hp")):
+        assert run(tmp_path, low_precision=precision).overrides()[-1] == recipe
+
+
+def test_gpus_of_amd_ran_without_expandable_segments(tmp_path: Path) -> None:
+    """What the launcher sets had no effect in ROCm's builds of that time."""
+    assert run(tmp_path, hardware="MI300X", gpu_mem_gib="192").allocator == ""
+    assert run(tmp_path).allocator == "expandable_segments:True"
+
+
 def test_only_the_launcher_asks_for_expandable_segments(tmp_path: Path) -> None:
     """Since October 2024 it does; runs that were started without it have PyTorch's default."""
     page = "pytorch/torchtitan benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autosac.capture.compiler import inductor, partition
@@ -231,6 +232,79 @@ def test_float8_casts_are_generated(captured: Captured) -> None:
         if op.phase in (Phase.FORWARD, Phase.BACKWARD) and not captured.trace.signatures[op.signature].is_view
     }
     assert not left & {"abs", "max", "amax", "clamp", "reciprocal", "_to_copy", "silu", "native_layer_norm"}
+
+
+class Flexible(nn.Module):
+    """Attention with a mask of blocks over parts of one projection; each head of keys serves two of queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor, mask: Any) -> torch.Tensor:
+        parts = self.qkv(self.norm(x)).view(*x.shape[:2], 2 * HEADS, -1).transpose(1, 2)
+        query, key, value = parts.split([HEADS, HEADS // 2, HEADS // 2], 1)
+        mixed = flex_attention(query * 0.5, key, value, block_mask=mask, enable_gqa=True)
+        return x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+def _make_flexible(folder: Path, device: torch.device) -> Any:
+    block = _make(folder, device, kinds=(Flexible,))[0][0]
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device=str(device))
+
+    def flexible_step() -> None:
+        block(torch.randn(BATCH, 256, WIDTH, device=device), mask).square().sum().backward()
+
+    return block, flexible_step
+
+
+@pytest.fixture(scope="module")
+def flexible(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, list[str]]:
+    """The trace of a block with flexible attention, and the programs of its step: forward and backward."""
+    folder = tmp_path_factory.mktemp("flexible")
+    trace = capture_eager(partial(_make_flexible, folder), EagerRequest())
+    texts = [path.read_text() for path in sorted(folder.glob("*.py"))]
+    return trace, [text for text in texts if "triton_tem_fused" in text]
+
+
+def test_code_around_flexible_attention_is_generated(flexible: tuple[Trace, list[str]]) -> None:
+    """Kernels, products and buffers are those of the programs; the template's kernel is recorded as its operator."""
+    trace, programs = flexible
+    assert trace.info.notes == () and len(programs) == 2
+    launched = Counter(name for program in programs for name, _ in _LAUNCH.findall(program))
+    templates = {name for name in launched if name.startswith("triton_tem")}
+    inside = [op for _, op in trace.operators() if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
+    names = Counter(trace.signatures[op.signature].name for op in inside)
+    assert {name: names[f"triton.{name}"] for name in launched.keys() - templates} == {
+        name: count for name, count in launched.items() if name not in templates
+    }
+    assert sum(name.startswith("triton.") for name in names.elements()) == sum(launched.values()) - len(templates)
+    assert (names["flex_attention"], names["flex_attention_backward"], len(templates)) == (1, 1, 2)
+    made = sum(
+        type(event) is Alloc and trace.storages[event.storage].op == "aten.empty_strided.default"
+        for event in trace.events
+    )
+    assert made == sum(len(re.findall(r"= empty_strided_cuda\(\(", program)) for program in programs)
+
+
+def test_flexible_attention_reads_views_of_one_projection(flexible: tuple[Trace, list[str]]) -> None:
+    """Keys and values, which the kernel gets as one buffer, have the shapes of attention, and come from the product's result;
+    what it writes are results, statistics and gradients.
+    """
+    trace, _ = flexible
+    forward, backward = (
+        next(op for _, op in trace.operators() if trace.signatures[op.signature].name == name)
+        for name in ("flex_attention", "flex_attention_backward")
+    )
+    heads, grouped = (BATCH, HEADS, 256, WIDTH // HEADS), (BATCH, HEADS // 2, 256, WIDTH // HEADS)
+    projection = next(op for _, op in trace.operators() if trace.signatures[op.signature].name == "aten.mm.default")
+    assert forward.inputs[0] != forward.inputs[1] == forward.inputs[2] == projection.outputs[0]
+    for op, results in ((forward, [heads, heads[:3], heads[:3]]), (backward, [heads, grouped, grouped])):
+        signature = trace.signatures[op.signature]
+        assert [meta.shape for meta in signature.inputs[:3]] == [heads, grouped, grouped]
+        assert Counter(meta.shape for meta in signature.outputs) == Counter(results)
+        assert len(set(op.outputs)) == 3 and not set(op.outputs) & set(op.inputs)
 
 
 def _make_failing(folder: Path, device: torch.device) -> Any:

@@ -145,8 +145,8 @@ for step in range(3):
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Inductor needs Triton")
 @pytest.mark.parametrize("way", ["alone", "in a block"])
 def test_flexible_attention_is_one_kernel(run: Any, way: str) -> None:
-    """Compiled alone nothing about it is approximate; with other code around it, the report says that this is."""
+    """Nothing about it is approximate, neither alone nor with other code around it, and it has a price."""
     ended = run(FLEXIBLE, arguments=(way,))
     assert ended.returncode == 0, ended.stderr
-    assert "Inductor could not compile" not in ended.stdout
-    assert ("together with flexible attention" in " ".join(ended.stdout.split())) == (way == "in a block")
+    assert "approximate" not in ended.stdout
+    assert "without a cost model" not in ended.stdout

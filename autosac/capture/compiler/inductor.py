@@ -5,7 +5,7 @@ are; what it generates runs on the simulated device (`launches`). AOTAutograd's 
 asks for ``cuda`` by name, so a graph is moved there before its post-grad passes.
 
 With a GPU Inductor times kernels, to decide whether to pad misaligned products and which templates to take. Here a rule pads
-(`pads`), and templates are left alone.
+(`pads`), and the only templates are those that no operator stands in for: flexible attention's.
 """
 
 from __future__ import annotations
@@ -53,19 +53,15 @@ _TEMPLATES = ("flex_attention", "flex_attention_backward")
 _BALANCE = {8: 77, 9: 148, 10: 141}
 
 
-class HasTemplateError(Exception):
-    """A graph has an operator that Inductor writes by a template of its own, and `has_more` than this operator."""
-
-    def __init__(self, has_more: bool) -> None:
-        super().__init__("an operator is a template's kernel")
-        self.has_more = has_more
+class OneKernelError(Exception):
+    """A graph is nothing but flexible attention, which is one kernel: there is nothing to generate."""
 
 
-def _refuse_templates(graph: torch.fx.GraphModule) -> None:
-    """Flexible attention: its template loads what it has written as a module of Triton, for a GPU."""
+def _is_attention_alone(graph: torch.fx.GraphModule) -> bool:
     called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    if any(str(target) in _TEMPLATES for target in called):
-        raise HasTemplateError(any(isinstance(op, torch._ops.OpOverload) and not _is_metadata(op) for op in called))
+    return any(str(target) in _TEMPLATES for target in called) and not any(
+        isinstance(op, torch._ops.OpOverload) and not _is_metadata(op) for op in called
+    )
 
 
 def _is_metadata(operator: torch._ops.OpOverload) -> bool:
@@ -83,7 +79,7 @@ def compile_graph(
 ) -> Callable[[list[Any]], Any]:
     """The program that Inductor makes of a forward or backward graph: a callable that empties its list of inputs.
 
-    `options` are those of ``compile_fx_inner``. HasTemplateError, and any exception of Inductor's.
+    `options` are those of ``compile_fx_inner``. OneKernelError, and any exception of Inductor's.
     """
     import torch._inductor.compile_fx
     from torch._inductor.debug import DebugContext
@@ -91,7 +87,8 @@ def compile_graph(
     from torch._inductor.virtualized import V
 
     compile_fx: Any = torch._inductor.compile_fx
-    _refuse_templates(graph)
+    if _is_attention_alone(graph):
+        raise OneKernelError
     options = {"static_input_idxs": (), **options, "cudagraphs": compile_fx.BoxedBool(False)}
     on_cuda = _on_cuda(graph)
     moved = [_moved(x) for x in inputs]

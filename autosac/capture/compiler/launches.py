@@ -6,6 +6,7 @@ launches its Triton kernels. It runs as it is, except that
 - its device is the simulated one;
 - a Triton kernel is a `GeneratedKernel`, which records its launch: what it reads and writes, and how much work that is
   (`describe` writes this into the kernel's source);
+- the kernel of flexible attention's template records this operator, with what it computes from (`describe_attention`);
 - buffers are allocated and viewed through the dispatcher, where a capture sees them.
 """
 
@@ -29,6 +30,7 @@ from autosac.capture.compiler.symmetric import into
 from autosac.capture.device.device import device_type
 
 _WORK = "# work: "
+_ATTENTION = "# attention: "
 _DEVICE = re.compile(r"(?<=type=')cuda(?=', index=0)|(?<=device=')cuda(?=')")
 _OF_CUDA = re.compile(
     r"^.*_cuda_getCurrentRawStream.*$|torch\.cuda\.set_device\(0\)|torch\.cuda\._DeviceGuard\(0\)", re.M
@@ -48,13 +50,25 @@ class GeneratedKernel:
         self._written = tuple(i for i, parameter in enumerate(names) if _WRITTEN.match(parameter))
         found = re.search(f"^{_WORK}(.*)$", source, re.M)
         self._work = tuple(json.loads(found.group(1)).items()) if found else ()
+        found = re.search(f"^{_ATTENTION}(.*)$", source, re.M)
+        self._attention: dict[str, Any] = json.loads(found.group(1)) if found else {}
+        self._positions = {name: i for i, name in enumerate(names)}
 
     def run(self, *arguments: Any, **_: Any) -> None:
         """Record a launch with these arguments, of which tensors come first."""
         tensors = [x for x in arguments if isinstance(x, FakeTensor)]
-        if tensors:
-            mode: Any = tensors[0].fake_mode
+        if not tensors:
+            return
+        mode: Any = tensors[0].fake_mode
+        if not self._attention:
             mode.log.triton_kernel(self._name, tensors, written=self._written, work=self._work)
+            return
+
+        def operands(role: str) -> tuple[torch.Tensor, ...]:
+            return tuple(_view(arguments[self._positions[name]], *place) for name, *place in self._attention[role])
+
+        operator = getattr(torch.ops.higher_order, self._attention["operator"])
+        mode.log.operator(operator, operands("reads"), {}, operands("writes"), None, None)
 
 
 def describe(kernel: Any, source: str) -> str:
@@ -74,6 +88,35 @@ def describe(kernel: Any, source: str) -> str:
     loops = len(_LOOP.findall(source))
     work = {"nbytes": nbytes, "rows": rows, "reduced": reduced, "loops": loops}
     return f"{source.rstrip()}\n{_WORK}{json.dumps(work)}\n"
+
+
+def describe_attention(kernel: Any, source: str) -> str:
+    """The source of a template's kernel with the operator, if it is flexible attention: its operands, each a parameter of the
+    kernel (which views of one buffer share) with the size, stride and offset of the view.
+    """
+    nodes = getattr(kernel, "named_input_nodes", {})
+    if not {"Q", "K", "V"} <= nodes.keys():
+        return source
+    is_backward = "DO" in nodes
+    result, buffers = kernel.output_node, kernel.args.input_buffers
+    operands = {name: [buffers[n.get_name()], *_place(n)] for name, n in nodes.items() if n.get_name() in buffers}
+    written = [operands.pop(name) for name in (("DQ", "DV") if is_backward else ("LSE", "MAX")) if name in operands]
+    written.append([kernel.args.output_buffers[result.get_name()], *_place(result)])
+    described = {
+        "operator": "flex_attention_backward" if is_backward else "flex_attention",
+        "reads": list(operands.values()),
+        "writes": written,
+    }
+    return f"{_ATTENTION}{json.dumps(described)}\n{source}"
+
+
+def _place(node: Any) -> tuple[list[int], list[int], int]:
+    """Size, stride and offset of a view of a buffer."""
+    from torch._inductor.virtualized import V
+
+    layout = node.get_layout()
+    of = V.graph.sizevars.optimization_hint
+    return [int(of(n)) for n in layout.size], [int(of(n)) for n in layout.stride], int(of(layout.offset))
 
 
 class _Extern:
@@ -113,6 +156,13 @@ def _view(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Ten
 
 def _empty(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=device_type())
+
+
+def _unloaded(source: str, *_: Any, **__: Any) -> ModuleType:
+    """A choice of a template's kernel, which is loaded to be timed: nothing is timed here."""
+    module = ModuleType("choice")
+    vars(module).update(__file__=os.devnull, key=str(len(source)))
+    return module
 
 
 class _Modules:
@@ -156,14 +206,19 @@ def recorded() -> Iterator[_Modules]:
     """While this is entered, the modules that Inductor makes are those of this module's docstring."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.codegen.triton import TritonKernel, TritonScheduling
 
     modules = _Modules()
     generate = TritonKernel.codegen_kernel
+    define: Any = TritonScheduling.define_kernel
 
     @functools.wraps(generate)
     def codegen_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
         return describe(self, generate(self, *args, **kwargs))
+
+    @functools.wraps(define)
+    def define_kernel(self: Any, source: str, schedule: Any, kernel: Any) -> Any:
+        return define(self, describe_attention(kernel, source), schedule, kernel)
 
     def triton(_: Any, name: str, source: str, *__: Any, **___: Any) -> GeneratedKernel:
         return GeneratedKernel(name, source)
@@ -172,6 +227,8 @@ def recorded() -> Iterator[_Modules]:
         stack.enter_context(mock.patch.object(TritonKernel, "codegen_kernel", codegen_kernel))
         stack.enter_context(mock.patch.object(PyCodeCache, "write", modules.write))
         stack.enter_context(mock.patch.object(PyCodeCache, "load_by_key_path", modules.load))
+        stack.enter_context(mock.patch.object(PyCodeCache, "load", _unloaded))
+        stack.enter_context(mock.patch.object(TritonScheduling, "define_kernel", define_kernel))
         stack.enter_context(mock.patch.object(AsyncCompile, "triton", triton))
         for name in ("cpp", "cpp_pybinding"):
             stack.enter_context(mock.patch.object(AsyncCompile, name, lambda *_, **__: _NoKernel()))

@@ -66,11 +66,7 @@ def install(target: str) -> None:
 
 
 def _note(error: Exception) -> None:
-    if isinstance(error, inductor.HasTemplateError):
-        if error.has_more:
-            _asked_for["code that is compiled together with flexible attention is priced with approximate fusion"] = (
-                None
-            )
+    if isinstance(error, inductor.OneKernelError):
         return
     said, _, node = str(error).partition("Original traceback")[0].partition("While executing")
     what = _first(said) or type(error).__name__
