@@ -41,6 +41,7 @@ from autosac.estimator.calibration.traces.learn import (
 from autosac.files.writing import write_text_atomically
 from autosac.kineto import read_profile
 from autosac.trace import Signature
+from benchmarks.truth import truth_folder
 
 # Which of several profiles with the same figures it is: PG509 is NVIDIA's SXM4 board.
 _GPUS = {"a100": "a100-sxm-40gb"}
@@ -199,7 +200,9 @@ def report(found: Mapping[str, Sequence[TraceEvidence]]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--truth", type=Path, required=True, metavar="DIR", help="the folder of the traces")
+    parser.add_argument(
+        "--truth", type=truth_folder("traces"), required=True, metavar="DIR", help="the folder of the traces"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page here")
     arguments = parser.parse_args()
     files = sorted(path for path in arguments.truth.glob("*.json*") if path.name.endswith((".json", ".json.gz")))

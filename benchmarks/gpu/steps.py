@@ -33,6 +33,7 @@ from autosac.files.writing import write_text_atomically
 from autosac.simulation import Simulation
 from benchmarks.gpu.children import Child, before, one_by_one, told
 from benchmarks.gpu.common import environment, write_result
+from benchmarks.truth import truth_folder
 
 _KINDS = ("eager", "compiled", "study")
 _WARM_UP, _STEPS, _LONGEST_S = 2, 5, 120
@@ -244,7 +245,7 @@ def main() -> None:
     parser.add_argument("command", choices=("measure", "predict"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", choices=_KINDS, action="append")
-    parser.add_argument("--truth", type=Path)
+    parser.add_argument("--truth", type=truth_folder("truth"))
     parser.add_argument("--gpu", default="h100-sxm-80gb")
     parser.add_argument("--allocator", default="")
     parser.add_argument("--minutes", type=float, default=8.0)

@@ -10,11 +10,12 @@ from pathlib import Path
 from autosac.errors import UsageError
 from benchmarks.ending import exit_code
 from benchmarks.h100_study.configs import StudyConfig, read_configs, read_measured
+from benchmarks.truth import truth_folder
 
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.h100_study", description=__doc__)
-    parser.add_argument("--truth", type=Path, required=True, help="folder of the study's CSV files")
+    parser.add_argument("--truth", type=truth_folder("truth"), required=True, help="folder of the study's CSV files")
     parser.add_argument("--model", action="append", help="only this model (may be repeated)")
     parser.add_argument("--config", type=int, action="append", help="only this configuration, counted from 0")
     parser.add_argument("--measured", action="store_true", help="only configurations with measured figures")

@@ -18,6 +18,7 @@ from autosac.scripts.launch import run_script
 from autosac.scripts.request import ScriptRequest
 from autosac.scripts.target import script_target
 from autosac.simulation import simulation_of
+from benchmarks.truth import truth_folder
 
 FOLDER = Path(__file__).parent
 HEADING = (
@@ -99,7 +100,9 @@ def line(published: Published) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--truth", type=Path, required=True, help="folder of the published figures (CSV)")
+    parser.add_argument(
+        "--truth", type=truth_folder("truth"), required=True, help="folder of the published figures (CSV)"
+    )
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
     options = parser.parse_args()
     print(HEADING)

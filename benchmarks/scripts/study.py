@@ -21,6 +21,7 @@ from autosac.simulation import Simulation, simulation_of
 from benchmarks.h100_study.configs import StudyConfig, read_configs
 from benchmarks.h100_study.step import make_step
 from benchmarks.h100_study.study import as_in_2024
+from benchmarks.truth import truth_folder
 
 GPU = "h100-sxm-80gb"
 HEADING = "| | configuration | step (ms) | peak active (bytes) | peak reserved (bytes) |\n|---:|---|---:|---:|---:|"
@@ -58,7 +59,7 @@ def main() -> None:
     """Print the table."""
     as_in_2024()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--truth", type=Path, required=True, help="folder of the study's CSV files")
+    parser.add_argument("--truth", type=truth_folder("truth"), required=True, help="folder of the study's CSV files")
     parser.add_argument("--config", type=int, action="append", help="only these")
     options = parser.parse_args()
     configs = read_configs(options.truth)

@@ -21,11 +21,12 @@ from benchmarks.search.checks import check_bounds
 from benchmarks.search.ranking import rank_published, reading, simulating
 from benchmarks.search.speed import measure
 from benchmarks.search.splits import compare_splits
+from benchmarks.truth import truth_folder
 
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
-    parser.add_argument("--truth", type=Path, help="folder of the published figures (CSV)")
+    parser.add_argument("--truth", type=truth_folder("truth"), help="folder of the published figures (CSV)")
     parser.add_argument("--cache", type=Path, help="folder that keeps captures of published runs")
     parser.add_argument("--csv", type=Path, help="what benchmarks.torchtitan_published --csv wrote: simulate nothing")
     parser.add_argument("--job", help="job file to search")

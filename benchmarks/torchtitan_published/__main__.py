@@ -19,6 +19,7 @@ from benchmarks.torchtitan_published import tables
 from benchmarks.torchtitan_published.eras import ERAS
 from benchmarks.torchtitan_published.runs import Run, UnreproducibleError, read_runs
 from benchmarks.torchtitan_published.simulated import Result, simulate_run
+from benchmarks.truth import truth_folder
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -27,7 +28,9 @@ def _arguments() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--truth", type=Path, required=True, help="folder of the published figures (CSV)")
+    parser.add_argument(
+        "--truth", type=truth_folder("truth"), required=True, help="folder of the published figures (CSV)"
+    )
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
     parser.add_argument("--era", choices=[era.name for era in ERAS], help="TorchTitan's defaults of this time, for all")
     parser.add_argument("--cache", type=Path, help="folder that keeps captures")
