@@ -83,8 +83,8 @@ def split_of(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _balanced(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
-    """Within the memory if that can be, else as if there were enough. Where a rank has several stages, its memory is that of
-    all of them: what balances their times is improved layer by layer.
+    """The slowest stage as short as possible, then improved layer by layer, from there and from TorchTitan's own split. Within
+    the memory if that can be, else as if there were enough.
     """
     stages = layout.pipeline * layout.stages_per_rank
     stage_ms = cache(partial(_stage_ms, layout, shape))
@@ -92,17 +92,20 @@ def _balanced(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
     found = balanced_split(
         shape.layers, stages, lambda stage, i, j: stage_ms(stage, j - i, min(j, lead) - min(i, lead))
     )
-    if layout.stages_per_rank > 1:
-        return improved_split(found, _split_cost(layout, shape))
     counts = enumerate(zip(found, leading_of(found, lead), strict=True))
-    if math.isinf(shape.budget_bytes) or all(math.isfinite(stage_ms(s, *count)) for s, count in counts):
-        return found
+    if all(math.isfinite(stage_ms(s, *count)) for s, count in counts):
+        own, cost = torchtitan_split(shape.layers, stages, *shape.ends_less), _split_cost(layout, shape)
+        starts = [found, *([own] if own is not None and min(own) >= 1 else [])]
+        return min((improved_split(start, cost) for start in starts), key=cost)
     return _balanced(layout, replace(shape, budget_bytes=math.inf))
 
 
-def _split_cost(layout: Layout, shape: ModelCosts) -> Callable[[Sequence[int]], tuple[float, float, float]]:
-    """Of a split: the most bytes of a rank above the budget, the longest time of a rank, and the longest stage."""
-    stage_ms = cache(partial(_stage_ms, layout, shape))
+def _split_cost(layout: Layout, shape: ModelCosts) -> Callable[[Sequence[int]], tuple[float, ...]]:
+    """Of a split: the most bytes of a rank above the budget, the longest time of a rank, the longest until one is through
+    (with the stages before it, for its first microbatch), and the longest stage.
+    """
+    stage_ms = cache(partial(_stage_ms, layout, replace(shape, budget_bytes=math.inf)))
+    fills = layout.schedule in WHOLE_BACKWARDS
 
     @cache
     def of_rank(place: PipelineRank, own_ms: float) -> tuple[float, float]:
@@ -111,14 +114,15 @@ def _split_cost(layout: Layout, shape: ModelCosts) -> Callable[[Sequence[int]], 
         excess = max(0.0, _least_bytes(layout, shape, place) - shape.budget_bytes)
         return excess, own_ms + _recompute_ms(layout, shape, place, shape.budget_bytes)
 
-    def cost(split: Sequence[int]) -> tuple[float, float, float]:
+    def cost(split: Sequence[int]) -> tuple[float, ...]:
         counts = zip(split, leading_of(split, shape.leading), strict=True)
         each_ms = [stage_ms(stage, *count) for stage, count in enumerate(counts)]
         own_ms = [0.0] * layout.pipeline
         for stage, ms in enumerate(each_ms):
             own_ms[rank_of(layout, stage)] += layout.microbatches * ms
-        ranks = [of_rank(place, own_ms[place.rank]) for place in places(layout, split, shape.leading)]
-        return max(excess for excess, _ in ranks), max(ms for _, ms in ranks), max(each_ms)
+        found = [(place.rank, *of_rank(place, own_ms[place.rank])) for place in places(layout, split, shape.leading)]
+        through = max(ms + (sum(each_ms[:rank]) if fills else 0.0) for rank, _, ms in found)
+        return max(excess for _, excess, _ in found), max(ms for _, _, ms in found), through, max(each_ms)
 
     return cost
 
