@@ -83,8 +83,9 @@ def split_of(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _balanced(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
-    """The slowest stage as short as possible, then improved layer by layer, from there and from TorchTitan's own split. Within
-    the memory if that can be, else as if there were enough.
+    """The slowest stage as short as possible, then improved layer by layer, from there and from TorchTitan's own split. Where
+    a rank has several stages, the one of these with the shortest path through the schedule. Within the memory if that can
+    be, else as if there were enough.
     """
     stages = layout.pipeline * layout.stages_per_rank
     stage_ms = cache(partial(_stage_ms, layout, shape))
@@ -96,7 +97,10 @@ def _balanced(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
     if all(math.isfinite(stage_ms(s, *count)) for s, count in counts):
         own, cost = torchtitan_split(shape.layers, stages, *shape.ends_less), _split_cost(layout, shape)
         starts = [found, *([own] if own is not None and min(own) >= 1 else [])]
-        return min((improved_split(start, cost) for start in starts), key=cost)
+        improved = [improved_split(start, cost) for start in starts]
+        if layout.stages_per_rank == 1 or layout.schedule not in WHOLE_BACKWARDS:
+            return min(improved, key=cost)
+        return min((*improved, *starts), key=lambda split: (cost(split)[0], _path_ms(layout, shape, split)))
     return _balanced(layout, replace(shape, budget_bytes=math.inf))
 
 
@@ -175,8 +179,12 @@ def path_bound_ms(layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] =
     """
     if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
         return 0.0
-    counts, last = split_of(layout, shape), layout.pipeline * layout.stages_per_rank - 1
-    leading = leading_of(counts, shape.leading)
+    return _path_ms(layout, shape, split_of(layout, shape), extra_ms)
+
+
+def _path_ms(layout: Layout, shape: ModelCosts, counts: Sequence[int], extra_ms: Sequence[float] = ()) -> float:
+    """The longest path with so many layers on each stage."""
+    last, leading = layout.pipeline * layout.stages_per_rank - 1, leading_of(counts, shape.leading)
     own, leads = sum(counts[:: layout.pipeline]), sum(leading[:: layout.pipeline])  # of the first rank
     gathered = _gather_copy_ms(layout, shape) if _gathers(layout) and not layout.keeps_parameters else 0.0
     stages = [

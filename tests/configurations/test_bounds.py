@@ -23,8 +23,9 @@ from autosac.configurations.bounds import (
     split_of,
     time_bound_ms,
 )
-from autosac.configurations.layout import Layout, ModelFacts
-from autosac.configurations.shapes import LayerCosts, ModelCosts, costs_of_parameters
+from autosac.configurations.layout import Layout
+from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
+from autosac.configurations.shapes import LayerCosts, ModelCosts
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.traffic import Roads, Traffic
 from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap, LinkUse, simulate
@@ -266,7 +267,7 @@ def test_copies_of_gradients_take_time() -> None:
 
 def test_stages_of_a_rank_share_its_memory() -> None:
     """Two ranks with two stages each, 12 layers of 100 bytes. The first rank holds three microbatches of its first stage and
-    two of its second: 1500 bytes if stages are equal. With less memory, a layer moves from the first stage to the second.
+    two of its second: 1500 bytes if stages are equal. With less memory, a layer of each rank moves to its longer stage.
     """
     layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((100, math.inf),))
     model = replace(shape(12, 1.0, 2.0), layer=layer)
@@ -274,8 +275,16 @@ def test_stages_of_a_rank_share_its_memory() -> None:
     assert split_of(layout, model) == (3, 3, 3, 3)
     assert memory_bound_bytes(layout, model) == 1500
     tight = replace(model, budget_bytes=1400)
-    assert split_of(layout, tight) == (2, 3, 4, 3)
+    assert split_of(layout, tight) == (2, 4, 4, 2)
     assert memory_bound_bytes(layout, tight) == 1400
+    other = _path(layout, (2, 3, 4, 3)), _path(layout, (4, 3, 2, 3))
+    assert _path(layout, (2, 4, 4, 2)) < min(other)
+
+
+def _path(layout: Layout, split: tuple[int, ...]) -> float:
+    """The longest path with a millisecond forward and two backward for each layer."""
+    stages = [StageTimes(forward=float(n), backward=2.0 * n) for n in split]
+    return longest_path_ms(layout.schedule, layout.pipeline, layout.microbatches, stages, [0.0] * layout.pipeline)
 
 
 def test_a_stage_without_layers_needs_nothing() -> None:
@@ -455,41 +464,3 @@ def test_more_microbatches_never_lower_the_bound(ranks: int, m: int) -> None:
     model = shape(32, 1.0, 2.0, 0.5, 0.5)
     bounds = [time_bound_ms(pipeline(ranks, count, "1F1B"), model) for count in (m, m + 1)]
     assert bounds[0] < bounds[1]
-
-
-def test_parameters_tell_products() -> None:
-    """One layer with a 4 x 8 matrix, an output of 16 x 4, 10 tokens, 1 kFLOP/s: 2 FLOP for each number and token."""
-    shapes = {
-        "layers.0.w.weight": (8, 4),
-        "layers.0.norm.weight": (4,),
-        "output.weight": (16, 4),
-        "tok.weight": (16, 4),
-    }
-    found = costs_of_parameters(shapes, ModelFacts(layers=3, seq_len=10), Layout(gpu="any"), 1e3)
-    assert found.layer.forward_ms == pytest.approx(32 * 20)
-    assert found.layer.backward_ms == pytest.approx(2 * 32 * 20)
-    assert found.last.forward_ms == pytest.approx(64 * 20)
-    assert found.layer.kept == ((2 * 10 * 4, math.inf),)
-    assert (found.layer_parameters, found.outside_parameters) == (36, 128)
-
-
-def test_parameters_tell_experts() -> None:
-    """A dense layer of 100 numbers before 3 with a router of 4 x 8 and 8 experts of 5 x 6, two for each of 12 tokens: 3 tokens
-    for each expert. On one rank a layer has the average of all, in a pipeline either kind has its own costs.
-    """
-    shapes = {
-        "layers.0.w.weight": (10, 10),
-        "layers.1.router.weight": (8, 4),
-        "layers.1.experts.w1": (8, 5, 6),
-    }
-    facts = ModelFacts(layers=4, experts=8, active_experts=2, seq_len=12)
-    sparse = 32 + 3 * 8 / 12 * 30
-    for pipeline in (1, 2):
-        found = costs_of_parameters(shapes, facts, Layout(gpu="any", pipeline=pipeline), 1e3, leading=1)
-        usual = (100 + 3 * sparse) / 4 if pipeline == 1 else sparse
-        assert found.layer.forward_ms == pytest.approx(usual * 2 * 12)
-        assert found.layer_parameters == ((100 + 3 * 272) / 4 if pipeline == 1 else 272)
-        assert (found.leading, found.layer_experts) == (pipeline - 1, 240)
-        assert (found.lead.forward_ms, found.lead_parameters) == (pytest.approx(100 * 2 * 12), 100)
-    few = costs_of_parameters(shapes, facts._replace(seq_len=3), Layout(gpu="any"), 1e3, leading=1)
-    assert few.layer.forward_ms == pytest.approx((100 + 3 * 32) / 4 * 2 * 3)
