@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autosac.api import apply, compile_options, observe, plan, search, simulate
+    from autosac.api import apply, compile_options, observe, plan, search, simulate, summary
     from autosac.configurations.offers import Offer
     from autosac.configurations.request import SearchRequest
     from autosac.errors import (
@@ -45,6 +45,7 @@ __all__ = [
     "plan",
     "search",
     "simulate",
+    "summary",
 ]
 
 _HOME = {
@@ -55,6 +56,7 @@ _HOME = {
     "plan": "api",
     "search": "api",
     "simulate": "api",
+    "summary": "api",
     "Offer": "configurations.offers",
     "Plan": "plans",
     "SearchRequest": "configurations.request",

@@ -147,6 +147,24 @@ def plan(
     return planned.plan
 
 
+def summary(result: Simulation | Plan) -> str:
+    """The report of a simulation or of a plan that the command line prints, as text.
+
+        print(autosac.summary(autosac.simulate(make_step)))
+
+    Args:
+        result: what `simulate` or `plan` has returned, or a plan that was loaded.
+
+    Returns:
+        Lines of at most $COLUMNS characters, or of 80.
+    """
+    from autosac.report.summaries import plan_summary, simulation_summary, text_of
+
+    if isinstance(result, Plan):
+        return text_of(plan_summary(result))
+    return text_of(simulation_summary(result, result.trace.info.model))
+
+
 @overload
 def search(job: SearchRequest, *, progress: Progress = ...) -> SearchResult: ...
 

@@ -24,6 +24,7 @@ from autosac.memory_sim import IdleMemory, MemoryTimeline, WorkspaceModel, idle_
 from autosac.memory_sim.allocator_config import AllocatorConfig
 from autosac.memory_sim.replay import AllocatorReport, replay_allocator
 from autosac.plans import Plan, Prediction
+from autosac.quantities import format_bytes, format_ms
 from autosac.runtime_sim import (
     INSTANT_HOST,
     Breakdown,
@@ -145,6 +146,14 @@ class Simulation:
     pipeline: Pipeline | None = None
     stage: int = 0
     other_prices: Pricing | None = None
+
+    def __str__(self) -> str:
+        """What it found, in a line."""
+        reserved = format_bytes(self.peak_reserved_bytes)
+        return (
+            f"simulated step of {self.trace.info.model or 'a model'} on {self.target.hardware.name}: "
+            f"{format_ms(self.step_ms)}, peak {reserved} reserved, {self.allocation.verdict}"
+        )
 
     @property
     def _alone(self) -> Simulation:

@@ -20,8 +20,14 @@ _SPARSE = (
     "sparse tensors cannot be simulated: plan the model with dense ones (Embedding and EmbeddingBag with sparse=True make "
     "sparse gradients)"
 )
+_TWO_DEVICES = (
+    "the step mixes tensors of the host with tensors of the simulated GPU: build all of them on the device that make_step is "
+    "called with (torch.cuda.is_available() is False while a step is captured)"
+)
 # What to do about errors whose own messages do not help, by a part of the message.
 _REMEDIES = {
+    "two devices, cpu and simcuda": _TWO_DEVICES,
+    "two devices, simcuda:0 and cpu": _TWO_DEVICES,
     "is shared with a parameter already managed by another FSDP group": (
         "the model ties parameters of different FSDP units, as an embedding and its output layer, and this torch cannot shard "
         "them, in the real job either: use tensor parallelism (parallelism.tensor_parallel_degree = 2) or DDP "

@@ -42,6 +42,7 @@ from autosac.plans.schema import (
     damaged,
     parsed,
 )
+from autosac.quantities import format_bytes, format_ms
 
 # To copy less to the host costs more than it frees on the device.
 SMALLEST_OFFLOAD_BYTES = 2**16
@@ -225,6 +226,20 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse what no model can obey. PlanError says what."""
         _check_units(self.units, "the plan")
+
+    def __str__(self) -> str:
+        """What it decides, in a line."""
+        made_for, predicted = self.made_for, self.predictions.get("autosac")
+        text = f"plan for {made_for.model} on {made_for.world_size} x {made_for.gpu}: {len(self.units)} modules checkpointed"
+        if predicted is None:
+            return text
+        reserved = predicted.peak_reserved_bytes
+        peak = (
+            f"{format_bytes(predicted.peak_active_bytes)} active"
+            if reserved is None
+            else f"{format_bytes(reserved)} reserved"
+        )
+        return f"{text}, step time {format_ms(predicted.step_ms)}, peak {peak}"
 
     def to_bytes(self) -> bytes:
         """The plan as the JSON text that `save` writes."""

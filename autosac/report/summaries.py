@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 
@@ -32,6 +33,13 @@ def console() -> Console:
     """Standard output; where it is no terminal, as wide as $COLUMNS says, or 80 columns."""
     out = PlainConsole()
     return out if out.is_terminal else PlainConsole(width=output_width())
+
+
+def text_of(report: RenderableType) -> str:
+    """A report as text without colours, as it is printed where there is no terminal."""
+    lines = io.StringIO()
+    PlainConsole(file=lines, width=output_width(), color_system=None, force_terminal=False).print(report)
+    return lines.getvalue().rstrip("\n")
 
 
 def policy_table(predictions: Mapping[str, Prediction], budget_bytes: int | None, kind: str) -> Table:

@@ -358,6 +358,10 @@ class Trace:
     regions: tuple[Region, ...] = ()
     streams: tuple[str, ...] = field(default=("compute",))
 
+    def __str__(self) -> str:
+        """What was recorded, in a line."""
+        return f"trace of {self.info.model or 'a step'} on {self.info.gpu}: {len(self.events)} events"
+
     def residents(self) -> tuple[int, ...]:
         """Storages alive when the recorded step begins, in order of allocation."""
         alive: dict[int, None] = {}

@@ -78,7 +78,8 @@ def test_output_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
 
     def make_step(device: torch.device) -> Any:
         print("inside")
-        return lambda: None
+        batch = torch.ones(1, device=device)
+        return lambda: batch + 1
 
     sys.stdout.write("before ")
     capture_eager(make_step, EagerRequest())

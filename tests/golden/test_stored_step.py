@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pinned
 import pytest
 from pinned import digest, rounded
 
+import autosac
 from autosac.chakra.schema import unpacked
 from autosac.cli.parser import main
 from autosac.derivation.deriver import Deriver
@@ -97,6 +99,16 @@ def test_reports(name: str, gpu: str, capfd: pytest.CaptureFixture[str]) -> None
     """Memory and time of the step, all tables."""
     assert main(["simulate", str(FOLDER / f"{name}.trace"), "--gpu", gpu, "--memory", "--time", "--quiet"]) == 0
     check(f"report-{name}.txt", capfd.readouterr().out)
+
+
+def test_summaries(stored: Stored) -> None:
+    """What `print` shows of a trace, a simulation and a plan, and their reports as text."""
+    plan = full_plan(stored.observed())
+    predicted = replace(plan, predictions={"autosac": stored.under(plan).prediction()})
+    shown = (stored.observed().trace, stored.observed(), plan, predicted)
+    check(
+        "summaries.txt", "\n".join([*map(str, shown), autosac.summary(stored.observed()), autosac.summary(predicted)])
+    )
 
 
 def test_documents(capfd: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,13 @@ def device_type() -> str:
     return _installed[0] if _installed else DEVICE_TYPE
 
 
+def called_cuda(device: Any) -> bool:
+    """Whether code names CUDA with this device, or text."""
+    if isinstance(device, str):
+        return device.partition(":")[0] == CUDA
+    return isinstance(device, torch.device) and device.type == CUDA
+
+
 def stand_for(gpu: TargetGPU) -> None:
     """The simulated accelerator stands for this GPU (`stood_for`)."""
     global stood_for
@@ -335,7 +342,7 @@ class SimulatedDeviceModule(backend_registration._DummyBackendModule):
         pass
 
     def empty_cache(self) -> None:
-        pass
+        log.emptied_cache()
 
     def ipc_collect(self) -> None:
         pass

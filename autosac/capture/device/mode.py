@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 
 from autosac.capture.device import exchanged, shadows, values
 from autosac.capture.device.cache import CachedCall, DispatchCache
-from autosac.capture.device.device import CUDA
+from autosac.capture.device.device import CUDA, DEVICE_TYPE, called_cuda
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
 from autosac.capture.device.operators import per_operator
 
@@ -112,6 +112,8 @@ class SimulatedDeviceMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _prim_device:  # metadata reaches dispatch modes too: half of all calls
             return args[0].device
+        if kwargs and self.target == DEVICE_TYPE and called_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": torch.device(DEVICE_TYPE, 0)}
         with self._lock:
             return self._handle(func, types, args, kwargs or {})
 

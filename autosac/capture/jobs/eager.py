@@ -146,6 +146,10 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
             else:
                 observe_candidates([model], recorder)
         _run_steps(model, step, request, recorder)
+        if request.target == "gpu" and not recorder.storages.storages:
+            raise errors.CaptureError(
+                "the step put nothing on the simulated GPU: build model and batch on the device that make_step is called with"
+            )
         return recorder.trace(replace(_info(model, request), notes=(*assumed, *partition.left_out())))
 
 

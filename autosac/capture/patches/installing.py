@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from autosac.capture.compiler import partition as compiled
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.patches import communication, ddp, kernels, libraries, speedups, steps, tensors
+from autosac.capture.patches import communication, cuda_names, ddp, kernels, libraries, speedups, steps, tensors
 from autosac.capture.patches.registry import PATCHES, install_all
 from autosac.capture.record.recorder import Recorder
 
 # Importing these registers their patches.
-assert PATCHES and all((communication, ddp, kernels, steps, tensors))
+assert PATCHES and all((communication, cuda_names, ddp, kernels, steps, tensors))
 
 
 def import_patched() -> None:
