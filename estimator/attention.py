@@ -47,6 +47,10 @@ _AMPERE, _ADA = "a100-sxm-80gb", "l40s"
 _LEGACY_SHARE = {9: 0.50, 10: 0.25}
 # backend -> (forward, backward) time relative to FlashAttention-2; estimates from published comparisons
 _BACKEND = {"flash": (1.0, 1.0), "efficient": (1.8, 2.2), "flex": (1.15, 1.25)}
+# Beyond this head size the memory-efficient backward has no room for its sums in registers: it adds to memory with every
+# tile, and loads operands when they are needed. 27 layers of DeepSeek-V3 16B (heads of 192) on H100s, experts not yet unevenly
+# loaded: 568 ms a step more than by `_BACKEND` (TorchTitan f738a03bf, steps 2 to 10). Held out: docs/causes.md.
+_ACCUMULATOR_SIZE, _WITHOUT_ACCUMULATOR, _WITHOUT_ACCUMULATOR_STD = 128, 2.25, 0.25
 _DROPOUT = (1.3, 1.2)
 _QUERY_TILE, _KEY_TILE = 128, 64
 _SIZE_TILE = 32  # of a head, as the accumulated gradient is laid out
@@ -171,6 +175,8 @@ def _correction(shape: AttentionShape, capability: int) -> float:
     if not shape.backward:
         return factor * forward * (_DROPOUT[0] if shape.dropout > 0 else 1.0)
     ratio = math.exp(ratios["causal" if shape.causal else "full"])
+    if shape.backend == "efficient" and shape.head_size > _ACCUMULATOR_SIZE:
+        backward *= _WITHOUT_ACCUMULATOR
     return factor * ratio * backward * (_DROPOUT[1] if shape.dropout > 0 else 1.0)
 
 
