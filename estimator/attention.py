@@ -47,6 +47,10 @@ _AMPERE, _ADA = "a100-sxm-80gb", "l40s"
 _LEGACY_SHARE = {9: 0.50, 10: 0.25}
 # backend -> (forward, backward) time relative to FlashAttention-2; estimates from published comparisons
 _BACKEND = {"flash": (1.0, 1.0), "efficient": (1.8, 2.2), "flex": (1.15, 1.25)}
+# Beyond this head size the memory-efficient backward has no room for its sums in registers: it adds them up in memory, tile by
+# tile, and loads operands when they are needed. From one published run, DeepSeek-V3 16B on 8 H100s (heads of 192; TorchTitan
+# f738a03bf): between its first steps, at 7,008 tokens/s, and its last, at 6,720. Held out: docs/causes.md.
+_ACCUMULATED_SIZE, _IN_MEMORY, _IN_MEMORY_STD = 128, 2.25, 0.25
 _DROPOUT = (1.3, 1.2)
 _QUERY_TILE, _KEY_TILE = 128, 64
 _SIZE_TILE = 32  # of a head, as the accumulated gradient is laid out
@@ -108,6 +112,8 @@ class LearnedAttention:
         for shape, ms, accumulation in zip(shapes, times.tolist(), added.tolist(), strict=True):
             exact = shape.backend in ("flash", "cudnn") and shape.dropout == 0 and capability not in _LEGACY_SHARE
             std = math.hypot(bundle.rel_std["attention"], _TRAINING_STD if exact else _CORRECTED_STD)
+            if _adds_up_in_memory(shape):
+                std = math.hypot(std, _IN_MEMORY_STD)
             corrected = ms * _correction(shape, capability) / sustained(self._hardware)
             corrected += accumulation if shape.backward else 0.0
             estimates.append(scaled_estimate(self._hardware, bundle, corrected, "attention", std))
@@ -162,6 +168,10 @@ def _row(shape: AttentionShape) -> Array:
     return np.array([[shape.batch, shape.heads, shape.kv_heads, query, key, size, shape.causal]], dtype=np.float64)
 
 
+def _adds_up_in_memory(shape: AttentionShape) -> bool:
+    return shape.backward and shape.backend == "efficient" and shape.head_size > _ACCUMULATED_SIZE
+
+
 def _correction(shape: AttentionShape, capability: int) -> float:
     """Time of this kernel relative to the forward that the trees predict."""
     cudnn = "cudnn.hopper" if capability >= 9 else "cudnn.ampere"
@@ -171,6 +181,8 @@ def _correction(shape: AttentionShape, capability: int) -> float:
     if not shape.backward:
         return factor * forward * (_DROPOUT[0] if shape.dropout > 0 else 1.0)
     ratio = math.exp(ratios["causal" if shape.causal else "full"])
+    if _adds_up_in_memory(shape):
+        backward *= _IN_MEMORY
     return factor * ratio * backward * (_DROPOUT[1] if shape.dropout > 0 else 1.0)
 
 

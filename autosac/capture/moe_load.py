@@ -20,6 +20,11 @@ pi_e = P(e is among the k first) (`inclusion`). Conditional on the others, e win
 
 estimated over a sample of races; the expectation over t_e is exact, so few races suffice. With groups: how often e won.
 
+**The busiest rank.** Nobody goes on before the rank that got most: its experts take longest, and all meet in the exchange
+back.
+Which rank that is differs by layer. A capture with `busiest` takes its place in each one: what it gets from its peers is what
+the busiest rank of the group gets. Executed beside a rank of that group, it makes that rank wait as it would in the real job.
+
 **Seeds.** Every random number follows from (seed, draw, layer's name), the rank, and how often the layer has run in this
 step: equal settings give equal captures, and what checkpointing computes again is routed as it was the first time
 (`Routing.route` counts recomputations by themselves).
@@ -52,13 +57,14 @@ _RACES_AT_ONCE = 1 << 22  # arrivals in memory
 class MoELoad:
     """The distribution of tokens over experts, and which of its draws. See the module's docstring.
 
-    `exponent` is power-law's alpha or Zipf's s, 0 for the others.
+    `exponent` is power-law's alpha or Zipf's s, 0 for the others. `busiest`: as the rank of each group that gets most.
     """
 
     kind: str = "balanced"
     exponent: float = 0.0
     seed: int = 0
     draw: int = 0
+    busiest: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -213,17 +219,24 @@ class Routing:
 
         Of counts that no router has made: what this rank would send itself.
         """
+        draw = self._draws.get(counts.tobytes())
         position = ranks.index(self._rank)
+        if draw is None or not self._load.busiest:
+            return self._received(counts, draw, ranks, position).reshape(-1)
+        received = [self._received(counts, draw, ranks, place) for place in range(len(ranks))]
+        return max(received, key=lambda parts: int(parts.sum())).reshape(-1)
+
+    def _received(self, counts: Integers, draw: _Draw | None, ranks: Sequence[int], position: int) -> Integers:
+        """What the rank at `position` gets from each rank, by its experts."""
         own = counts.reshape(len(ranks), -1)[position]
         found = np.tile(own, (len(ranks), 1))
-        draw = self._draws.get(counts.tobytes())
         if draw is not None:
             pi = self._inclusion_of(draw, len(counts)).reshape(len(ranks), -1)[position]
             for i, peer in enumerate(ranks):
-                if i != position:
-                    random = self._load.generator(draw.layer, 2, peer, draw.number, self._rank)
+                if peer != self._rank:
+                    random = self._load.generator(draw.layer, 2, peer, draw.number, ranks[position])
                     found[i] = random.binomial(draw.tokens, pi)
-        return np.asarray(found.reshape(-1))
+        return found
 
     def _weights(self, layer: str, experts: int) -> Floats:
         if (layer, experts) not in self._popularity:

@@ -53,6 +53,7 @@ def figures(simulation: Simulation) -> dict[str, float]:
         "step_ms": simulation.step_ms,
         "compute_ms": breakdown.compute_ms,
         "exposed_communication_ms": breakdown.exposed_communication_ms,
+        "waiting_for_peers_ms": breakdown.bubble_ms,
         "peak_active_bytes": float(simulation.peak_active_bytes),
         "peak_reserved_bytes": float(simulation.peak_reserved_bytes),
     }

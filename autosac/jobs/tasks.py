@@ -17,6 +17,7 @@ from autosac.induction import capturing, early_info
 from autosac.jobs.dynamic_shapes import has_router
 from autosac.jobs.titan import BASELINES, Capture, Progress, TitanCaptures, TitanJob, own_stage
 from autosac.jobs.untrainable import check_trainable, simulation_of_trainable
+from autosac.jobs.waiting import busiest_beside, fullest
 from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
@@ -24,7 +25,7 @@ from autosac.planning.stage_plans import join_plans
 from autosac.plans import Plan
 from autosac.progress import Parts
 from autosac.quantities import parse_budget
-from autosac.simulation import Pipeline, Simulation, simulation_of
+from autosac.simulation import Simulation, simulation_of
 from autosac.trace import Trace
 
 __all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_draws", "simulate_job", "simulation_of"]
@@ -109,11 +110,9 @@ def simulate_in(
     job.progress("simulating")
     own_traces = traces.pop("")
     others = {
-        key: _fullest([simulation_of(trace, job.target) for trace in traces[key]])
-        for key in traces
-        if key not in failed
+        key: fullest([simulation_of(trace, job.target) for trace in traces[key]]) for key in traces if key not in failed
     }
-    return _fullest([simulation_of(trace, job.target, plan) for trace in own_traces]), {**others, **failed}
+    return fullest([simulation_of(trace, job.target, plan) for trace in own_traces]), {**others, **failed}
 
 
 def simulate_draws(
@@ -125,7 +124,10 @@ def simulate_draws(
     observe: bool = False,
     all_stages: bool = True,
 ) -> list[Simulation]:
-    """As `simulate_job`, in each of the first `count` draws of the job's expert load imbalance; of all stages together."""
+    """As `simulate_job`, in each of the first `count` draws of the job's expert load imbalance; of all stages together.
+
+    Ranks that exchange tokens wait for the one that got most (`autosac.jobs.waiting`).
+    """
     plan = Plan.load(plan_file) if plan_file is not None else None
     if plan is not None:
         _check_made_for(plan, job)
@@ -137,24 +139,27 @@ def simulate_draws(
     progress = Parts(job.progress, "draw", count)
     with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=progress) as server:
         own, capture = own_stage(job.draw(0), server, started)
-        draws = [own.draw(number) for number in range(count)]
-        under_way = [[capture], *([started(draw)] for draw in draws[1:])]
+        jobs = [[own.draw(number)] for number in range(count)]
+        under_way = [[capture], *([started(draw)] for (draw,) in jobs[1:])]
         if all_stages and job.rank == 0:
-            for draw, futures in zip(draws, under_way, strict=True):
-                futures += [started(stage) for stage in draw.stages(early_info(futures[0]))[1:]]
+            for stages, futures in zip(jobs, under_way, strict=True):
+                stages += stages[0].stages(early_info(futures[0]))[1:]
+                futures += [started(stage) for stage in stages[1:]]
         traces = [[future.result() for future in futures] for futures in progress.each(under_way)]
-    if not any(map(has_router, traces[0])):
-        raise UsageError(f"expert load imbalance {job.moe_load}: the job has no mixture of experts")
+        if not any(map(has_router, traces[0])):
+            raise UsageError(f"expert load imbalance {job.moe_load}: the job has no mixture of experts")
+        busiest = [
+            [other for pair in zip(stages, found, strict=True) if (other := busiest_beside(*pair)) is not None]
+            for stages, found in zip(jobs, traces, strict=True)
+        ]
+        job.progress("capturing the most loaded ranks")
+        waited_for = [[future.result() for future in [started(one) for one in others]] for others in busiest]
     job.progress("simulating")
-    return [_fullest([simulation_of_trainable(trace, job.target, plan) for trace in found]) for found in traces]
 
+    def simulated(found: Iterable[Trace]) -> list[Simulation]:
+        return [simulation_of_trainable(trace, job.target, plan) for trace in found]
 
-def _fullest(stages: Sequence[Simulation]) -> Simulation:
-    """The stage with the highest peak, in the pipeline of all of them."""
-    if len(stages) == 1:
-        return stages[0]
-    joined = Pipeline(stages=tuple(stages)).joined()
-    return max(joined, key=lambda stage: stage.peak_active_bytes)
+    return [fullest(simulated(found), simulated(others)) for found, others in zip(traces, waited_for, strict=True)]
 
 
 def _check_made_for(plan: Plan, job: TitanJob) -> None:

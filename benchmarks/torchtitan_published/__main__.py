@@ -1,7 +1,8 @@
 """Simulate the published runs: ``python -m benchmarks.torchtitan_published --truth DIR`` from the repository's root.
 
 Options: ``--case E0046`` (may be repeated), ``--era now`` (simulate with the installed TorchTitan's defaults instead of those
-of the run's time, see eras.py), ``--cache DIR`` (keep captures), ``--csv FILE``, ``--list``.
+of the run's time, see eras.py), ``--cache DIR`` (keep captures), ``--csv FILE``, ``--list``; ``--unseen`` in place of
+``--truth``: the runs of ``unseen.csv``, which were found after all models were fitted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autosac.errors import CaptureError, UsageError
 from benchmarks.ending import exit_code
 from benchmarks.torchtitan_published import tables
 from benchmarks.torchtitan_published.eras import ERAS
-from benchmarks.torchtitan_published.runs import Run, UnreproducibleError, read_runs
+from benchmarks.torchtitan_published.runs import Run, UnreproducibleError, read_runs, read_unseen
 from benchmarks.torchtitan_published.simulated import Result, simulate_run
 from benchmarks.truth import truth_folder
 
@@ -28,9 +29,9 @@ def _arguments() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--truth", type=truth_folder("truth"), required=True, help="folder of the published figures (CSV)"
-    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--truth", type=truth_folder("truth"), help="folder of the published figures (CSV)")
+    source.add_argument("--unseen", action="store_true", help="the runs that were found after all models were fitted")
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
     parser.add_argument("--era", choices=[era.name for era in ERAS], help="TorchTitan's defaults of this time, for all")
     parser.add_argument("--cache", type=Path, help="folder that keeps captures")
@@ -55,7 +56,7 @@ def chosen(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
 
 def run(options: argparse.Namespace) -> None:
     """Simulate what was asked for and print it."""
-    runs = chosen(read_runs(options.truth), options)
+    runs = chosen(read_unseen() if options.unseen else read_runs(options.truth), options)
     if options.list:
         for one in runs:
             print(f"{one.case:<6} {one.model:<14} {one.gpu} x {one.gpus}, {one.describe()}, {one.checkpointing}")

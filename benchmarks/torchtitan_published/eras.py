@@ -123,4 +123,6 @@ def era_of(date: str, notes: str = "") -> Era:
         return WINTER_2025  # the commit with this option precedes the fused optimizer's becoming the default
     if era is FEBRUARY_2025 and "nn.RMSNorm" in notes:
         return MARCH_2025
+    if era is SUMMER_2025 and "flex attention" in notes:
+        return AUTUMN_2025
     return era

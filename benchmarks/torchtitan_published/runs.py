@@ -17,6 +17,8 @@ from autosac.target import TargetGPU
 from benchmarks.torchtitan_published.eras import MARCH_2025, NOW, WIDE, Era, era_of
 
 PUBLISHED = "torchtitan_published.csv"
+UNSEEN = Path(__file__).parent / "unseen.csv"
+"""Runs that were found in TorchTitan's history and threads after all models were fitted, in the columns of `PUBLISHED`."""
 TORCHSIM_MEMORY = "torchsim_70b_memory.csv"
 TORCHSIM_TIME = "torchsim_70b_time.csv"
 _FOUR_PER_NODE = str(Path(__file__).parent / "h100_4_per_node.toml")
@@ -34,6 +36,7 @@ _MODELS = {
     "Llama2-": ("llama3", "llama2_"),
     "Qwen3-": ("qwen3", ""),
     "DeepSeek-V3-": ("deepseek_v3", ""),
+    "gpt-oss-": ("gpt_oss", ""),
 }
 
 
@@ -136,6 +139,8 @@ class Run:
             arguments += self._pipeline()
         if self.compiled:
             components = ("model", "loss") if self.era.compiles_loss else ("model",)
+            if "only the loss is compiled" in self.notes:
+                components = ("loss",)
             arguments += ["--compile.enable", "--compile.components", ",".join(components)]
         for policy in ("always", "never"):
             if f"reshard_after_forward={policy}" in self.notes:
@@ -204,7 +209,12 @@ class Run:
 
 def read_runs(folder: Path) -> list[Run]:
     """All runs of the files in `folder`. UsageError if the main one is missing or malformed."""
-    return [*_published(folder), *_torchsim(folder)]
+    return [*_published(folder / PUBLISHED), *_torchsim(folder)]
+
+
+def read_unseen() -> list[Run]:
+    """The runs of `UNSEEN`."""
+    return list(_published(UNSEEN))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -215,8 +225,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
         raise UsageError(f"{path}: {e.strerror or e}") from e
 
 
-def _published(folder: Path) -> Iterator[Run]:
-    path = folder / PUBLISHED
+def _published(path: Path) -> Iterator[Run]:
     for row in _rows(path):
         try:
             yield _published_run(row)

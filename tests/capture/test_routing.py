@@ -135,3 +135,26 @@ def test_counts_of_peers() -> None:
         assert np.array_equal(routing.exchanged(counts, ranks).reshape(8, 2), received)
         unknown = counts + 1
         assert routing.exchanged(unknown, ranks).reshape(8, 2).tolist() == [(own + 1).tolist()] * 8
+
+
+def test_the_busiest_rank() -> None:
+    """In the busiest rank's place a rank gets what the rank of the group with most tokens gets, whoever captures it."""
+    ranks = tuple(range(4))
+    own = []
+    for rank in ranks:
+        routing = router(ZIPF, rank)
+        counts = np.bincount(np.asarray(routing.route((4000, 16), 2)).reshape(-1), minlength=16)
+        routing.counted(counts)
+        own.append(int(routing.exchanged(counts, ranks).sum()))
+    most = []
+    for rank in ranks:
+        routing = router(replace(ZIPF, busiest=True), rank)
+        counts = np.bincount(np.asarray(routing.route((4000, 16), 2)).reshape(-1), minlength=16)
+        routing.counted(counts)
+        received = routing.exchanged(counts, ranks).reshape(4, 4)
+        assert received[rank].tolist() in counts.reshape(4, 4).tolist()
+        most.append(int(received.sum()))
+        unknown = counts + 1
+        assert np.array_equal(routing.exchanged(unknown, ranks).reshape(4, 4), [(counts + 1).reshape(4, 4)[rank]] * 4)
+    assert max(own) > 1.2 * min(own)
+    assert most == pytest.approx([max(own)] * 4, rel=0.02)  # each knows its own tokens, and draws those of others
