@@ -11,7 +11,7 @@ d_s = 1 if result s is asked for, r_c = 1 if operator c runs again, and i(s) the
                 sum_s a_s d_s k_i(s) <= B     what is kept and not needed is let go after the forward
                 k_i = 1 / k_i = 0             for forced items
 
-This is what `autosac.integrations.recompute` does while it runs, and `autosac.derivation.keep.Need` on a trace. A problem
+This is what `autosac.integrations.recompute` does while it runs, and `Need` in `autosac.derivation` on a trace. A problem
 whose operators all have to run unless they are kept (the additive one of AUTO-SAC) is the case in which the backward asks for
 every result and no operator reads any (`additive`).
 

@@ -18,9 +18,9 @@ What a plan does to a step, row by row of its trace (`autosac.integrations`):
 
 1 to 3 need no rules here: they are in any capture in which the unit keeps nothing, a *template*. That a unit
 recomputes changes nothing inside of another, so captures of different units are put together unit by unit (`mix`); 4 is
-a set of edits of that (`keep`), and so is 5. Both check what they rely on and raise NotDerivableError where it does not hold:
-rows outside of the units that depend on checkpointing, kept aliases of recomputed memory, recomputation by the job itself, a
-first step that differs from the recorded one inside a unit.
+a set of edits of that (`keep`, `edits`), and so is 5. Both check what they rely on and raise NotDerivableError where it does
+not hold: rows outside of the units that depend on checkpointing, kept aliases of recomputed memory, recomputation by the job
+itself, a first step that differs from the recorded one inside a unit.
 
 `Deriver` derives traces; `Derivation` simulates the steps under plans for a search, capturing what cannot be derived.
 """

@@ -3,19 +3,18 @@
 `Keeper(observed, template)` finds, once, where each operator of a unit ran: `observed` says which operators a policy sees
 in the unit's forward (`Region.calls`), the same rows are found in the template's forward (they have to be the same, one by
 one); the template's own regions say which of them its recomputation ran again. `Keeper.keeping(decisions)` then edits the
-template, by the rules of the package's docstring.
+template (`autosac.derivation.edits`).
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from autosac.derivation.edits import KeptResults, StepEdits
 from autosac.derivation.gathers import Gather, Hook, gatherings, hooks_of, renamed
 from autosac.derivation.steps import (
-    DETACH,
     NEVER,
     CapturedSteps,
     NotDerivableError,
@@ -24,58 +23,19 @@ from autosac.derivation.steps import (
     Tables,
     executions,
 )
-from autosac.integrations.operators.names import is_foreign_name
+from autosac.derivation.unit_executions import CallRows, Need, UnitExecution
 from autosac.plans import Decision
 from autosac.trace import (
     UNSHARD,
     Alloc,
     Call,
-    Collective,
     Event,
-    Free,
-    HostWait,
     ModuleExit,
-    Op,
     Phase,
     Region,
     Signature,
-    Storage,
-    TensorMeta,
     Trace,
 )
-
-
-class CallRows(NamedTuple):
-    """An operator's rows in the template: `forward` and `recomputed` (empty if its recomputation is not needed).
-
-    Both are whole ranges, with what the operator allocated and freed inside. `made`: for each storage that it created (as
-    observed), the template's storages in the forward and in the recomputation.
-    """
-
-    call: Call
-    forward: range
-    recomputed: range
-    made: Mapping[int, tuple[int, int]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnitExecution:
-    """One forward of a unit and its recomputation. `completed` is the row in whose place what is not needed is let go."""
-
-    calls: tuple[CallRows, ...]
-    block: Recomputation
-    completed: int
-    gathers: tuple[Gather, ...] = ()
-
-
-@dataclass(kw_only=True)
-class _Edits:
-    """What is to be changed in the template: rows that go, what comes after a row, other names of storages, more storages."""
-
-    deleted: set[int] = field(default_factory=set)
-    inserted: dict[int, list[Event]] = field(default_factory=dict)
-    renamed: dict[int, int] = field(default_factory=dict)
-    storages: list[Storage] = field(default_factory=list)  # new ones
 
 
 class Keeper:
@@ -188,17 +148,17 @@ class Keeper:
 
     def keeping(self, decisions: Mapping[int, Sequence[Decision]]) -> Trace:
         """The template's step with what the units (by module) keep. NotDerivableError."""
-        edits = _Edits()
+        edits = StepEdits()
         signatures = dict.fromkeys(self._template.trace.signatures)
         index = {signature: i for i, signature in enumerate(signatures)}
         for module, rows in decisions.items():
             for execution in self.executions[module]:
-                keeping = _Keeping(self._template, execution, self.roots(execution), rows, edits, index)
+                keeping = KeptResults(self._template, execution, self.roots(execution), rows, edits, index)
                 if any(row.keep for row in rows):
                     keeping.apply()
         return self._edited(edits, tuple(index))
 
-    def _edited(self, edits: _Edits, signatures: tuple[Signature, ...]) -> Trace:
+    def _edited(self, edits: StepEdits, signatures: tuple[Signature, ...]) -> Trace:
         split = self._template.split
         parts: list[list[Event]] = [[], []]
         for i, row in enumerate(self._template.rows):
@@ -215,280 +175,3 @@ class Keeper:
             events=tuple(parts[1]),
             regions=(),
         )
-
-
-def _is_seen_twice(signature: Signature, result: TensorMeta) -> bool:
-    """Whether the `detach` of a result is recorded once more: above autograd, of a type that it differentiates.
-
-    There an operator without inputs runs, but for tensors that PyTorch makes of numbers (`wrapped_scalar_tensor` in
-    ATen/ScalarOps.h).
-    """
-    above = not signature.inputs and signature.name != "aten.scalar_tensor.default"
-    return above and result.dtype.startswith(("float", "bfloat", "complex"))
-
-
-def _is_on_host(call: Call) -> bool:
-    """Whether an operator makes a result in host memory, which no storage stands for."""
-    return any(meta.place == "cpu" for meta in call.outputs) and not call.writes
-
-
-class Need:
-    """Which calls of an execution have to run again, and which kept storages serve (all as observed).
-
-    The rule of `autosac.integrations.recompute.recomputation`: what is asked for (`roots`) needs all that wrote it so far,
-    and these need all that they read; what is kept is there.
-    """
-
-    def __init__(self, execution: UnitExecution, roots: Iterable[int], kept: frozenset[int]) -> None:
-        self.calls: set[int] = set()
-        self.kept: set[int] = set()
-        makers: dict[int, list[int]] = {}
-        calls = [rows.call for rows in execution.calls]
-        for c, call in enumerate(calls):
-            for s in (*call.created, *(w for w in call.writes if w in makers)):
-                makers.setdefault(s, []).append(c)
-            if "wait_tensor" in call.op:
-                for s in call.reads:
-                    if s in makers:
-                        makers[s].append(c)
-        waiting = [(s, len(calls)) for s in roots]
-        while waiting:
-            storage, before = waiting.pop()
-            if storage in kept:
-                self.kept.add(storage)
-                continue
-            for c in makers.get(storage, ()):
-                if c < before and c not in self.calls:
-                    self.calls.add(c)
-                    waiting += [(s, c) for s in calls[c].reads]
-
-
-class _Keeping:
-    """The edits for one execution of a unit under its decisions."""
-
-    def __init__(
-        self,
-        template: CapturedSteps,
-        execution: UnitExecution,
-        roots: frozenset[int],
-        decisions: Sequence[Decision],
-        edits: _Edits,
-        signatures: dict[Signature, int],
-    ) -> None:
-        self._template = template
-        self._execution = execution
-        self._edits = edits
-        self._signatures = signatures
-        self._roots = roots
-        counted = [rows for rows in execution.calls if rows.call.occurrence >= 0]
-        if [(d.op, d.occurrence) for d in decisions] != [(rows.call.op, rows.call.occurrence) for rows in counted]:
-            raise NotDerivableError("the plan decides about other operators than the module runs")
-        self._keeping = [
-            rows
-            for rows, decision in zip(counted, decisions, strict=True)
-            if decision.keep and not is_foreign_name(rows.call.op)
-        ]
-        self._kept = self._kept_storages()
-        self._need = Need(execution, roots, self._kept)
-
-    def _kept_storages(self) -> frozenset[int]:
-        """What the plan keeps. What is changed in place is kept by all that write to it, or by none."""
-        keeping = set(map(id, self._keeping))
-        kept: dict[int, bool] = {}
-        for rows in self._execution.calls:
-            for s in rows.call.created:
-                kept[s] = id(rows) in keeping
-            own = [s for s in rows.call.writes if s in kept]
-            is_kept = id(rows) in keeping or (rows.call.occurrence < 0 and all(kept[s] for s in own))
-            for s in own:
-                if kept[s] != is_kept:
-                    raise NotDerivableError("the plan keeps what is changed in place")
-        return frozenset(s for s, keep in kept.items() if keep)
-
-    def apply(self) -> None:
-        """Add the edits."""
-        for rows in self._keeping:
-            if rows.made or _is_on_host(rows.call):
-                self._detach(rows)
-        last = self._last_uses()
-        for c, rows in enumerate(self._execution.calls):
-            if rows.recomputed and c not in self._need.calls:
-                self._edits.deleted.update(rows.recomputed)
-                self._forget_temporaries(rows)
-        ends: dict[int, list[tuple[int, int]]] = {}
-        for rows in self._execution.calls:
-            for s, (forward, again) in rows.made.items():
-                self._place(s, forward, again, last, ends)
-        for c, storages in ends.items():
-            end = self._end_of(c)
-            for _, storage in sorted(storages):
-                self._free(storage, end)
-        for gather in self._execution.gathers:
-            if gather.is_moved(self._need.calls):
-                self._move(gather)
-
-    def _forget_temporaries(self, rows: CallRows) -> None:
-        """What an operator allocates and frees inside, as flex attention does, is gone from the earlier steps too."""
-        made = {again for _, again in rows.made.values()}
-        for i in rows.recomputed:
-            row = self._template.rows[i]
-            if type(row) is Alloc and row.storage not in made:
-                self._forget(row.storage)
-
-    def _move(self, gather: Gather) -> None:
-        """FSDP gathers before another operator, or in its hook."""
-        edits, reader = self._edits, gather.first_reader(self._need.calls)
-        if reader is None:
-            numbers = {}
-            for storage, description in gather.hook.storages.items():
-                for (same,) in self._everywhere(storage):
-                    numbers[same] = len(self._template.trace.storages) + len(edits.storages)
-                    edits.storages.append(description)
-            edits.renamed.update(numbers)
-            changes = gather.by_hook(numbers, edits.deleted)
-        else:
-            before = [c for c in self._need.calls if c < reader]
-            after = self._end_of(max(before)) if before else self._execution.block.first
-            changes = gather.moved(after, edits.deleted)
-        for change in list(changes):
-            edits.deleted.update(change.gone)
-            edits.inserted.setdefault(change.after, []).extend(change.rows)
-
-    def _detach(self, rows: CallRows) -> None:
-        """A detached alias of every tensor that an operator returned in memory of its own."""
-        template = self._template
-        own = {forward for forward, _ in rows.made.values()}
-        last = next(template.rows[i] for i in reversed(rows.forward) if type(template.rows[i]) in (Op, Collective))
-        made: list[Event] = []
-        for old, meta in self._outputs(rows):
-            if old not in own and meta.place != "cpu":
-                continue
-            own.discard(old)
-            signature = Signature(DETACH, (meta,), (meta,), is_view=True)
-            number = self._signatures.setdefault(signature, len(self._signatures))
-            alias = Op(number, last.stream, last.module, last.phase, last.source, (old,), (old,))
-            made += [alias] * (2 if _is_seen_twice(template.trace.signatures[last.signature], meta) else 1)
-        if own:
-            raise NotDerivableError("the plan keeps an operator whose result is not known")
-        self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)
-
-    def _outputs(self, rows: CallRows) -> list[tuple[int, TensorMeta]]:
-        """Storage and metadata of an operator's results: those of its last row, if it has made all of them; else those that
-        the policy saw (kernels of compiled code return nothing).
-        """
-        made = {forward for forward, _ in rows.made.values()}
-        for i in reversed(rows.forward):
-            row = self._template.rows[i]
-            if type(row) is Op or type(row) is Collective:
-                if made <= set(row.outputs):
-                    metas = self._template.trace.signatures[row.signature].outputs
-                    return list(zip(row.outputs, metas, strict=True))
-                break
-            if type(row) is not Free and type(row) is not Alloc and type(row) is not HostWait:
-                break
-        results = zip(rows.call.results, rows.call.outputs, strict=True)
-        return [(rows.made[s][0] if s in rows.made else -1, meta) for s, meta in results]
-
-    def _last_uses(self) -> dict[int, int]:
-        """For every storage that the recomputation makes or reads, its last operator that does."""
-        last: dict[int, int] = {}
-        for c in sorted(self._need.calls):
-            call = self._execution.calls[c].call
-            for s in (*call.created, *call.reads, *call.writes):
-                last[s] = c
-        return last
-
-    def _place(
-        self, s: int, forward: int, again: int, last: Mapping[int, int], ends: dict[int, list[tuple[int, int]]]
-    ) -> None:
-        """Where a storage begins and ends, given that it is kept or not, and asked for or not."""
-        if s in self._kept:
-            if s not in self._need.kept:
-                self._release(forward)
-                if again >= 0:
-                    self._forget(again)
-            elif s in self._roots:
-                self._merge(forward, again)
-            else:
-                self._serve(s, forward, again, last, ends)
-        elif again >= 0 and s not in self._roots:
-            if s in last:
-                self._move_end(again)
-                ends.setdefault(last[s], []).append((forward, again))
-            else:
-                self._forget(again)
-
-    def _everywhere(self, *storages: int) -> Iterable[tuple[int, ...]]:
-        """The same storages in the recorded step and in the steps of the prologue, as far as these have all of them."""
-        try:
-            earlier = [self._template.earlier[storage] for storage in storages]
-        except KeyError:
-            raise NotDerivableError("the first step allocates other memory than the recorded one") from None
-        return [storages, *zip(*earlier, strict=False)]
-
-    def _forget(self, storage: int) -> None:
-        """It does not exist."""
-        for (gone,) in self._everywhere(storage):
-            for at in (self._template.begins.get(gone), self._template.ends.get(gone)):
-                if at is not None:
-                    self._edits.deleted.add(at)
-
-    def _move_end(self, storage: int) -> None:
-        for (moved,) in self._everywhere(storage):
-            if moved in self._template.ends:
-                self._edits.deleted.add(self._template.ends[moved])
-
-    def _merge(self, forward: int, repeated: int) -> None:
-        """What the forward allocated serves in place of what the recomputation did: it lives until both have ended."""
-        template, edits = self._template, self._edits
-        for here, again in self._everywhere(forward, repeated):
-            edits.deleted.add(template.begins[again])
-            edits.renamed[again] = here
-            first, second = template.ends.get(here, NEVER), template.ends.get(again, NEVER)
-            if first != NEVER and second != NEVER:
-                edits.deleted.add(min(first, second))
-            elif first != second:
-                edits.deleted.add(first if second == NEVER else second)
-
-    def _serve(
-        self, s: int, forward: int, again: int, last: Mapping[int, int], ends: dict[int, list[tuple[int, int]]]
-    ) -> None:
-        """It serves the recomputation and ends with its last use there, if nothing else holds it."""
-        if again >= 0:
-            self._forget(again)
-            for here, gone in self._everywhere(forward, again):
-                self._edits.renamed[gone] = here
-        if self._template.ends.get(forward, NEVER) < self._execution.block.last:
-            self._move_end(forward)
-            ends.setdefault(last[s], []).append((forward, forward))
-
-    def _release(self, forward: int) -> None:
-        """It is held to the end of the forward, and then let go because nothing needs it."""
-        completed = self._execution.completed
-        if self._template.ends.get(forward, NEVER) <= completed:
-            self._move_end(forward)
-            self._free(forward, completed)
-
-    def _end_of(self, c: int) -> int:
-        """The last row of an operator in the recomputation."""
-        recomputed = self._execution.calls[c].recomputed
-        return recomputed[-1] if recomputed else self._execution.block.first
-
-    def _free(self, storage: int, after: int) -> None:
-        """The storage ends after this row of the recorded step, and after the same one of the earlier steps."""
-        for step, (same,) in enumerate(self._everywhere(storage)):
-            at = after if not step else self._same_place(after, step - 1)
-            self._edits.inserted.setdefault(at, []).append(Free(same))
-
-    def _same_place(self, after: int, step: int) -> int:
-        """The row of an earlier step, of which only allocations and ends are recorded: that of the last allocation before."""
-        template = self._template
-        for i in range(after, template.split - 1, -1):
-            row = template.rows[i]
-            if (
-                type(row) is Alloc
-                and i not in self._edits.deleted
-                and len(template.earlier.get(row.storage, ())) > step
-            ):
-                return template.begins[template.earlier[row.storage][step]]
-        raise NotDerivableError("nothing is allocated before")

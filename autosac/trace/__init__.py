@@ -1,9 +1,8 @@
 """The Trace, the narrow waist between capture and everything else (see `autosac.trace.trace`)."""
 
 from autosac.trace.info import Cut, Parallelism, TensorLayout, TraceInfo
-from autosac.trace.trace import (
+from autosac.trace.rows import (
     GRAPH_POOL,
-    SCHEMA_VERSION,
     UNSHARD,
     Alloc,
     Call,
@@ -29,10 +28,9 @@ from autosac.trace.trace import (
     Storage,
     StreamWait,
     TensorMeta,
-    Trace,
     WorkWait,
-    is_capture,
 )
+from autosac.trace.trace import SCHEMA_VERSION, Trace, is_capture
 
 __all__ = [
     "GRAPH_POOL",

@@ -1,6 +1,6 @@
 """The picture of the house: its rooms (folders) and the arrows between them (imports), read from the code.
 
-    python docs/pictures/house.py FOLDER               # writes before.svg, house.svg, capture.svg, counts.md and rooms.md
+    python docs/pictures/house.py FOLDER               # writes before.svg, house.svg, those of HALLS, counts.md and rooms.md
     python docs/pictures/house.py --record PACKAGE     # prints what before.json holds, of another clone's autosac/
 
 A room is a folder of `autosac/`. Single files such as `simulation.py` are rooms of their own, and so are the two modules with
@@ -44,6 +44,8 @@ CELLAR = (
 )
 FRONT_DOOR = ("__init__", "__main__")
 HOOKS = ("hook", "policy_hook")
+HALLS = ("capture",)
+"""Rooms whose own rooms get a picture."""
 
 Arrows = Mapping[tuple[str, str], int]
 _WIDTH, _HEIGHT = 1.8, 0.46
@@ -115,10 +117,10 @@ def room(module: str) -> str | None:
     return first
 
 
-def room_of_capture(module: str) -> str | None:
-    """The room inside capture; None for what is not in it."""
+def inner_room(hall: str, module: str) -> str | None:
+    """The room inside a hall that a module is in; None for what is not in any."""
     first, *rest = module.split(".")
-    return rest[0] if first == "capture" and len(rest) > 1 else None
+    return rest[0] if first == hall and len(rest) > 1 else None
 
 
 def arrows(room_of: Callable[[str], str | None], package: Path = PACKAGE) -> Counter[tuple[str, str]]:
@@ -308,7 +310,9 @@ def draw_all(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cellar = f"the cellar, which every room may use: {', '.join(CELLAR)}"
     draw(folder / "house.svg", arrows(room), set(filter(None, map(room, modules()))), cellar)
-    draw(folder / "capture.svg", arrows(room_of_capture), set(filter(None, map(room_of_capture, modules()))))
+    for hall in HALLS:
+        inside = functools.partial(inner_room, hall)
+        draw(folder / f"{hall}.svg", arrows(inside), set(filter(None, map(inside, modules()))))
     before = json.loads(BEFORE.read_text(encoding="utf-8"))
     draw(folder / "before.svg", arrows_of(before), set(before["rooms"]))
     (folder / "rooms.md").write_text(table(), encoding="utf-8")

@@ -37,22 +37,11 @@ def test_llama_debug_model_obeys_a_plan_file(titan: ModuleType, lab: Any, tmp_pa
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two gloo ranks report, in processes of their own."""
+    """What two gloo ranks report, forked from a process of their own."""
     folder = tmp_path_factory.mktemp("ranks")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("titan.py")), str(rank), "2", str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
-    try:
-        output = [process.communicate(timeout=1200)[0].decode() for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], output
+    program = [sys.executable, str(Path(__file__).with_name("titan.py")), "2", str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
 
 

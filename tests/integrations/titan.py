@@ -1,6 +1,6 @@
 """TorchTitan's own Llama debug model on the CPU, through the plugin's code path.
 
-Also the program of one gloo rank.
+Also the program of several gloo ranks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from torch.nn import functional as F
 from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
 
+from autosac.capture import lifeline
+from autosac.capture.patches.imports import import_compiler
 from autosac.errors import AutosacError, PlanError
 from autosac.integrations.apply import apply, switch
 from autosac.integrations.observe import observe
@@ -294,9 +298,10 @@ def nested(lab: Any, make_case: Callable[[str], Any], world_size: int) -> dict[s
     }
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
-    """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, the exchange of plans, FSDP2 with compiled
-    layers.
+def main(world_size: int, folder: Path) -> int:
+    """All gloo ranks, in processes that are forked from this one: to import everything takes longer than what they do.
+
+    The largest exit code.
     """
     root = Path(__file__).parents[2]
     sys.path += [str(root), str(root / "tests/support")]  # for `benchmarks` and `plans`
@@ -306,6 +311,23 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     sys.modules["lab"] = module
     spec.loader.exec_module(module)
     torch.set_num_threads(1)
+    import_compiler()
+    context, here = get_context("fork"), os.getpid()
+    ranks = [
+        context.Process(target=run_rank, args=(module, folder, rank, world_size, here)) for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return max(abs(process.exitcode or 0) for process in ranks)
+
+
+def run_rank(module: Any, folder: Path, rank: int, world_size: int, parent: int) -> None:
+    """One gloo rank: FSDP2 over all ranks, then tensor parallelism over all ranks, the exchange of plans, FSDP2 with compiled
+    layers. It ends with its parent.
+    """
+    lifeline.end_with(parent)
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600))
     report = everything(module, folder, rank, world_size)
@@ -329,4 +351,4 @@ def everything(module: Any, folder: Path, rank: int, world_size: int) -> dict[st
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

@@ -11,7 +11,11 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "benchmarks/scripts"
 SMALL = ("--layers", "2", "--width", "256")
 CASES = {
-    "nanogpt.py": (None, 4, (*SMALL, "--heads", "4", "--dtype", "float16", "--accumulation", "4")),
+    "nanogpt.py": (
+        None,
+        4,
+        ("--layers", "1", "--width", "256", "--heads", "4", "--dtype", "float16", "--accumulation", "4"),
+    ),
     "fsdp2.py": (None, 4, (*SMALL, "--length", "512")),
     "fsdp1.py": (None, 4, (*SMALL, "--length", "512")),
     "hf_trainer.py": ("transformers", 8, (*SMALL, "--fsdp", "--heads", "4", "--inner", "512", "--length", "256")),
