@@ -76,12 +76,13 @@ class JointPrices:
 
     def costs(self, position: int) -> Costs | None:
         """The mean prices of a stage's units; None if they are all the same, which the stage by itself can do as well."""
-        shares = self._shares(position)
+        shares = self.shares(position)
         if not shares or max(shares) - min(shares) < _UNIFORM:
             return None
         return _as_costs(shares, _LEAST_SHARE)
 
-    def _shares(self, position: int) -> tuple[float, ...]:
+    def shares(self, position: int) -> tuple[float, ...]:
+        """Of each unit of a stage, the mean share of its executions that lie on the longest path."""
         columns = zip(*(point.shares[position] for point in self._points), strict=True)
         return tuple(math.fsum(column) / len(self._points) for column in columns)
 
@@ -99,7 +100,7 @@ class JointPrices:
         return point.step_ms - spent_ms
 
     def _least_ms(self, position: int, plan: Plan) -> float:
-        planner, shares = self._planners[position], self._shares(position)
+        planner, shares = self._planners[position], self.shares(position)
         if planner is None or not any(shares):
             return 0.0
         return planner.bounds(plan, _as_costs(shares, _NEARLY_NOTHING))[1]
