@@ -1,19 +1,20 @@
 """One plan for each pipeline stage, of those that were simulated for it, so that the step of all stages together is shortest.
 
 T(c_1, ..., c_n) is the simulated step in which stage s follows candidate c_s. What a candidate does to the other stages is how
-long it works between one transfer to or from another stage and the next: its `burden`. Everything that the stages do follows
-from that by sums and maxima, so T never falls where a burden grows, and a candidate whose burden is nowhere below that of
-another one of its stage is *dominated*: no combination with it is shorter (`undominated`). What is left is executed, all of it
-where that is few combinations, else by descent from the candidates with the least work, one stage after the other (`choose`).
+long it takes from one meeting with them (a transfer, or a collective of several stages) to the next, if it need not wait: its
+`burden`. When the stages meet follows from these by sums and maxima, so T never falls where a burden grows, and a candidate
+whose burden is nowhere below that of another one of its stage is *dominated*: no combination with it is shorter
+(`undominated`). What is left is executed, all of it where that is few combinations, else by descent from the candidates with
+the shortest steps of their own, one stage after the other (`choose`).
 
-Two assumptions: computation and communication do not slow each other down by less because there is more of them, and links
-that several transfers share do not decide.
+Two assumptions: what a stage overlaps with what is the same whether it waits for others or not, and links that transfers of
+several stages share do not decide.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import product
 
 import numpy as np
@@ -21,14 +22,12 @@ from numpy.typing import NDArray
 
 from autosac.planning.candidates import Candidate
 from autosac.simulation import Pipeline, Simulation
-from autosac.trace import Collective, Op
+from autosac.trace import Collective
 
 # Combinations that are all executed; of more of them a descent executes a part.
 _MOST_COMBINATIONS = 64
 # Steps that differ by less than this share are equally long.
 _EQUAL = 1e-6
-# The host's work counts where the device waits for the host for more than this share of the step.
-_HOST_BOUND = 0.01
 
 StepOf = Callable[[Sequence[Simulation]], float]
 
@@ -56,51 +55,43 @@ class JointSteps:
         return self._last
 
 
-def burden(simulation: Simulation) -> NDArray[np.float64]:
-    """A stage's work from one transfer to or from another stage to the next (ms): by column its operators', its collectives',
-    and the host's, which is left out where the device does not wait for the host.
-    """
-    trace, event_ms = simulation.trace, simulation.pricing.event_ms
-    between = np.array([type(e) is Collective and e.peer >= 0 for e in trace.events])
-    segment = np.cumsum(between)
-    parts = [
-        np.array([type(e) is Op for e in trace.events]),
-        np.array([type(e) is Collective and e.peer < 0 for e in trace.events]),
-    ]
-    columns = [np.bincount(segment, weights=np.where(part, event_ms, 0.0)) for part in parts]
-    timeline = simulation.timeline
-    if timeline.parts(simulation.stage).host_bound_ms > _HOST_BOUND * timeline.makespan_ms:
-        columns.append(np.bincount(segment, weights=timeline.problem.host_ms[simulation.stage]))
-    return np.stack(columns, axis=1)
+def burden(simulation: Simulation, ranks: Collection[int]) -> NDArray[np.float64]:
+    """How long a stage computes, or waits for itself, from one meeting with stages of these ranks to the next (ms)."""
+    trace = simulation.trace
+    apart = set(ranks) - {trace.info.rank}
+    meets = [bool(apart.intersection(group.ranks())) for group in trace.groups]
+    rows = [i for i, e in enumerate(trace.events) if type(e) is Collective and (e.peer >= 0 or meets[e.group])]
+    reached = simulation.event_ms[rows]
+    return np.diff(np.concatenate([[0.0], reached, [simulation.step_ms]]))
 
 
-def dominates(one: NDArray[np.float64], other: NDArray[np.float64], tolerance_ms: float) -> bool:
-    """Whether one burden is nowhere above another, of the same columns."""
+def _dominates(one: NDArray[np.float64], other: NDArray[np.float64], tolerance_ms: float) -> bool:
     return one.shape == other.shape and bool((one <= other + tolerance_ms).all())
 
 
-def is_dominated(simulation: Simulation, others: Sequence[Simulation]) -> bool:
+def is_dominated(simulation: Simulation, others: Sequence[Simulation], ranks: Collection[int]) -> bool:
     """Whether a stage's burden is nowhere below that of one of others."""
-    own, tolerance_ms = burden(simulation), _EQUAL * simulation.step_ms
-    return any(dominates(burden(other), own, tolerance_ms) for other in others)
+    own, tolerance_ms = burden(simulation, ranks), _EQUAL * simulation.step_ms
+    return any(_dominates(burden(other, ranks), own, tolerance_ms) for other in others)
 
 
-def undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates of one stage that any shortest step may need; of equal burdens that which recomputes least."""
+def undominated(candidates: Sequence[Candidate], ranks: Collection[int]) -> list[Candidate]:
+    """The candidates of one stage that the shortest step may need; of equal burdens that which recomputes least."""
     order = sorted(range(len(candidates)), key=lambda i: _modesty(candidates[i]))
-    burdens = {i: burden(candidates[i].simulation) for i in order}
+    burdens = {i: burden(candidates[i].simulation, ranks) for i in order}
     tolerance_ms = _EQUAL * min((c.simulation.step_ms for c in candidates), default=0.0)
     kept: list[int] = []
     for i in order:
-        if any(dominates(burdens[k], burdens[i], tolerance_ms) for k in kept):
+        if any(_dominates(burdens[k], burdens[i], tolerance_ms) for k in kept):
             continue
-        kept = [k for k in kept if not dominates(burdens[i], burdens[k], tolerance_ms)] + [i]
+        kept = [k for k in kept if not _dominates(burdens[i], burdens[k], tolerance_ms)] + [i]
     return [candidates[i] for i in kept]
 
 
 def choose(stages: Sequence[Sequence[Candidate]], step_of: StepOf) -> tuple[Candidate, ...]:
     """The combination with the shortest step; of equally long ones that which recomputes least, then of least memory."""
-    fronts = [undominated(candidates) for candidates in stages]
+    ranks = [candidates[0].simulation.trace.info.rank for candidates in stages]
+    fronts = [undominated(candidates, ranks) for candidates in stages]
     if math.prod(map(len, fronts)) <= _MOST_COMBINATIONS:
         return _shortest(list(product(*fronts)), step_of)
     best = tuple(min(front, key=lambda c: (c.simulation.step_ms, *_modesty(c))) for front in fronts)

@@ -186,6 +186,7 @@ class _Pipeline:
         Waits for the baselines.
         """
         before = sum(len(stage.pool) for stage in self._stages)
+        ranks = [candidate.simulation.trace.info.rank for candidate in chosen]
         for stage in self._stages:
             for simulation in stage.loop.baselines.values():
                 simulation.work_ahead()
@@ -194,7 +195,7 @@ class _Pipeline:
                 continue  # nothing is recomputed
             for name, baseline in stage.loop.baselines.items():
                 if baseline.peak_bytes(self._goal.budget_kind) <= self._goal.budget_bytes and not is_dominated(
-                    baseline, [c.simulation for c in stage.pool]
+                    baseline, [c.simulation for c in stage.pool], ranks
                 ):
                     stage.loop.search.verify_as(self._goal, name, baseline)
             self._collect(stage)

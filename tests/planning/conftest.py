@@ -52,7 +52,13 @@ class Layers:
     """The step of a number of layers under a policy: by layer the operators that are recomputed, None for no checkpointing."""
 
     def __init__(
-        self, count: int, gather_ms: float, policy: Mapping[int, set[str]], tail_ms: float = 0.0, slowness: float = 1.0
+        self,
+        count: int,
+        gather_ms: float,
+        policy: Mapping[int, set[str]],
+        tail_ms: float = 0.0,
+        slowness: float = 1.0,
+        first: int = 0,
     ) -> None:
         self.slowness = slowness
         self.events: list[Event] = []
@@ -74,7 +80,7 @@ class Layers:
             self.events,
             signatures=SIGNATURES.values(),
             storages=self.storages,
-            modules=("", "layers", *(f"layers.{layer}" for layer in range(count))),
+            modules=("", "layers", *(f"layers.{first + layer}" for layer in range(count))),
             groups=(Group.of("dp", range(2)),),
             streams=("compute", "gather"),
             regions=self.regions,
@@ -164,14 +170,14 @@ class Job:
         rank: int = 0,
         slowness: float = 1.0,
     ) -> None:
-        self.rank, self.slowness = rank, slowness
+        self.rank, self.slowness, self.first = rank, slowness, rank * count
         self.count, self.gather_ms, self.host, self.tail_ms = count, gather_ms, host, tail_ms
         self.ranks, self.stage = ranks, stage
         self.captured = 0
 
     def simulated(self, policy: Mapping[int, set[str]], selective: tuple[str, ...] = ()) -> Simulation:
         """The step under a policy."""
-        layers = Layers(self.count, self.gather_ms, policy, self.tail_ms, self.slowness)
+        layers = Layers(self.count, self.gather_ms, policy, self.tail_ms, self.slowness, self.first)
         pricing = Pricing(
             event_ms=np.array(layers.ms),
             source=("given",),
@@ -225,7 +231,10 @@ class Job:
         """Under a plan."""
         self.captured += 1
         # The output is held as it is: aten.c never runs again.
-        policy = {int(u.fqn[7:]): {d.op.split(".")[1] for d in u.decisions if not d.keep} - {"c"} for u in plan.units}
+        policy = {
+            int(u.fqn[7:]) - self.first: {d.op.split(".")[1] for d in u.decisions if not d.keep} - {"c"}
+            for u in plan.units
+        }
         return self.simulated(policy, tuple(u.fqn for u in plan.units))
 
 
