@@ -14,8 +14,8 @@ from autosac.planning import joint_choice
 from autosac.planning.candidates import Candidate
 from autosac.planning.joint_choice import JointSteps, burden, choose, is_dominated, undominated
 from autosac.plans import Plan
-from autosac.runtime_sim import INSTANT_HOST, NoInterference
-from autosac.simulation import Simulation, Target
+from autosac.runtime_sim import INSTANT_HOST, NoInterference, Timeline
+from autosac.simulation import Pipeline, Simulation, Target
 from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta, WorkWait
 from plans import MADE_FOR
 from traces import trace_of
@@ -154,6 +154,24 @@ def test_equally_long_steps() -> None:
     little, much = Stage(1, 1.0, (0.2,)).candidate(), Stage(1, 1.0, (0.3,)).candidate()
     last = [Stage(2, 3.0, (0.0,)).candidate()]
     assert choose([slow, [much, little], last], JointSteps().step_ms)[1] is little
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exposed_recomputation_is_what_the_step_would_feel(seed: int) -> None:
+    """If the recomputation of one stage takes longer by a millionth, the step does by a millionth of what is exposed of it."""
+    generator, share = random.Random(seed), 1e-6
+    times = [(generator.uniform(0.2, 2.0), generator.uniform(0.2, 2.0)) for _ in range(STAGES)]
+
+    def joint(longer: int) -> Timeline:
+        stages = [
+            Stage(rank, 1.0 + rank / 7, (one * (1 + share * (rank == longer)), two * (1 + share * (rank == longer))))
+            for rank, (one, two) in enumerate(times)
+        ]
+        return Pipeline(stages=tuple(stage.candidate().simulation for stage in stages)).timeline
+
+    base = joint(-1)
+    for rank, exposed_ms in enumerate(base.exposed_recompute_ms()):
+        assert joint(rank).makespan_ms - base.makespan_ms == pytest.approx(share * exposed_ms, rel=1e-3, abs=1e-10)
 
 
 def test_each_combination_is_executed_once() -> None:
