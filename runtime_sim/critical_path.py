@@ -14,6 +14,8 @@ from typing import NamedTuple
 from autosac.runtime_sim.engine import HOST, Execution
 from autosac.runtime_sim.program import Program
 
+_ON_HOST = ("host", "sync")
+
 
 class PathSegment(NamedTuple):
     """A stretch of the critical path (ms) on one rank.
@@ -42,6 +44,15 @@ def critical_path(program: Program, execution: Execution, step_end_ms: Sequence[
         for s in reversed(walk.segments)
         if s.end_ms > max(s.start_ms, walk.origin)
     )
+
+
+def device_time_on(path: Sequence[PathSegment], rank: int) -> dict[int, float]:
+    """For each event of a rank that the path leads through on the device: how much of the path (ms)."""
+    found: dict[int, float] = {}
+    for segment in path:
+        if segment.rank == rank and segment.reason not in _ON_HOST:
+            found[segment.event] = found.get(segment.event, 0.0) + segment.end_ms - segment.start_ms
+    return found
 
 
 class _Walk:

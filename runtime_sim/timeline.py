@@ -11,11 +11,12 @@ from functools import cached_property
 
 from autosac.errors import SimulationError
 from autosac.runtime_sim.breakdown import Breakdown, StepParts, breakdowns, step_parts
-from autosac.runtime_sim.critical_path import PathSegment, critical_path
+from autosac.runtime_sim.critical_path import PathSegment, critical_path, device_time_on
 from autosac.runtime_sim.engine import Execution
 from autosac.runtime_sim.execute import Problem, execute
 from autosac.runtime_sim.program import Program
 from autosac.runtime_sim.ranks import RankTimeline, rank_timeline
+from autosac.trace import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,21 @@ class Timeline:
     def critical_path(self) -> tuple[PathSegment, ...]:
         """What the step's time consists of, from its beginning to its end without a gap. See `PathSegment`."""
         return critical_path(self.program, self.execution, self.step_end_ms)
+
+    def exposed_recompute_ms(self) -> tuple[float, ...]:
+        """Of every rank, the recomputation on the critical path: what hides behind nothing, not behind other ranks either. The
+        sum of all ranks is the step's. If a rank's recomputation took longer by a small share, so would the step by that
+        share of this.
+        """
+        path = self.critical_path()
+        return tuple(
+            sum(
+                ms
+                for event, ms in device_time_on(path, rank.rank).items()
+                if getattr(rank.trace.events[event], "phase", None) is Phase.RECOMPUTE
+            )
+            for rank in self.ranks
+        )
 
     def throughput(self, peak_flops: float, rank: int = 0) -> Throughput:
         """Tokens per second and MFU as TorchTitan counts them.

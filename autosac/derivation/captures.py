@@ -19,8 +19,8 @@ class CaptureSource(Protocol):
 
     def observed(self) -> Simulation: ...
     def baselines(self) -> Mapping[str, Simulation]: ...
-    def begin(self, plan: Plan) -> None: ...
-    def under(self, plan: Plan) -> Simulation: ...
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None: ...
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation: ...
 
 
 # A step before the recorded one may have left the allocator other segments.
@@ -94,7 +94,7 @@ class Derivation:
         """Begin to capture the template for plans that checkpoint the same modules."""
         template = None if self._deriver is None else self._template(plan, self._deriver)
         if template is not None:
-            self._captures.begin(template)
+            self._captures.begin(template, is_template=True)
 
     def _cover(self, plan: Plan) -> None:
         """Capture templates for the plan's units that have none yet."""
@@ -105,7 +105,7 @@ class Derivation:
             if covered == before:
                 raise NotDerivableError("a template does not recompute what it shall")
             try:
-                deriver.add(self._captures.under(template).trace)
+                deriver.add(self._captures.under(template, is_template=True).trace)
             except (CaptureError, NotDerivableError) as e:
                 self._deriver = None
                 raise NotDerivableError("there is no template") from e

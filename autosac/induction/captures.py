@@ -4,6 +4,9 @@
 two of them predict the third exactly (`traces`). If not, the next larger cut replaces the smallest, for the first copies of
 a layer may still be special (with experts in FSDP units of their own the first two are, and what the third one frees); if the
 cuts no longer pay, the whole job is captured. The trace is the same in every case.
+
+Where the same job has been captured without checkpointing, its trace tells what has to be in one under checkpointing: then two
+cuts are enough, if the trace that they predict `agrees` with it; if not, the third one is captured after all.
 """
 
 from __future__ import annotations
@@ -38,14 +41,21 @@ class Server(Protocol):
 class Capturing:
     """A capture under way, of a whole job from its cuts.
 
-    `refused` gets the reason, in one line, if the cuts turn out to be no family.
+    `refused` gets the reason, in one line, if the cuts turn out to be no family. `agrees`: see the module's docstring.
     """
 
-    def __init__(self, server: Server, request: TitanRequest, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        request: TitanRequest,
+        refused: Callable[[str], None],
+        agrees: Callable[[Trace], bool] | None = None,
+    ) -> None:
         self._server = server
         self._request = request
         self._refused = refused
-        self._futures = [self._submit(cut) for cut in range(_CUTS)]
+        self._agrees = agrees
+        self._futures = [self._submit(cut) for cut in range(_CUTS - (agrees is not None))]
         self._trace: Trace | None = None
         self._error: AutosacError | None = None
         self._lock = threading.Lock()
@@ -59,6 +69,14 @@ class Capturing:
     def _try(self) -> None:
         with contextlib.suppress(Exception):  # whoever asks for the result gets the error
             self.result()
+
+    def _agreed(self, cuts: list[Trace], agrees: Callable[[Trace], bool]) -> Trace | None:
+        """The trace that two cuts predict, if it agrees with what is known."""
+        try:
+            trace = predicted(cuts)
+        except Refusal:
+            return None
+        return trace if agrees(trace) else None
 
     def _submit(self, cut: int | None) -> Future[Trace]:
         return self._server.submit(replace(self._request, cut=cut))
@@ -90,6 +108,11 @@ class Capturing:
             if cuts[0].info.cut is None:
                 return cuts[0]
             cuts += [future.result() for future in self._futures[1:]]
+            if self._agrees is not None:
+                trace = self._agreed(cuts, self._agrees)
+                if trace is not None:
+                    return trace
+                cuts.append(self._submit(len(cuts)).result())
             while True:
                 try:
                     return joined(cuts[-_CUTS:])
@@ -119,16 +142,21 @@ def _error_of(future: Future[Trace]) -> AutosacError | None:
 
 
 def capturing(
-    server: Server, request: TitanRequest, refused: Callable[[str], None] = lambda _: None, *, whole: bool = False
+    server: Server,
+    request: TitanRequest,
+    refused: Callable[[str], None] = lambda _: None,
+    *,
+    whole: bool = False,
+    agrees: Callable[[Trace], bool] | None = None,
 ) -> Capturing | Future[Trace]:
     """Start a capture; `result()` waits for its trace. It is of the whole job if asked for, and under a plan that does not do
-    the same in all layers.
+    the same in all layers. `agrees`: see `Capturing`.
     """
     if request.plan_file is not None and not whole:
         whole = not is_alike(Plan.load(request.plan_file))
     if whole or request.layers is not None:
         return server.submit(request)
-    return Capturing(server, request, refused)
+    return Capturing(server, request, refused, agrees)
 
 
 def early_info(capture: Capturing | Future[Trace]) -> TraceInfo:
@@ -144,12 +172,25 @@ def _pays(cuts: list[Trace]) -> bool:
 
 def joined(cuts: list[Trace]) -> Trace:
     """The trace of the whole job, from those of three cuts of it. Refusal if two of them do not predict the third."""
-    first, period, total = _cut(cuts[0])
-    bare = [replace(cut, info=replace(cut.info, cut=None)) for cut in cuts]
+    bare = _bare(cuts)
     family = TraceFamily(bare[:2])
     wrong = difference(family.member(2), bare[2])
     if wrong is not None:
         raise Refusal(wrong)
+    return _whole(family, cuts)
+
+
+def predicted(cuts: list[Trace]) -> Trace:
+    """The trace of the whole job as two cuts of it predict it. Refusal if they cannot."""
+    return _whole(TraceFamily(_bare(cuts)), cuts)
+
+
+def _bare(cuts: list[Trace]) -> list[Trace]:
+    return [replace(cut, info=replace(cut.info, cut=None)) for cut in cuts]
+
+
+def _whole(family: TraceFamily, cuts: list[Trace]) -> Trace:
+    first, period, total = _cut(cuts[0])
     return family.member((total - first) // period)
 
 

@@ -1,7 +1,8 @@
 """TorchTitan jobs from their files: simulate, plan. What the command line and the TorchTitan plugin call.
 
-With pipeline parallelism, one rank of every stage is captured, planned and verified by itself, for early stages hold more
-microbatches than late ones; the stages are then executed together, and the plan holds the units of all of them.
+With pipeline parallelism, one rank of every stage is captured, and each gets a plan of its own, for early stages hold more
+microbatches than late ones; the plans are those with which the step of all stages together is shortest
+(`autosac.planning.pipeline_plans`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from autosac.jobs.waiting import busiest_beside, fullest
 from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
-from autosac.planning.stage_plans import join_plans
+from autosac.planning.pipeline_plans import make_pipeline_plans
 from autosac.plans import Plan
 from autosac.progress import Parts
 from autosac.quantities import parse_budget
@@ -260,7 +261,7 @@ def plans_of(
     if len(captures) == 1:
         whole = make_plans(captures[0], goal, inner, progress)
     else:
-        whole = _of_stages(captures, goal, inner, progress)
+        whole = make_pipeline_plans(captures, goal, inner, progress)
     if confidence is None:
         return whole
     return tuple(confidence.certain(result, budget) for result, budget in zip(whole, budgets, strict=True))
@@ -288,27 +289,6 @@ def plans_with_loss(
             return plans_of(chunked, goal, budgets, progress, confidence)
 
     return competing(plain, chunks, in_chunks)
-
-
-def _of_stages(
-    captures: Sequence[TitanCaptures], goal: Goal, budgets: Sequence[int], progress: Progress
-) -> tuple[Planned | InfeasibleError, ...]:
-    """Every stage's plans, joined. The stage that needs most is planned first: what it has no plan for, no other need try.
-
-    The steps without checkpointing say so: those under the baselines are captured while it is planned.
-    """
-
-    def needs(position: int) -> int:
-        return captures[position].observed().peak_bytes(goal.budget_kind)
-
-    plans: dict[int, tuple[Planned | InfeasibleError, ...]] = {}
-    for position in sorted(range(len(captures)), key=needs, reverse=True):
-        plans[position] = make_plans(captures[position], goal, budgets, progress, is_stage=True)
-        if all(isinstance(result, InfeasibleError) for result in plans[position]):
-            return tuple(InfeasibleError(f"pipeline stage {position}: {result}") for result in plans[position])
-    baselines = [stage.baselines() for stage in captures]
-    columns = zip(*(plans[position] for position in range(len(captures))), strict=True)
-    return tuple(join_plans(stages, baselines) for stages in columns)
 
 
 def plan_job(

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from autosac.capture.moe_load import MoELoad
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
+from autosac.derivation import is_alike_outside
 from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
@@ -26,6 +27,7 @@ from autosac.trace import Trace, TraceInfo
 
 # The policies that a plan is shown beside.
 BASELINES = ("none", "full", "selective-op")
+_CHECKPOINTED = ("full", "selective-op")
 # The observed step, "none", is of a model that is not compiled.
 _NONE_COMPILED = "none, compiled"
 Progress = Callable[[str], None]
@@ -177,7 +179,7 @@ class TitanCaptures:
         self._server = server
         self._folder = folder
         self._beside = tuple(beside)
-        self._under_plans: dict[tuple[tuple[Unit, ...], Settings], Capture] = {}
+        self._under_plans: dict[tuple[tuple[Unit, ...], Settings, bool], Capture] = {}
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
@@ -200,7 +202,20 @@ class TitanCaptures:
 
     def _begin(self, key: str, request: TitanRequest) -> None:
         if key not in self._started:
-            self._started[key] = capturing(self._server, request, self.job.progress, whole=self.job.whole)
+            self._started[key] = self._capturing(request, agrees=self._agrees() if key in _CHECKPOINTED else None)
+
+    def _capturing(self, request: TitanRequest, agrees: Callable[[Trace], bool] | None) -> Capture:
+        return capturing(self._server, request, self.job.progress, whole=self.job.whole, agrees=agrees)
+
+    def _agrees(self) -> Callable[[Trace], bool] | None:
+        """Whether a trace under checkpointing is that without, but for what checkpointing accounts for; None where that is not
+        asked for, or of a model that is not compiled, and the others are, or may be.
+        """
+        if "none" not in self._started:
+            return None
+        if asks_to_compile(self.job.config_file, self.job.overrides) is not False:
+            return None
+        return lambda trace: is_alike_outside(self._started["none"].result(), trace)
 
     def stages(self, name: str) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, this one's first, as soon as its capture tells."""
@@ -271,11 +286,12 @@ class TitanCaptures:
         """Why the job cannot run under a baseline, by its name."""
         return self._failures
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """Begin to capture the step under a plan, unless that has begun."""
-        if (plan.units, plan.settings) not in self._under_plans:
-            started = capturing(self._server, self._request(plan), self.job.progress, whole=self.job.whole)
-            self._under_plans[plan.units, plan.settings] = started
+        key = (plan.units, plan.settings, is_template)
+        if key not in self._under_plans:
+            agrees = self._agrees() if is_template else None
+            self._under_plans[key] = self._capturing(self._request(plan), agrees)
 
     def _request(self, plan: Plan) -> TitanRequest:
         self.start("none")
@@ -297,10 +313,10 @@ class TitanCaptures:
         capture = self._server.submit(replace(self._request(plan), layers=layers))
         return lambda: simulation_of(capture.result(), self.job.target, plan)
 
-    def under(self, plan: Plan) -> Simulation:
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """The step under a plan."""
-        self.begin(plan)
-        trace = self._under_plans[plan.units, plan.settings].result()
+        self.begin(plan, is_template=is_template)
+        trace = self._under_plans[plan.units, plan.settings, is_template].result()
         return simulation_of_trainable(trace, self.job.target, plan)
 
 

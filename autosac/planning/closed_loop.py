@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 from autosac.derivation import CaptureSource as Derivable
@@ -36,17 +36,25 @@ from autosac.quantities import format_ms
 from autosac.simulation import Simulation
 
 __all__ = [
+    "FITS_WITHOUT",
     "Goal",
+    "Loop",
     "Planned",
     "Planner",
     "PlanningCaptures",
+    "ascending",
     "derivation_for",
+    "failing",
+    "faster",
     "find_verified",
     "full_plan",
     "make_plan",
     "make_plans",
     "pareto_budgets",
 ]
+
+
+FITS_WITHOUT = "the step fits the budget without any checkpointing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +78,7 @@ class PlanningCaptures(Protocol):
     def failures(self) -> Mapping[str, str]:
         """Why the step cannot be run under a policy that is no baseline for that reason."""
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
@@ -78,8 +86,8 @@ class PlanningCaptures(Protocol):
         cannot be left out); the answer waits for it. CaptureError, at once or from there.
         """
 
-    def under(self, plan: Plan) -> Simulation:
-        """The step under a plan."""
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+        """The step under a plan; `is_template`: other steps are derived from it, and what is made of them is captured."""
 
 
 def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
@@ -90,55 +98,84 @@ def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], 
     return planned
 
 
+class Loop:
+    """The closed loop of one captured step, for several budgets: what is built once for all of them."""
+
+    def __init__(self, captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None]) -> None:
+        self.captures, self.goal, self.progress = captures, goal, progress
+        self.base, self.baselines = captures.observed(), captures.baselines()
+
+    @cached_property
+    def planner(self) -> Planner:
+        """Solves."""
+        self.progress("simulating the step without checkpointing")
+        return planner_for(self.base, self.baselines["none"], self.goal)
+
+    @cached_property
+    def derivation(self) -> Derivation:
+        """Simulates the step under plans."""
+        derivation = derivation_for(self.captures, self.planner)
+        derivation.prepare(self.planner.smallest())  # which most plans need, and the solvers take a while
+        return derivation
+
+    @cached_property
+    def search(self) -> Search:
+        """Looks for plans."""
+        derivation = self.derivation
+        mixes = _mixes(self.captures, self.planner, self.baselines, self.progress)
+        partly = self.base.trace.info.compiled and mixes is None
+        return Search(derivation, self.planner, self.progress, mixes, self.baselines["none"] if partly else None)
+
+    @cached_property
+    def offloading(self) -> Offloading | None:
+        """Lets plans offload, if the goal allows it."""
+        return Offloading(self.planner, self.derivation, self.progress) if self.goal.offload else None
+
+    def without(self, goal: Goal) -> Candidate | None:
+        """The step without checkpointing, if it fits."""
+        none = self.baselines["none"]
+        if none.peak_bytes(goal.budget_kind) > goal.budget_bytes:
+            return None
+        return Candidate(plan=plan_of(self.base, goal, ()), simulation=none)
+
+    def find(self, goal: Goal, meanwhile: Callable[[], object]) -> tuple[Candidate, tuple[str, ...]]:
+        """The plan for a goal, and what is worth telling of it; see `find_verified`."""
+        best = self.without(goal)
+        if best is not None:
+            return best, (FITS_WITHOUT,)
+        best = find_verified(self.search, self.derivation, goal, self.baselines, self.progress, meanwhile)
+        best, hosted = self.offloading.improved(goal, best) if self.offloading else (best, ())
+        return best, (*self.search.notes(goal, best), *hosted, *self.derivation.notes())
+
+
 def make_plans(
     captures: PlanningCaptures,
     goal: Goal,
     budgets_bytes: Sequence[int],
     progress: Callable[[str], None] = lambda _: None,
-    *,
-    is_stage: bool = False,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """Verified plans for several budgets of one kind, in the order given; an error in place of a plan that cannot be.
 
     The step is captured and its problem built once. The smallest budget is planned for first, and what was verified for it
     counts for all that are larger: more memory never means a slower plan. UsageError if a budget is given twice.
-
-    `is_stage`: of one of several pipeline stages, whose plans are shown beside predictions of all stages together. Those of
-    this one are left out, and only baselines that fit are executed by themselves.
     """
-    if len(set(budgets_bytes)) < len(budgets_bytes):
-        raise UsageError("a budget is given twice")
-    base, baselines = captures.observed(), captures.baselines()
+    order = ascending(budgets_bytes)
+    progress = parts = Parts(progress, "budget", len(order))
+    loop = Loop(captures, goal, progress)
+    baselines = loop.baselines
     predict = partial(_prediction, baselines["none"])
-    shown = partial(_shown, baselines, None if is_stage else predict)
-    progress = parts = Parts(progress, "budget", len(budgets_bytes))
-    search: Search | None = None
-    derivation: Derivation | None = None
-    offloading: Offloading | None = None
+
+    def shown() -> dict[str, Prediction]:
+        return {name: predict(simulation) for name, simulation in baselines.items()}
+
     found: dict[int, tuple[Candidate, tuple[str, ...]] | InfeasibleError] = {}
-    for budget_bytes in parts.each(sorted(budgets_bytes)):
-        wanted = replace(goal, budget_bytes=budget_bytes)
-        if baselines["none"].peak_bytes(goal.budget_kind) <= budget_bytes:
-            best = Candidate(plan=plan_of(base, wanted, ()), simulation=baselines["none"])
-            found[budget_bytes] = best, ("the step fits the budget without any checkpointing",)
-            continue
-        if search is None or derivation is None:
-            progress("simulating the step without checkpointing")
-            planner = planner_for(base, baselines["none"], goal)
-            derivation = derivation_for(captures, planner)
-            derivation.prepare(planner.smallest())  # which most plans need, and the solvers take a while
-            mixes = _mixes(captures, planner, baselines, progress)
-            partly = base.trace.info.compiled and mixes is None
-            search = Search(derivation, planner, progress, mixes, baselines["none"] if partly else None)
-            offloading = Offloading(planner, derivation, progress) if goal.offload else None
+    for budget_bytes in parts.each(order):
         try:
-            best = find_verified(search, derivation, wanted, baselines, progress, shown)
-            best, hosted = offloading.improved(wanted, best) if offloading else (best, ())
-            found[budget_bytes] = best, (*search.notes(wanted, best), *hosted, *derivation.notes())
+            found[budget_bytes] = loop.find(replace(goal, budget_bytes=budget_bytes), shown)
         except InfeasibleError as e:
             found[budget_bytes] = e
     predictions = shown()  # the last are waited for here
-    failures = tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
+    failures = failing(captures)
 
     def planned(budget_bytes: int) -> Planned | InfeasibleError:
         answer = found[budget_bytes]
@@ -147,30 +184,31 @@ def make_plans(
         best, notes = answer
         own = predict(best.simulation)
         fitting = [n for n in baselines if baselines[n].peak_bytes(goal.budget_kind) <= budget_bytes]
-        faster = _faster(own, {name: predict(baselines[name]) for name in fitting}, best.simulation.trace.info.compiled)
+        quicker = faster(own, {name: predict(baselines[name]) for name in fitting}, best.simulation.trace.info.compiled)
         plan = replace(
             best.plan,
             made_for=replace(best.plan.made_for, budget_bytes=budget_bytes),
             predictions={"autosac": own, **predictions},
         )
-        said = (*notes, *faster, *failures, *best.simulation.trace.info.notes)
+        said = (*notes, *quicker, *failures, *best.simulation.trace.info.notes)
         return Planned(plan=plan, simulation=best.simulation, notes=said)
 
     return tuple(map(planned, budgets_bytes))
 
 
-def _shown(
-    baselines: Mapping[str, Simulation], predict: Callable[[Simulation], Prediction] | None
-) -> dict[str, Prediction]:
-    """The predictions of all baselines; without `predict` only what those of all stages together need is worked out."""
-    if predict is None:
-        for simulation in baselines.values():
-            simulation.work_ahead()
-        return {}
-    return {name: predict(simulation) for name, simulation in baselines.items()}
+def ascending(budgets_bytes: Sequence[int]) -> list[int]:
+    """The budgets in the order in which they are planned for. UsageError if one is given twice."""
+    if len(set(budgets_bytes)) < len(budgets_bytes):
+        raise UsageError("a budget is given twice")
+    return sorted(budgets_bytes)
 
 
-def _faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -> tuple[str, ...]:
+def failing(captures: PlanningCaptures) -> tuple[str, ...]:
+    """A note for each policy that the job cannot run under."""
+    return tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
+
+
+def faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -> tuple[str, ...]:
     """A note for each baseline within the budget whose step is shorter than the plan's."""
     return tuple(
         f"the job's own {name} also fits and is faster by {format_ms(own.step_ms - other.step_ms)}"

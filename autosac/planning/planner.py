@@ -13,7 +13,7 @@ from autosac.errors import UsageError
 from autosac.planning.baseline_plans import mirrored
 from autosac.planning.build_problem import PlanningProblem, build_problem
 from autosac.planning.relaxations import relaxations
-from autosac.planning.step_costs import StepCosts, UnitCost
+from autosac.planning.step_costs import AddedWork, StepCosts, UnitCost
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
 from autosac.simulation import Simulation
@@ -175,13 +175,17 @@ class Planner:
         Its recomputation, or with `costs` the step with what it pays for that. The reference is the relaxation of the joint
         problem over all operators of all units.
         """
+        spent_ms, bound_ms = self.bounds(plan, costs)
+        fixed_ms = 0.0 if costs is None else self.base.step_ms
+        return relative_gap(fixed_ms + spent_ms, fixed_ms + bound_ms)
+
+    def bounds(self, plan: Plan, costs: Costs | None = None) -> tuple[float, float]:
+        """What a plan recomputes, or what the step pays for it, and the least possible at the plan's own peak (ms)."""
         problem, items = self._priced(self._reference, costs, additive=False)
         spent_ms, peak_bytes = self.measured(plan, costs)
         # A little more than the peak, for the solver's tolerances: the bound stays one.
         limit = peak_bytes + peak_bytes // 10**6 + 4096
-        fixed_ms = 0.0 if costs is None else self.base.step_ms
-        bound_ms = joint_bound_ms(problem, items, limit, solver=self.goal.milp)
-        return relative_gap(fixed_ms + spent_ms, fixed_ms + bound_ms)
+        return spent_ms, joint_bound_ms(problem, items, limit, solver=self.goal.milp)
 
     @cached_property
     def _reference(self) -> PlanningProblem:
@@ -198,10 +202,9 @@ class Planner:
         # Plain checkpointing holds less than any policy can: it is counted as the policy that keeps only what must be.
         pairs = list(zip(chosen, problem.units, strict=True))
         kept = [None if unit is None else max(unit.kept_bytes, known.stored_bytes) for unit, known in pairs]
-        plain = [None if costs is None else cost.plain_ms for cost in costs or (UnitCost(),) * len(pairs)]
         spent_ms = math.fsum(
-            known.cost_ms(unit.recompute_ms if plain_ms is None else plain_ms)
-            for (unit, known), plain_ms in zip(pairs, plain, strict=True)
+            known.cost_ms(cost.share * unit.recompute_ms if cost.plain_ms is None else cost.plain_ms)
+            for (unit, known), cost in zip(pairs, costs or (UnitCost(),) * len(pairs), strict=True)
             if unit is not None
         )
         return spent_ms, int(problem.peaks_bytes(kept).max())
@@ -219,6 +222,9 @@ class Planner:
             return problem, items
         units = list(problem.units)
         for u, cost in enumerate(costs):
+            if cost.share != 1.0:
+                items[u] = _scaled(items[u], cost.share)
+                units[u] = replace(units[u], recompute_ms=cost.share * units[u].recompute_ms)
             if cost.plain_ms is None:
                 units[u] = units[u].paying(cost.hidden_ms, cost.floor_ms)
             else:
@@ -234,9 +240,13 @@ class Planner:
 
     @cached_property
     def _step_costs(self) -> StepCosts:
+        return self.costs_in(self.base)
+
+    def costs_in(self, base: Simulation) -> StepCosts:
+        """The costs of the units in the planned step, or in that of a pipeline that it is a stage of."""
         recompute_ms = [unit.recompute_ms for unit in self.problem.problem.units]
         again = [len(self.policies.of_module(module).operators_again(())) for module in self.problem.modules]
-        return StepCosts(self.base, self.problem, recompute_ms, again)
+        return StepCosts(base, self.problem, recompute_ms, again)
 
     def costs(self) -> Costs | None:
         """What the step pays for recomputation; None if that is its time everywhere, or is not known (the job is compiled,
@@ -248,13 +258,17 @@ class Planner:
 
     def refined(self, costs: Costs, plan: Plan) -> Costs:
         """The costs as the step under a plan shows them."""
+        return self._step_costs.refined(costs, self.added_work(plan))
+
+    def added_work(self, plan: Plan) -> dict[int, AddedWork]:
+        """What a plan adds to the captured step, by unit."""
         position = {unit.name: u for u, unit in enumerate(self.problem.problem.units)}
         added = {}
         for unit in plan.units:
             u = position[unit.fqn]
             again = len(self.policies.of_module(self.problem.modules[u]).operators_again(unit.decisions))
             added[u] = self._step_costs.added_work(u, again, unit.recompute_ms)
-        return self._step_costs.refined(costs, added)
+        return added
 
     def smallest(self) -> Plan:
         """The plan with the least memory of those that recompute everything in all units of one level of the module tree.
@@ -279,6 +293,15 @@ class Planner:
         wanted = set(chosen)
         kept = [unit.stored_bytes if u in wanted else None for u, unit in enumerate(problem.units)]
         return int(problem.peaks_bytes(kept).max())
+
+
+def _scaled(local: LocalProblem, share: float) -> LocalProblem:
+    """The items, of which each millisecond counts for `share`."""
+    items = tuple(item._replace(recompute_ms=share * item.recompute_ms) for item in local.items)
+    if local.closure is None:
+        return LocalProblem(items=items)
+    operators = tuple(o._replace(recompute_ms=share * o.recompute_ms) for o in local.closure.operators)
+    return LocalProblem(items=items, closure=replace(local.closure, operators=operators))
 
 
 def _all_or_none(local: LocalProblem, plain_ms: float) -> LocalProblem:

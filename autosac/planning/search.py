@@ -1,6 +1,6 @@
 """The search for the plan with the shortest step whose verified peak fits (see `autosac.planning.closed_loop`).
 
-For one objective, `_fit` looks for the inner budget of the MILP at which the verified peak just fits. The first objective
+For one objective, `fit` looks for the inner budget of the MILP at which the verified peak just fits. The first objective
 is the time of recomputation itself. Where the step pays less for it, or more (`step_costs`), what the step pays is
 the next: solve, simulate, measure again at the plan that was found, as long as the step gets shorter (`run`). Whatever was
 verified on the way competes, by its simulated step.
@@ -89,9 +89,9 @@ class Search:
             return self._fastest(goal)
         if self._compiled is not None:
             self._leave_to_compiler(goal, self._compiled)
-            self._fit(goal, self._planner.costs() if goal.objective == "step" else None)
+            self.fit(goal, self._planner.costs() if goal.objective == "step" else None)
             return self._fastest(goal)
-        self._fit(goal, None)
+        self.fit(goal, None)
         best = self._fastest(goal)
         if best is None:
             return None
@@ -105,7 +105,7 @@ class Search:
             if costs is None:
                 break
             self._progress("measuring what the step pays for recomputation")
-            self._fit(goal, costs)
+            self.fit(goal, costs)
             before, best = best, self._fastest(goal) or best
             if best.simulation.step_ms > _SHORTER * before.simulation.step_ms:
                 break
@@ -134,7 +134,7 @@ class Search:
         while not fits(i):
             i -= 1
 
-    def _fit(self, goal: Goal, costs: Costs | None) -> None:
+    def fit(self, goal: Goal, costs: Costs | None) -> None:
         """Verify plans until one fits and uses the budget, or no inner budget is left to try.
 
         A bracket finds the border between what fits and what does not, if there is but one. What the allocator reserves
@@ -249,15 +249,20 @@ class Search:
                 continue
             if best is not None and baseline.step_ms >= best.simulation.step_ms:
                 continue
-            mirror = self._mixes.mirror(goal, name) if self._mixes is not None else self._planner.mirror(baseline)
-            if mirror is None:
-                continue
-            if mirror.units:
-                prices = best.plan.reasons if best is not None else ()
-                reasons = tuple(replace(reason, method=f"as the job's {name}", binding=()) for reason in prices)
-                self._candidates.verify(replace(mirror, reasons=reasons), mirrors=name)
-            else:
-                self._candidates.verify(self._planner.smallest())
+            self.verify_as(goal, name, baseline)
+
+    def verify_as(self, goal: Goal, name: str, baseline: Simulation) -> None:
+        """Verify the plan that does what the job does under a baseline, or full checkpointing; nothing if no plan can."""
+        mirror = self._mixes.mirror(goal, name) if self._mixes is not None else self._planner.mirror(baseline)
+        if mirror is None:
+            return
+        if mirror.units:
+            best = self._fastest(goal)
+            prices = best.plan.reasons if best is not None else ()
+            reasons = tuple(replace(reason, method=f"as the job's {name}", binding=()) for reason in prices)
+            self._candidates.verify(replace(mirror, reasons=reasons), mirrors=name)
+        else:
+            self._candidates.verify(self._planner.smallest())
 
     def best(self, goal: Goal, baselines: Mapping[str, Simulation]) -> Candidate:
         """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError says the
@@ -324,8 +329,8 @@ class Search:
             return None
         return self._planner.gap(candidate.plan, candidate.costs)
 
-    def notes(self, goal: Goal, best: Candidate) -> tuple[str, ...]:
-        """What is worth telling of the plan."""
+    def notes(self, goal: Goal, best: Candidate, *, is_stage: bool = False) -> tuple[str, ...]:
+        """What is worth telling of the plan; of a stage's without the bound, which is that of all stages."""
         peak = best.simulation.peak_bytes(goal.budget_kind)
         report = best.simulation.memory.peak()
         count = len(self.verified)
@@ -344,20 +349,26 @@ class Search:
         if goal.budget_kind == "reserved":
             found += idle_notes(best.simulation.idle)
         if best.plan.units:
-            gap = self.gap(best)
-            what = "recomputation" if best.costs is None else "the step"
-            if best.simulation.trace.info.compiled:
-                found.append("there is no bound on how far it is from the best plan of a compiled model")
-            elif gap is None:
-                found.append("there is no bound on how far it is from the best plan that offloads")
-            else:
-                found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
-            price_ms = 0.0 if solution is None else solution.budgets.shadow_ms_per_gib
-            if price_ms > 0:
-                found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
+            found += self._bounds(best, is_stage)
         if self._mixes is not None:
             found += self._mixes.notes(best)
         return tuple(found + list(self._planner.policies.refusals))
+
+    def _bounds(self, best: Candidate, is_stage: bool) -> list[str]:
+        """How good a plan is, and what memory is worth."""
+        compiled, found = best.simulation.trace.info.compiled, []
+        gap = None if is_stage or compiled else self.gap(best)
+        what = "recomputation" if best.costs is None else "the step"
+        if compiled:
+            found.append("there is no bound on how far it is from the best plan of a compiled model")
+        elif best.plan.offloads:
+            found.append("there is no bound on how far it is from the best plan that offloads")
+        elif gap is not None:
+            found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
+        price_ms = 0.0 if best.solution is None else best.solution.budgets.shadow_ms_per_gib
+        if price_ms > 0:
+            found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
+        return found
 
 
 def _least(baselines: Mapping[str, Simulation], kind: str) -> str | None:

@@ -7,28 +7,35 @@ from dataclasses import replace
 
 from autosac.errors import InfeasibleError
 from autosac.planning.closed_loop import Planned
+from autosac.planning.joint_choice import JointSteps
 from autosac.plans import Prediction
-from autosac.simulation import Pipeline, Simulation
+from autosac.simulation import Simulation
 
 # Notes of one stage's plan that its line among all stages' says as well.
 _OF_THE_BUDGET = ("the verified peak uses", "the peak is at")
 
 
 def join_plans(
-    stages: Sequence[Planned | InfeasibleError], baselines: Sequence[Mapping[str, Simulation]]
+    stages: Sequence[Planned | InfeasibleError],
+    baselines: Sequence[Mapping[str, Simulation]],
+    steps: JointSteps | None = None,
 ) -> Planned | InfeasibleError:
-    """The plan of the whole job; its predictions are those of all stages together. The first error if a stage has none."""
+    """The plan of the whole job; its predictions are those of all stages together. The first error if a stage has none.
+
+    `steps`: what has been executed already.
+    """
+    steps = steps or JointSteps()
     planned: list[Planned] = []
     for position, stage in enumerate(stages):
         if isinstance(stage, InfeasibleError):
             return InfeasibleError(f"pipeline stage {position}: {stage}")
         planned.append(stage)
-    together = Pipeline(stages=tuple(stage.simulation for stage in planned)).joined()
-    predictions = {"autosac": _prediction(together)}
+    own = [stage.simulation for stage in planned]
+    predictions = {"autosac": _prediction(own, steps)}
     for name in baselines[0]:
-        if not all(name in stage for stage in baselines):
-            continue
-        predictions[name] = _prediction(Pipeline(stages=tuple(stage[name] for stage in baselines)).joined())
+        if all(name in stage for stage in baselines):
+            predictions[name] = _prediction([stage[name] for stage in baselines], steps)
+    together = steps.pipeline(own).joined()
     first = planned[0].plan
     plan = replace(
         first,
@@ -47,11 +54,11 @@ def join_plans(
     )
 
 
-def _prediction(stages: Sequence[Simulation]) -> Prediction:
+def _prediction(stages: Sequence[Simulation], steps: JointSteps) -> Prediction:
     """Step time of the pipeline; peaks and recomputation of the stage that has most."""
     single = [stage.prediction() for stage in stages]
     return Prediction(
-        step_ms=stages[0].step_ms,
+        step_ms=steps.step_ms(stages),
         peak_active_bytes=max(p.peak_active_bytes for p in single),
         peak_reserved_bytes=max(p.peak_reserved_bytes or 0 for p in single),
         fits=all(p.fits for p in single),
@@ -62,12 +69,20 @@ def _prediction(stages: Sequence[Simulation]) -> Prediction:
 def _notes(planned: Sequence[Planned], together: Sequence[Simulation]) -> tuple[str, ...]:
     """One line per stage, and what the stages' own plans have to tell that is not about the budget's use."""
     notes = []
+    timeline = together[0].timeline
+    exposed_ms = timeline.exposed_recompute_ms()
     for position, (stage, simulation) in enumerate(zip(planned, together, strict=True)):
         budget = stage.plan.made_for.budget_bytes
         peak = simulation.peak_bytes(stage.plan.made_for.budget_kind)
+        recompute_ms = simulation.recompute_ms
+        hidden = f" ({max(0.0, recompute_ms - exposed_ms[position]):.1f} ms of it hidden)" if recompute_ms else ""
         notes.append(
             f"stage {position}: {len(stage.plan.units)} modules checkpointed, {peak / budget:.1%} of the budget, "
-            f"{simulation.recompute_ms:.1f} ms recomputed, {simulation.breakdown.bubble_ms:.1f} ms waiting for other stages"
+            f"{recompute_ms:.1f} ms recomputed{hidden}, {timeline.parts(position).bubble_ms:.1f} ms waiting for other stages"
+        )
+    if sum(exposed_ms):
+        notes.append(
+            f"{sum(exposed_ms):.1f} ms of the step is recomputation; the rest hides in bubbles or behind other work"
         )
     own: dict[str, list[str]] = {}
     for position, stage in enumerate(planned):

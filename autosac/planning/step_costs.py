@@ -24,7 +24,7 @@ decide but whether it is checkpointed: recomputing all of it at once is `plain`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ import numpy as np
 from autosac.memory_sim.spans import Span
 from autosac.planning.build_problem import PlanningProblem
 from autosac.runtime_sim import Timeline
+from autosac.runtime_sim.execute import Problem
 from autosac.runtime_sim.host import PLANNED_MODES
 from autosac.runtime_sim.program import Engine
 from autosac.runtime_sim.timeline import timeline_of
@@ -49,12 +50,14 @@ _GRAIN = 1 / 16
 class UnitCost:
     """What checkpointing one execution of a unit costs (ms): see above, and `solvers.GlobalUnit.cost_ms`.
 
-    `plain_ms`: None, or what it costs if the unit is only worth checkpointing as a whole.
+    `plain_ms`: None, or what it costs if the unit is only worth checkpointing as a whole. `share`: what each millisecond of
+    its recomputation counts for (`joint_prices`).
     """
 
     hidden_ms: float = 0.0
     floor_ms: float = 0.0
     plain_ms: float | None = None
+    share: float = 1.0
 
 
 class AddedWork(NamedTuple):
@@ -122,8 +125,11 @@ class StepCosts:
 
     def step(self, added: Mapping[int, AddedWork]) -> Timeline:
         """The step with this work added, by unit."""
+        return timeline_of(self.adding(self._base.timeline.problem, added))
+
+    def adding(self, problem: Problem, added: Mapping[int, AddedWork]) -> Problem:
+        """What `step` executes: the problem with this work added to its rank."""
         base = self._base
-        problem = base.timeline.problem
         event_ms, host_ms = problem.event_ms[base.stage].copy(), problem.host_ms[base.stage].copy()
         last = len(host_ms) - 1
         for unit, forward, backward in self._places:
@@ -132,13 +138,19 @@ class StepCosts:
                 event_ms[backward] += work.device_ms
                 host_ms[min(backward + 1, last)] += work.host_backward_ms
                 host_ms[min(forward + 1, last)] += work.host_forward_ms
-        return timeline_of(
-            replace(
-                problem,
-                event_ms=_with(problem.event_ms, base.stage, event_ms),
-                host_ms=_with(problem.host_ms, base.stage, host_ms),
-            )
+        return replace(
+            problem,
+            event_ms=_with(problem.event_ms, base.stage, event_ms),
+            host_ms=_with(problem.host_ms, base.stage, host_ms),
         )
+
+    def shares(self, events: Collection[int]) -> tuple[float, ...]:
+        """Of each unit's executions, the share whose added work is done at one of these events."""
+        here, all_ = [0] * len(self._recompute_ms), [0] * len(self._recompute_ms)
+        for unit, _, backward in self._places:
+            all_[unit] += 1
+            here[unit] += backward in events
+        return tuple(found / count if count else 0.0 for found, count in zip(here, all_, strict=True))
 
     def initial(self) -> tuple[UnitCost, ...] | None:
         """The costs around a plan that recomputes everything; None if all recomputation costs its time and no more."""

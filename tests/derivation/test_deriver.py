@@ -225,7 +225,7 @@ class Counted:
         """Without full checkpointing, so that templates have to be asked for."""
         return {"none": self._captures.observed()}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """Note it."""
         self.begun.append(plan)
 

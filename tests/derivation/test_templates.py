@@ -31,10 +31,10 @@ class Begun:
     def baselines(self) -> Mapping[str, Simulation]:
         return {}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         self.plans.append(plan)
 
-    def under(self, plan: Plan) -> Simulation:
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         return self._observed
 
 

@@ -73,10 +73,10 @@ class Stored:
         """None."""
         return {}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """Nothing takes long."""
 
-    def under(self, plan: Plan) -> Simulation:
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """The step under a plan."""
         if not plan.units:
             return self._observed

@@ -188,6 +188,32 @@ def test_a_job_that_is_not_cut_fails_once() -> None:
     assert server.asked == [0, 1, 2]
 
 
+@pytest.mark.parametrize("agrees", [True, False])
+def test_two_cuts_are_enough_where_their_prediction_agrees(step: Step, agrees: bool) -> None:
+    """The prediction is asked about once; if it does not agree, the third cut is captured, and must be as predicted."""
+    cuts = [replace(step(n), info=replace(step(n).info, cut=Cut(n, 1, 20))) for n in (4, 5, 6)]
+    server, asked_about = _Server(dict(enumerate(cuts))), []
+
+    def answer(trace: Trace) -> bool:
+        asked_about.append(trace)
+        return agrees
+
+    capture = capturing(server, TitanRequest(config_file=None), agrees=answer)
+    assert difference(capture.result(), step(20)) is None
+    assert [difference(trace, step(20)) for trace in asked_about] == [None]
+    assert server.asked == ([0, 1] if agrees else [0, 1, 2])
+
+
+def test_two_cuts_that_predict_nothing(step: Step) -> None:
+    """Nobody is asked about them: larger ones follow."""
+    cuts = [replace(step(n), info=replace(step(n).info, cut=Cut(n, 1, 20))) for n in (4, 5, 6, 7)]
+    cuts[0] = replace(cuts[0], sources=("odd",))
+    server = _Server(dict(enumerate(cuts)))
+    capture = capturing(server, TitanRequest(config_file=None), agrees=lambda _: False)
+    assert difference(capture.result(), step(20)) is None
+    assert server.asked == [0, 1, 2, 3]
+
+
 def test_a_job_that_is_not_cut_is_taken_as_it_is(step: Step) -> None:
     """The 0th cut of a job with few layers is the job itself."""
     whole = step(3)

@@ -51,7 +51,16 @@ SIGNATURES = {name: Signature(f"aten.{name}.default", (META,), (META,)) for name
 class Layers:
     """The step of a number of layers under a policy: by layer the operators that are recomputed, None for no checkpointing."""
 
-    def __init__(self, count: int, gather_ms: float, policy: Mapping[int, set[str]], tail_ms: float = 0.0) -> None:
+    def __init__(
+        self,
+        count: int,
+        gather_ms: float,
+        policy: Mapping[int, set[str]],
+        tail_ms: float = 0.0,
+        slowness: float = 1.0,
+        first: int = 0,
+    ) -> None:
+        self.slowness = slowness
         self.events: list[Event] = []
         self.ms: list[float] = []
         self.storages: list[Storage] = []
@@ -71,7 +80,7 @@ class Layers:
             self.events,
             signatures=SIGNATURES.values(),
             storages=self.storages,
-            modules=("", "layers", *(f"layers.{layer}" for layer in range(count))),
+            modules=("", "layers", *(f"layers.{first + layer}" for layer in range(count))),
             groups=(Group.of("dp", range(2)),),
             streams=("compute", "gather"),
             regions=self.regions,
@@ -92,7 +101,7 @@ class Layers:
         return len(self.storages) - 1
 
     def run(self, name: str, module: int, phase: Phase, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
-        self.add(Op(list(SIGNATURES).index(name), 0, module, phase, 0, inputs, outputs), MS[name])
+        self.add(Op(list(SIGNATURES).index(name), 0, module, phase, 0, inputs, outputs), self.slowness * MS[name])
 
     def forward(self, layer: int, before: int) -> int:
         module, made = layer + 2, {"x": before}
@@ -145,7 +154,10 @@ class Layers:
 
 
 class Job:
-    """The layers as captures: `observed`, and `under` a plan. `stage` is the rank that is planned for, of equal ones."""
+    """The layers as captures: `observed`, and `under` a plan. `stage` is the rank that is planned for, of equal ones.
+
+    `rank`: its number, where it is executed with others; `slowness`: of its computation.
+    """
 
     def __init__(
         self,
@@ -155,14 +167,17 @@ class Job:
         tail_ms: float = 0.0,
         ranks: int = 1,
         stage: int = 0,
+        rank: int = 0,
+        slowness: float = 1.0,
     ) -> None:
+        self.rank, self.slowness, self.first = rank, slowness, rank * count
         self.count, self.gather_ms, self.host, self.tail_ms = count, gather_ms, host, tail_ms
         self.ranks, self.stage = ranks, stage
         self.captured = 0
 
     def simulated(self, policy: Mapping[int, set[str]], selective: tuple[str, ...] = ()) -> Simulation:
         """The step under a policy."""
-        layers = Layers(self.count, self.gather_ms, policy, self.tail_ms)
+        layers = Layers(self.count, self.gather_ms, policy, self.tail_ms, self.slowness, self.first)
         pricing = Pricing(
             event_ms=np.array(layers.ms),
             source=("given",),
@@ -170,13 +185,16 @@ class Job:
             event_rel_std=np.zeros(len(layers.ms), dtype=np.float32),
         )
         simulation = Simulation(
-            trace=layers.trace,
-            target=replace(Target.of("h100-sxm-80gb", 2), host=self.host),
+            trace=replace(layers.trace, info=replace(layers.trace.info, rank=self.rank)),
+            target=replace(Target.of("h100-sxm-80gb", 2), host=self.host, overlap=NoInterference()),
             selective_modules=selective,
             stage=self.stage,
         )
         timeline = simulate(
-            [replace(layers.trace, info=replace(layers.trace.info, rank=rank)) for rank in range(self.ranks)],
+            [
+                replace(layers.trace, info=replace(layers.trace.info, rank=self.rank + rank))
+                for rank in range(self.ranks)
+            ],
             [pricing] * self.ranks,
             host=self.host,
             overlap=NoInterference(),
@@ -198,7 +216,7 @@ class Job:
         """None."""
         return {}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """Nothing goes on beside the planning."""
 
     def sample(self, plan: Plan, _: int | None) -> Callable[[], Simulation]:
@@ -209,11 +227,14 @@ class Job:
         """All steps are made here, at the cost of a derived one."""
         return True
 
-    def under(self, plan: Plan) -> Simulation:
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """Under a plan."""
         self.captured += 1
         # The output is held as it is: aten.c never runs again.
-        policy = {int(u.fqn[7:]): {d.op.split(".")[1] for d in u.decisions if not d.keep} - {"c"} for u in plan.units}
+        policy = {
+            int(u.fqn[7:]) - self.first: {d.op.split(".")[1] for d in u.decisions if not d.keep} - {"c"}
+            for u in plan.units
+        }
         return self.simulated(policy, tuple(u.fqn for u in plan.units))
 
 

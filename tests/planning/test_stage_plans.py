@@ -9,36 +9,37 @@ from typing import Any
 import pytest
 
 from autosac.errors import InfeasibleError
-from autosac.planning import stage_plans
 from autosac.planning.closed_loop import Planned
 from autosac.planning.stage_plans import join_plans
 from autosac.plans import Plan, Reasons, Unit
-from autosac.simulation import Simulation, Target, simulation_of
+from autosac.simulation import Pipeline, Simulation, Target, simulation_of
 from autosac.trace import Trace
 from plans import MADE_FOR
 
 STORED = Path(__file__).parents[1] / "golden"
 
 
+class Steps:
+    """The stored step without checkpointing and under it, on each of FSDP's ranks."""
+
+    def __init__(self) -> None:
+        self._target = Target.of("h100-sxm-80gb", 8)
+        self._traces = {name: Trace.load(STORED / f"{name}.trace") for name in ("observed", "outer")}
+        self._known: dict[tuple[str, int], Simulation] = {}
+
+    def on(self, name: str, rank: int) -> Simulation:
+        """One of them on a rank."""
+        if (name, rank) not in self._known:
+            trace = self._traces[name]
+            trace = replace(trace, info=replace(trace.info, rank=rank))
+            self._known[name, rank] = simulation_of(trace, self._target)
+        return self._known[name, rank]
+
+
 @pytest.fixture(scope="module")
-def steps() -> dict[str, Simulation]:
-    """The step without checkpointing, and under it."""
-    target = Target.of("h100-sxm-80gb", 8)
-    return {name: simulation_of(Trace.load(STORED / f"{name}.trace"), target) for name in ("observed", "outer")}
-
-
-@pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages that do not talk to each other: each keeps its own time."""
-
-    class Apart:
-        def __init__(self, *, stages: tuple[Simulation, ...]) -> None:
-            self.stages = stages
-
-        def joined(self) -> tuple[Simulation, ...]:
-            return self.stages
-
-    monkeypatch.setattr(stage_plans, "Pipeline", Apart)
+def steps() -> Steps:
+    """The steps."""
+    return Steps()
 
 
 def planned(step: Simulation, unit: str, *notes: str) -> Planned:
@@ -51,44 +52,54 @@ def planned(step: Simulation, unit: str, *notes: str) -> Planned:
     return Planned(plan=Plan(made_for=made_for, units=units, reasons=reasons), simulation=step, notes=notes)
 
 
-def test_stages_become_one_plan(steps: dict[str, Simulation]) -> None:
-    """All units, parameters once, the worst peaks, the baselines that every stage has; the notes say whose they are."""
-    own, other = steps["observed"], steps["outer"]
+def test_stages_become_one_plan(steps: Steps) -> None:
+    """All units, parameters once, the worst peaks, the baselines that every stage has; the notes say whose they are, and what
+    of the recomputation is the step's: here all of it, for nothing else takes so long.
+    """
+    own, other = steps.on("observed", 0), steps.on("outer", 1)
     first = planned(own, "layers.0", "the verified peak uses 50%", "alike", "mine")
     second = planned(other, "layers.1", "the peak is at x", "alike")
-    found = join_plans([first, second], [{"none": own, "full": other, "lost": own}, {"none": other, "full": other}])
+    none, full = (own, steps.on("observed", 1)), (steps.on("outer", 0), other)
+    baselines = [{"none": none[0], "full": full[0], "lost": own}, {"none": none[1], "full": full[1]}]
+    found = join_plans([first, second], baselines)
     assert isinstance(found, Planned)
     assert [unit.fqn for unit in found.plan.units] == ["layers.0", "layers.1"]
     assert [name for name, _ in found.plan.made_for.parameters] == ["layers.0.w", "tied", "layers.1.w"]
     assert [reasons.method for reasons in found.plan.reasons] == ["layers.0", "layers.1"]
-    assert list(found.plan.predictions) == ["autosac", "none", "full"]
-    mine, full = found.plan.predictions["autosac"], found.plan.predictions["full"]
-    assert (mine.step_ms, mine.peak_active_bytes) == (own.step_ms, own.peak_active_bytes)
-    assert mine.peak_reserved_bytes == max(own.peak_reserved_bytes, other.peak_reserved_bytes)
-    assert mine.recompute_ms == other.recompute_ms > own.recompute_ms == 0
-    assert mine.fits and full.peak_active_bytes == other.peak_active_bytes
-    assert found.simulation is own
-    wait = f"{own.breakdown.bubble_ms:.1f} ms waiting for other stages"
+    predictions = found.plan.predictions
+    assert list(predictions) == ["autosac", "none", "full"]
+    for name, stages in (("autosac", (own, other)), ("none", none), ("full", full)):
+        assert predictions[name].step_ms == Pipeline(stages=stages).timeline.makespan_ms
+        assert predictions[name].peak_active_bytes == max(stage.peak_active_bytes for stage in stages)
+        assert predictions[name].peak_reserved_bytes == max(stage.peak_reserved_bytes for stage in stages)
+        assert predictions[name].recompute_ms == max(stage.recompute_ms for stage in stages)
+    timeline = Pipeline(stages=(own, other)).timeline
+    exposed_ms = timeline.exposed_recompute_ms()
+    assert exposed_ms[0] == 0 and exposed_ms[1] == pytest.approx(other.recompute_ms, rel=0.01)
+    assert found.simulation.trace is own.trace and found.simulation.step_ms == predictions["autosac"].step_ms
+    waits = [f"{timeline.parts(position).bubble_ms:.1f} ms waiting for other stages" for position in (0, 1)]
+    share = other.peak_bytes(MADE_FOR.budget_kind) / other.peak_active_bytes / 2
     assert found.notes == (
-        f"stage 0: 1 modules checkpointed, 50.0% of the budget, 0.0 ms recomputed, {wait}",
-        f"stage 1: 1 modules checkpointed, 50.0% of the budget, {other.recompute_ms:.1f} ms recomputed, {wait}",
+        f"stage 0: 1 modules checkpointed, 50.0% of the budget, 0.0 ms recomputed, {waits[0]}",
+        f"stage 1: 1 modules checkpointed, {share:.1%} of the budget, {other.recompute_ms:.1f} ms recomputed "
+        f"(0.0 ms of it hidden), {waits[1]}",
+        f"{exposed_ms[1]:.1f} ms of the step is recomputation; the rest hides in bubbles or behind other work",
         "every stage: alike",
         "stage 0: mine",
     )
 
 
-def test_what_some_stages_say(steps: dict[str, Simulation]) -> None:
+def test_what_some_stages_say(steps: Steps) -> None:
     """Two of three are named; a single stage is not called every stage."""
-    step = steps["outer"]
-    stages = [planned(step, "a", "x"), planned(step, "b"), planned(step, "c", "x")]
-    found = join_plans(stages, [{"none": step}] * 3)
+    stages = [planned(steps.on("outer", rank), name, *notes) for rank, (name, *notes) in enumerate(["ax", "b", "cx"])]
+    found = join_plans(stages, [{"none": steps.on("observed", rank)} for rank in range(3)])
     assert isinstance(found, Planned) and found.notes[-1] == "stages 0, 2: x"
-    alone = join_plans(stages[:1], [{"none": step}])
+    alone = join_plans(stages[:1], [{"none": steps.on("observed", 0)}])
     assert isinstance(alone, Planned) and alone.notes[-1] == "stage 0: x"
 
 
-def test_a_stage_without_a_plan_is_named(steps: dict[str, Simulation]) -> None:
+def test_a_stage_without_a_plan_is_named(steps: Steps) -> None:
     """The first one."""
-    stages = [planned(steps["outer"], "a"), InfeasibleError("no plan"), InfeasibleError("none either")]
+    stages = [planned(steps.on("outer", 0), "a"), InfeasibleError("no plan"), InfeasibleError("none either")]
     found = join_plans(stages, [{}] * 3)
     assert isinstance(found, InfeasibleError) and str(found) == "pipeline stage 1: no plan"
