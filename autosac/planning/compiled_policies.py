@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autosac.planning.inlined import inlined
 from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Unit
 from autosac.simulation import Simulation
@@ -133,7 +134,7 @@ def groups_of(policies: UnitPolicies, compiled: Trace) -> tuple[UnitGroup, ...]:
     return tuple(
         UnitGroup(
             units=tuple(units),
-            policies=proposed(units[0], budgets) if is_whole else all_or_nothing(units[0]),
+            policies=_of_whole(units[0], policies.base.trace, budgets) if is_whole else all_or_nothing(units[0]),
             of_parts=units[0] not in outermost,
         )
         for units, is_whole in zip(worthwhile, whole, strict=True)
@@ -177,15 +178,27 @@ def proposed(unit: UnitPolicy, budgets: Sequence[float] = BUDGETS) -> tuple[Comp
         if kept is not None:
             named.append((f"keeps {kept.kept_bytes / 2**20:.0f} MiB", unit.unit(kept)))
     named.append(("every second product", unit.keeping(_every_second_product(unit))))
-    named += [(f"memory_budget {budget:g}", _left_to_compiler(unit, budget)) for budget in budgets]
+    named += [(_budget_name(budget), _left_to_compiler(unit, budget)) for budget in budgets]
     known: dict[object, CompiledPolicy] = {}
     for name, template in named:
         known.setdefault(None if template is None else template.policy, CompiledPolicy(name=name, template=template))
     return tuple(known.values())
 
 
+def _of_whole(unit: UnitPolicy, trace: Trace, budgets: Sequence[float]) -> tuple[CompiledPolicy, ...]:
+    known = inlined(unit, trace)
+    if known is not None:
+        return proposed(known, budgets)
+    to_compiler = (CompiledPolicy(name=_budget_name(b), template=_left_to_compiler(unit, b)) for b in budgets)
+    return (*all_or_nothing(unit), *to_compiler)
+
+
+def _budget_name(budget: float) -> str:
+    return f"memory_budget {budget:g}"
+
+
 def all_or_nothing(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
-    """The policies of units that are compiled in parts: of their operators those inside the parts cannot be decided on."""
+    """The policies of units of which not all operators can be decided on: those inside of compiled parts or functions."""
     full = replace(unit.recompute_all(), decisions=())
     return (CompiledPolicy(name="the compiler's own", template=None), CompiledPolicy(name="full", template=full))
 
@@ -222,7 +235,7 @@ def _every_second_product(unit: UnitPolicy) -> Sequence[int]:
     found, products = [], 0
     operators = unit.sac.stats.operators
     for i, group in enumerate(unit.sac.stats.groups):
-        name = operators[group.members[0]].name.partition(".")[2].partition(".")[0]
+        name = operators[group.members[0]].name.removeprefix("aten.").partition(".")[0]
         products += name in _PRODUCTS
         if unit.sac.problem.items[i].forced or "attention" in name or (name in _PRODUCTS and products % 2):
             found.append(i)

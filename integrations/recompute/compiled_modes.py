@@ -58,19 +58,26 @@ class _Pass:
         self._of_old_contents = of_old_contents
         self._keyer = Keyer()
         self._number = 0
+        self._is_traced = False
         self._made: dict[int, torch.Tensor] = {}
         self._readers: dict[int, list[int]] = {}
 
     def decide(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> CheckpointPolicy:
         """Save or recompute the result of this call. PlanError if it cannot be done rightly."""
+        if not self._is_of_graph(args, kwargs, out):
+            return CheckpointPolicy.PREFER_RECOMPUTE
         self._number += 1
         self._follow(func, args, kwargs, out)
-        occurrence = self._keyer.occurrence(func)
+        facts = facts_of(func)
+        is_aside = _is_number(out) and not self._policy.decides_on_numbers(facts)
+        occurrence = -1 if is_aside else self._keyer.occurrence(func)
         if occurrence < 0:
             return CheckpointPolicy.PREFER_RECOMPUTE
         if self._number in self._of_old_contents or is_random(func, args, kwargs) or is_foreign(func):
             return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
-        rows = self._policy.decisions(facts_of(func))
+        rows = self._policy.decisions(facts)
+        if not self._policy.size:
+            return CheckpointPolicy.PREFER_RECOMPUTE  # a unit without decisions is recomputed as a whole
         if occurrence >= len(rows):
             self._policy.warn(
                 f"as compiled runs more calls of {op_name(func)} than the plan's {len(rows)}",
@@ -78,6 +85,12 @@ class _Pass:
             )
             return CheckpointPolicy.PREFER_RECOMPUTE
         return CheckpointPolicy.MUST_SAVE if rows[occurrence].keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def _is_of_graph(self, *seen: Any) -> bool:
+        """Whether a call belongs to the unit. Flexible attention tries its mask on tensors that are not the graph's."""
+        is_functional = any(isinstance(tensor, FunctionalTensor) for tensor in _tensors(seen))
+        self._is_traced |= is_functional
+        return is_functional or not self._is_traced
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note which operators read what the unit did not make, and whether this one changes some of that."""
@@ -107,6 +120,12 @@ class _Pass:
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_number(out: Any) -> bool:
+    """Whether a result is single numbers. Operators that are traced make some for themselves, which take no memory."""
+    found = _tensors(out)
+    return bool(found) and not any(tensor.dim() for tensor in found)
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -35,6 +35,10 @@ class UnitDecisions:
             rows = self._by_facts[facts] = self._by_name.get(facts.name, [])
         return rows
 
+    def decides_on_numbers(self, facts: Facts) -> bool:
+        """Whether some call of this operator, as the plan has it, returns single numbers."""
+        return any(row.outputs and not any(shape for shape, _ in row.outputs) for row in self.decisions(facts))
+
     def decision(self, facts: Facts, occurrence: int, out: Any) -> Decision | None:
         """The decision about this call; None, with a warning, if the plan knows of none.
 

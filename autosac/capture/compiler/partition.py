@@ -19,6 +19,7 @@ from autosac.capture.compiler import inductor
 from autosac.capture.compiler.inherited import FirstRun
 from autosac.capture.device import device as simulated
 from autosac.capture.device.device import key_of
+from autosac.integrations.apply import PlanMismatchWarning
 
 _LONGEST = 200  # characters of an error in a report
 
@@ -142,7 +143,7 @@ def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
     if inductor.is_here():
         try:
             return _generate(graph, inputs, options, style)
-        except RestartAnalysis:  # no failure: Dynamo traces once more
+        except (RestartAnalysis, PlanMismatchWarning):  # Dynamo traces once more; a step does not follow its plan
             raise
         except Exception as e:
             _note(e)

@@ -189,6 +189,27 @@ class Autocast:
         for names, rule in rules:
             for name in filter(known.__contains__, names):
                 library.impl(name, rule(name), "AutocastPrivateUse1")
+        self._higher_order()
+
+    def _higher_order(self) -> None:
+        """Higher-order operators do what they do on CUDA: most ignore autocast, flexible attention casts its operands."""
+        ours, cuda = torch._C.DispatchKey.AutocastPrivateUse1, torch._C.DispatchKey.AutocastCUDA
+        ignoring = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+        if ours not in ignoring:  # those that are made from now on
+            ignoring.append(ours)
+        for call in torch._ops._higher_order_ops.values():
+            known = call.py_kernels.get(cuda)
+            if known is None:
+                call.fallthrough(ours)
+            else:
+                call.py_impl(ours)(self._without_keys(known))
+
+    def _without_keys(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(self.keys):
+                return rule(*args, **kwargs)
+
+        return kernel
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
         """Cast a floating tensor (or a list of them); weights keep their cast copy until autocast ends, as on CUDA."""
