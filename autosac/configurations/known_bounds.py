@@ -14,6 +14,7 @@ from autosac.configurations.layout import Layout
 from autosac.configurations.machines import Machines
 from autosac.configurations.shapes import LayerCosts, ModelCosts, costs_of_parameters
 from autosac.configurations.sheets import Sheet
+from autosac.configurations.splits import torchtitan_split
 from autosac.configurations.wanted import Own, Wanted
 
 _SAFE = 1 - 1e-9  # sums in another order
@@ -62,7 +63,8 @@ class LayoutBounds:
         if layout.pipeline == 1 or layout.split != "balanced" or self._wanted.space.pipeline_split == ("balanced",):
             return False
         shape = self.shape(layout, sheet)
-        return split_of(layout, shape) == split_of(replace(layout, split="torchtitan"), shape)
+        stages = layout.pipeline * layout.stages_per_rank
+        return split_of(layout, shape) == torchtitan_split(shape.layers, stages, *shape.ends_less)
 
     def _completed(self, layout: Layout, shape: ModelCosts) -> ModelCosts:
         """With what the job and the GPU say."""

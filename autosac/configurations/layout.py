@@ -359,7 +359,11 @@ def _divides(layout: Layout, facts: ModelFacts) -> bool:
     if expert > 1 and borrowed % expert:
         return False
     stages = layout.pipeline * layout.stages_per_rank
-    return not facts.layers or torchtitan_split(facts.layers, stages, *facts.ends_less) is not None
+    if not facts.layers or layout.pipeline == 1:
+        return True
+    if layout.split == "balanced":  # which gives each stage a layer
+        return facts.layers >= stages
+    return torchtitan_split(facts.layers, stages, *facts.ends_less) is not None
 
 
 def _is_sensible(layout: Layout, space: Space) -> bool:

@@ -10,11 +10,7 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
 capture. If that does not fit, the layout is planned for again, on captures.
-
-If a layout cannot be made to fit, neither can one that differs from it only in ways that take memory (`is_larger`), if both
-accumulate gradients or neither does: a larger microbatch keeps at least as much of every tensor (a pipeline holds
-min(microbatches, stages) of them, which never becomes fewer sequences); more replicas of fewer shards leave each GPU more of
-the states and of the reduced gradients, and gather as much; parameters that stay gathered take what those do that are freed.
+A layout that cannot be made to fit rules out those that need more memory (`autosac.configurations.too_large`).
 """
 
 from __future__ import annotations
@@ -50,6 +46,7 @@ from autosac.configurations.sampling import Sampler, sampled
 from autosac.configurations.shapes import ModelCosts
 from autosac.configurations.sheets import Sheet, sheet_layout
 from autosac.configurations.study import Study
+from autosac.configurations.too_large import TooLarge
 from autosac.configurations.wanted import Own, Wanted
 from autosac.configurations.workers import WorkerLost, Workers
 from autosac.errors import AutosacError, CaptureError, UsageError
@@ -79,7 +76,7 @@ class TitanSearch:
         self._refused: dict[Layout, str] = {}
         self._refusals = Refusals()
         self._induced: set[Layout] = set()  # refused as others were, without being tried
-        self._too_large: list[Layout] = []
+        self._too_large = TooLarge(self.stage_layers)
         self._walked: set[Layout] = set()  # whose bounds know the paths through their schedules
         self._derived: set[Layout] = set()
         self._confirmed_plans: set[Layout] = set()
@@ -288,7 +285,7 @@ class TitanSearch:
                 if tight > bound:
                     return Bound(tight)
             self._walked.add(layout)
-        if any(is_larger(layout, other) for other in self._too_large):
+        if self._too_large.rules_out(layout):
             return Bound(math.inf)
         key = self._machines.key("layout", layout)
         if key in self._lost:
@@ -331,13 +328,18 @@ class TitanSearch:
         return Value(math.inf)
 
     def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | PendingWork:
-        """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it."""
+        """The value of a layout that becomes the best by its plan, as soon as the step has been captured under it. Without
+        the plan, if that cannot be done.
+        """
         key = self._machines.key("plan", layout)
+        captured = self._answer(key) or {}
+        if "refused" in captured:
+            self._lost[key] = f"its step cannot be captured under the plan: {captured['refused']}"
         if key in self._lost:
             self._failed[layout] = value
-            return Value(math.inf)
-        captured = self._answer(key)
-        if captured is None:
+        elif captured:
+            self._confirmed_plans.add(layout)
+        else:
             task = PlanTask(
                 job=self._job(layout),
                 goal=self._machines.goal(layout),
@@ -346,7 +348,6 @@ class TitanSearch:
                 confidence=self._wanted.request.confidence,
             )
             return PendingWork(key, task)
-        self._confirmed_plans.add(layout)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
         rows += [captured["row"]] if "row" in captured else []
         plan = captured.get("plan", answer["plan"])
@@ -391,8 +392,8 @@ class TitanSearch:
             self._plans[key] = answer["plan"]
             self._derived.add(layout)
         fitting = [row.score for row in rows if row.measured.fits]
-        if not fitting and "skipped" not in answer:
-            self._too_large.append(layout)
+        if not fitting and "skipped" not in answer and layout not in self._failed:
+            self._too_large.note(layout)
         return min(fitting, default=math.inf)
 
     def _told_as(self, layout: Layout, checkpointing: str) -> Layout:
@@ -474,22 +475,6 @@ class TitanSearch:
         return next(
             self._lost[key] for kind in ("layout", "plan") if (key := self._machines.key(kind, layout)) in self._lost
         )
-
-
-def is_larger(layout: Layout, other: Layout) -> bool:
-    """Whether a layout needs the memory of another one at least, by what is said at the top of this module."""
-
-    def without(one: Layout) -> Layout:
-        return replace(one, microbatch=0, replicate=0, shard=0, reshard="")
-
-    return (
-        layout.microbatch >= other.microbatch
-        and layout.replicate % other.replicate == 0
-        and (layout.shard * layout.context > 1 or layout.shard == other.shard)
-        and (other.reshard == "always" or layout.reshard == "never")
-        and (layout.microbatches > 1) == (other.microbatches > 1)
-        and without(layout) == without(other)
-    )
 
 
 def _silent(_: str) -> None:

@@ -5,20 +5,24 @@ question (`key`) and the answer. Several searches, on several machines with a co
 the journal before it starts an evaluation. Optuna's own tools (its dashboard, its plots) read the same file.
 
 A search is a function of its inputs and of the answers: resumed, it asks the same questions and finds most of them answered.
+
+A process that is killed while it writes leaves half a line, and a lock. The next search cuts the one off and takes the other
+after some seconds. Each answer has a digest: one that was changed since is asked for again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autosac.display.printable import printable
@@ -27,6 +31,9 @@ from autosac.errors import UsageError
 _NAME = "autosac"
 _FILE = "journal.log"
 JOBS = "jobs"  # folder of job files that evaluations take
+_BEGINS = b'{"op_code"'  # every line of a journal
+_STALE_S = 10  # after which a lock is nobody's
+_DAMAGES = (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError)  # what Optuna raises then
 
 
 class Study:
@@ -41,16 +48,20 @@ class Study:
             raise UsageError(f"{folder} holds a study: --resume {folder} continues it, or give another folder")
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"study {folder} is a file: give a folder")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._new = not self.is_in(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            storage = JournalStorage(JournalFileBackend(str(journal)))
-            self._study = optuna.create_study(study_name=_NAME, storage=storage, load_if_exists=True)
+            path = str(journal.absolute())  # a lock is a link to it
+            lock = JournalFileSymlinkLock(path, grace_period=_STALE_S)
+            backend = JournalFileBackend(path, lock)
+            with self._reading():
+                _cut_half_a_line(journal, lock)
+                self._study = optuna.create_study(
+                    study_name=_NAME, storage=JournalStorage(backend), load_if_exists=True
+                )
         except OSError as e:
-            raise UsageError(f"study {folder}: {e.strerror or e}") from e
-        except (ValueError, KeyError, json.JSONDecodeError) as e:
-            raise UsageError(f"study {folder}: {_FILE} is damaged: {printable(str(e))}") from e
+            raise UsageError(f"study {folder}: {e.strerror or e}; give a folder that can be written (--study)") from e
         self._check(identity)
         self._answers: dict[str, dict[str, Any]] = {}
         self._seen = 0
@@ -60,8 +71,19 @@ class Study:
         """Whether a folder holds a study."""
         return (folder / _FILE).is_file()
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """UsageError for a journal that Optuna cannot read."""
+        try:
+            yield
+        except _DAMAGES as e:
+            why = printable(f"{type(e).__name__}: {e}")
+            raise UsageError(f"study {self.folder}: {_FILE} is damaged ({why}); give another folder") from e
+
     def _check(self, identity: Mapping[str, Any]) -> None:
-        known = self._study.user_attrs.get("identity")
+        with self._reading():
+            known = self._study.user_attrs.get("identity")
+            assert known is None or isinstance(known, dict), "no identity"
         plain = json.loads(json.dumps(identity))
         if known is None:
             self._study.set_user_attr("identity", plain)
@@ -87,15 +109,17 @@ class Study:
 
     def answer(self, key: str) -> dict[str, Any] | None:
         """What is known of a question, by whoever asked it."""
-        trials = self._study.get_trials(deepcopy=False)
+        with self._reading():
+            trials = self._study.get_trials(deepcopy=False)
         for trial in trials[self._seen :]:
             self._note(trial)
         self._seen = len(trials)
         return self._answers.get(key)
 
     def _note(self, trial: FrozenTrial) -> None:
-        if "key" in trial.user_attrs:
-            self._answers[trial.user_attrs["key"]] = trial.user_attrs["answer"]
+        key, answer = trial.user_attrs.get("key"), trial.user_attrs.get("answer")
+        if trial.user_attrs.get("digest") == _digest(key, answer):
+            self._answers[str(key)] = answer
 
     def record(
         self, key: str, answer: dict[str, Any], knobs: Mapping[str, str | int | bool], value: float | None
@@ -104,14 +128,34 @@ class Study:
         trial = create_trial(
             state=TrialState.FAIL if value is None else TrialState.COMPLETE,
             value=value,
-            user_attrs={"key": key, "answer": answer, "knobs": dict(knobs)},
+            user_attrs={"key": key, "answer": answer, "digest": _digest(key, answer), "knobs": dict(knobs)},
         )
-        self._study.add_trial(trial)
+        with self._reading():
+            self._study.add_trial(trial)
         self._answers[key] = answer
 
     def __len__(self) -> int:
         self.answer("")
         return len(self._answers)
+
+
+def _cut_half_a_line(journal: Path, lock: JournalFileSymlinkLock) -> None:
+    """What a killed process has left of a line at the end, which would be continued by the next one."""
+    lock.acquire()
+    try:
+        with journal.open("r+b") as file:
+            content = file.read()
+            if content and not content.startswith(_BEGINS):
+                raise ValueError("it is no journal")
+            if not content.endswith(b"\n"):
+                file.truncate(content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+
+
+def _digest(key: Any, answer: Any) -> str:
+    text = json.dumps([key, answer], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _short(value: Any) -> str:

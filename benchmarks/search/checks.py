@@ -1,7 +1,7 @@
 """Lower bounds of layouts taken at random from a space against all that is worked out of them.
 
 Checked of each layout: both bounds of the step against its best row that fits and against the step without checkpointing; of
-each row, the bound within the memory that the row itself takes, and the memory bound. A bound above what it bounds is wrong:
+each row, the step without checkpointing, the bound within the memory that the row itself takes, and the memory bound. A bound above what it bounds is wrong:
 "proven" would be, too. Where all layouts of a space are checked, the search's best is compared with the best of all.
 """
 
@@ -88,5 +88,6 @@ def _of_layout(search: TitanSearch, layout: Layout, answer: dict[str, Any]) -> I
     for row in rows:
         name, peak = row["checkpointing"], row["peak_reserved_bytes"]
         tight = search.sheet_bound(layout, peak) or 0.0
+        yield Checked(layout=layout, name=f"{name} less none", bound=answer["at_least_ms"], value=row["step_ms"])
         yield Checked(layout=layout, name=f"{name} within its own memory", bound=tight, value=row["step_ms"])
         yield Checked(layout=layout, name=f"{name} bytes", bound=least, value=peak)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autosac.configurations.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of, why_none
-from autosac.configurations.search import is_larger
 from autosac.configurations.space import Space, space_of, space_text
 from autosac.configurations.splits import balanced_split, improved_split, module_names, torchtitan_split
 from autosac.errors import UsageError
@@ -156,13 +154,6 @@ def test_improved_splits_cannot_be_improved_by_a_layer() -> None:
     assert improved_split((1, 1, 4), lambda split: split[1]) == (1, 1, 4)
 
 
-def test_memory_grows_with_the_microbatch() -> None:
-    """Accumulated gradients are in memory only where there is a second microbatch: such layouts are not compared."""
-    one, two, four = (Layout(gpu="any", shard=2, microbatch=n, global_batch=8) for n in (1, 2, 4))
-    assert is_larger(two, one) and not is_larger(one, two)
-    assert not is_larger(four, two)
-
-
 def test_stages_of_a_rank_are_a_knob_of_interleaved_schedules() -> None:
     """1F1B has one stage a rank and ZBV two, whatever is asked for; 80 layers are enough for 64 stages, not for 128."""
     schedules = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
@@ -186,10 +177,18 @@ def test_stages_of_a_rank_are_a_knob_of_interleaved_schedules() -> None:
 
 
 def test_the_job_says_how_much_less_its_ends_get() -> None:
-    """Of 8 layers, 4 stages whose last has 2 layers fewer; it cannot have 3 fewer."""
+    """Of 8 layers, 4 stages whose last has 2 layers fewer; it cannot have 3 fewer, but where stages are cut another way."""
     space = Space(pipeline_parallel=(4,), pipeline_schedule=("1F1B",), tensor_parallel=(1,), context_parallel=(1,))
     assert layouts(space, 4, 8, LLAMA._replace(layers=8, ends_less=(0, 2)))
-    assert not layouts(space, 4, 8, LLAMA._replace(layers=8, ends_less=(0, 3)))
+    found = layouts(space, 4, 8, LLAMA._replace(layers=8, ends_less=(0, 3)))
+    assert {layout.split for layout in found} == {"balanced"}
+
+
+def test_balanced_stages_have_a_layer_each() -> None:
+    """TorchTitan gives the ends of 8 stages none of 6 layers; nobody else can."""
+    space = Space(pipeline_parallel=(8,), pipeline_schedule=("1F1B",), tensor_parallel=(1,), context_parallel=(1,))
+    assert {layout.split for layout in layouts(space, 8, 8, LLAMA._replace(layers=6))} == {"torchtitan"}
+    assert {layout.split for layout in layouts(space, 8, 8, LLAMA._replace(layers=8))} == {"torchtitan", "balanced"}
 
 
 def test_module_names_of_a_split() -> None:
@@ -235,17 +234,3 @@ def test_wrong_spaces(document: dict[str, object], message: str) -> None:
 def test_divisors() -> None:
     """Of twelve."""
     assert divisors(12) == (1, 2, 3, 4, 6, 12)
-
-
-def test_what_needs_more_memory_than_another_layout() -> None:
-    """Larger microbatches, more replicas and parameters that stay; not one shard, other degrees, or accumulation."""
-    one = Layout(gpu="any", shard=8, tensor=2, microbatch=2, global_batch=16)
-    assert is_larger(one, one)
-    assert is_larger(replace(one, replicate=2, shard=4, reshard="never"), one)
-    accumulating = replace(one, global_batch=64)
-    assert is_larger(accumulating, replace(accumulating, microbatch=1))
-    assert not is_larger(one, replace(one, reshard="never"))
-    assert not is_larger(one, replace(one, replicate=2, shard=4))
-    assert not is_larger(replace(one, replicate=8, shard=1), one)
-    assert not is_larger(one, replace(one, microbatch=1))  # which accumulates gradients
-    assert not is_larger(replace(one, tensor=1, shard=16), one)

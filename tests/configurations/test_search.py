@@ -421,6 +421,17 @@ def test_a_plan_that_does_not_fit_as_captured_is_made_again(
     assert result.best is not None and result.plans[result.best.plan_key] == "the other one"
 
 
+def test_a_plan_that_cannot_be_captured_is_not_the_best(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best is what does without the plan, nothing is proven, and the layout is not taken to be too large."""
+    space = SPACE.model_copy(update={"pipeline_parallel": (1,), "checkpointing": ("autosac", "full")})
+    monkeypatch.setattr(PlanTask, "run", lambda self, server: {"refused": "no such operator"})
+    with searching(inputs(job, space=space)) as found:
+        result = found.run()
+    assert result.best is not None and result.best.measured.checkpointing == "full"
+    assert not result.proven and result.counts.failed == 1
+    assert set(result.failed.values()) == {"its step cannot be captured under the plan: no such operator"}
+
+
 def test_steps_without_a_plan_are_told_once(job: Path) -> None:
     """With and without offloading by plans, the step without a plan is one row, of the layout without."""
     space = TINY.model_copy(update={"activation_offload": (False, True), "checkpointing": ("none", "autosac")})

@@ -30,6 +30,50 @@ def test_a_study_is_continued(tmp_path: Path) -> None:
     assert second.answer("b") == {"refused": "no"} and len(second) == 2
 
 
+def spoil(folder: Path, text: str, other: str) -> None:
+    """Change a study's journal."""
+    journal = folder / "journal.log"
+    journal.write_text(journal.read_text().replace(text, other))
+
+
+def test_what_a_killed_process_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line at the end is cut off, a lock is taken after some seconds, also in a folder with a relative name."""
+    monkeypatch.chdir(tmp_path)
+    first = Study(Path("s"), IDENTITY, resume=False)
+    first.record("a", {"ms": 3.0}, {}, 3.0)
+    journal = tmp_path / "s" / "journal.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:40])
+    lock = journal.with_name("journal.log.lock")
+    lock.symlink_to(journal)
+    monkeypatch.setattr("time.monotonic", Clock())
+    second = Study(Path("s"), IDENTITY, resume=True)
+    assert journal.read_bytes().startswith(whole) and len(second) == 1
+    second.record("b", {"ms": 4.0}, {}, 4.0)
+    assert len(Study(Path("s"), IDENTITY, resume=True)) == 2 and not lock.is_symlink()
+
+
+class Clock:
+    """Six seconds pass between any two looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 6.0
+        return self.now
+
+
+def test_answers_that_were_changed_are_asked_for_again(tmp_path: Path) -> None:
+    """A number of one of two answers is another one: nobody knows that answer any more."""
+    first = Study(tmp_path / "s", IDENTITY, resume=False)
+    first.record("a", {"ms": 3.0}, {}, 3.0)
+    first.record("b", {"ms": 4.0}, {}, 4.0)
+    spoil(tmp_path / "s", '"ms":3.0', '"ms":2.0')
+    second = Study(tmp_path / "s", IDENTITY, resume=True)
+    assert second.answer("a") is None and second.answer("b") == {"ms": 4.0}
+
+
 @pytest.mark.parametrize(
     ("make", "resume", "message"),
     [
@@ -49,8 +93,14 @@ def test_a_study_is_continued(tmp_path: Path) -> None:
         (
             lambda folder: (folder.mkdir(), (folder / "journal.log").write_text("{nothing\n{}\n")),
             True,
-            "journal.log is damaged",
+            "journal.log is damaged (ValueError: it is no journal); give another folder",
         ),
+        (
+            lambda folder: (Study(folder, IDENTITY, resume=False), spoil(folder, '"study_id":0', '"study_id":[]')),
+            True,
+            "journal.log is damaged (TypeError: unhashable type: 'list'); give another folder",
+        ),
+        (lambda folder: (folder / "journal.log").mkdir(parents=True), False, "give a folder that can be written"),
     ],
 )
 def test_folders_that_are_refused(make: Any, resume: bool, message: str, tmp_path: Path) -> None:
