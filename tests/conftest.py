@@ -71,6 +71,7 @@ WITHOUT_CAPTURES = (
     "scripts/test_clock.py",
     "scripts/test_exchange.py",
     "scripts/test_requests.py",
+    "scripts/test_step_times.py",
 )
 SLOW = (
     "bad_input/test_generator.py",
