@@ -210,8 +210,8 @@ class Planner:
         return spent_ms, int(problem.peaks_bytes(kept).max())
 
     def policies_of(self, plan: Plan, costs: Costs | None = None) -> tuple[LocalSolution | None, ...] | None:
-        """What a plan does in each of the global problem's units (None: not checkpointed), as `reference` counts it; None if it
-        is no plan of these.
+        """What a plan does in each of the global problem's units (None: not checkpointed), as `reference` counts it; None if
+        it is no plan of these.
         """
         units = {unit.fqn: unit for unit in plan.units}
         found: list[LocalSolution | None] = []

@@ -8,8 +8,8 @@ verified on the way competes, by its simulated step.
 The solver knows of active memory only. Where the budget bounds what the allocator reserves, two more plans may compete: one
 for which it may reserve less, as equal units keep nearly the same (`_level`), and whatever baseline is faster than all that
 was found, as a plan (`compete`). What is left of the budget then goes to a few more plans
-(`_spend`), and if that is much, single units recompute less (`_relax`). At last, units of the best plan keep something else, one
-or two at a time (`local_search`).
+(`_spend`), and if that is much, single units recompute less (`_relax`). At last, units of the best plan keep something else,
+one or two at a time (`local_search`).
 
 Where the layers are compiled as a whole, plans are mixes of measured policies instead (`compiled_search`). Where only parts of
 them are, a memory budget of the compiler's partitioner competes (`_leave_to_compiler`), and each plan costs a capture: few are
