@@ -159,7 +159,7 @@ class LayoutTask(_JobTask):
             return {"refused": str(e)}
 
     def _answer(self, captures: Sequence[TitanCaptures]) -> dict[str, Any]:
-        goal = replace(self.goal, confirm=False)
+        goal = replace(self.goal, confirm=False, changes=False)
         sure, inner = _within(self.confidence, goal, self.job)
         none = PredictedStep.of("none", [stage.baseline("none") for stage in captures], inner, goal.budget_kind)
         answer: dict[str, Any] = {"rows": [], "at_least_ms": none.step_ms}

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Mapping
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from autosac.derivation.deriver import Deriver
 from autosac.derivation.steps import NotDerivableError
@@ -38,7 +39,7 @@ class Derivation:
         self._captures = captures
         self._units = units
         self._deriver: Deriver | None = None
-        self._derived: dict[int, Simulation] = {}
+        self._derived: WeakValueDictionary[int, Simulation] = WeakValueDictionary()
         self._captured: dict[tuple[tuple[Unit, ...], Settings], Simulation] = {}
         self._wrong = False
         observed = captures.observed().trace
@@ -62,6 +63,18 @@ class Derivation:
                 return simulation
         captured = self._captured[plan.units, plan.settings] = self._captures.under(plan)
         return captured
+
+    def derived(self, plan: Plan) -> Simulation | None:
+        """The step under a plan; None where that would take a capture."""
+        if self._deriver is None or plan.offloads or not all(self._deriver.covers(unit.fqn) for unit in plan.units):
+            return None
+        try:
+            trace = self._deriver.under(plan)
+        except NotDerivableError:
+            return None
+        simulation = simulation_of(trace, self._captures.observed().target, plan)
+        self._derived[id(simulation)] = simulation
+        return simulation
 
     def expect(self, plan: Plan) -> None:
         """`confirm` will most likely be asked for this plan."""

@@ -135,7 +135,7 @@ class _Puller:
 
     def pull(self, levers: Sequence[Lever]) -> Pulled:
         """The plan with these levers."""
-        job, goal = self._job, replace(self._goal, confirm=False)
+        job, goal = self._job, replace(self._goal, confirm=False, changes=False)
         for lever in levers:
             job, goal = lever.job(job), lever.goal(goal)
         # With nothing but the loss in chunks, the plan to compete with is there.

@@ -18,6 +18,9 @@ class Verifier(Protocol):
     def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
 
+    def derived(self, plan: Plan) -> Simulation | None:
+        """The step under a plan; None if that would cost a capture."""
+
     def is_derived(self, simulation: Simulation) -> bool:
         """Whether the simulation cost no capture."""
 

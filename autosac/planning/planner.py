@@ -22,6 +22,7 @@ from autosac.solvers import (
     GlobalProblem,
     LocalItem,
     LocalProblem,
+    LocalSolution,
     TwoLevelSolution,
     check_backend,
     joint_bound_ms,
@@ -46,7 +47,8 @@ class Goal:
     `objective`: the solver minimises the time of recomputation, or what the step pays for it. `offload`: activations
     may be offloaded to host memory where that makes the step shorter (`autosac.planning.offloading`),
     `chunk_loss`: the loss may be computed in chunks where that does (`autosac.planning.loss_chunks`; for whoever captures the
-    job). Without `confirm` the step under the plan is derived and not captured: that is left to the caller.
+    job). Without `confirm` the step under the plan is derived and not captured: that is left to the caller. Without `changes`
+    the search ends before single units of its best plan are changed (`autosac.planning.local_search`).
     """
 
     budget_bytes: int
@@ -62,6 +64,7 @@ class Goal:
     offload: bool = False
     chunk_loss: bool = False
     confirm: bool = True
+    changes: bool = True
 
     @property
     def target_bytes(self) -> int:
@@ -181,7 +184,7 @@ class Planner:
 
     def bounds(self, plan: Plan, costs: Costs | None = None) -> tuple[float, float]:
         """What a plan recomputes, or what the step pays for it, and the least possible at the plan's own peak (ms)."""
-        problem, items = self._priced(self._reference, costs, additive=False)
+        problem, items = self.reference(costs)
         spent_ms, peak_bytes = self.measured(plan, costs)
         # A little more than the peak, for the solver's tolerances: the bound stays one.
         limit = peak_bytes + peak_bytes // 10**6 + 4096
@@ -196,7 +199,7 @@ class Planner:
         """The recomputation (ms), or what the step pays for it, and the highest peak (bytes) of any plan, as the problem
         counts them.
         """
-        problem = self._priced(self._reference, costs, additive=False)[0]
+        problem = self.reference(costs)[0]
         units = {unit.fqn: unit for unit in plan.units}
         chosen = [units.get(unit.name) for unit in problem.units]
         # Plain checkpointing holds less than any policy can: it is counted as the policy that keeps only what must be.
@@ -208,6 +211,22 @@ class Planner:
             if unit is not None
         )
         return spent_ms, int(problem.peaks_bytes(kept).max())
+
+    def policies_of(self, plan: Plan, costs: Costs | None = None) -> tuple[LocalSolution | None, ...] | None:
+        """What a plan does in each of the global problem's units (None: not checkpointed), as `reference` counts it; None if
+        it is no plan of these.
+        """
+        units = {unit.fqn: unit for unit in plan.units}
+        found: list[LocalSolution | None] = []
+        for module, problem in zip(self.problem.modules, self.reference(costs)[1], strict=True):
+            policy = self.policies.of_module(module)
+            unit = units.pop(policy.name, None)
+            found.append(None if unit is None else problem.keeping(policy.kept_items(unit.decisions)))
+        return None if units else tuple(found)
+
+    def reference(self, costs: Costs | None = None) -> tuple[GlobalProblem, list[LocalProblem]]:
+        """As `priced`, by what really runs again whatever the local solver takes for it."""
+        return self._priced(self._reference, costs, additive=False)
 
     def priced(self, costs: Costs | None = None) -> tuple[GlobalProblem, list[LocalProblem]]:
         """The global problem and its units' items, whose times are what the step pays."""

@@ -8,7 +8,8 @@ verified on the way competes, by its simulated step.
 The solver knows of active memory only. Where the budget bounds what the allocator reserves, two more plans may compete: one
 for which it may reserve less, as equal units keep nearly the same (`_level`), and whatever baseline is faster than all that
 was found, as a plan (`compete`). What is left of the budget then goes to a few more plans
-(`_spend`), and if that is much, single units recompute less (`_relax`).
+(`_spend`), and if that is much, single units recompute less (`_relax`). At last, units of the best plan keep something else,
+one or two at a time (`local_search`).
 
 Where the layers are compiled as a whole, plans are mixes of measured policies instead (`compiled_search`). Where only parts of
 them are, a memory budget of the compiler's partitioner competes (`_leave_to_compiler`), and each plan costs a capture: few are
@@ -25,7 +26,8 @@ from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
 from autosac.planning.compiled_policies import BUDGETS
 from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.idle_notes import idle_notes
-from autosac.planning.planner import Costs, Goal, Planner, plan_of
+from autosac.planning.local_search import LocalSearch
+from autosac.planning.planner import ADDITIVE, Costs, Goal, Planner, plan_of
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
 
@@ -70,6 +72,7 @@ class Search:
         self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
         self._planner = planner
         self._progress = progress
+        self._changes = 0  # of single units: plans that were simulated and not kept
         base, kind = planner.base, planner.goal.budget_kind
         # By how much the verified peak lies above what the problem promises; corrected by each verification.
         if compiled is None:
@@ -113,6 +116,7 @@ class Search:
             self._level(goal, best)
         self._spend(goal)
         self._relax(goal)
+        self._climb(goal)
         return self._fastest(goal)
 
     def _leave_to_compiler(self, goal: Goal, none: Simulation) -> None:
@@ -237,6 +241,22 @@ class Search:
             if self._fastest(goal) is best:
                 return
 
+    def _climb(self, goal: Goal) -> None:
+        """Let single units of the best plan keep something else (`local_search`). Only where steps are derived, and not for
+        solvers that are there to be compared.
+        """
+        best = self._fastest(goal)
+        if not goal.changes or goal.solver in ADDITIVE or best is None or not best.plan.units:
+            return
+        if not self._verifier.is_derived(best.simulation):
+            return
+        self._progress("changing single modules")
+        found, tries = LocalSearch(self._planner, self._verifier).climb(goal, best)
+        self._changes += tries
+        if found is not best:
+            self._changes -= 1  # it counts as a plan
+            self._candidates.verified.append(found)
+
     def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
         """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host
         nothing per operator, and the allocator may reserve less for what every layer does alike. If nothing fits, that which
@@ -333,7 +353,7 @@ class Search:
         """What is worth telling of the plan; of a stage's without the bound, which is that of all stages."""
         peak = best.simulation.peak_bytes(goal.budget_kind)
         report = best.simulation.memory.peak()
-        count = len(self.verified)
+        count = len(self.verified) + self._changes
         found = [
             f"the verified peak uses {peak / goal.budget_bytes:.1%} of the budget; "
             f"{count} {'plan was' if count == 1 else 'plans were'} simulated",

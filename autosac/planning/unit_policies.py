@@ -62,13 +62,16 @@ class UnitPolicy:
             segments=self.sac.segments(model),
         )
 
-    def operators_again(self, decisions: Sequence[Decision]) -> frozenset[int]:
-        """The operators that launch something and run again under these decisions."""
+    def kept_items(self, decisions: Sequence[Decision]) -> frozenset[int]:
+        """The items of which these decisions keep all operators."""
         stats = self.sac.stats
         keep = {(decision.op, decision.occurrence) for decision in decisions if decision.keep}
         names = [(operator.name, operator.occurrence) for operator in stats.operators]
-        kept = {g for g, group in enumerate(stats.groups) if all(names[i] in keep for i in group.members)}
-        return stats.operators_again(kept)
+        return frozenset(g for g, group in enumerate(stats.groups) if all(names[i] in keep for i in group.members))
+
+    def operators_again(self, decisions: Sequence[Decision]) -> frozenset[int]:
+        """The operators that launch something and run again under these decisions."""
+        return self.sac.stats.operators_again(self.kept_items(decisions))
 
     def recompute_all(self) -> Unit:
         """The unit that keeps nothing at all: plain checkpointing."""

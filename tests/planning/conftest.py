@@ -227,6 +227,10 @@ class Job:
         """All steps are made here, at the cost of a derived one."""
         return True
 
+    def derived(self, plan: Plan) -> Simulation:
+        """Under a plan."""
+        return self.under(plan)
+
     def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """Under a plan."""
         self.captured += 1

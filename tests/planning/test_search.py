@@ -78,6 +78,9 @@ class Fake:
     def costs(self) -> None:
         return None
 
+    def policies_of(self, *_: Any) -> None:
+        return None
+
     def under(self, plan: Plan) -> Any:
         (unit,) = plan.units
         return self.simulation(unit.kept_bytes / GIB, unit.fqn == "level")
