@@ -124,7 +124,7 @@ class TitanSubject:
         """See `Subject`."""
         return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """See `Subject`."""
         self._captures.begin(plan)
 
