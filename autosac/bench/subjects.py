@@ -40,13 +40,13 @@ class Subject(Protocol):
     def baselines(self) -> Mapping[str, Simulation]:
         """The step without checkpointing, and with full checkpointing of its blocks."""
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
-    def under(self, plan: Plan) -> Simulation:
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """The step under a plan."""
 
     def simulate(self, policy: Policy) -> Simulation:
@@ -79,7 +79,7 @@ class EagerSubject(EagerCaptures):
         """See `Subject`."""
         return {name: self.simulate(Policy(name)) for name in ("none", "full")}
 
-    def under(self, plan: Plan) -> Simulation:
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """See `Subject`."""
         if (plan.units, plan.settings) not in self._known:
             self._known[plan.units, plan.settings] = super().under(plan)
@@ -124,18 +124,18 @@ class TitanSubject:
         """See `Subject`."""
         return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """See `Subject`."""
-        self._captures.begin(plan)
+        self._captures.begin(plan, is_template=is_template)
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `Subject`."""
         return self._captures.sample(plan, layers)
 
-    def under(self, plan: Plan) -> Simulation:
+    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """See `Subject`."""
         if (plan.units, plan.settings) not in self._known:
-            self._known[plan.units, plan.settings] = self._captures.under(plan)
+            self._known[plan.units, plan.settings] = self._captures.under(plan, is_template=is_template)
         return self._known[plan.units, plan.settings]
 
     def simulate(self, policy: Policy) -> Simulation:
