@@ -50,6 +50,17 @@ for step in range(9):
     x.sum().backward()
     print("step", step)
 """
+TWO_OPTIMIZERS = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+optimizers = [torch.optim.AdamW(part.parameters(), fused=True) for part in model]
+while True:
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 WORKERS = """
 import torch
 
@@ -87,6 +98,15 @@ def test_an_optimizer_in_the_backward(run: Any, tmp_path: Path) -> None:
     operators = [event for event in trace.events if type(event) is Op]
     products = [event.phase for event in operators if trace.signatures[event.signature].name == "aten.addmm.default"]
     assert products == [Phase.FORWARD] * 6 + [Phase.RECOMPUTE] * 3
+
+
+def test_two_optimizers(run: Any, tmp_path: Path) -> None:
+    """The second one's first update, which makes its state, begins no step: the kept one has one update of each."""
+    ended = run(TWO_OPTIMIZERS, "--save-capture", "step.trace")
+    assert ended.returncode == 0, ended.stderr
+    trace = Trace.load(tmp_path / "step.trace")
+    names = [trace.signatures[event.signature].name for event in trace.events if type(event) is Op]
+    assert names.count("aten._fused_adamw_.default") == 2
 
 
 def test_workers_end_without_a_word(run: Any) -> None:
