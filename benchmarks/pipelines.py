@@ -1,6 +1,6 @@
 """Plans of pipelined jobs: each stage planned by itself, beside plans for the step of all stages together.
 
-    python -m benchmarks.pipelines [--jobs 8b-pp2-interleaved,...] [--gpu h100-sxm-80gb]
+    python -m benchmarks.pipelines [--jobs 8b-pp2-interleaved,...] [--gpu h100-sxm-80gb] [--budgets 40GiB,50GiB]
 
 One row for each job: its step without checkpointing and under full checkpointing; "alone", the step if each stage follows the
 plan that makes its own step shortest; "together", the step under the plan of all stages; by how much that is above the least
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--gpu", default="h100-sxm-80gb")
+    parser.add_argument("--budgets", default="", help="instead of each job's own")
     arguments = parser.parse_args()
     names = arguments.jobs.split(",")
     unknown = sorted(set(names) - set(JOBS))
@@ -119,8 +119,9 @@ def main() -> None:
         with CaptureServer() as server, tempfile.TemporaryDirectory(prefix="autosac-") as folder:
             titan = titan_job(job, arguments.gpu)
             captures = captures_of(titan, server, Path(folder), ("none",), beside=("none", "full"))
-            budget = parse_budget(job.budget, titan.target.hardware.usable_bytes)
-            table.add_row(*row(name, job, captures, replace(Goal(budget_bytes=budget), confirm=False)))
+            for text in filter(None, (arguments.budgets or job.budget).split(",")):
+                budget = parse_budget(text, titan.target.hardware.usable_bytes)
+                table.add_row(*row(name, job, captures, Goal(budget_bytes=budget, confirm=False)))
     Console(width=150).print(table)
 
 

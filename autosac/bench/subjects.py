@@ -124,9 +124,9 @@ class TitanSubject:
         """See `Subject`."""
         return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """See `Subject`."""
-        self._captures.begin(plan)
+        self._captures.begin(plan, is_template=is_template)
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `Subject`."""
@@ -135,7 +135,7 @@ class TitanSubject:
     def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """See `Subject`."""
         if (plan.units, plan.settings) not in self._known:
-            self._known[plan.units, plan.settings] = self._captures.under(plan)
+            self._known[plan.units, plan.settings] = self._captures.under(plan, is_template=is_template)
         return self._known[plan.units, plan.settings]
 
     def simulate(self, policy: Policy) -> Simulation:

@@ -1,8 +1,9 @@
 """Compiled functions that a unit calls, as a compiler of the whole unit sees them.
 
-TorchTitan compiles flexible attention by itself, also in models that are not compiled. There a policy decides about this code as
-one operator, Inductor's (``inductor_compiled_code``). Where the unit is compiled as a whole, Dynamo takes such functions apart,
-and a policy meets what is inside. For flexible attention that is one operator, ``flex_attention``: decisions get its name.
+TorchTitan compiles flexible attention by itself, also in models that are not compiled. There a policy decides about this code
+as one operator, Inductor's (``inductor_compiled_code``). Where the unit is compiled as a whole, Dynamo takes such functions
+apart, and a policy meets what is inside. For flexible attention that is one operator, ``flex_attention``: decisions get its
+name.
 """
 
 from __future__ import annotations

@@ -60,6 +60,6 @@ class StepDifferences:
         if longest.step_ms is not None and reported.step_ms is not None and longest.step_ms > _MUCH * reported.step_ms:
             found.append(
                 f"steps differ: step {longest.number} takes {longest.step_ms:,.1f} ms, the reported step "
-                f"{reported.step_ms:,.1f} ms"
+                f"{reported.step_ms:,.1f} ms; if they alternate, --optimizer-steps N takes N as one"
             )
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
+import signal
 import sys
 import threading
 from dataclasses import replace
@@ -48,10 +49,21 @@ def main(request_file: str, folder: str, parent: str, clock: SimulatedClock | No
 def _leave(outcome: ScriptOutcome, folder: Path) -> NoReturn:
     """End the process. Not even threads of the script keep it."""
     outcome.save(folder / OUTCOME)
+    _end_workers()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(outcome.exit_code)
+
+
+def _end_workers() -> None:
+    """Of data loaders: they would complain, each with a traceback, that the process is gone."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and hasattr(signal, "SIGCHLD"):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the loader's own handler would raise
+        for worker in multiprocessing.active_children():
+            worker.kill()
 
 
 def _drop_output(descriptor: int) -> None:
@@ -242,9 +254,7 @@ class _Watchdog:
                 outcome = self._run.so_far(f"{complaint}it was ended after step {steps}")
                 if outcome is None:
                     outcome = ScriptOutcome(exit_code=1, steps=max(0, steps), error=complaint + _WHY_NO_STEP)
-                outcome.save(self._folder / OUTCOME)
-                sys.stdout.flush()
-                os._exit(outcome.exit_code)
+                _leave(outcome, self._folder)
             self._stopped.wait(self._patience_s)
 
 

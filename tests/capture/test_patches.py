@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from autosac.capture.device import autocast, kernels
 from autosac.capture.patches import installing as installing
@@ -118,6 +119,27 @@ def make_native(device: torch.device) -> Any:
         norm.weight.grad = None
 
     return norm, step
+
+
+def make_flexible(device: torch.device) -> Any:
+    """Compiled flexible attention of one projection, under autocast."""
+    projection = nn.Linear(16, 16, bias=False, device=device)
+    x = torch.zeros(1, 2, 128, 16, device=device)
+    attend = torch.compile(flex_attention)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            attend(x, projection(x), x.relu()).float().sum().backward()
+        projection.weight.grad = None
+
+    return projection, step
+
+
+def test_flexible_attention_under_autocast(capture: Capture) -> None:
+    """All three operands are cast, as CUDA's rule does it: TorchTitan's jobs on one GPU run under autocast."""
+    trace = capture(make_flexible).trace
+    (attention,) = (op for _, op in trace.operators() if trace.signatures[op.signature].name == "flex_attention")
+    assert [meta.dtype for meta in trace.signatures[attention.signature].inputs[:3]] == ["bfloat16"] * 3
 
 
 def test_native_operators(capture: Capture) -> None:

@@ -229,7 +229,7 @@ class Counted:
         """Note it."""
         self.begun.append(plan)
 
-    def under(self, plan: Plan) -> Any:
+    def under(self, plan: Plan, *, is_template: bool = False) -> Any:
         """The step under a plan."""
         self.plans.append(plan)
         simulation = self._captures.under(plan)

@@ -11,8 +11,10 @@ import pytest
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator import Pricing
+from autosac.planning.closed_loop import planner_for
 from autosac.planning.compiled_costs import unit_costs
-from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, modules_have_budgets, nearest
+from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, groups_of, modules_have_budgets, nearest
+from autosac.planning.planner import Goal
 from autosac.plans import Decision, Plan, Unit
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.solvers.mix import Cost
@@ -128,6 +130,29 @@ def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, captur
     own, some, nothing = (costs[f"layers.{i}"] for i in (5, 1, 2))
     assert costs["layers.3"] == some and costs["layers.4"] == nothing
     assert own.nbytes > some.nbytes > nothing.nbytes and own.ms < some.ms < nothing.ms
+
+
+@pytest.mark.capture
+@pytest.mark.slow
+def test_layers_with_flexible_attention_follow_their_policies(tmp_path: Path, capture_server: CaptureServer) -> None:
+    """TorchTitan's debug model with flexible attention: the planner's own policies keep, compiled, the bytes that they say, to
+    the byte, and Inductor makes every graph.
+    """
+    flexible = tuple("debugmodel_flex_attn" if word == "debugmodel" else word for word in JOB)
+    request = replace(REQUEST, overrides=flexible)
+    target = Target.of("h100-sxm-80gb", 8)
+    observed = simulation_of(capture_server.capture(replace(request, observe=True)), target)
+    none = simulation_of(capture_server.capture(request), target)
+    (group,) = groups_of(planner_for(observed, none, Goal(budget_bytes=1)).policies, none.trace)
+    decided = [policy for policy in group.policies if policy.has_decisions][: len(group.units)]
+    units = [policy.of(unit) for policy, unit in zip(decided, group.units, strict=True)]
+    plan = Plan(made_for=MADE_FOR, units=tuple(unit for unit in units if unit is not None))
+    kept = [unit.kept_bytes for unit in plan.units]
+    assert len(set(kept)) == len(group.units) == 6
+    plan.save(tmp_path / "plan.json")
+    trace = capture_server.capture(replace(request, checkpointing="plan", plan_file=str(tmp_path / "plan.json")))
+    costs = unit_costs(simulation_of(trace, target, plan), [unit.fqn for unit in plan.units])
+    assert trace.info.notes == () and [cost.nbytes for cost in costs.values()] == kept
 
 
 def test_what_is_expected_of_a_policy() -> None:

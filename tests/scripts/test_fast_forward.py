@@ -58,6 +58,35 @@ def test_all_steps_at_once(run: Any, tmp_path: Path) -> None:
     assert (tmp_path / "model.pt").stat().st_size > 4096 * (4096 + 1000) * 4
 
 
+BY_HAND = """
+import time
+import torch
+model = torch.nn.Linear(4096, 4096).cuda()
+begin = time.time()
+for step in range(8):
+    loss = model(torch.randn(4096, 4096, device="cuda")).sum()
+    model.zero_grad()
+    loss.backward()
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=-0.1)
+    loss.item()
+    now = time.time()
+    print(f"step {step}: {1e3 * (now - begin):.3f} ms")
+    begin = now
+"""
+
+
+def test_updates_by_hand(run: Any) -> None:
+    """Without an optimizer of torch.optim steps go on, too: each takes what the report says."""
+    ended = run(BY_HAND, "--fast-forward")
+    assert ended.returncode == 0, ended.stderr
+    assert "step 2 of the 8 that the script ran" in ended.stdout
+    step_ms = float(ended.stdout.split("step time")[1].split()[0])
+    printed_ms = [float(found) for found in re.findall(r"step \d+: ([\d.]+) ms", ended.stdout)]
+    assert len(printed_ms) == 8
+    assert all(abs(found - step_ms) < 0.1 for found in printed_ms[2:]), printed_ms
+
+
 def test_a_marker_that_is_not_there(run: Any) -> None:
     """One line, before anything is simulated."""
     ended = run(SCRIPT, "--step-marker", "trainer.update", "--synthetic-data", "label:2", "--json")

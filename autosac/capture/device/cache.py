@@ -125,6 +125,9 @@ class DispatchCache:
         template = self._template(device)
 
         def build(tensors: list[FakeTensor]) -> FakeTensor:
+            if _is_inference() and not tensors[base].is_inference():  # a view of an ordinary tensor is an ordinary one
+                with torch.inference_mode(mode=False):
+                    return build(tensors)
             meta = _empty_strided((0,), (1,), dtype=dtype, device=_META)
             meta.set_(tensors[base].untyped_storage(), offset, shape, stride)
             tensor = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
@@ -180,6 +183,9 @@ class DispatchCache:
         if kind in (list, tuple) and len(out) == len(flat) and all(map(operator.is_, out, flat)):
             return CachedCall(lambda tensors: kind([build(tensors) for build in builds]))
         return CachedCall(lambda tensors: pytree.tree_unflatten([build(tensors) for build in builds], spec))
+
+
+_is_inference = torch.is_inference_mode_enabled
 
 
 @per_operator

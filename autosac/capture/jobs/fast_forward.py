@@ -20,12 +20,21 @@ _Key = tuple[Any, ...]
 
 
 class FastForward:
-    """`recorded` counts the events of the step that have been recorded so far; `entered` gets the calls that no hook sees."""
+    """`recorded` counts the events of the step that have been recorded so far.
 
-    def __init__(self, recorded: Callable[[], int], entered: Callable[[torch.nn.Module], None]) -> None:
+    `entered` gets the calls that no hook sees; `differentiated` is told of each backward that is not computed.
+    """
+
+    def __init__(
+        self,
+        recorded: Callable[[], int],
+        entered: Callable[[torch.nn.Module], None],
+        differentiated: Callable[[], None],
+    ) -> None:
         self.active = False
         self._recorded = recorded
         self._entered = entered
+        self._differentiated = differentiated
         self._places: list[int] = []
         self._passed = 0
         self._returned: dict[_Key, Any] = {}
@@ -100,6 +109,7 @@ class FastForward:
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self.active:
                 self._pass()
+                self._differentiated()
                 if not kwargs.get("accumulate_grad"):
                     return tuple(torch.zeros_like(x) for x in args[3])
                 for parameter in self._parameters:

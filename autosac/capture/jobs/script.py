@@ -72,7 +72,7 @@ class ScriptSteps:
 
     def __init__(self, recorder: Recorder, listener: ScriptListener, period: int = 1, marker: str = "") -> None:
         self.recorder = recorder
-        self.forward = FastForward(lambda: len(recorder.log.events), self._replayed)
+        self.forward = FastForward(lambda: len(recorder.log.events), self._replayed, self._differentiated)
         self._marker = Marker(marker, self._marked) if marker else None
         self.number = self.complete = 0
         self._listener = listener
@@ -131,6 +131,8 @@ class ScriptSteps:
         self._has_modules = True
         if self._depth > 1 or not torch.is_grad_enabled() or self._updates is not None:
             return
+        if _in_backward():  # what is checkpointed runs again, maybe after an optimizer that steps in a backward's hook
+            return
         if self._is_over:
             self._begin()
         elif not self.number and any(p.requires_grad for p in module.parameters()):
@@ -156,6 +158,10 @@ class ScriptSteps:
     def _replayed(self, module: torch.nn.Module) -> None:
         self._enter(module)
         self._depth -= 1
+
+    def _differentiated(self) -> None:
+        """A backward has run, or would have."""
+        self._has_gradients = self._has_run_backward = True
 
     def _before(self, optimizer: torch.optim.Optimizer) -> None:
         if self._first is None:
@@ -223,7 +229,7 @@ class ScriptSteps:
         if has_backward and not _in_backward() and (self._is_over or not self.number):
             self._begin()
         if has_backward:
-            self._has_gradients = self._has_run_backward = True
+            self._differentiated()
             if self.number and not _in_backward():
                 self._forward_begins()
 
@@ -248,7 +254,7 @@ class ScriptSteps:
             self._listener.operator_ran()
             return
         if _in_backward():
-            self._has_gradients = self._has_run_backward = True
+            self._differentiated()
         elif self._first is None and self._marker is None:
             self._look_for_updates(func, args)
         if self._is_over and self._begins_step(args, kwargs, tensors):
@@ -262,6 +268,8 @@ class ScriptSteps:
         self._listener.operator_ran()
 
     def _begins_step(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
+        if _in_backward():
+            return False
         return not self._on_device(args, kwargs, tensors) or self._reads_parameter(args, kwargs, tensors)
 
     def _reads_parameter(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:

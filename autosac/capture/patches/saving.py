@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.patches.after_import import after_import
+from autosac.capture.patches.loading import Loader, device_for
+from autosac.capture.patches.unwritten import UnwrittenFiles
 
 
 def install(note: Callable[[str], None], written: bool) -> None:
@@ -31,7 +33,9 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
     What a script loads again, because it has saved it before, is a copy of what it saved.
     """
-    unwritten: dict[Any, tuple[Any, Any]] = {}
+    unwritten, loader = UnwrittenFiles(), Loader()
+    unwritten.install()
+    loader.install()
 
     def writer(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -46,21 +50,31 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
         return save
 
-    write, read = writer(torch.save), torch.load
+    write = writer(torch.save)
 
     @functools.wraps(torch.save)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if not written:  # with the file, so that no other one gets the identity of a buffer
-            unwritten[_place(f)] = f, pytree.tree_map(_Saved.of, obj)
+        if not written:
+            saved: dict[Any, Any] = {}
+            contents = pytree.tree_map(functools.partial(_Saved.of, known=saved), obj)
+            unwritten.write(f, contents, sum(each.nbytes for each in saved.values()))
         return write(obj, f, *args, **kwargs)
 
-    @functools.wraps(read)
+    @functools.wraps(torch.load)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        found = unwritten.get(_place(f))
-        if found is None:
-            return read(f, map_location, *args, **kwargs)
-        device = map_location if isinstance(map_location, (str, torch.device)) else None
-        return pytree.tree_map(lambda x: x.loaded(device) if isinstance(x, _Saved) else copy.deepcopy(x), found[1])
+        contents = unwritten.get(f)
+        if contents is None:
+            return loader.load(f, map_location, *args, **kwargs)
+        loaded: dict[_Saved, torch.Tensor] = {}
+
+        def one(value: Any) -> Any:
+            if not isinstance(value, _Saved):
+                return copy.deepcopy(value)
+            if value not in loaded:
+                loaded[value] = value.loaded(device_for(map_location, str(value.device)))
+            return loaded[value]
+
+        return pytree.tree_map(one, contents)
 
     vars(torch)["save"] = torch.serialization.save = save
     vars(torch)["load"] = torch.serialization.load = load
@@ -76,7 +90,7 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
     after_import("torch.distributed.checkpoint.state_dict_saver", replace("save", "async_save"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Saved:
     """A simulated tensor that was saved: it takes no memory on the device until it is loaded."""
 
@@ -86,21 +100,24 @@ class _Saved:
     device: torch.device
 
     @classmethod
-    def of(cls, value: Any) -> Any:
-        """Everything else is itself."""
+    def of(cls, value: Any, known: dict[Any, Any] | None = None) -> Any:
+        """Everything else is itself. `known`: those of the same file, of which each is saved once."""
         if not isinstance(value, FakeTensor):
-            return value
-        return cls(tuple(value.shape), value.stride(), value.dtype, value.device)
+            return value.clone() if type(value) is torch.Tensor and known is not None else value
+        saved = cls(tuple(value.shape), value.stride(), value.dtype, value.device)
+        if known is None:
+            return saved
+        place = value.untyped_storage()._cdata, value.storage_offset(), saved.shape, saved.stride, saved.dtype
+        return known.setdefault(place, saved)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def loaded(self, device: Any) -> torch.Tensor:
         """A new tensor like it, on this device or (None) where it was."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device)
-
-
-def _place(file: Any) -> Any:
-    """Where a file is: its path, however it is given, or the buffer itself."""
-    name = getattr(file, "name", file)
-    return os.path.realpath(name) if isinstance(name, (str, os.PathLike)) else id(file)
 
 
 def _copies() -> None:

@@ -18,7 +18,7 @@ from torch.utils._device import _device_constructors
 
 from autosac.capture.device import shadows, values
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.patches import frameworks, saving, threads
+from autosac.capture.patches import frameworks, lazy, saving, threads
 from autosac.capture.patches.tensors import exchange
 from autosac.errors import CaptureError
 
@@ -33,6 +33,7 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     _tensors_of_tensors()
     _other_fake_modes()
     saving.install(note, checkpoints)
+    lazy.install()
     _loading(note)
     _profiler(note)
     _spawned()
