@@ -1,8 +1,9 @@
 """Lower bounds of layouts taken at random from a space against all that is worked out of them.
 
 Checked of each layout: both bounds of the step against its best row that fits and against the step without checkpointing; of
-each row, the step without checkpointing, the bound within the memory that the row itself takes, and the memory bound. A bound above what it bounds is wrong:
-"proven" would be, too. Where all layouts of a space are checked, the search's best is compared with the best of all.
+each row, the step without checkpointing, the bound within the memory that the row itself takes, and the memory bound. A bound
+above what it bounds is wrong: "proven" would be, too. Where all layouts of a space are checked, the search's best is compared
+with the best of all.
 """
 
 from __future__ import annotations
