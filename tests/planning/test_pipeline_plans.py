@@ -7,14 +7,18 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autosac.errors import InfeasibleError, UsageError
+from autosac.planning import closed_loop
 from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.joint_prices import JointPrices
 from autosac.planning.pipeline_plans import make_pipeline_plans
 from autosac.planning.planner import Planner
+from autosac.plans import Plan
 from autosac.simulation import Pipeline, Simulation
+from autosac.trace import Phase
 
 MIB = 2**20
 MakeJob = Callable[..., Any]
@@ -108,3 +112,61 @@ def test_what_hides_is_told(make_job: MakeJob) -> None:
     hidden_ms = second.recompute_ms - exposed_ms[1]
     assert f"{second.recompute_ms:.1f} ms recomputed ({hidden_ms:.1f} ms of it hidden)" in planned.notes[1]
     assert planned.notes[2].startswith(f"{exposed_ms[1]:.1f} ms of the step is recomputation")
+
+
+class Deceived:
+    """A derivation that says at first that recomputation takes no time, until a capture shows that it does."""
+
+    def __init__(self, job: Any) -> None:
+        self.job, self.is_wrong = job, True
+        self.made_up: list[Simulation] = []
+        self.captured: list[Plan] = []
+
+    def prepare(self, _: Plan) -> None:
+        """Nothing."""
+
+    def expect(self, _: Plan) -> None:
+        """Nothing."""
+
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+        simulation: Simulation = self.job.under(plan)
+        if not self.is_wrong:
+            return simulation
+        free = [getattr(event, "phase", None) is Phase.RECOMPUTE for event in simulation.trace.events]
+        event_ms = np.where(free, 0.0, simulation.pricing.event_ms)
+        made_up = replace(simulation)
+        vars(made_up)["pricing"] = replace(simulation.pricing, event_ms=event_ms)
+        self.made_up.append(made_up)
+        return made_up
+
+    def derived(self, _: Plan) -> None:
+        """Nothing is known before."""
+
+    def is_derived(self, simulation: Simulation) -> bool:
+        """Whether it was made up."""
+        return any(simulation is other for other in self.made_up)
+
+    def confirm(self, plan: Plan, _: Simulation, __: float) -> bool:
+        """It never is as it was derived."""
+        self.captured.append(plan)
+        self.is_wrong = False
+        return False
+
+    def notes(self) -> tuple[str, ...]:
+        """What is to be told."""
+        return () if self.is_wrong else ("derived steps were not as captured ones: every plan was captured",)
+
+
+def test_what_is_not_as_derived_is_planned_again(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both stages are: the plan is the best one after all, as captured."""
+    jobs = [make_job(LAYERS), make_job(LAYERS, rank=1, slowness=1.7)]
+    derivations = [Deceived(job) for job in jobs]
+    given = iter(derivations)
+    monkeypatch.setattr(closed_loop, "derivation_for", lambda *_: next(given))
+    (planned,) = make_pipeline_plans(jobs, goal(4.1), (int(4.1 * MIB),))
+    assert isinstance(planned, Planned)
+    assert all(len(derivation.captured) == 1 for derivation in derivations)
+    assert planned.plan.predictions["autosac"].step_ms == pytest.approx(shortest_ms(jobs, int(4.1 * MIB)))
+    assert planned.plan.predictions["autosac"].recompute_ms > 0
+    assert "every stage: derived steps were not as captured ones: every plan was captured" in planned.notes
