@@ -28,7 +28,7 @@ class StepCaptures(ABC):
         return self._capture()
 
     def observed(self) -> Simulation:
-        """The step with its regions observed."""
+        """The step with its regions observed, and without compilation."""
         if self._observed is None:
             self._observed = self._capture(observe=True)
         return self._observed
@@ -36,7 +36,8 @@ class StepCaptures(ABC):
     def baselines(self) -> Mapping[str, Simulation]:
         """The step without checkpointing, and with everything recomputed that may be."""
         if not self._baselines:
-            self._baselines = {"none": self.observed(), "full": self.under(full_plan(self.observed()))}
+            none = self.plain() if self.observed().trace.info.compiled else self.observed()
+            self._baselines = {"none": none, "full": self.under(full_plan(self.observed()))}
         return self._baselines
 
     def failures(self) -> Mapping[str, str]:

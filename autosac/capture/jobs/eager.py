@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from autosac.capture.device import dynamic
 from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.capture.failures import IN_A_STEP, capture_error, how_it_ended
+from autosac.capture.jobs.script_model import ModelFinder
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.patches import installing as patches
@@ -133,24 +135,46 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
     assumed: dict[str, None] = {}
     dynamic.on_assumption(lambda text: assumed.setdefault(text))
     with session.active() as recorder, _losses_of(request):
+        finder = ModelFinder(partial(_change, request, recorder), compiles=not request.observe)
+        finder.install()
         try:
             made = make_step(session.device)
+        except errors.AutosacError:
+            raise
         except Exception as e:
             raise capture_error(e, "building the training step") from e
         model, step = made if isinstance(made, tuple) else (None, made)
-        if request.observe or request.plan_file:
-            if model is None:
-                raise errors.UsageError("planning needs the model: make_step(device) has to return (model, step)")
-            if request.plan_file:
-                apply_plan_file(model, request.plan_file, recorder)
-            else:
-                observe_candidates([model], recorder)
+        _complete(finder, model, request, recorder)
         _run_steps(model, step, request, recorder)
         if request.target == "gpu" and not recorder.storages.storages:
             raise errors.CaptureError(
                 "the step put nothing on the simulated GPU: build model and batch on the device that make_step is called with"
             )
-        return recorder.trace(replace(_info(model, request), notes=(*assumed, *partition.left_out())))
+        info = replace(_info(model, request), compiled=finder.is_compiled, notes=(*assumed, *partition.left_out()))
+        return recorder.trace(info)
+
+
+def _change(request: EagerRequest, recorder: Recorder, model: torch.nn.Module) -> None:
+    """What is done to the model of a request, before anything compiles it."""
+    if request.plan_file:
+        apply_plan_file(model, request.plan_file, recorder)
+    elif request.observe:
+        observe_candidates([model], recorder)
+
+
+def _complete(finder: ModelFinder, model: Any, request: EagerRequest, recorder: Recorder) -> None:
+    """Change the model, unless that was done where it was compiled. UsageError if it was not complete there."""
+    if not (request.observe or request.plan_file):
+        return
+    if model is None:
+        raise errors.UsageError("planning needs the model: make_step(device) has to return (model, step)")
+    if finder.model is None:
+        _change(request, recorder, model)
+    elif finder.model is not modules.unwrapped(model):
+        raise errors.UsageError(
+            "make_step compiles or wraps a module before it is a part of the model that make_step returns: build the whole "
+            "model first"
+        )
 
 
 def _losses_of(request: EagerRequest) -> AbstractContextManager[None]:

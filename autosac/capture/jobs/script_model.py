@@ -18,12 +18,16 @@ from torch import nn
 
 
 class ModelFinder:
-    """Calls `action` with the script's model, once. `compiles`: whether `torch.compile` of a module may compile it."""
+    """Calls `action` with the script's model, once. `compiles`: whether `torch.compile` of a module may compile it.
+
+    `model` is what was found, `is_compiled` whether the script asks to compile a module.
+    """
 
     def __init__(self, action: Callable[[nn.Module], None], *, compiles: bool) -> None:
         self._action = action
         self._compiles = compiles
-        self._found = False
+        self.model: nn.Module | None = None
+        self.is_compiled = False
 
     def install(self) -> None:
         """Meet modules where they are wrapped."""
@@ -48,6 +52,7 @@ class ModelFinder:
             first = args[position] if len(args) > position else kwargs.get("module", kwargs.get("model"))
             if isinstance(first, nn.Module):
                 self.meet(first)
+                self.is_compiled |= name == "compile"
                 if identity:
                     return first
             return original(*args, **kwargs)
@@ -56,9 +61,9 @@ class ModelFinder:
 
     def meet(self, module: nn.Module) -> None:
         """A part of the model."""
-        if not self._found:
-            self._found = True
-            self._action(outermost(module))
+        if self.model is None:
+            self.model = outermost(module)
+            self._action(self.model)
 
 
 def outermost(module: nn.Module) -> nn.Module:

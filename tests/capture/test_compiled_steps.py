@@ -1,0 +1,83 @@
+"""Plans of plain PyTorch steps that compile their layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosac.api import EagerCaptures
+from autosac.capture.jobs.eager import EagerRequest, capture_eager
+from autosac.errors import UsageError
+from autosac.planning.closed_loop import Goal, make_plan
+from autosac.simulation import Target
+
+WIDTH, TOKENS, LAYERS = 256, 4096, 3
+
+
+class Layer(nn.Module):
+    """Two products with something to fuse between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def make(style: str, device: torch.device) -> tuple[nn.Module, Any]:
+    """A step of layers that are compiled one by one, or ("early") before they are in a model."""
+    layers = [Layer().to(device) for _ in range(LAYERS)]
+    if style == "early":
+        layers[0].compile()
+    model = nn.Sequential(*layers)
+    if style == "layers":
+        for layer in layers:
+            layer.compile()
+    x = torch.randn(TOKENS, WIDTH, device=device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        model.zero_grad()
+
+    return model, step
+
+
+def test_the_observed_step_is_not_compiled() -> None:
+    """Its regions show all operators of the layers, which compiled code would hide; the step itself has generated kernels."""
+    observed = capture_eager(partial(make, "layers"), EagerRequest(observe=True))
+    names = [call.op for call in next(r for r in observed.regions if observed.modules[r.module] == "1").calls]
+    assert [n for n in names if n.startswith("aten.") and "t.default" not in n] == [
+        "aten.mm.default",
+        "aten.tanh.default",
+        "aten.mm.default",
+        "aten.add.Tensor",
+    ]
+    plain = capture_eager(partial(make, "layers"), EagerRequest())
+    assert observed.info.compiled and plain.info.compiled
+    assert not any(signature.name.startswith("triton.") for signature in observed.signatures)
+    assert any(signature.name.startswith("triton.") for signature in plain.signatures)
+
+
+def test_a_module_that_is_compiled_before_it_is_in_the_model() -> None:
+    """It could not be found in the plan's model: one line says what to do."""
+    with pytest.raises(UsageError, match="build the whole model first"):
+        capture_eager(partial(make, "early"), EagerRequest(observe=True))
+
+
+@pytest.mark.slow
+def test_plans_are_made_for_the_compiled_step() -> None:
+    """The plan is a mix of policies that were measured as compiled. It fits, and is no slower than full checkpointing."""
+    captures = EagerCaptures(partial(make, "layers"), Target.of("h100-sxm-80gb", 1))
+    none, full = (captures.baselines()[name] for name in ("none", "full"))
+    budget = (none.peak_reserved_bytes + full.peak_reserved_bytes) // 2
+    planned = make_plan(captures, Goal(budget_bytes=budget))
+    assert planned.plan.units and planned.simulation.trace.info.compiled
+    assert planned.simulation.peak_reserved_bytes <= budget < none.peak_reserved_bytes
+    assert none.step_ms <= planned.simulation.step_ms <= full.step_ms
+    assert any("policies were measured" in note for note in planned.notes)
