@@ -27,6 +27,7 @@ from autosac.simulation import Simulation
 
 _TWO_LINES = """    import autosac
     model = autosac.apply(model, "{path}")"""
+_RECOMPUTES = "the script recomputes activations by itself, also under a plan: without that a plan has more to decide"
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -69,7 +70,7 @@ def _show(
     out.print(reports.simulation_summary(simulation, what))
     if len(ranks) > 1:
         out.print(reports.ranks_table(ranks))
-    for note in _notes(simulation, result):
+    for note in _notes(arguments, simulation, result):
         out.print(f"- {note}", soft_wrap=True, markup=False)
     if arguments.time:
         out.print(time_tables(simulation))
@@ -78,14 +79,17 @@ def _show(
         out.print(idle_table(simulation.idle))
 
 
-def _notes(simulation: Simulation, result: RanksResult) -> tuple[str, ...]:
-    """What was assumed."""
+def _notes(arguments: argparse.Namespace, simulation: Simulation, result: RanksResult) -> tuple[str, ...]:
+    """What was assumed, and what limits a plan."""
+    notes = result.outcome.notes
+    if arguments.plan is not None and simulation.recompute_ms:
+        notes = (*notes, _RECOMPUTES)
     world_size = simulation.trace.info.world_size
     if world_size == 1:
-        return result.outcome.notes
+        return notes
     numbers = ", ".join(map(str, result.ran))
     rest = "" if len(result.ran) == world_size else "; each of the others is assumed to be like one of them"
-    notes = (*result.outcome.notes, f"of {world_size} ranks, {numbers} ran{rest}")
+    notes = (*notes, f"of {world_size} ranks, {numbers} ran{rest}")
     if result.outcome.printed or len(result.ran) == 1:
         return notes
     return (
@@ -123,7 +127,7 @@ def _document(
     document["script"] = {
         "steps": outcome.steps,
         "kept": outcome.kept,
-        "notes": _notes(simulation, result),
+        "notes": _notes(arguments, simulation, result),
         "ran": result.ran,
     }
     document["ranks"] = [

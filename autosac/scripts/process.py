@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from autosac.target import TargetGPU
 
 
+_end_process = os._exit
 _WHY_NO_STEP = (
     "a step ends with the step() of a torch.optim optimizer; it may prepare data, wait for input or for another process, or "
     "train in another process. --patience sets how long to wait"
@@ -53,7 +55,7 @@ def _leave(outcome: ScriptOutcome, folder: Path) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(outcome.exit_code)
+    _end_process(outcome.exit_code)
 
 
 def _end_workers() -> None:
@@ -101,6 +103,7 @@ def _run(request: ScriptRequest, folder: Path, clock: SimulatedClock | None) -> 
     _set_up(request)
     prints = _Prints()
     run.leave = lambda: _leave(replace(run.finish(0), printed=prints.any), folder)
+    _exit_with(lambda code: _leave(replace(run.finish(code), printed=prints.any), folder))
     watchdog = _Watchdog(request, run, folder)
     try:
         with run.active():
@@ -110,6 +113,18 @@ def _run(request: ScriptRequest, folder: Path, clock: SimulatedClock | None) -> 
     finally:
         watchdog.stop()
     return replace(run.finish(code), printed=prints.any)
+
+
+def _exit_with(leave: Callable[[int], NoReturn]) -> None:
+    """`os._exit` of this process, which is how some scripts end, leaves what has been found so far."""
+    process = os.getpid()
+
+    def exit_now(status: int) -> NoReturn:
+        if os.getpid() == process:
+            leave(status)
+        _end_process(status)
+
+    vars(os)["_exit"] = exit_now
 
 
 class _Prints:

@@ -9,7 +9,6 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +93,18 @@ class ScriptRun:
     def _model_finder(self) -> ModelFinder | None:
         """Finds the model that is observed, or follows a plan."""
         request, recorder = self._request, self._session.recorder
-        if request.observe:
-            finder = ModelFinder(lambda model: observe_candidates([model], recorder), compiles=False)
-        elif request.plan_file is not None:
-            follow = partial(apply_plan_file, path=request.plan_file, recorder=recorder, strictly=False)
-            finder = ModelFinder(follow, compiles=True)
-        else:
+
+        def change(model: torch.nn.Module) -> None:
+            if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+                recorder.add_model(model)  # nobody calls it: its parts would be taken for models
+            if request.observe:
+                observe_candidates([model], recorder)
+            else:
+                apply_plan_file(model, str(request.plan_file), recorder, strictly=False)
+
+        if not request.is_changed:
             return None
+        finder = ModelFinder(change, compiles=not request.observe)
         finder.install()
         return finder
 

@@ -49,6 +49,29 @@ while True:
     except BaseException as error:
         print(f"goes on after {type(error).__name__}", flush=True)
 """
+DAEMON = """
+import os
+if os.fork():
+    os._exit(0)
+os.setsid()
+import torch
+while True:
+    torch.ones(4, device="cuda").sum().item()
+"""
+EXITS = """
+import os, sys
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    sys.exit(5)
+except SystemExit as error:
+    print("caught", error.code, flush=True)
+for _ in range(2):
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+os._exit(int(os.environ.get("EXIT_CODE", "0")))
+"""
 WITHOUT_END = """
 import os, sys, time
 import torch
@@ -92,6 +115,27 @@ def test_a_script_that_catches_everything(run: Any) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("goes on after StopScript") == 3
     assert "step 2 of the 3 that the script ran" in ended.stdout
+
+
+def test_a_script_that_becomes_a_daemon(run_alone: Any, tmp_path: Path) -> None:
+    """Its first process does nothing on the GPU, which is said; the daemon does not outlive the command."""
+    before = processes()
+    ended = run_alone(DAEMON)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(
+        "autosac: the script has put nothing on the GPU: it trains on the CPU, or in a process of"
+    )
+    assert not {pid for pid in processes() - before if _is_of(tmp_path, pid)}
+
+
+@pytest.mark.parametrize("code", [0, 6])
+def test_a_script_that_ends_its_process(run: Any, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """`os._exit`: its step is reported, or its exit code; `sys.exit` that the script catches itself ends nothing."""
+    monkeypatch.setenv("EXIT_CODE", str(code))
+    ended = run(EXITS)
+    assert ended.returncode == code
+    assert ended.stdout.startswith("caught 5\n")
+    assert ("step 2 of the 2 that the script ran" in ended.stdout) == (code == 0)
 
 
 def test_patience_ends(run_alone: Any, tmp_path: Path) -> None:

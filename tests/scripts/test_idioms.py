@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from autosac.plans import Plan
 from autosac.trace import Op, Phase, Trace
 
 LAZY = """
@@ -62,6 +63,35 @@ while True:
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
+"""
+FROZEN_FIRST = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 2048), nn.Linear(2048, 512)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+encoder, model = nn.Sequential(nn.Linear(512, 512)).cuda().requires_grad_(False), Model().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(encoder(torch.randn(16384, 512, device="cuda"))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """
 PROFILED = """
 import torch
@@ -124,6 +154,14 @@ def test_two_optimizers(run: Any, tmp_path: Path) -> None:
     trace = Trace.load(tmp_path / "step.trace")
     names = [trace.signatures[event.signature].name for event in trace.events if type(event) is Op]
     assert names.count("aten._fused_adamw_.default") == 2
+
+
+def test_what_is_not_trained_is_called_first(run: Any, tmp_path: Path) -> None:
+    """The model that is planned is the one that is trained."""
+    ended = run(FROZEN_FIRST, "--plan", "1.5GiB", "-o", "plan.json")
+    assert ended.returncode == 0, ended.stderr
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.units and {unit.fqn.split(".")[0] for unit in plan.units} == {"blocks"}
 
 
 def test_the_profiler_writes_kernels(run: Any, tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ class Recorder:
 
     def enter_module(self, module: torch.nn.Module, args: Any) -> None:
         """A module's forward begins."""
-        if not self.model_parts:
-            self.add_model(module)
+        if not self.model_parts and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+            self.add_model(module)  # a teacher, or an encoder that is not trained, may have been called before
         if self.phases.enter_module(module):
             self.storages.label_inputs(args)
 

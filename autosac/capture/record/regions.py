@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.signatures import is_random, is_view, mutated_arguments, scalar_arguments, tensor_meta
 from autosac.integrations.observe import RegionRecorder
-from autosac.integrations.operators.modules import unwrapped
+from autosac.integrations.operators.modules import clean_name, unwrapped
 from autosac.integrations.recompute.entries import Observer
 from autosac.trace import UNSHARD, Alloc, Call, Free, Op, Region
 
@@ -26,18 +26,20 @@ _MUST_SAVE = {"aten.topk.default", "aten.max.default", "aten.histc.default"}
 def candidate_modules(model: nn.Module) -> list[str]:
     """Names of the modules that could be checkpointed: called, not leaves, with parameters that need gradients.
 
-    The root is none (its loss and logits live outside), nor are containers, which are never called.
+    The names are clean ones. The root is none (its loss and logits live outside), nor are containers, which are never called.
     """
     containers = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-    return [
+    named = ((clean_name(name), module) for name, module in unwrapped(model).named_modules())
+    found = [
         name
-        for name, module in unwrapped(model).named_modules()
+        for name, module in named
         if name
         and any(True for _ in module.children())
         and not (isinstance(module, containers) and type(module).forward is nn.Module.forward)
         and not isinstance(module, containers[:2])
         and any(p.requires_grad for p in module.parameters())
     ]
+    return list(dict.fromkeys(found))  # a wrapper has the name of what it wraps
 
 
 class RegionLog:
