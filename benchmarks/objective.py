@@ -52,7 +52,10 @@ def compare(job: TitanJob, budgets: list[int], kind: str) -> Table:
         table.add_row("", *_row("no checkpointing", base, base.step_ms, kind))
         found = {
             objective: make_plans(
-                captures, Goal(budget_bytes=budgets[0], budget_kind=kind, objective=objective), budgets, job.progress
+                captures,
+                Goal(budget_bytes=budgets[0], budget_kind=kind, objective=objective, changes=False),
+                budgets,
+                job.progress,
             )
             for objective in OBJECTIVES
         }

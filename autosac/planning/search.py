@@ -248,7 +248,7 @@ class Search:
         best = self._fastest(goal)
         if not goal.changes or goal.solver in ADDITIVE or best is None or not best.plan.units:
             return
-        if not self._verifier.is_derived(best.simulation):
+        if not self._verifier.is_derived(best.simulation) and self._verifier.derived(best.plan) is None:
             return
         self._progress("changing single modules")
         found, tries = LocalSearch(self._planner, self._verifier).climb(goal, best)

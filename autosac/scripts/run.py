@@ -33,6 +33,7 @@ from autosac.capture.patches import scripts as script_patches
 from autosac.errors import UsageError
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
+from autosac.runtime_sim import write_chrome_trace
 from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.devices import check_devices
 from autosac.scripts.differences import StepDifferences, StepSize
@@ -64,6 +65,7 @@ class ScriptRun:
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
         self._times = StepTimes(self._present, self._simulation, self._has_changed)
         self._kept: tuple[int, Trace] | None = None
+        self._shown: Simulation | None = None  # the kept step, with those of other ranks
         self._notes: dict[str, None] = {}
         self._differences = StepDifferences()
         self._compared = 0, 0  # the step and its events when it was last compared with the reported one
@@ -77,7 +79,7 @@ class ScriptRun:
             self._exchange = Exchange(Path(request.shared), request.rank, request.shown)
             exchanged.exchange_with(self._exchange)
         meshes.install(request.rank)
-        script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints)
+        script_patches.install(self._session.mode, self._note, self._write_timeline, checkpoints=request.checkpoints)
         if request.synthetic is not None:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._falling)
@@ -229,7 +231,7 @@ class ScriptRun:
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
                 self._note_step(simulation.trace)
-                shown = self._together(simulation)
+                shown = self._shown = self._together(simulation)
                 self._times.keep(shown, simulation.step_ms)
                 self._differences.report(StepSize(number, self._memory.step_peak_bytes, shown.step_ms), calls)
                 if self._request.fast_forward:
@@ -301,6 +303,13 @@ class ScriptRun:
             return self._steps.number, self._steps.forward.events
         log = self._session.recorder.log
         return self._steps.number, len(log.events) if self._steps.number else 0
+
+    def _write_timeline(self, path: str) -> bool:
+        """The kept step, or what there is before it, as a Chrome trace. Whether there is anything."""
+        if self._shown is None and not self._present()[1]:
+            return False
+        write_chrome_trace((self._shown or self._simulation()).timeline, path)
+        return True
 
     def _simulation(self) -> Simulation:
         """The step that is recorded now, as far as it has come."""

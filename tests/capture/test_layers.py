@@ -11,6 +11,7 @@ import pytest
 from autosac.capture.jobs.layers import Layering, kinds, repetition
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
+from autosac.derivation import is_alike_outside
 from autosac.induction import Refusal, capturing, difference, joined
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.plans.layers import in_all_layers
@@ -133,6 +134,23 @@ def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
     assert server.capture(replace(request, cut=0)).info.cut == Cut(3, 1, 40)
     assert difference(under_way.result(), full.result()) is None
     assert refused == []
+
+
+@pytest.mark.parametrize("mode", ["full", "selective-op"])
+def test_two_cuts_of_a_job_with_checkpointing_are_enough(server: CaptureServer, mode: str) -> None:
+    """The step without checkpointing confirms what they predict: the capture of all layers, row by row."""
+    names = ("--model.name", "qwen3", "--model.flavor", "14B", *SMALL)
+    request = replace(_request("llama3", 8, mode=mode), overrides=names)
+    none = capturing(server, replace(request, checkpointing="none", observe=True)).result()
+    answers: list[bool] = []
+
+    def agrees(trace: Trace) -> bool:
+        answers.append(is_alike_outside(none, trace))
+        return answers[-1]
+
+    under_way = capturing(server, request, agrees=agrees)
+    assert difference(under_way.result(), server.capture(request)) is None
+    assert answers == [True]
 
 
 def test_a_job_under_a_plan_for_every_layer_is_cut(server: CaptureServer, tmp_path: Path) -> None:

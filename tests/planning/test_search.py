@@ -78,6 +78,9 @@ class Fake:
     def costs(self) -> None:
         return None
 
+    def derived(self, plan: Plan) -> Any:
+        return self.under(plan) if self.derives else None
+
     def policies_of(self, *_: Any) -> None:
         return None
 

@@ -11,7 +11,7 @@ import pytest
 from autosac.planning.closed_loop import Planned, make_plans
 from autosac.planning.planner import Goal, Planner
 from autosac.planning.search import Search
-from autosac.planning.step_costs import AddedWork, StepCosts
+from autosac.planning.step_costs import AddedWork, StepCosts, UnitCost
 from autosac.runtime_sim import INSTANT_HOST, HostModel
 
 MIB = 2**20
@@ -188,3 +188,18 @@ def test_more_memory_never_means_a_slower_plan(make_job: MakeJob) -> None:
     times = [planned.simulation.step_ms for _, planned in curve]
     assert times == sorted(times, reverse=True) and times[0] > times[-1]
     assert all(planned.simulation.peak_active_bytes <= budget for budget, planned in curve)
+
+
+def test_what_counts_for_less_is_recomputed(make_job: MakeJob) -> None:
+    """Where a layer's recomputation counts for a tenth, it is that layer which recomputes; what a plan pays is scaled alike,
+    and the least possible is no more than that. (Of the last layer nothing is gone where memory peaks.)
+    """
+    planner = Planner(make_job().observed(), goal(1))
+    inner = without(planner, 2).budget_bytes
+    for cheap in range(3):
+        costs = tuple(UnitCost(share=0.1 if layer == cheap else 1.0) for layer in range(4))
+        plan, solution = planner.solve(inner, costs)
+        assert {unit.fqn for unit in plan.units if unit.recompute_ms} == {f"layers.{cheap}"}
+        assert solution.recompute_ms == pytest.approx(0.45)
+        spent_ms, least_ms = planner.bounds(plan, costs)
+        assert spent_ms == pytest.approx(0.45) and least_ms <= spent_ms

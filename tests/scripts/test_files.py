@@ -41,6 +41,9 @@ print(torch.load("last.pt")["step"])
 buffer = io.BytesIO()
 torch.save(weights, buffer)
 print(tuple(torch.load(io.BytesIO(buffer.getvalue()))["weight"].shape))
+pathlib.Path("sent.pt").write_bytes(buffer.getvalue())  # as Lightning does
+with open("sent.pt", "rb") as file:
+    print(torch.load(file)["tied"].device, torch.load("sent.pt")["tied"].device)
 try:
     os.remove("new.tmp")
 except FileNotFoundError as error:
@@ -66,11 +69,12 @@ def test_a_checkpoint_that_is_not_written(run: Any, tmp_path: Path) -> None:
     torch.save({"step": 7}, tmp_path / "last.pt")
     ended = run(SAVES)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[:5] == [
+    assert ended.stdout.splitlines()[:6] == [
         f"False {256 * 256 * 4} True",
         "cpu True cuda:0",
         "7",
         "(256, 256)",
+        "cuda:0 cuda:0",
         "there is no new.tmp",
     ]
-    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["last.pt", "train.py"]
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["last.pt", "sent.pt", "train.py"]

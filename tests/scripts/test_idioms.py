@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,32 @@ for step in range(9):
     x.sum().backward()
     print("step", step)
 """
+TWO_OPTIMIZERS = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+optimizers = [torch.optim.AdamW(part.parameters(), fused=True) for part in model]
+while True:
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+PROFILED = """
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+model = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with profile(
+    activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+    schedule=schedule(wait=1, warmup=1, active=1),
+    on_trace_ready=tensorboard_trace_handler("traces", worker_name="one", use_gzip=True),
+) as profiler:
+    for _ in range(9):
+        model(torch.randn(512, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        profiler.step()
+"""
 WORKERS = """
 import torch
 
@@ -87,6 +115,25 @@ def test_an_optimizer_in_the_backward(run: Any, tmp_path: Path) -> None:
     operators = [event for event in trace.events if type(event) is Op]
     products = [event.phase for event in operators if trace.signatures[event.signature].name == "aten.addmm.default"]
     assert products == [Phase.FORWARD] * 6 + [Phase.RECOMPUTE] * 3
+
+
+def test_two_optimizers(run: Any, tmp_path: Path) -> None:
+    """The second one's first update, which makes its state, begins no step: the kept one has one update of each."""
+    ended = run(TWO_OPTIMIZERS, "--save-capture", "step.trace")
+    assert ended.returncode == 0, ended.stderr
+    trace = Trace.load(tmp_path / "step.trace")
+    names = [trace.signatures[event.signature].name for event in trace.events if type(event) is Op]
+    assert names.count("aten._fused_adamw_.default") == 2
+
+
+def test_the_profiler_writes_kernels(run: Any, tmp_path: Path) -> None:
+    """The file of the script's own profiler is the simulated step: its two products run on the GPU."""
+    ended = run(PROFILED, "--steps", "4")
+    assert ended.returncode == 0, ended.stderr
+    (path,) = tmp_path.glob("traces/one.*.pt.trace.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    kernels = [event["name"] for event in events if event.get("cat") == "kernel"]
+    assert sum("mm" in name for name in kernels) == 2
 
 
 def test_workers_end_without_a_word(run: Any) -> None:

@@ -20,6 +20,16 @@ def tiny() -> Trainer.Config:
     return config
 
 
+def flexible() -> Trainer.Config:
+    """Two layers of the debug model, with the flexible attention that TorchTitan gives it."""
+    config = llama3_debugmodel()
+    del config.model_spec.model.layers[2:]
+    config.training.local_batch_size = 2
+    config.training.seq_len = 128
+    config.parallelism.spmd_backend = "partial_dtensor"
+    return config
+
+
 def planned() -> Trainer.Config:
     """The tiny job, checkpointed by a plan that is not there."""
     config = tiny()

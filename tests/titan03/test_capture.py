@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 import torch
 
 from autosac.errors import AutosacError, CaptureError, UsageError
+from autosac.planning.closed_loop import planner_for
 from autosac.planning.compiled_costs import unit_costs
+from autosac.planning.compiled_policies import groups_of
+from autosac.planning.planner import Goal
 from autosac.plans import Decision, Plan, Unit
 from autosac.simulation import Target, simulation_of
 from autosac.trace import Collective, Op, Phase, Trace
@@ -161,6 +165,25 @@ def test_compiled_layers_run_policies_of_their_own(capture: Capture, tmp_path: P
     trace = capture("--compile.enable", checkpointing="plan", plan_file=str(path))
     costs = unit_costs(simulation_of(trace, Target.of("h100-sxm-80gb", 1)), ("layers.0", "layers.1"))
     assert costs["layers.0"].nbytes < costs["layers.1"].nbytes and costs["layers.0"].ms > costs["layers.1"].ms
+
+
+def test_compiled_layers_with_flexible_attention_follow_their_policies(capture: Capture, tmp_path: Path) -> None:
+    """Of the planner's policies one with decisions keeps, compiled, the bytes that it says, to the byte; its neighbour, which
+    recomputes everything, none. Inductor makes every graph.
+    """
+    job = partial(capture, "--compile.enable", *EAGER, job="jobs:flexible")
+    target = Target.of("h100-sxm-80gb", 1)
+    observed, none = (simulation_of(job(checkpointing="none", observe=o), target) for o in (True, False))
+    (group,) = groups_of(planner_for(observed, none, Goal(budget_bytes=1)).policies, none.trace)
+    full, few = [policy for policy in group.policies if policy.has_decisions][:2]
+    units = [policy.of(unit) for policy, unit in zip((full, few), group.units, strict=True)]
+    plan = Plan(made_for=MADE_FOR, units=tuple(unit for unit in units if unit is not None))
+    plan.save(tmp_path / "plan.json")
+    trace = job(checkpointing="plan", plan_file=str(tmp_path / "plan.json"))
+    costs = unit_costs(simulation_of(trace, target, plan), [unit.fqn for unit in plan.units])
+    assert [cost.nbytes for cost in costs.values()] == [unit.kept_bytes for unit in plan.units]
+    assert plan.units[0].kept_bytes == 0 < plan.units[1].kept_bytes
+    assert not any("Inductor could not compile" in note for note in trace.info.notes)
 
 
 def test_a_job_that_has_a_plan_is_captured_under_another_policy(capture: Capture) -> None:

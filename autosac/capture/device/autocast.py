@@ -193,7 +193,8 @@ class Autocast:
 
     def _higher_order(self) -> None:
         """Higher-order operators do what they do on CUDA: most ignore autocast, flexible attention casts its operands."""
-        ours, cuda = torch._C.DispatchKey.AutocastPrivateUse1, torch._C.DispatchKey.AutocastCUDA
+        keys: Any = torch._C.DispatchKey
+        ours, cuda = keys.AutocastPrivateUse1, keys.AutocastCUDA
         ignoring = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
         if ours not in ignoring:  # those that are made from now on
             ignoring.append(ours)

@@ -4,7 +4,8 @@ Nobody says what a step of a script is. It is what happens from one `Optimizer.s
 next. More exactly, after that call a step ends, and the next one begins, with
 
 - a module's forward with gradients enabled that no other module calls,
-- an operator on the device that reads nothing of it: a batch comes from the host, or is drawn, or
+- an operator on the device, outside of optimizers and backwards, that reads nothing of it: a batch comes from the host, or is
+  drawn, or
 - an operator with gradients enabled that reads a parameter: the script calls functions, or methods of modules;
 
 so that reading the loss, clearing gradients and averaging weights belong to the step before. Evaluation is a part of the step
@@ -36,6 +37,7 @@ from autosac.capture.jobs.marker import Marker
 from autosac.capture.record.recorder import Recorder
 
 _DDP_STEPS = 3  # DDP sorts its buckets anew in the second step
+_ALLOCATIONS = (torch.ops.aten.empty_strided.default, torch.ops.aten.empty.memory_format)  # of compiled code, mostly
 _MOST_ASIDE = 32  # a script that goes on like that trains on another stream
 
 
@@ -86,6 +88,7 @@ class ScriptSteps:
         self._has_modules = self._is_forward = False
         self._has_gradients = False  # a backward has run, and no optimizer has stepped yet
         self._depth = 0
+        self._updating = 0  # optimizers of any kind whose step() runs
         self.warm_up = 0  # the last step that was a warm-up for CUDA graphs
         self._computing = 0  # the last step whose forward has begun
         self._updates: int | None = None  # calls of `Optimizer.step` in the graph that is being captured
@@ -129,6 +132,7 @@ class ScriptSteps:
     def _enter(self, module: torch.nn.Module) -> None:
         self._depth += 1
         self._has_modules = True
+        self._updating = 0  # a step() that is left by an exception calls no hook
         if self._depth > 1 or not torch.is_grad_enabled() or self._updates is not None:
             return
         if _in_backward():  # what is checkpointed runs again, maybe after an optimizer that steps in a backward's hook
@@ -164,10 +168,12 @@ class ScriptSteps:
         self._has_gradients = self._has_run_backward = True
 
     def _before(self, optimizer: torch.optim.Optimizer) -> None:
+        self._updating += 1
         if self._first is None:
             self._first = optimizer
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
+        self._updating = max(0, self._updating - 1)
         if self._updates is not None:
             self._updates += optimizer is self._first
         elif self._marker is None and optimizer is self._first:
@@ -257,7 +263,7 @@ class ScriptSteps:
             self._differentiated()
         elif self._first is None and self._marker is None:
             self._look_for_updates(func, args)
-        if self._is_over and self._begins_step(args, kwargs, tensors):
+        if self._is_over and self._begins_step(func, args, kwargs, tensors):
             self._begin()
         if not (self._has_modules or self._is_forward) and self.number and self._reads_parameter(args, kwargs, tensors):
             self._is_forward = True
@@ -267,8 +273,8 @@ class ScriptSteps:
         self.recorder.operator(func, args, kwargs, out, entry, tensors)
         self._listener.operator_ran()
 
-    def _begins_step(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
-        if _in_backward():
+    def _begins_step(self, func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
+        if self._updating or _in_backward() or func in _ALLOCATIONS:
             return False
         return not self._on_device(args, kwargs, tensors) or self._reads_parameter(args, kwargs, tensors)
 

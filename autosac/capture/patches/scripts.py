@@ -25,8 +25,17 @@ from autosac.errors import CaptureError
 _LARGE = 2**16  # elements of a parameter that need not be real
 
 
-def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoints: bool = False) -> None:
-    """All of it. `note` receives what was assumed or left out, once. `checkpoints`: they are written."""
+def install(
+    mode: SimulatedDeviceMode,
+    note: Callable[[str], None],
+    write_timeline: Callable[[str], bool],
+    *,
+    checkpoints: bool = False,
+) -> None:
+    """All of it. `note` receives what was assumed or left out, once. `checkpoints`: they are written.
+
+    `write_timeline` writes the simulated step as a Chrome trace, and says whether there is one.
+    """
     _weightless_parameters(mode)
     _readable_tensors()
     _data_of_tensors()
@@ -35,7 +44,7 @@ def install(mode: SimulatedDeviceMode, note: Callable[[str], None], *, checkpoin
     saving.install(note, checkpoints)
     lazy.install()
     _loading(note)
-    _profiler(note)
+    _profiler(note, write_timeline)
     _spawned()
     threads.install(mode)
     frameworks.install(note)
@@ -179,21 +188,35 @@ def _loading(note: Callable[[str], None]) -> None:
     loader.__iter__ = begin
 
 
-def _profiler(note: Callable[[str], None]) -> None:
-    """PyTorch's profiler sees the host. For kernels, a build without CUDA would try, and fail, once for each operator."""
+def _profiler(note: Callable[[str], None], write_timeline: Callable[[str], bool]) -> None:
+    """PyTorch's profiler sees the host. For kernels, a build without CUDA would try, and fail, once for each operator.
+
+    Its file is the simulated step, with kernels, in place of what this host has done.
+    """
     module: Any = torch.autograd.profiler
     profiler = module.profile
-    original = profiler.__init__
+    original, export = profiler.__init__, profiler.export_chrome_trace
+    watching: set[int] = set()  # profilers that are to see kernels
 
     @functools.wraps(original)
     def begin(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        watching.discard(id(self))
         if self.use_device == "cuda":
-            note("the script's profiler sees the host only: --trace FILE writes the simulated kernels")
+            watching.add(id(self))
+            note(
+                "tables of the script's profiler show the host only; its trace files, and --trace FILE, simulated kernels"
+            )
             self.profiler_kind = module.ProfilerState.KINETO
             self.kineto_activities = {module.ProfilerActivity.CPU}
 
-    profiler.__init__ = begin
+    @functools.wraps(export)
+    def write(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in watching or not write_timeline(str(path)):
+            return export(self, path, *args, **kwargs)
+        return None
+
+    profiler.__init__, profiler.export_chrome_trace = begin, write
 
 
 def _spawned() -> None:

@@ -39,7 +39,7 @@ class UnwrittenFiles:
 
     def get(self, file: Any) -> Any:
         """Its contents; None if it is no such file."""
-        found = self._files.get(_place(file) or _mark_in(file))
+        found = self._files.get(_place(file) or "") or self._files.get(_mark_in(file))
         return found[0] if found is not None else None
 
     def install(self) -> None:
@@ -124,14 +124,19 @@ def _place(file: Any) -> str | None:
     return os.path.realpath(os.fspath(name)) if isinstance(name, (str, os.PathLike)) else None
 
 
-def _mark_in(buffer: Any) -> str:
-    """The mark that it holds; nothing if it holds something else."""
-    if not hasattr(buffer, "seek"):
+def _mark_in(file: Any) -> str:
+    """The mark that a buffer holds, or a file to which a script has written such a buffer; nothing if there is none."""
+    if isinstance(file, (str, os.PathLike)):
+        if not Path(file).is_file():
+            return ""
+        with Path(file).open("rb") as opened:
+            return _mark_in(opened)
+    if not hasattr(file, "seek"):
         return ""
-    position = buffer.tell()
-    buffer.seek(0)
-    head = bytes(buffer.read(_LONGEST_MARK))
-    buffer.seek(position)
+    position = file.tell()
+    file.seek(0)
+    head = bytes(file.read(_LONGEST_MARK))
+    file.seek(position)
     return head.split(b"\n")[0].decode(errors="replace") + "\n"
 
 
