@@ -88,14 +88,7 @@ def _language_jobs() -> Iterator[Job]:
     whisper = hf("WhisperForConditionalGeneration", "WhisperConfig", **_WHISPER)
     mixtral = hf("MixtralForCausalLM", "MixtralConfig", **_MIXTRAL)
     mamba = hf("MambaForCausalLM", "MambaConfig", **_MAMBA)
-    yield job(
-        "qwen3 1.7b bf16 4x2048, fused AdamW",
-        _qwen,
-        _words,
-        labelled,
-        dtype=_BF16,
-        optimizer=fused,
-    )
+    yield job("qwen3 1.7b bf16 4x2048, fused AdamW", _qwen, _words, labelled, dtype=_BF16, optimizer=fused)
     yield job(
         "qwen3 1.7b bf16 8x2048, checkpointed, clipped",
         checkpointed(_qwen),
@@ -112,20 +105,9 @@ def _language_jobs() -> Iterator[Job]:
         dtype=_BF16,
         optimizer=fused,
     )
+    yield job("gemma3 1b autocast bf16 2x2048", gemma, tokens(2, 2048, 262144), labelled, autocast=_BF16)
     yield job(
-        "gemma3 1b autocast bf16 2x2048",
-        gemma,
-        tokens(2, 2048, 262144),
-        labelled,
-        autocast=_BF16,
-    )
-    yield job(
-        "bert large autocast bf16 32x512",
-        _bert,
-        tokens(32, 512, 30522),
-        labelled,
-        autocast=_BF16,
-        optimizer=fused,
+        "bert large autocast bf16 32x512", _bert, tokens(32, 512, 30522), labelled, autocast=_BF16, optimizer=fused
     )
     yield job(
         "whisper small autocast fp16 with scaler 16x448",
@@ -136,14 +118,7 @@ def _language_jobs() -> Iterator[Job]:
         scaler=True,
         clip=1.0,
     )
-    yield job(
-        "mixtral 12 layers bf16 4x1024",
-        mixtral,
-        tokens(4, 1024, 32000),
-        labelled,
-        dtype=_BF16,
-        optimizer=fused,
-    )
+    yield job("mixtral 12 layers bf16 4x1024", mixtral, tokens(4, 1024, 32000), labelled, dtype=_BF16, optimizer=fused)
     yield job("mamba 12 layers bf16 4x128", mamba, tokens(4, 128, 50280), labelled, dtype=_BF16)
 
 
@@ -182,20 +157,8 @@ def _vision_jobs() -> Iterator[Job]:
         channels_last=True,
         optimizer=sgd,
     )
-    yield job(
-        "resnet50 fp32 64x224",
-        torchvision_model("resnet50"),
-        images(64, 224),
-        classified,
-        optimizer=sgd,
-    )
-    yield job(
-        "densenet121 fp32 64x224",
-        torchvision_model("densenet121"),
-        images(64, 224),
-        classified,
-        optimizer=sgd,
-    )
+    yield job("resnet50 fp32 64x224", torchvision_model("resnet50"), images(64, 224), classified, optimizer=sgd)
+    yield job("densenet121 fp32 64x224", torchvision_model("densenet121"), images(64, 224), classified, optimizer=sgd)
     yield job(
         "deeplabv3 resnet50 autocast bf16 8x512",
         torchvision_model("deeplabv3_resnet50", weights_backbone=None),
@@ -252,15 +215,7 @@ def _compiled_jobs() -> Iterator[Job]:
 def _own_jobs() -> Iterator[Job]:
     gpt = lambda: own.GPT(vocabulary=50304, layers=12, width=768, heads=12, length=1024)  # noqa: E731
     words = tokens(16, 1024, 50304)
-    yield job(
-        "gpt2 124m autocast bf16 16x1024",
-        gpt,
-        words,
-        next_token,
-        autocast=_BF16,
-        optimizer=fused,
-        clip=1.0,
-    )
+    yield job("gpt2 124m autocast bf16 16x1024", gpt, words, next_token, autocast=_BF16, optimizer=fused, clip=1.0)
     for mode in ("default", "reduce-overhead"):
         yield job(
             f"gpt2 124m autocast bf16 16x1024, compiled{', reduce-overhead' if mode != 'default' else ''}",

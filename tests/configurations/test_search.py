@@ -15,7 +15,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.cli.parser import main
 from autosac.configurations.best_files import write_best
 from autosac.configurations.engine import PendingWork, Value
-from autosac.configurations.evaluations import LayoutTask, PlanTask, PredictedStep, SheetTask
+from autosac.configurations.evaluations import LayoutTask, PlanTask, SheetTask
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
 from autosac.configurations.request import SearchRequest
@@ -351,47 +351,12 @@ def test_each_kind_of_gpu_is_simulated(job: Path) -> None:
     assert result.best is not None and result.best.offer.gpu == "h100-sxm-80gb" and not result.refused
 
 
-def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:
-    """The default space, without a job."""
-    import tomllib
-
-    from autosac.configurations.space import space_of
-
-    assert main(["search", "--show-space"]) == 0
-    assert space_of(tomllib.loads(capfd.readouterr().out)) == Space()
-
-
 def test_what_was_not_tried_says_nothing_of_memory(job: Path, capture_server: CaptureServer) -> None:
     """Full checkpointing that is too slow to be the best is left out, and the answer says so."""
     with searching(inputs(job, space=TINY, budget="300MiB")) as found:
         task = replace(found.task(found.layouts[0], 1e9), least_ms={"full": 2e9})
     answer = task.run(capture_server)
     assert answer["skipped"] == {"full": 2e9} and [row["checkpointing"] for row in answer["rows"]] == ["none"]
-
-
-def test_ties_are_within_the_errors_of_the_difference() -> None:
-    """Errors that two steps share cancel; less than one percent tells no two configurations apart."""
-    from autosac.configurations.results import ConfigurationRow, is_tied
-
-    def row(step_ms: float, **errors_ms: float) -> ConfigurationRow:
-        measured = PredictedStep(
-            checkpointing="none",
-            step_ms=step_ms,
-            recompute_ms=0.0,
-            peak_reserved_bytes=1,
-            fits=True,
-            tokens_per_second=1.0,
-            mfu=0.1,
-            parts={},
-            errors_ms=errors_ms,
-        )
-        return ConfigurationRow(
-            layout=Layout(gpu="any"), measured=measured, score=step_ms, offer=Offer(gpu="any", world_size=1)
-        )
-
-    assert is_tied(row(100, gemm=5), row(100.9, gemm=5))
-    assert not is_tied(row(100, gemm=5), row(103, gemm=5))
-    assert is_tied(row(100, gemm=5), row(103, gemm=5, nccl=4))
 
 
 def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None:
