@@ -5,8 +5,8 @@
 
 The default is Llama-3 8B with FSDP on 8 GPUs, at budgets from the least that any plan needs to those that need little
 recomputation. A faster GPU with the same link to its host has less time to hide copies in. Every row is a verified plan:
-the job was captured under it, copies and all, and simulated. The last changes of single modules, which plans that offload do
-not have, are left out (`autosac.planning.local_search`).
+the job was captured under it, copies and all, and simulated. The last changes of single modules are left out, which
+plans that offload do not have.
 """
 
 from __future__ import annotations

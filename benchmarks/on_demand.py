@@ -4,8 +4,8 @@
 
 Recomputation runs only what leads from what is kept to what the backward asks for. `knapsack` decides as if every operator
 that is not kept ran again (AUTO-SAC's problem); `pareto` knows the closure. Both plans are simulated as they run, for the same
-reserved budget on H100s of 80 GB, before the last changes of single modules (`autosac.planning.local_search`), which the
-solvers have no part in. Seconds are of planning from the captures at hand, with the steps it simulates.
+reserved budget on H100s of 80 GB, before the last changes of single modules, in which solvers have no part. Seconds are of
+planning from the captures at hand, with the steps it simulates.
 """
 
 from __future__ import annotations
