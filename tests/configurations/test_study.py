@@ -30,10 +30,10 @@ def test_a_study_is_continued(tmp_path: Path) -> None:
     assert second.answer("b") == {"refused": "no"} and len(second) == 2
 
 
-def spoil(folder: Path, text: str, other: str) -> None:
+def spoil(folder: Path, text: str, other: str) -> int:
     """Change a study's journal."""
     journal = folder / "journal.log"
-    journal.write_text(journal.read_text().replace(text, other))
+    return journal.write_text(journal.read_text().replace(text, other))
 
 
 def test_what_a_killed_process_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +50,7 @@ def test_what_a_killed_process_leaves_is_removed(tmp_path: Path, monkeypatch: py
     second = Study(Path("s"), IDENTITY, resume=True)
     assert journal.read_bytes().startswith(whole) and len(second) == 1
     second.record("b", {"ms": 4.0}, {}, 4.0)
+    lock.symlink_to(tmp_path / "moved" / "journal.log")
     assert len(Study(Path("s"), IDENTITY, resume=True)) == 2 and not lock.is_symlink()
 
 
