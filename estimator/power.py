@@ -73,12 +73,31 @@ def product_power(clock: float) -> float:
     return _IDLE + (1 - _IDLE) * float(clock**-_EXPONENT)
 
 
+class PowerBudget(NamedTuple):
+    """What a GPU may draw, relative to its TDP, and what products alone would draw at full clock."""
+
+    cap: float = 1.0
+    product_power: float = 1.0
+
+
+FULL_CLOCK: Final = PowerBudget()  # at any mix
+
+
+def budget_of(hardware: Hardware) -> PowerBudget:
+    """Of a GPU."""
+    return PowerBudget((hardware.power_limit_w or hardware.tdp_w) / hardware.tdp_w, hardware.product_power)
+
+
 def sustained_clock(hardware: Hardware, mix: Mix) -> float:
     """The share of the clock that the power of `hardware` leaves for such a mix; never below a quarter.
 
     1 if neither a cap nor `product_power` says that products draw more than there is.
     """
-    cap, power = (hardware.power_limit_w or hardware.tdp_w) / hardware.tdp_w, hardware.product_power
+    return _clock_within(budget_of(hardware), mix)
+
+
+def _clock_within(budget: PowerBudget, mix: Mix) -> float:
+    cap, power = budget
     if power_share(1.0, mix, power) <= cap:
         return 1.0
     low, high = _LOWEST, 1.0
@@ -86,6 +105,24 @@ def sustained_clock(hardware: Hardware, mix: Mix) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if power_share(middle, mix, power) <= cap else (low, middle)
     return low
+
+
+def least_sustained_ms(budget: PowerBudget, matrix_ms: float, total_ms: float, beside_ms: float = 0.0) -> float:
+    """What a stream's operators take at least, at the clock that is left to them, if they take `total_ms` at least at full
+    clock, `matrix_ms` of it matrix products at least; `beside_ms` is the most that is no product on other streams.
+
+    With M such products, R others, c = cap - IDLE and p = product_power - IDLE, the clock f < 1 solves
+
+        c (M / f + R) = p M f^(EXPONENT - 1) + MEMORY R,   so   M / f = (c - MEMORY) R / (p f^EXPONENT - c)
+
+    More R leaves a higher f, so both terms on the right of the first equation grow, and the time M / f + R with them. More M
+    leaves a lower f: by the second one, M / f grows. So the time of what is known is no more than that of all. What is known
+    of the total but not of its kind counts as R, which lengthens the time by least. Other products draw less than their share
+    of the TDP as they slow down, and leave less room for the clock than R of the same length.
+    """
+    rest_ms = max(0.0, total_ms - matrix_ms)
+    clock = _clock_within(budget, Mix(matrix_ms, 0.0, rest_ms + beside_ms))
+    return max(total_ms, matrix_ms / clock + rest_ms)
 
 
 def uncapped(hardware: Hardware) -> Hardware:
@@ -103,6 +140,22 @@ def sustained_ms(
     """
     if not hardware.power_limit_w and hardware.product_power <= 1:
         return event_ms  # no mix draws more than the TDP
+    products, matrix, others = kinds(trace, short)
+    sums = (float(event_ms[chosen].sum()) for chosen in (matrix, products & ~matrix, others))
+    clock = sustained_clock(hardware, Mix(*sums))
+    return np.where(products if hardware.power_limit_w else matrix, event_ms / clock, event_ms)
+
+
+class Kinds(NamedTuple):
+    """Which events are products, which of them matrix products whose time the clock decides, and which are others."""
+
+    products: NDArray[np.bool_]
+    matrix: NDArray[np.bool_]
+    others: NDArray[np.bool_]
+
+
+def kinds(trace: Trace, short: NDArray[np.bool_]) -> Kinds:
+    """Of a step's events. `short`: whose prices come from short benchmarks."""
     signatures = [
         event.signature if type(event) is Op else -1 for event in trace.events
     ]  # -1: what stands behind the last
@@ -110,10 +163,7 @@ def sustained_ms(
     is_product = np.array([family(s.name) in _PRODUCTS for s in trace.signatures] + [False])
     is_matrix = np.array([_is_matrix(s) for s in trace.signatures] + [False])
     products, matrix = is_product[signatures], is_matrix[signatures] & short
-    others = on_processors[signatures] & ~products
-    sums = (float(event_ms[chosen].sum()) for chosen in (matrix, products & ~matrix, others))
-    clock = sustained_clock(hardware, Mix(*sums))
-    return np.where(products if hardware.power_limit_w else matrix, event_ms / clock, event_ms)
+    return Kinds(products, matrix, on_processors[signatures] & ~products)
 
 
 def _is_matrix(signature: Signature) -> bool:

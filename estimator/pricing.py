@@ -28,7 +28,7 @@ from autosac.estimator.learned import LearnedMatmul
 from autosac.estimator.models import CollectiveModel, Estimate, Models, OperatorModel, first_estimates
 from autosac.estimator.network.chance import straggling
 from autosac.estimator.network.flows import FlowModel
-from autosac.estimator.power import sustained_ms
+from autosac.estimator.power import Kinds, kinds, sustained_ms
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.recurrent import Recurrent
 from autosac.estimator.roofline import Roofline
@@ -149,14 +149,24 @@ def price(
     if slowdown > 1:
         estimates = {i: answer._replace(ms=answer.ms * slowdown) for i, answer in estimates.items()}
     pricing = _assemble(trace, estimates, transfers)
-    # Events without a price have source -1, which stands behind the last.
-    short = np.array([_is_short(name, hardware) for name in pricing.source] + [False])[pricing.event_source]
+    short = _short_benchmarks(pricing, hardware)
     pricing = replace(pricing, event_ms=sustained_ms(trace, pricing.event_ms, hardware, short))
     if hardware.device == "cpu" and hardware.calibrated:
         memory = load_calibrated(hardware.calibrated).memory
         if memory is not None:
             return replace(pricing, event_ms=pricing.event_ms + memory_state_ms(trace, memory))
     return pricing
+
+
+def kinds_of(trace: Trace, pricing: Pricing, hardware: Hardware) -> Kinds:
+    """Which of a priced step's events are products, and which of them take longer at a lower clock."""
+    return kinds(trace, _short_benchmarks(pricing, hardware))
+
+
+def _short_benchmarks(pricing: Pricing, hardware: Hardware) -> NDArray[np.bool_]:
+    """Which events have prices that come from short benchmarks."""
+    # Events without a price have source -1, which stands behind the last.
+    return np.array([_is_short(name, hardware) for name in pricing.source] + [False])[pricing.event_source]
 
 
 def _is_short(source: str, hardware: Hardware) -> bool:

@@ -31,6 +31,9 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    longer. Time with nothing to do adds more to the step than it takes from X. So a step takes no less than
    F + W + (1 - 1/k) max(0, X - w - F). It grows with W and with w: lower bounds of both give a lower bound; a larger w
    with the same W gives a smaller one.
+7. Where products draw more power than the GPU has, the clock falls, and they take longer
+   (`autosac.estimator.power.least_sustained_ms`): a rank's own part W, without transfers, takes no less than at the clock
+   that is left to its products, all else in W, and what runs on other streams.
 
 **Memory** (`memory_bound_bytes`): parameters and optimizer states live during the whole step, on P / (tensor * FSDP's
 shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
@@ -66,9 +69,11 @@ from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, PipelineRa
 from autosac.configurations.shapes import LayerCosts, ModelCosts
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.splits import balanced_split, improved_split, torchtitan_split
+from autosac.estimator.power import least_sustained_ms
 
 INFEASIBLE = math.inf
 _REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
+_MOST_BESIDE = 3  # times what one microbatch does beside the model: accumulated gradients are added, replicas' reduced
 
 
 def split_of(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
@@ -166,11 +171,21 @@ def time_bound_ms(layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] =
         before = shape.both_ms(sum(counts[:rank]), sum(leading[:rank]))
         fill = before if layout.schedule in WHOLE_BACKWARDS else 0.0
         waits = sum(times * part.waits_ms for times, part in parts)
+        products = sum(times * part.products_ms for times, part in parts)
+        others = waits if layout.pipeline == 1 else 0.0  # of a pipeline's waits only the most is known
+        work = others + least_sustained_ms(shape.power, products, work - others, _beside_ms(layout, shape))
         if waits and extra_ms:  # what is made again may be transfers, too
             waits += extra_ms[rank]
         beside = shape.traffic.busy_ms(messages * _gathers(layout), messages * _scatters(layout)) - waits - fill
         worst = max(worst, fill + work + (1 - 1 / shape.traffic.slowdown) * max(0.0, beside))
     return worst
+
+
+def _beside_ms(layout: Layout, shape: ModelCosts) -> float:
+    """What is no product on other streams than the model's takes in a step, at most: FSDP's own, on shards that are larger
+    where there are fewer of them.
+    """
+    return _MOST_BESIDE * shape.beside_ms * layout.replicate * layout.microbatches
 
 
 def path_bound_ms(layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] = ()) -> float:

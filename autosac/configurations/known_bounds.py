@@ -16,6 +16,7 @@ from autosac.configurations.shapes import LayerCosts, ModelCosts, costs_of_param
 from autosac.configurations.sheets import Sheet
 from autosac.configurations.splits import torchtitan_split
 from autosac.configurations.wanted import Own, Wanted
+from autosac.estimator.power import budget_of
 
 _SAFE = 1 - 1e-9  # sums in another order
 
@@ -84,6 +85,7 @@ class LayoutBounds:
             memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
             budget_bytes=self._machines.room_bytes(layout),
             reserved=self._wanted.goal.budget_kind == "reserved",
+            power=budget_of(self._machines.target(layout).hardware),
         )
 
     def fastest_arithmetic(self, layout: Layout) -> str:

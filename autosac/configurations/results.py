@@ -113,8 +113,9 @@ class SearchResult:
     """The best configuration and all that was worked out, best first. `proven`: no configuration of the space is better than
     the best by more than `gap`. `refused`: why a job cannot run with a layout; `failed`: why nobody knows. `plans`: AutoSAC's
     plans by their rows' keys. `closest`: of the layouts that bounds ruled out, the one with the least bound, and that.
-    `budgets_bytes`: what each GPU may use, by its kind. `offers`: the GPUs to choose from. `sampled`: the space was too large
-    to list, and proposals came to an end. `python`: the job, if it is one of TorchTitan 0.3.
+    `kinds`: the same bound for each kind of GPU. `budgets_bytes`: what each GPU may use, by its kind. `offers`: the GPUs to
+    choose from. `sampled`: the space was too large to list, and proposals came to an end. `python`: the job, if it is one of
+    TorchTitan 0.3.
     """
 
     rows: tuple[ConfigurationRow, ...]
@@ -128,6 +129,7 @@ class SearchResult:
     settings: Mapping[Layout, Mapping[str, Any]] = field(default_factory=dict)
     budgets_bytes: Mapping[str, int] = field(default_factory=dict)
     closest: tuple[Layout, float] | None = None
+    kinds: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     offers: tuple[Offer, ...] = ()
     sampled: bool = False

@@ -465,11 +465,19 @@ class TitanSearch:
             settings={row.layout: self.settings(row.layout) for row in rows},
             budgets_bytes=self._machines.budgets_bytes(),
             closest=self.outcome.closest,
+            kinds=self._least_of_kinds(),
             seconds=time.monotonic() - self._begin,
             offers=tuple(self._wanted.request.offers),
             sampled=self.sampled and self._ended,
             python=self._own.python,
         )
+
+    def _least_of_kinds(self) -> dict[str, float]:
+        """The least bound of the layouts that bounds ruled out, for each kind of GPU that has any."""
+        found: dict[str, float] = {}
+        for layout, bound in self.outcome.pruned.items():
+            found[layout.gpu] = min(bound, found.get(layout.gpu, math.inf))
+        return found
 
     def _why_lost(self, layout: Layout) -> str:
         return next(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from autosac.configurations.layout import Layout, ModelFacts
 from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.traffic import NO_TRAFFIC, Traffic
+from autosac.estimator.power import FULL_CLOCK, PowerBudget
 
 _OUTPUTS = ("output", "lm_head")  # what TorchTitan 0.2 and 0.3 call it
 
@@ -20,12 +21,14 @@ class LayerCosts:
 
     `kept`: (bytes, least milliseconds that recomputing them takes) of what the step keeps for the backward without
     checkpointing; infinite milliseconds for what cannot be freed. Times are lower bounds, bytes are those of a rank.
-    `waits_ms`: what of forward and backward is transfers that computation waits for.
+    `waits_ms`: what of forward and backward is transfers that computation waits for. `products_ms`: what of both is matrix
+    products that take longer at a lower clock, at least.
     """
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     waits_ms: float = 0.0
+    products_ms: float = 0.0
     kept: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -44,7 +47,8 @@ class ModelCosts:
     `traffic`: of FSDP, for one layer. `ends_less`: how many layers fewer TorchTitan gives the first and the last stage.
     `hop_ms`: to send a layer's input to the next pipeline stage. `reserved`: the budget is of reserved memory. `leading`:
     how many layers at the front are like `lead`, with `lead_parameters`; all others are like `layer`. `layer_experts`:
-    the most that experts are of a layer's parameters.
+    the most that experts are of a layer's parameters. `beside_ms`: operators on other streams than the model's, of all layers
+    and one microbatch, as far as they are no products, with FSDP over all ranks. `power`: what the GPU may draw.
     """
 
     layers: int
@@ -69,6 +73,8 @@ class ModelCosts:
     lead: LayerCosts = LayerCosts()
     lead_parameters: float = 0.0
     layer_experts: float = 0.0
+    beside_ms: float = 0.0
+    power: PowerBudget = FULL_CLOCK
 
     def both_ms(self, layers: int, leading: int) -> float:
         """Forward and backward of so many layers, of which so many are leading ones."""

@@ -9,9 +9,7 @@ each kind of layer that the whole job has, so n layers take
 A sheet is captured once for all layouts that differ only in how ranks share data and stages (`sheet_layout`): replicas, FSDP's
 shards, accumulation, pipelines, resharding and the optimizer change neither the operators of the model nor their sizes.
 
-Counted is a *chain* (`_chain_ms`): operators of the compute stream, which run one after the other, and collectives that were
-issued from it and that it waits for before its next operator (tensor and context parallelism). FSDP's own copies are left out:
-their shapes depend on the shards. Neither host nor interference shortens a chain, so the sum is a lower bound of the time.
+Counted is a *chain* (`autosac.configurations.chains`), the sum of which is a lower bound of the time.
 
 Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator or collective runs again,
 and what made the inputs of that (`autosac.configurations.recomputation`); a layer's input is never freed. What others read
@@ -28,19 +26,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from autosac.configurations.chains import COMPUTE, NO_LAYER, PHASES, Parts, Sums, chain_of, parts, sums
 from autosac.configurations.layout import USUAL_STAGES, Layout
 from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
 from autosac.configurations.shapes import LayerCosts, ModelCosts, most_experts
-from autosac.configurations.sharding import COPIES, NOTHING_KNOWN, Sharding, sharding_of
+from autosac.configurations.sharding import NOTHING_KNOWN, Sharding, sharding_of
+from autosac.estimator.pricing import kinds_of
 from autosac.simulation import Simulation
-from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, WorkWait
+from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace
 
-_SHARDS_OWN = (*COPIES, "c10d.", "_c10d_functional.")
 _MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
-_COMPUTE = 0  # the stream that models run on
-_NONE = -1  # no layer
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
-_PHASES = (Phase.FORWARD, Phase.BACKWARD)
 _Items = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
 _PART_NAMES = ("layer", "least", "lead", "first", "last")
 # What TorchTitan's selective checkpointing may save; of products it saves every second one.
@@ -75,6 +74,7 @@ class Sheet:
     selective_ms: float = 0.0
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     sharding: Sharding = NOTHING_KNOWN
+    beside_ms: float = 0.0
 
     def shape(self, *, pipeline: bool) -> ModelCosts:
         """For the bounds. A stage of a pipeline may hold any of the layers that repeat: there, the least of them counts, and
@@ -94,6 +94,7 @@ class Sheet:
             leading=self.leading if pipeline else 0,
             lead=self.lead,
             lead_parameters=self.lead_parameters,
+            beside_ms=self.beside_ms,
         )
 
     def document(self) -> dict[str, Any]:
@@ -144,19 +145,23 @@ def sheet_of(simulation: Simulation) -> Sheet:
     info = trace.info
     event_ms = simulation.pricing.event_ms.tolist()
     layer_of = [_layer_number(name) for name in trace.modules]
-    members = _chain(trace, event_ms)
-    chain, waits = _parts(members, layer_of), _waits(members, layer_of)
+    members = chain_of(trace, event_ms)
+    chain, waits = parts(members, layer_of), sums(members, layer_of, lambda member: member.transfer)
+    kinds = kinds_of(trace, simulation.pricing, simulation.target.hardware)
+    products = sums(members, layer_of, lambda member: bool(kinds.matrix[member.event]))
     numbers = {name: math.prod(shape) for name, shape in info.parameter_shapes.items()}
-    present = sorted({_layer_number(name) for name in numbers} - {_NONE})
+    present = sorted({_layer_number(name) for name in numbers} - {NO_LAYER})
     repeating = present[-info.cut.period :] if info.cut is not None else present
     total = info.cut.total if info.cut is not None else len(present)
     added = total - len(present)  # layers that are not there
-    parameters = {layer: sum(n for k, n in numbers.items() if _layer_number(k) == layer) for layer in (_NONE, *present)}
+    parameters = {
+        layer: sum(n for k, n in numbers.items() if _layer_number(k) == layer) for layer in (NO_LAYER, *present)
+    }
 
     def average(of_layers: Mapping[int, float]) -> float:
         return sum(of_layers.get(layer, 0.0) for layer in repeating) / max(1, len(repeating))
 
-    layer_ms = {phase: average(chain.layers[phase]) for phase in _PHASES}
+    layer_ms = {phase: average(chain.layers[phase]) for phase in PHASES}
     costs_ms = {member.event: member.ms for member in members if not info.compiled}
     # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
     kept, rest = _kept(trace, event_ms, costs_ms, layer_of)
@@ -174,18 +179,20 @@ def sheet_of(simulation: Simulation) -> Sheet:
             forward_ms=layer_ms[Phase.FORWARD],
             backward_ms=layer_ms[Phase.BACKWARD],
             waits_ms=average(waits.layers),
+            products_ms=average(products.layers),
             kept=least_kept.items(),
         ),
-        least=_least(chain, waits, kept, repeating),
+        least=_least(chain, waits, products, kept, repeating),
         leading=len(leading),
-        lead=_least(chain, waits, kept, leading),
+        lead=_least(chain, waits, products, kept, leading),
         lead_parameters=least_parameters(leading),
         repeating_parameters=least_parameters(repeating),
-        first=_first(chain, waits, present, average),
+        first=_first(chain, waits, products, present, average),
         last=LayerCosts(
             forward_ms=chain.last[Phase.FORWARD],
             backward_ms=chain.last[Phase.BACKWARD],
             waits_ms=waits.last,
+            products_ms=products.last,
             kept=_items(rest),
         ),
         layer_parameters=layer_parameters,
@@ -196,10 +203,17 @@ def sheet_of(simulation: Simulation) -> Sheet:
         selective_ms=rerun_ms(least_kept.forward, lambda name: bool(_SAVED.search(name))),
         parameter_shapes=tuple(info.parameter_shapes.items()),
         sharding=sharding_of(simulation, _layer_modules(trace, layer_of)),
+        beside_ms=_beside_ms(trace, event_ms, kinds.others) * max(1, total) / max(1, len(present)),
     )
 
 
-def _least(chain: _Parts, waits: _Waits, kept: Mapping[int, _Kept], layers: Sequence[int]) -> LayerCosts:
+def _beside_ms(trace: Trace, event_ms: Sequence[float], others: NDArray[np.bool_]) -> float:
+    """Operators on other streams than the model's, without products."""
+    chosen = zip(trace.events, event_ms, others.tolist(), strict=True)
+    return sum(ms for event, ms, is_other in chosen if is_other and type(event) is Op and event.stream != COMPUTE)
+
+
+def _least(chain: Parts, waits: Sums, products: Sums, kept: Mapping[int, _Kept], layers: Sequence[int]) -> LayerCosts:
     """Any of these layers, at least."""
 
     def least_ms(phase: Phase) -> float:
@@ -209,12 +223,17 @@ def _least(chain: _Parts, waits: _Waits, kept: Mapping[int, _Kept], layers: Sequ
         forward_ms=least_ms(Phase.FORWARD),
         backward_ms=least_ms(Phase.BACKWARD),
         waits_ms=max((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
+        products_ms=min((products.layers.get(layer, 0.0) for layer in layers), default=0.0),
         kept=_least_kept([kept[layer] for layer in layers]).items(),
     )
 
 
 def _first(
-    chain: _Parts, waits: _Waits, present: Sequence[int], average: Callable[[Mapping[int, float]], float]
+    chain: Parts,
+    waits: Sums,
+    products: Sums,
+    present: Sequence[int],
+    average: Callable[[Mapping[int, float]], float],
 ) -> LayerCosts:
     """What comes before the layers, and what those that do not repeat take beyond the average."""
 
@@ -225,6 +244,7 @@ def _first(
         forward_ms=chain.first[Phase.FORWARD] + excess(chain.layers[Phase.FORWARD]),
         backward_ms=chain.first[Phase.BACKWARD] + excess(chain.layers[Phase.BACKWARD]),
         waits_ms=waits.first + excess(waits.layers),
+        products_ms=products.first + excess(products.layers),
     )
 
 
@@ -235,95 +255,11 @@ def _least_kept(kept: Sequence[_Kept]) -> _Kept:
 
 def _layer_number(name: str) -> int:
     place = _IN_LAYER.match(name)
-    return int(place[1]) if place else _NONE
+    return int(place[1]) if place else NO_LAYER
 
 
 def _items(kept: _Items) -> tuple[tuple[int, float], ...]:
     return tuple((size * n, ms * n) for (size, ms, _), n in kept.items())
-
-
-# ---- time -----------------------------------------------------------------------------------------------------------
-
-
-class _Parts(NamedTuple):
-    """Milliseconds by phase: before the layers, of each layer, behind the layers."""
-
-    first: dict[Phase, float]
-    layers: dict[Phase, dict[int, float]]
-    last: dict[Phase, float]
-
-
-class _Member(NamedTuple):
-    """A member of the chain: an operator, or a transfer that the next one waits for. `event`: its position in the trace."""
-
-    event: int
-    phase: Phase
-    module: int
-    ms: float
-    transfer: bool
-
-
-def _chain(trace: Trace, event_ms: Sequence[float]) -> list[_Member]:
-    """All members of the chain, in their order. See the module."""
-    found: list[_Member] = []
-    issued: dict[int, _Member] = {}  # collectives since the last operator, by their work
-    event: Any
-    for i, (event, ms) in enumerate(zip(trace.events, event_ms, strict=True)):
-        kind = type(event)
-        if kind is Op and event.stream == _COMPUTE and ms:
-            issued.clear()
-            if event.phase in _PHASES and not trace.signatures[event.signature].name.startswith(_SHARDS_OWN):
-                found.append(_Member(i, event.phase, event.module, ms, transfer=False))
-        elif kind is Collective and event.stream == _COMPUTE and event.phase in _PHASES:
-            if event.asynchronous:
-                issued[event.work] = _Member(i, event.phase, event.module, ms, transfer=True)
-            else:
-                found.append(_Member(i, event.phase, event.module, ms, transfer=True))
-        elif kind is WorkWait and event.stream == _COMPUTE and event.work in issued:
-            # Of several in flight at once only the longest counts: they may run side by side.
-            longest = issued.pop(event.work)
-            overlapping = max((other.ms for other in issued.values()), default=0.0)
-            found.append(longest._replace(ms=max(0.0, longest.ms - overlapping)))
-    return found
-
-
-class _Waits(NamedTuple):
-    """Milliseconds of transfers, forward and backward: before the layers, of each layer, behind the layers."""
-
-    first: float
-    layers: dict[int, float]
-    last: float
-
-
-def _waits(chain: Sequence[_Member], layer_of: Sequence[int]) -> _Waits:
-    """What of the chain is transfers."""
-    found = _parts([member if member.transfer else member._replace(ms=0.0) for member in chain], layer_of)
-    layers: Counter[int] = Counter()
-    for of_phase in found.layers.values():
-        layers.update(of_phase)
-    return _Waits(sum(found.first.values()), dict(layers), sum(found.last.values()))
-
-
-def _parts(chain: Sequence[_Member], layer_of: Sequence[int]) -> _Parts:
-    """The chain's members by where they stand. What stands between layers and belongs to none counts nothing."""
-    found = _Parts(dict.fromkeys(_PHASES, 0.0), {phase: {} for phase in _PHASES}, dict.fromkeys(_PHASES, 0.0))
-    for phase in _PHASES:
-        members = [
-            (layer_of[member.module] if member.module >= 0 else _NONE, member.ms)
-            for member in chain
-            if member.phase is phase
-        ]
-        inside = [i for i, (layer, _) in enumerate(members) if layer != _NONE]
-        begin, end = (inside[0], inside[-1]) if inside else (len(members), len(members))
-        early, late = (found.first, found.last) if phase is Phase.FORWARD else (found.last, found.first)
-        for i, (layer, ms) in enumerate(members):
-            if layer != _NONE:
-                found.layers[phase][layer] = found.layers[phase].get(layer, 0.0) + ms
-            elif i < begin:
-                early[phase] += ms
-            elif i > end:
-                late[phase] += ms
-    return found
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -409,23 +345,23 @@ def _kept(
         elif kind is Free:
             alive.pop(event.storage, None)
         elif kind is Op or kind is Collective:
-            layer = layer_of[event.module] if event.module >= 0 else _NONE
+            layer = layer_of[event.module] if event.module >= 0 else NO_LAYER
             name = trace.signatures[event.signature].name if kind is Op else event.kind
-            if kind is Op and event.phase is Phase.BACKWARD and layer != _NONE:
+            if kind is Op and event.phase is Phase.BACKWARD and layer != NO_LAYER:
                 break
-            if kind is Op and layer != _NONE:
+            if kind is Op and layer != NO_LAYER:
                 behind = Counter()
-            elif kind is Op and event.stream == _COMPUTE and event.phase in _PHASES:
+            elif kind is Op and event.stream == COMPUTE and event.phase in PHASES:
                 behind = max(behind, _at_once(trace, event, alive, layer_of, inputs), key=_total)
             for storage in event.inputs if kind is Op else ():
-                if storage in alive and layer_of[trace.storages[storage].module] not in (_NONE, layer):
+                if storage in alive and layer_of[trace.storages[storage].module] not in (NO_LAYER, layer):
                     shared.add(storage)
-            if event.phase is Phase.BACKWARD or event.stream != _COMPUTE:
+            if event.phase is Phase.BACKWARD or event.stream != COMPUTE:
                 continue
             written = [storage for storage in event.outputs if storage in alive]
             for storage in written:
                 alive[storage] = max(alive[storage], (ms, name))
-            if layer != _NONE:
+            if layer != NO_LAYER:
                 own = [storage for storage in written if layer_of[trace.storages[storage].module] == layer]
                 forwards.note(i, name, layer, event.inputs, own)
     sizes = [row.nbytes for row in trace.storages]
@@ -433,7 +369,7 @@ def _kept(
     for storage in alive:
         if storage in inputs:
             fixed[inputs[storage]].append(sizes[storage])
-    layers = {layer for layer in (*forwards.layer.values(), *fixed) if layer != _NONE}
+    layers = {layer for layer in (*forwards.layer.values(), *fixed) if layer != NO_LAYER}
     elsewhere = shared | set(inputs)
     return {
         layer: _Kept(tuple(fixed[layer]), forwards.of(layer, alive.keys() - elsewhere, elsewhere, sizes))
@@ -449,10 +385,10 @@ def _at_once(
     touched = {storage for storage in (*op.inputs, *op.outputs) if storage >= 0}
     for storage in touched:
         row = trace.storages[storage]
-        if row.stream == _COMPUTE and row.label is Label.NONE and storage not in inputs:
+        if row.stream == COMPUTE and row.label is Label.NONE and storage not in inputs:
             found[row.nbytes, math.inf, ""] += 1
     for storage, (ms, name) in alive.items():
-        if storage not in touched and storage not in inputs and layer_of[trace.storages[storage].module] == _NONE:
+        if storage not in touched and storage not in inputs and layer_of[trace.storages[storage].module] == NO_LAYER:
             found[trace.storages[storage].nbytes, round(ms, 6), name] += 1
     return found
 
@@ -466,7 +402,7 @@ def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
     layers = _layer_modules(trace, layer_of)
     found: dict[int, int] = {}
     before: frozenset[int] = frozenset()
-    layer = _NONE
+    layer = NO_LAYER
     alive: set[int] = set()
     event: Any
     for event in trace.events:
@@ -477,7 +413,7 @@ def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
             alive.discard(event.storage)
         elif kind is ModuleEnter and event.module in layers and event.phase is Phase.FORWARD:
             before, layer = frozenset(alive), layer_of[event.module]
-        elif before and kind is Op and event.stream == _COMPUTE and event.phase is Phase.FORWARD:
+        elif before and kind is Op and event.stream == COMPUTE and event.phase is Phase.FORWARD:
             read = [storage for storage in event.inputs if storage in before]
             if read:
                 before = frozenset()
@@ -487,11 +423,11 @@ def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
 
 def _layer_modules(trace: Trace, layer_of: Sequence[int]) -> set[int]:
     """The modules that are members of ``layers``."""
-    return {i for i, name in enumerate(trace.modules) if layer_of[i] != _NONE and name.count(".") == 1}
+    return {i for i, name in enumerate(trace.modules) if layer_of[i] != NO_LAYER and name.count(".") == 1}
 
 
 def _is_activation(trace: Trace, storage: int) -> bool:
     """Made by the model's own forward, its own collectives included: neither gathered parameters nor FSDP's buffers."""
     row = trace.storages[storage]
     own = row.label is Label.NONE or (row.label is Label.COMMUNICATION and row.op.startswith(_MODELS_OWN))
-    return own and row.phase is Phase.FORWARD and row.stream == _COMPUTE
+    return own and row.phase is Phase.FORWARD and row.stream == COMPUTE

@@ -118,7 +118,7 @@ class Study:
 
     def _note(self, trial: FrozenTrial) -> None:
         key, answer = trial.user_attrs.get("key"), trial.user_attrs.get("answer")
-        if trial.user_attrs.get("digest") == _digest(key, answer):
+        if isinstance(answer, dict) and trial.user_attrs.get("digest") == _digest(key, answer):
             self._answers[str(key)] = answer
 
     def record(
@@ -141,6 +141,9 @@ class Study:
 
 def _cut_half_a_line(journal: Path, lock: JournalFileSymlinkLock) -> None:
     """What a killed process has left of a line at the end, which would be continued by the next one."""
+    link = journal.with_name(f"{journal.name}.lock")
+    if link.is_symlink() and not link.exists():  # of a folder that was moved: nobody would take it
+        link.unlink(missing_ok=True)
     lock.acquire()
     try:
         with journal.open("r+b") as file:

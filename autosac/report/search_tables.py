@@ -107,6 +107,7 @@ def notes(result: SearchResult) -> list[str]:
             found.append(
                 f"the closest of the others ({layout_text(result, layout)}) was ruled out by its bound: it is {rest}"
             )
+        found += _kinds_left_out(result, best)
         tied = len(result.tied)
         if tied:
             found.append(
@@ -135,6 +136,21 @@ def notes(result: SearchResult) -> list[str]:
     for what, reasons in (("refused", result.refused), ("failed", result.failed)):
         found += [f"{number} {what}: {why}" for why, number in Counter(reasons.values()).most_common(3)]
     return found
+
+
+def _kinds_left_out(result: SearchResult, best: ConfigurationRow) -> list[str]:
+    """How far kinds of GPUs are behind of which bounds left nothing to simulate."""
+    simulated = {row.layout.gpu for row in result.rows}
+    left = [offer for offer in result.offers if offer.gpu not in simulated and offer.gpu in result.kinds]
+    return [
+        f"{offer.world_size} x {offer.gpu}: "
+        + (
+            f"ruled out by bounds, at least {max(0.0, result.kinds[offer.gpu] / best.score - 1):.1%} behind"
+            if math.isfinite(result.kinds[offer.gpu])
+            else "nothing fits"
+        )
+        for offer in left
+    ]
 
 
 def _why_not_proven(result: SearchResult) -> str:

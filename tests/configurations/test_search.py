@@ -387,14 +387,13 @@ def test_a_plan_that_does_not_fit_as_captured_is_made_again(
 
 
 def test_a_plan_that_cannot_be_captured_is_not_the_best(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best is what does without the plan, nothing is proven, and the layout is not taken to be too large."""
-    space = SPACE.model_copy(update={"pipeline_parallel": (1,), "checkpointing": ("autosac", "full")})
+    """It was derived, and nothing else fits: there is no best, nothing is proven, and the reason is told."""
+    space = TINY.model_copy(update={"checkpointing": ("autosac",)})
     monkeypatch.setattr(PlanTask, "run", lambda self, server: {"refused": "no such operator"})
     with searching(inputs(job, space=space)) as found:
         result = found.run()
-    assert result.best is not None and result.best.measured.checkpointing == "full"
-    assert not result.proven and result.counts.failed == 1
-    assert set(result.failed.values()) == {"its step cannot be captured under the plan: no such operator"}
+    assert result.best is None and not result.proven
+    assert list(result.failed.values()) == ["its step cannot be captured under the plan: no such operator"]
 
 
 def test_steps_without_a_plan_are_told_once(job: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from autosac.configurations.evaluations import PredictedStep
 from autosac.configurations.layout import Layout
 from autosac.configurations.offers import Offer
-from autosac.configurations.results import ConfigurationRow, why_lost
+from autosac.configurations.results import ConfigurationRow, Counts, SearchResult, why_lost
 from autosac.configurations.study import Study
 from autosac.configurations.workers import LocalWorkers, WorkerLost
 from autosac.errors import UsageError
+from autosac.report.search_tables import notes
 
 IDENTITY = {"job": "a", "gpus": [8]}
 
@@ -30,10 +32,10 @@ def test_a_study_is_continued(tmp_path: Path) -> None:
     assert second.answer("b") == {"refused": "no"} and len(second) == 2
 
 
-def spoil(folder: Path, text: str, other: str) -> None:
+def spoil(folder: Path, text: str, other: str) -> int:
     """Change a study's journal."""
     journal = folder / "journal.log"
-    journal.write_text(journal.read_text().replace(text, other))
+    return journal.write_text(journal.read_text().replace(text, other))
 
 
 def test_what_a_killed_process_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +52,7 @@ def test_what_a_killed_process_leaves_is_removed(tmp_path: Path, monkeypatch: py
     second = Study(Path("s"), IDENTITY, resume=True)
     assert journal.read_bytes().startswith(whole) and len(second) == 1
     second.record("b", {"ms": 4.0}, {}, 4.0)
+    lock.symlink_to(tmp_path / "moved" / "journal.log")
     assert len(Study(Path("s"), IDENTITY, resume=True)) == 2 and not lock.is_symlink()
 
 
@@ -198,3 +201,22 @@ def test_what_limits_a_configuration() -> None:
     assert row(100, compute_ms=80, bubble_ms=12, recompute_ms=12.1).binds == "memory"
     assert row(100, compute_ms=98, recompute_ms=2.0).binds == "compute"
     assert row(100, compute_ms=98, recompute_ms=2.1).binds == "memory"
+
+
+def test_kinds_of_gpus_that_bounds_ruled_out_are_named() -> None:
+    """Of three kinds one is simulated; of the others one is half as good at best, and nothing fits the other."""
+    best = row(10.0)
+    offers = tuple(Offer(gpu=gpu, world_size=8) for gpu in ("any", "slow", "small"))
+    numbers = {field.name: 0 for field in fields(Counts)}
+    result = SearchResult(
+        rows=(best,),
+        counts=Counts(**numbers),
+        objective="tokens-per-second",
+        gap=0.0,
+        proven=True,
+        offers=offers,
+        kinds={"any": 11.0, "slow": 20.0, "small": math.inf},
+    )
+    told = notes(result)
+    assert "8 x slow: ruled out by bounds, at least 100.0% behind" in told and "8 x small: nothing fits" in told
+    assert not any(note.startswith("8 x any:") for note in told)

@@ -6,9 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autosac.estimator import load_hardware, price
-from autosac.estimator.power import Mix, power_share, product_power, sustained_clock, uncapped
+from autosac.estimator.power import (
+    Mix,
+    budget_of,
+    least_sustained_ms,
+    power_share,
+    product_power,
+    sustained_clock,
+    uncapped,
+)
 from autosac.trace import Signature, TensorMeta, Trace
 
 H100 = replace(load_hardware("h100-sxm-80gb"), product_power=1.0)
@@ -98,3 +108,35 @@ def test_the_kind_of_a_product_is_read_from_its_operands(
         trace = make_trace([mm(8192, 8192, 8192, dtype)])
         full, sustained = (price(trace, gpu).event_ms[0] for gpu in (uncapped(hardware), hardware))
         assert sustained == pytest.approx(full / clock)
+
+
+MS = st.floats(0, 100)
+SHARE = st.floats(0.01, 1)
+
+
+@given(
+    power=st.sampled_from([1.0, 1.17, 1.22, 1.4]),
+    watts=st.sampled_from([0.0, 500.0, 630.0]),
+    mix=st.tuples(MS, MS, MS),
+    beside_ms=MS,
+    known=st.tuples(SHARE, SHARE, SHARE),
+)
+def test_no_step_is_shorter_than_what_is_known_of_it(
+    power: float, watts: float, mix: tuple[float, float, float], beside_ms: float, known: tuple[float, float, float]
+) -> None:
+    """Of a stream's products, other products and others, and of others on another stream, shares are known."""
+    gpu = replace(H100, product_power=power, power_limit_w=watts)
+    matrix_ms, products_ms, rest_ms = mix
+    clock = sustained_clock(gpu, Mix(matrix_ms, products_ms, rest_ms + beside_ms * known[2]))
+    real_ms = matrix_ms / clock + (products_ms / clock if watts else products_ms) + rest_ms
+    of_matrix, of_all, _ = known
+    total_ms = matrix_ms * of_matrix + (sum(mix) - matrix_ms * of_matrix) * of_all
+    least_ms = least_sustained_ms(budget_of(gpu), matrix_ms * of_matrix, total_ms, beside_ms)
+    assert total_ms <= least_ms <= real_ms * (1 + 1e-9) + 1e-9
+
+
+def test_products_alone_take_as_long_as_their_clock_lets_them() -> None:
+    """At 500 W they run at 0.75 of the clock; beside as much of others they are not slowed down at all at 560 W."""
+    assert least_sustained_ms(budget_of(replace(H100, power_limit_w=500)), 3.0, 3.0) == pytest.approx(4.0, rel=1e-3)
+    assert least_sustained_ms(budget_of(replace(H100, power_limit_w=560)), 3.0, 6.0) == 6.0
+    assert least_sustained_ms(budget_of(H100), 3.0, 3.0) == 3.0
