@@ -246,6 +246,19 @@ def test_one_template_serves_all(eager: Any) -> None:
     assert [{unit.fqn for unit in plan.units} for plan in captures.plans] == [{p.name for p in eager.outer}]
 
 
+def test_nothing_is_captured_for_a_step_that_must_be_derived(eager: Any) -> None:
+    """None before there is a template, for a plan that the rules do not cover, and for one that offloads."""
+    captures = Counted(eager.captures)
+    derivation = Derivation(captures, {policy.name: policy.recompute_all() for policy in eager.policies})
+    plan, uncovered = eager.random(4), keeping(eager, "ffn", ("aten.relu_.default",))
+    assert derivation.derived(plan) is None and not captures.plans
+    simulation = derivation.under(plan)
+    templates = list(captures.plans)
+    derived = derivation.derived(plan)
+    assert derived is not None and derived.trace == simulation.trace and derivation.is_derived(derived)
+    assert derivation.derived(uncovered) is None and captures.plans == templates
+
+
 def test_what_cannot_be_derived_is_captured(eager: Any) -> None:
     """A plan that the rules do not cover is captured, once."""
     captures = Counted(eager.captures)
