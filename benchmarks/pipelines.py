@@ -45,10 +45,10 @@ class Job(NamedTuple):
 _BATCH = ("--training.local_batch_size", "8", "--training.seq_len", "4096")
 JOBS = {
     "8b-pp2": Job("llama3_8b.toml", 8, 2, "1F1B", "60GiB", _BATCH),
-    "8b-pp2-interleaved": Job("llama3_8b.toml", 8, 2, "Interleaved1F1B", "60GiB", _BATCH),
-    "8b-pp2-zbv": Job("llama3_8b.toml", 8, 2, "ZBVZeroBubble", "60GiB", _BATCH),
+    "8b-pp2-interleaved": Job("llama3_8b.toml", 8, 2, "Interleaved1F1B", "50GiB", _BATCH),
+    "8b-pp2-zbv": Job("llama3_8b.toml", 8, 2, "ZBVZeroBubble", "64GiB", _BATCH),
     "8b-pp4": Job("llama3_8b.toml", 8, 4, "1F1B", "36GiB", _BATCH),
-    "8b-pp4-interleaved": Job("llama3_8b.toml", 8, 4, "Interleaved1F1B", "36GiB", _BATCH),
+    "8b-pp4-interleaved": Job("llama3_8b.toml", 8, 4, "Interleaved1F1B", "40GiB", _BATCH),
     "70b-pp4": Job(
         "llama3_70b.toml",
         64,
