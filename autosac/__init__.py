@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autosac.api import apply, compile_options, observe, plan, search, simulate, summary
-    from autosac.configurations.offers import Offer
-    from autosac.configurations.request import SearchRequest
+    from autosac.configurations.space.offers import Offer
+    from autosac.configurations.space.request import SearchRequest
     from autosac.errors import (
         AutosacError,
         CaptureError,

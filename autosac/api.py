@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from autosac.capture.jobs.eager import MakeStep
     from autosac.configurations.eager import EagerResult
-    from autosac.configurations.offers import Objective, Offer
-    from autosac.configurations.request import SearchRequest
-    from autosac.configurations.results import SearchResult
+    from autosac.configurations.found.results import SearchResult
+    from autosac.configurations.space.offers import Objective, Offer
+    from autosac.configurations.space.request import SearchRequest
 
 Progress = Callable[[str], None]
 
@@ -204,7 +204,7 @@ def search(job: SearchRequest | Callable[..., MakeStep], **options: Any) -> Sear
         UsageError: another argument is wrong, or no configuration of the space is legal.
         CaptureError: the job cannot be captured.
     """
-    from autosac.configurations.request import SearchRequest
+    from autosac.configurations.space.request import SearchRequest
     from autosac.report.search_files import completed_search
 
     if isinstance(job, SearchRequest):
@@ -230,7 +230,7 @@ def _search_of_steps(
 ) -> EagerResult:
     """See `search`."""
     from autosac.configurations.eager import Choice, EagerSearch, combinations
-    from autosac.configurations.offers import Offer, check_offers
+    from autosac.configurations.space.offers import Offer, check_offers
 
     if not space:
         raise UsageError("space: name the settings to search and their values, such as {'batch_size': [1, 2, 4]}")

@@ -17,9 +17,9 @@ from autosac.limits import MOST_BATCH, MOST_GPUS, world_size_of_environment
 from autosac.quantities import format_bytes
 
 if TYPE_CHECKING:
-    from autosac.configurations.offers import Offer
-    from autosac.configurations.request import SearchRequest
-    from autosac.configurations.results import SearchResult
+    from autosac.configurations.found.results import SearchResult
+    from autosac.configurations.space.offers import Offer
+    from autosac.configurations.space.request import SearchRequest
 
 _MOST_WORKERS = 1024
 # Options that are a request's values as they are; those that are not given have its defaults.
@@ -138,14 +138,14 @@ def search(arguments: argparse.Namespace) -> None:
 
 
 def _show_space(arguments: argparse.Namespace) -> None:
-    from autosac.configurations.space import Space, load_space, space_text
+    from autosac.configurations.space.space import Space, load_space, space_text
 
     print(space_text(load_space(arguments.space) if arguments.space else Space()), end="")
 
 
 def requested(arguments: argparse.Namespace) -> SearchRequest:
-    from autosac.configurations.request import SearchRequest
-    from autosac.configurations.space import load_space
+    from autosac.configurations.space.request import SearchRequest
+    from autosac.configurations.space.space import load_space
 
     if arguments.job is None:
         raise UsageError("a search needs a job (see autosac search --help)")
@@ -168,7 +168,7 @@ def requested(arguments: argparse.Namespace) -> SearchRequest:
 
 
 def _offers(arguments: argparse.Namespace) -> tuple[Offer, ...]:
-    from autosac.configurations.offers import offers_of
+    from autosac.configurations.space.offers import offers_of
 
     if bool(arguments.gpu) == bool(arguments.gpus):
         raise UsageError("give --gpu with --world-size, or --gpus (one of them)")

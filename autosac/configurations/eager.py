@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from autosac.configurations.engine import Bound, PendingWork, Value, best_first
-from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.running.engine import Bound, PendingWork, Value, best_first
+from autosac.configurations.space.offers import Objective, Offer
 from autosac.errors import AutosacError, InfeasibleError, UsageError
 from autosac.planning.closed_loop import Goal, PlanningCaptures, make_plan
 from autosac.plans import Plan
@@ -83,7 +83,7 @@ def combinations(space: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:
 
 
 class EagerSearch:
-    """The steps of a search (`autosac.configurations.engine.CandidateSteps`); a candidate is the position of its settings."""
+    """The steps of a search (`running.engine.CandidateSteps`); a candidate is the position of its settings."""
 
     def __init__(
         self,

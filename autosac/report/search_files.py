@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autosac.configurations.best_files import write_best
-from autosac.configurations.python_files import check_python_file
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.results import SearchResult
-from autosac.configurations.sessions import searching
+from autosac.configurations.found.best_files import write_best
+from autosac.configurations.found.python_files import check_python_file
+from autosac.configurations.found.results import SearchResult
+from autosac.configurations.running.sessions import searching
+from autosac.configurations.space.request import SearchRequest
 from autosac.files.writing import check_outputs
 from autosac.report.search_pictures import search_html
 from autosac.titan.version import has_python_jobs

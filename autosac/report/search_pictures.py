@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.results import ConfigurationRow, SearchResult
+from autosac.configurations.found.results import ConfigurationRow, SearchResult
+from autosac.configurations.space.layout import Layout
 from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.writing import write_text_atomically

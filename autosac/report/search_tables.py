@@ -8,8 +8,8 @@ from collections import Counter
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.results import ConfigurationRow, SearchResult, is_tied, why_lost
+from autosac.configurations.found.results import ConfigurationRow, SearchResult, is_tied, why_lost
+from autosac.configurations.space.layout import Layout
 from autosac.display.tables import Table
 from autosac.quantities import format_bytes, format_ms
 

@@ -13,9 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-from autosac.configurations.offers import Offer
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.space import Space, load_space
+from autosac.configurations.space.offers import Offer
+from autosac.configurations.space.request import SearchRequest
+from autosac.configurations.space.space import Space, load_space
 from benchmarks.ending import exit_code
 from benchmarks.search.checks import check_bounds
 from benchmarks.search.ranking import rank_published, reading, simulating

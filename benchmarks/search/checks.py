@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.search import TitanSearch
-from autosac.configurations.sessions import searching
+from autosac.configurations.running.search import TitanSearch
+from autosac.configurations.running.sessions import searching
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.request import SearchRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

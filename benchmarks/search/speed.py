@@ -12,12 +12,12 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from autosac.configurations.engine import PendingWork, SearchState, Value, best_first
-from autosac.configurations.layout import Layout
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.search import TitanSearch
-from autosac.configurations.sessions import searching
-from autosac.configurations.workers import Workers
+from autosac.configurations.evaluating.workers import Workers
+from autosac.configurations.running.engine import PendingWork, SearchState, Value, best_first
+from autosac.configurations.running.search import TitanSearch
+from autosac.configurations.running.sessions import searching
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.request import SearchRequest
 
 
 class Watch:
@@ -38,7 +38,7 @@ class Watch:
 
 
 class Sampling:
-    """Layouts without bounds, until time is over (`autosac.configurations.engine.CandidateSteps`)."""
+    """Layouts without bounds, until time is over (`autosac.configurations.running.engine.CandidateSteps`)."""
 
     def __init__(self, search: TitanSearch, watch: Watch, seconds: float) -> None:
         self._search, self._watch, self._end = search, watch, time.monotonic() + seconds

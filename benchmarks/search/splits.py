@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.search import TitanSearch
-from autosac.configurations.sessions import searching
+from autosac.configurations.running.search import TitanSearch
+from autosac.configurations.running.sessions import searching
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.request import SearchRequest
 from autosac.quantities import format_bytes
 
 _HEADINGS = ("pipeline", "TorchTitan's layers", "balanced", "TorchTitan's step", "balanced step", "gain", "peaks")

@@ -44,7 +44,7 @@ CELLAR = (
 )
 FRONT_DOOR = ("__init__", "__main__")
 HOOKS = ("hook", "policy_hook")
-HALLS = ("capture",)
+HALLS = ("capture", "configurations")
 """Rooms whose own rooms get a picture."""
 
 Arrows = Mapping[tuple[str, str], int]

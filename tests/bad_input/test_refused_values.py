@@ -14,13 +14,13 @@ import pytest
 from autosac.chakra import schema
 from autosac.cli.parser import main
 from autosac.configurations.eager import combinations
-from autosac.configurations.evaluations import checked
-from autosac.configurations.jobs import check_space
-from autosac.configurations.layout import USUAL_STAGES
-from autosac.configurations.offers import Offer, offers_of
-from autosac.configurations.space import Space
-from autosac.configurations.splits import balanced_split
-from autosac.configurations.workers import RayWorkers
+from autosac.configurations.evaluating.evaluations import checked
+from autosac.configurations.evaluating.workers import RayWorkers
+from autosac.configurations.running.jobs import check_space
+from autosac.configurations.space.layout import USUAL_STAGES
+from autosac.configurations.space.offers import Offer, offers_of
+from autosac.configurations.space.space import Space
+from autosac.configurations.space.splits import balanced_split
 from autosac.errors import CaptureError, HardwareError, SimulationError, UsageError
 from autosac.estimator import AlphaBeta, ChunkProfile, LogSigmoid, load_hardware
 from autosac.estimator.cluster import Placement

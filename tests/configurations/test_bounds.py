@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.bounds import (
+from autosac.configurations.bounds.bounds import (
     any_split_bound_ms,
     bound_ms,
     memory_bound_bytes,
@@ -23,11 +23,11 @@ from autosac.configurations.bounds import (
     split_of,
     time_bound_ms,
 )
-from autosac.configurations.layout import Layout
-from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
-from autosac.configurations.shapes import LayerCosts, ModelCosts
-from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
-from autosac.configurations.traffic import Roads, Traffic
+from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms
+from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
+from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
+from autosac.configurations.bounds.traffic import Roads, Traffic
+from autosac.configurations.space.layout import Layout
 from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap, LinkUse, simulate
 from autosac.simulation import Target
 from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta

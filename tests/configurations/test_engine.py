@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.engine import Bound, PendingWork, SearchState, Value, best_first
+from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
 
 VALUES = st.lists(
     st.tuples(st.one_of(st.floats(0.1, 100), st.just(math.inf)), st.floats(0, 1), st.floats(0, 1), st.integers(0, 4)),

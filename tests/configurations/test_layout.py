@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of, why_none
-from autosac.configurations.space import Space, space_of, space_text
-from autosac.configurations.splits import balanced_split, improved_split, module_names, torchtitan_split
+from autosac.configurations.space.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of, why_none
+from autosac.configurations.space.space import Space, space_of, space_text
+from autosac.configurations.space.splits import balanced_split, improved_split, module_names, torchtitan_split
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings
 

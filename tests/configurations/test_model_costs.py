@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from autosac.configurations.layout import Layout, ModelFacts
-from autosac.configurations.shapes import costs_of_parameters
+from autosac.configurations.bounds.shapes import costs_of_parameters
+from autosac.configurations.space.layout import Layout, ModelFacts
 
 
 def test_parameters_tell_products() -> None:

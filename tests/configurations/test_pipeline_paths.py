@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
-from autosac.configurations.schedules import order
+from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms
+from autosac.configurations.space.schedules import order
 
 MS = st.floats(0.0, 10)
 SCHEDULES = st.sampled_from(["1F1B", "GPipe", "Interleaved1F1B"])

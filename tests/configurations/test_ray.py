@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autosac.capture.process.server import CaptureServer
-from autosac.configurations.workers import RayWorkers, WorkerLost
+from autosac.configurations.evaluating.workers import RayWorkers, WorkerLost
 from autosac.errors import UsageError
 
 ray = pytest.importorskip("ray")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
+from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, rerun_ms
 
 
 @st.composite

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.refusals import Refusals
+from autosac.configurations.running.refusals import Refusals
+from autosac.configurations.space.layout import Layout
 
 
 def layouts(**degrees: tuple[int, ...]) -> list[Layout]:

@@ -12,9 +12,9 @@ import pytest
 import autosac
 from autosac.cli import search as command
 from autosac.cli.parser import build_parser
-from autosac.configurations.offers import Offer
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.space import Space
+from autosac.configurations.space.offers import Offer
+from autosac.configurations.space.request import SearchRequest
+from autosac.configurations.space.space import Space
 from autosac.errors import UsageError
 
 H100 = Offer(gpu="h100-sxm-80gb", world_size=8)

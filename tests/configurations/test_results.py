@@ -7,11 +7,11 @@ import tomllib
 import pytest
 
 from autosac.cli.parser import main
-from autosac.configurations.evaluations import PredictedStep
-from autosac.configurations.layout import Layout
-from autosac.configurations.offers import Offer
-from autosac.configurations.results import ConfigurationRow, is_tied
-from autosac.configurations.space import Space, space_of
+from autosac.configurations.evaluating.evaluations import PredictedStep
+from autosac.configurations.found.results import ConfigurationRow, is_tied
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.offers import Offer
+from autosac.configurations.space.space import Space, space_of
 
 
 def test_ties_are_within_the_errors_of_the_difference() -> None:

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autosac.configurations.layout import Layout, ModelFacts, is_legal, knobs_of, layout_of, legal
-from autosac.configurations.sampling import Sampler, sampled
-from autosac.configurations.space import Space
+from autosac.configurations.running.sampling import Sampler, sampled
+from autosac.configurations.space.layout import Layout, ModelFacts, is_legal, knobs_of, layout_of, legal
+from autosac.configurations.space.space import Space
 
 KNOBS = {"a": (1, 2, 4, 8), "b": (1, 2, 4, 8), "c": ("x", "y", "z"), "d": (False, True)}
 

@@ -11,8 +11,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.schedules import Moment, PipelineRank, moments, order, places
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.schedules import Moment, PipelineRank, moments, order, places
 
 _SHORT = {"FORWARD": "F", "FULL_BACKWARD": "B"}
 

@@ -13,18 +13,18 @@ import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.cli.parser import main
-from autosac.configurations.best_files import write_best
-from autosac.configurations.engine import PendingWork, Value
-from autosac.configurations.evaluations import LayoutTask, PlanTask, SheetTask
-from autosac.configurations.layout import Layout
-from autosac.configurations.offers import Offer
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.results import SearchResult
-from autosac.configurations.search import TitanSearch
-from autosac.configurations.sessions import searching
-from autosac.configurations.sheets import Sheet
-from autosac.configurations.space import Space
-from autosac.configurations.workers import ThreadWorker
+from autosac.configurations.bounds.sheets import Sheet
+from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, SheetTask
+from autosac.configurations.evaluating.workers import ThreadWorker
+from autosac.configurations.found.best_files import write_best
+from autosac.configurations.found.results import SearchResult
+from autosac.configurations.running.engine import PendingWork, Value
+from autosac.configurations.running.search import TitanSearch
+from autosac.configurations.running.sessions import searching
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.offers import Offer
+from autosac.configurations.space.request import SearchRequest
+from autosac.configurations.space.space import Space
 from autosac.errors import UsageError
 from autosac.jobs.tasks import TitanJob, simulate_in
 from autosac.plans import Plan
@@ -175,7 +175,7 @@ def test_a_finished_search_resumes_without_captures(search: TitanSearch, study: 
 
 def test_a_space_too_large_to_list_is_sampled(search: TitanSearch, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one layout too many for a list, the sampler finds what the exhaustive search found, and proves nothing."""
-    monkeypatch.setattr("autosac.configurations.search._MOST_LAYOUTS", len(search.layouts) - 1)
+    monkeypatch.setattr("autosac.configurations.running.search._MOST_LAYOUTS", len(search.layouts) - 1)
     with searching(inputs(job)) as found:
         result = found.run()
         assert found.sampled and set(found.layouts) == set(search.layouts)
@@ -201,7 +201,7 @@ def test_a_worker_that_dies_is_asked_again(job: Path, monkeypatch: pytest.Monkey
     """The first evaluation's process is lost; the search starts it again and ends as it would have."""
     from concurrent.futures import Future
 
-    from autosac.configurations.workers import WorkerLost
+    from autosac.configurations.evaluating.workers import WorkerLost
 
     ask, lost = ThreadWorker.submit, []
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from autosac.configurations.evaluations import PredictedStep
-from autosac.configurations.layout import Layout
-from autosac.configurations.offers import Offer
-from autosac.configurations.results import ConfigurationRow, Counts, SearchResult, why_lost
-from autosac.configurations.study import Study
-from autosac.configurations.workers import LocalWorkers, WorkerLost
+from autosac.configurations.evaluating.evaluations import PredictedStep
+from autosac.configurations.evaluating.study import Study
+from autosac.configurations.evaluating.workers import LocalWorkers, WorkerLost
+from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, why_lost
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.offers import Offer
 from autosac.errors import UsageError
 from autosac.report.search_tables import notes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.too_large import TooLarge, is_larger
+from autosac.configurations.running.too_large import TooLarge, is_larger
+from autosac.configurations.space.layout import Layout
 
 
 def test_memory_grows_with_the_microbatch() -> None:

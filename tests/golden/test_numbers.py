@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pinned import check, digest, lines_of
 
-from autosac.configurations.bounds import (
+from autosac.configurations.bounds.bounds import (
     any_split_bound_ms,
     bound_ms,
     memory_bound_bytes,
@@ -23,12 +23,12 @@ from autosac.configurations.bounds import (
     split_of,
     time_bound_ms,
 )
-from autosac.configurations.layout import Layout, ModelFacts, arguments_of, legal, settings_of
-from autosac.configurations.shapes import ModelCosts, costs_of_parameters
-from autosac.configurations.sheets import Sheet, sheet_layout, sheet_of
-from autosac.configurations.space import Space
-from autosac.configurations.splits import balanced_split, module_names, torchtitan_split
-from autosac.configurations.traffic import Roads
+from autosac.configurations.bounds.shapes import ModelCosts, costs_of_parameters
+from autosac.configurations.bounds.sheets import Sheet, sheet_layout, sheet_of
+from autosac.configurations.bounds.traffic import Roads
+from autosac.configurations.space.layout import Layout, ModelFacts, arguments_of, legal, settings_of
+from autosac.configurations.space.space import Space
+from autosac.configurations.space.splits import balanced_split, module_names, torchtitan_split
 from autosac.simulation import Target, simulation_of
 from autosac.trace import Trace
 

@@ -22,10 +22,10 @@ from autosac.bench.results import MeasuredRun as MeasuredStep
 from autosac.bench.results import PolicyRow as BenchRow
 from autosac.bench.results import Results
 from autosac.bench.solver_times import SolverTiming
-from autosac.configurations.evaluations import PredictedStep
-from autosac.configurations.layout import Layout
-from autosac.configurations.offers import Offer
-from autosac.configurations.results import ConfigurationRow, Counts, SearchResult
+from autosac.configurations.evaluating.evaluations import PredictedStep
+from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.offers import Offer
 from autosac.errors import UsageError
 from autosac.plans import MadeFor, Plan, Prediction
 from autosac.report.memory_pictures import draw_memory

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autosac.configurations.eager import Choice, EagerResult, EagerSearch, combinations
-from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.space.offers import Objective, Offer
 from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.planning.planner import Goal
 from autosac.simulation import Simulation, Target, simulation_of

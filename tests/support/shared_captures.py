@@ -16,7 +16,12 @@ from autosac.capture.process.server import CaptureFuture, CaptureServer
 from autosac.capture.request import TitanRequest
 
 _MOST = 3  # processes at a time: each holds a third of a GB
-_USERS = ("autosac.jobs.tasks", "autosac.jobs.levers", "autosac.jobs.batches", "autosac.configurations.workers")
+_USERS = (
+    "autosac.jobs.tasks",
+    "autosac.jobs.levers",
+    "autosac.jobs.batches",
+    "autosac.configurations.evaluating.workers",
+)
 
 
 class Pool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autosac.configurations.job_files import checkpointing_settings, written_job
-from autosac.configurations.python_files import written_python_job
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.results import SearchResult
+from autosac.configurations.found.job_files import checkpointing_settings, written_job
+from autosac.configurations.found.python_files import written_python_job
+from autosac.configurations.found.results import SearchResult
+from autosac.configurations.space.request import SearchRequest
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 
 

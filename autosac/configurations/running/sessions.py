@@ -10,14 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from autosac.configurations.job_files import without_splits
-from autosac.configurations.jobs import check_space, own_of
-from autosac.configurations.layout import arguments_of
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.search import TitanSearch
-from autosac.configurations.study import Study
-from autosac.configurations.wanted import Wanted
-from autosac.configurations.workers import workers_of
+from autosac.configurations.evaluating.study import Study
+from autosac.configurations.evaluating.workers import workers_of
+from autosac.configurations.found.job_files import without_splits
+from autosac.configurations.running.jobs import check_space, own_of
+from autosac.configurations.running.search import TitanSearch
+from autosac.configurations.space.layout import arguments_of
+from autosac.configurations.space.request import SearchRequest
+from autosac.configurations.space.wanted import Wanted
 from autosac.errors import CaptureError, UsageError
 from autosac.files.documents import TEXT_BYTES, read_bounded
 from autosac.files.temporary import temporary_folder

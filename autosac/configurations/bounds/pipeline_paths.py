@@ -1,6 +1,6 @@
 """The longest path through a pipeline's schedule: a lower bound of the time from one step to the next.
 
-Ranks run forwards F and backwards B of their stages in the schedule's order (`autosac.configurations.schedules.order`), one
+Ranks run forwards F and backwards B of their stages in the schedule's order (`space.schedules.order`), one
 after the other. Of stage s, microbatch i:
 
     F(s, i) begins after F(s - 1, i);   B(s, i) after B(s + 1, i);   B of the last stage after F(last, i)
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from autosac.configurations.schedules import order
+from autosac.configurations.space.schedules import order
 
 Numbers = NDArray[np.float64]
 _MOST_PATHS = 6

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from autosac.configurations.bounds import (
+from autosac.configurations.bounds.bounds import (
     any_split_bound_ms,
     bound_ms,
     split_of,
 )
-from autosac.configurations.layout import Layout
-from autosac.configurations.machines import Machines
-from autosac.configurations.shapes import LayerCosts, ModelCosts, costs_of_parameters
-from autosac.configurations.sheets import Sheet
-from autosac.configurations.splits import torchtitan_split
-from autosac.configurations.wanted import Own, Wanted
+from autosac.configurations.bounds.machines import Machines
+from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts, costs_of_parameters
+from autosac.configurations.bounds.sheets import Sheet
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.splits import torchtitan_split
+from autosac.configurations.space.wanted import Own, Wanted
 from autosac.estimator.power import budget_of
 
 _SAFE = 1 - 1e-9  # sums in another order
@@ -41,7 +41,7 @@ class LayoutBounds:
     def least(
         self, layout: Layout, shape: ModelCosts, room_bytes: float | None = None, *, paths: bool = False
     ) -> float:
-        """Within the search's budget or another one. `paths`: see `autosac.configurations.bounds.bound_ms`."""
+        """Within the search's budget or another one. `paths`: see `bounds.bounds.bound_ms`."""
         room = self._machines.room_bytes(layout) if room_bytes is None else room_bytes
         return bound_ms(layout, shape, room, paths=paths) * self._machines.weight(layout) * _SAFE
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autosac.configurations.job_files import OWN_SPLITS
-from autosac.configurations.layout import USUAL_STAGES, ModelFacts
-from autosac.configurations.space import MEANINGS, Space
-from autosac.configurations.wanted import Own
+from autosac.configurations.found.job_files import OWN_SPLITS
+from autosac.configurations.space.layout import USUAL_STAGES, ModelFacts
+from autosac.configurations.space.space import MEANINGS, Space
+from autosac.configurations.space.wanted import Own
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings, read_setting
 from autosac.titan.python_jobs import PythonJob, read_python_job

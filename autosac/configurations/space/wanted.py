@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autosac.configurations.layout import ModelFacts
-from autosac.configurations.request import SearchRequest
-from autosac.configurations.space import Space
+from autosac.configurations.space.layout import ModelFacts
+from autosac.configurations.space.request import SearchRequest
+from autosac.configurations.space.space import Space
 from autosac.jobs.titan import TitanJob
 from autosac.planning.closed_loop import Goal
 from autosac.titan.python_jobs import PythonJob

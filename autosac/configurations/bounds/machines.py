@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.offers import Offer
-from autosac.configurations.traffic import Roads
-from autosac.configurations.wanted import Wanted
+from autosac.configurations.bounds.traffic import Roads
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.offers import Offer
+from autosac.configurations.space.wanted import Wanted
 from autosac.planning.closed_loop import Goal
 from autosac.quantities import parse_budget
 from autosac.simulation import Target

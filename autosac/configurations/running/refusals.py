@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from autosac.configurations.layout import Layout
+from autosac.configurations.space.layout import Layout
 
 _ALIKE = 8
 _SIZES = frozenset({"gpu", "global_batch", "microbatch", "shard"})

@@ -9,10 +9,10 @@ each kind of layer that the whole job has, so n layers take
 A sheet is captured once for all layouts that differ only in how ranks share data and stages (`sheet_layout`): replicas, FSDP's
 shards, accumulation, pipelines, resharding and the optimizer change neither the operators of the model nor their sizes.
 
-Counted is a *chain* (`autosac.configurations.chains`), the sum of which is a lower bound of the time.
+Counted is a *chain* (`bounds.chains`), the sum of which is a lower bound of the time.
 
 Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator or collective runs again,
-and what made the inputs of that (`autosac.configurations.recomputation`); a layer's input is never freed. What others read
+and what made the inputs of that (`bounds.recomputation`); a layer's input is never freed. What others read
 as well (the last layer's result) does not count. Between the layers' forward and backward, all of that is there, and whatever
 the operator that runs reads and writes: logits and their gradient, which no plan makes smaller.
 """
@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosac.configurations.chains import COMPUTE, NO_LAYER, PHASES, Parts, Sums, chain_of, parts, sums
-from autosac.configurations.layout import USUAL_STAGES, Layout
-from autosac.configurations.recomputation import LayerForward, Made, Run, frontier, rerun_ms
-from autosac.configurations.shapes import LayerCosts, ModelCosts, most_experts
-from autosac.configurations.sharding import NOTHING_KNOWN, Sharding, sharding_of
+from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES, Parts, Sums, chain_of, parts, sums
+from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, rerun_ms
+from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts, most_experts
+from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding, sharding_of
+from autosac.configurations.space.layout import USUAL_STAGES, Layout
 from autosac.estimator.pricing import kinds_of
 from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace

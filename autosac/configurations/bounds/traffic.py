@@ -11,7 +11,7 @@ Every layer's message is taken to be as fast, byte for byte, as one message of a
 gives fewer bytes a millisecond to a larger message. Padding, and what stands before and behind the layers, count nothing.
 A step's transfers lie in it: gathers follow the optimizer's last step, scatters come before its next one.
 
-What that means for a step's time is said in `autosac.configurations.bounds`.
+What that means for a step's time is said in `bounds.bounds`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autosac.configurations.layout import Layout
+from autosac.configurations.space.layout import Layout
 from autosac.estimator.models import Estimate
 from autosac.estimator.pricing import default_models
 from autosac.runtime_sim import ConstantOverlap

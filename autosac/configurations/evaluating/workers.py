@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from autosac.capture import lifeline
 from autosac.capture.process.server import CaptureServer
-from autosac.configurations.evaluations import Task, checked
+from autosac.configurations.evaluating.evaluations import Task, checked
 from autosac.errors import UsageError
 from autosac.target import TargetGPU
 

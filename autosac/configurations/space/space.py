@@ -46,7 +46,7 @@ Switch = Annotated[tuple[bool, ...], MinLen(1), AfterValidator(_distinct)]
 
 
 class Space(BaseModel):
-    """The values of every knob. None: what the job and the GPUs allow (see `autosac.configurations.layout.knobs_of`)."""
+    """The values of every knob. None: what the job and the GPUs allow (see `space.layout.knobs_of`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

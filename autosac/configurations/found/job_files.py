@@ -12,7 +12,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Table
 
-from autosac.configurations.study import JOBS
+from autosac.configurations.evaluating.study import JOBS
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, parse_toml, read_bounded
 from autosac.files.writing import write_text_atomically

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autosac.configurations.layout import Layout, ModelFacts
-from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
-from autosac.configurations.traffic import NO_TRAFFIC, Traffic
+from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
+from autosac.configurations.bounds.traffic import NO_TRAFFIC, Traffic
+from autosac.configurations.space.layout import Layout, ModelFacts
 from autosac.estimator.power import FULL_CLOCK, PowerBudget
 
 _OUTPUTS = ("output", "lm_head")  # what TorchTitan 0.2 and 0.3 call it

@@ -2,7 +2,7 @@
 
 Rounds of `_ROUND` proposals (ask). Of each, what is not legal breaks a constraint, and so does what no checkpointing makes
 fit: the sampler (multivariate TPE with constraints) learns to avoid both. The rest goes through the same bounds, best first,
-with the best of all rounds as the value to beat (`autosac.configurations.engine`). The sampler gets (tell) a layout's
+with the best of all rounds as the value to beat (`running.engine`). The sampler gets (tell) a layout's
 value, or its lower bound where that was reason enough. The search ends when `_PATIENCE` rounds have found nothing better, or
 when everything proposed is known. What is found is the best of what was proposed; nothing is proven of the rest.
 

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from autosac.configurations.space import Space
-from autosac.configurations.splits import module_names, torchtitan_split
+from autosac.configurations.space.space import Space
+from autosac.configurations.space.splits import module_names, torchtitan_split
 
 SINGLE_STAGE = ("1F1B", "GPipe")  # schedules with one stage on each rank
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # with two, which run forth and back over the ranks

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from autosac.configurations.offers import Objective, Offer, check_offers
-from autosac.configurations.space import Space, space_of
+from autosac.configurations.space.offers import Objective, Offer, check_offers
+from autosac.configurations.space.space import Space, space_of
 from autosac.errors import UsageError
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from autosac.configurations.layout import Layout
+from autosac.configurations.space.layout import Layout
 
 
 class TooLarge:

@@ -1,6 +1,6 @@
 """Evaluations: what is worked out in other processes, as plain data that travels between them.
 
-`SheetTask` captures a single layer of one microbatch (`autosac.configurations.sheets`). `LayoutTask` simulates a layout's step
+`SheetTask` captures a single layer of one microbatch (`bounds.sheets`). `LayoutTask` simulates a layout's step
 without checkpointing and, where that does not fit, under every way of checkpointing that is asked for and could be the best,
 AutoSAC's plan included: two to five captures, of a few layers where they repeat; the step under the plan is derived. A task
 ends early where its step cannot beat what is known: no checkpointing shortens a step. `PlanTask` captures the step under a
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.capture.process.server import CaptureServer
-from autosac.configurations.sheets import sheet_of
+from autosac.configurations.bounds.sheets import sheet_of
 from autosac.errors import AutosacError, CaptureError, InfeasibleError, UsageError
 from autosac.estimator.power import uncapped
 from autosac.files.temporary import temporary_folder

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosac.configurations.evaluations import PredictedStep
-from autosac.configurations.layout import Layout
-from autosac.configurations.offers import Objective, Offer
+from autosac.configurations.evaluating.evaluations import PredictedStep
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.offers import Objective, Offer
 from autosac.quantities import format_ms
 from autosac.titan.python_jobs import PythonJob
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from autosac.configurations.sharding import COPIES
+from autosac.configurations.bounds.sharding import COPIES
 from autosac.trace import Collective, Op, Phase, Trace, WorkWait
 
 COMPUTE = 0  # the stream that models run on

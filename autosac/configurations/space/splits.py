@@ -8,7 +8,7 @@
     minimise over cuts   max over stages s of   c(s, its layers)
 
 by dynamic programming over (stages, layers): exact, whatever c is. The search's c is a stage's time with what it has to
-recompute within its memory (`autosac.configurations.bounds.split_of`). Of splits that are equally good, the one whose early
+recompute within its memory (`bounds.bounds.split_of`). Of splits that are equally good, the one whose early
 stages are shorter is taken, for they hold more microbatches. `improved_split` moves single layers where ranks have several
 stages, and between equally good splits: the later a slow stage stands, the longer it waits for those before it.
 """

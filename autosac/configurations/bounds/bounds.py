@@ -2,7 +2,7 @@
 
 `ModelCosts` is what a bound knows of the model: for each microbatch, what one layer and what all else do forward and backward
 at least, and which memory a layer and all else keep for the backward. It comes from the parameters' shapes
-(`autosac.configurations.shapes`) or, tighter, from a captured few-layer step (`autosac.configurations.sheets`).
+(`bounds.shapes`) or, tighter, from a captured few-layer step (`bounds.sheets`).
 
 **Time** (`time_bound_ms`). m microbatches, stage s with l_s layers, f, b: forward and backward of one layer and one
 microbatch, f', b' those of what stands behind the layers (last stage). What stands before them counts without a pipeline.
@@ -16,7 +16,7 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    DualPipeV) get neither.
    For these schedules, `path_bound_ms` takes the longest path through all ranks' operations (`pipeline_paths`).
 3. FSDP copies what it gathered into the layers' parameters on the compute stream: each of a layer's gathers reads and
-   writes them once, at no more than the memory's bandwidth, or as a captured layer does (`autosac.configurations.sharding`);
+   writes them once, at no more than the memory's bandwidth, or as a captured layer does (`bounds.sharding`);
    once for each microbatch's forward, and again for its backward where parameters were freed. In a pipeline, where they stay
    from a backward to the next forward, every forward frees them, and after each of m forwards something reads them again:
    m + 1 gathers a step; one where forwards do not free them. Gradients are copied into the message that is reduced, alike.
@@ -26,7 +26,7 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    rank's own part grows by r.
 6. Computation beside a transfer of FSDP is slower by a factor k > 1. Of a rank's own part W, w is transfers that the model
    waits for (tensor and context parallelism), the rest is computation. FSDP's transfers are under way for X at least
-   (`autosac.configurations.traffic`). At most w of X lies beside w, at most as much as the rank has nothing to do lies beside
+   (`bounds.traffic`). At most w of X lies beside w, at most as much as the rank has nothing to do lies beside
    that (in 2., at least the sum F of the stages before), and what lies beside computation makes it take (1 - 1/k) of it
    longer. Time with nothing to do adds more to the step than it takes from X. So a step takes no less than
    F + W + (1 - 1/k) max(0, X - w - F). It grows with W and with w: lower bounds of both give a lower bound; a larger w
@@ -41,16 +41,16 @@ step all of them. FSDP reduces a pipeline's gradients once, after the last micro
 backward has gradients of all its parameters, which are divided among tensor and expert parallel ranks only. Parameters that
 are not freed after the forward are gathered alike; of those that are, one layer's as its backward begins. As that ends, it has
 gradients as they were computed, beside what the other layers keep. How many microbatches a rank holds as a backward begins is
-the schedule's (`autosac.configurations.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a
+the schedule's (`space.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a
 unit of checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers
 runs, between their forward and their backward, all that the layers keep is there, and what the operator at work reads and
 writes. Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward
 first: as they were computed, and in float32 as one message; and as the next layer's backward ends, with what it gathered and
 its gradients, while that message waits. A budget of reserved memory holds, at any time, the most that is there at once of what
-FSDP allocates on streams of its own (`autosac.configurations.sharding`): gathered messages, and reduced gradients.
+FSDP allocates on streams of its own (`bounds.sharding`): gathered messages, and reduced gradients.
 
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
-layer at least is a convex function of the bytes it frees (`autosac.configurations.recomputation`). So the least recomputation
+layer at least is a convex function of the bytes it frees (`bounds.recomputation`). So the least recomputation
 is no less than the fractional knapsack over all layers: free what has the most bytes per millisecond first. This is the linear
 relaxation of every plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading. With
 the loss in chunks, what stands behind the layers counts no memory.
@@ -63,12 +63,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 
-from autosac.configurations.layout import Layout
-from autosac.configurations.pipeline_paths import StageTimes, longest_path_ms
-from autosac.configurations.schedules import WHOLE_BACKWARDS, Moment, PipelineRank, leading_of, moments, places, rank_of
-from autosac.configurations.shapes import LayerCosts, ModelCosts
-from autosac.configurations.sharding import NOTHING_KNOWN, Sharding
-from autosac.configurations.splits import balanced_split, improved_split, torchtitan_split
+from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms
+from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
+from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.schedules import (
+    WHOLE_BACKWARDS,
+    Moment,
+    PipelineRank,
+    leading_of,
+    moments,
+    places,
+    rank_of,
+)
+from autosac.configurations.space.splits import balanced_split, improved_split, torchtitan_split
 from autosac.estimator.power import least_sustained_ms
 
 INFEASIBLE = math.inf

@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from autosac.configurations.layout import SINGLE_STAGE, V_SHAPED, Layout
+from autosac.configurations.space.layout import SINGLE_STAGE, V_SHAPED, Layout
 
 WHOLE_BACKWARDS = (*SINGLE_STAGE, "Interleaved1F1B")
 
 
 class PipelineRank(NamedTuple):
     """A pipeline rank: how many layers each of its stages holds, whether the model's last stage is the last of them, and how
-    many of each stage's layers are leading ones (`autosac.configurations.shapes.Shape`).
+    many of each stage's layers are leading ones (`bounds.shapes.Shape`).
     """
 
     rank: int

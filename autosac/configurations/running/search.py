@@ -1,7 +1,7 @@
 """The search over a TorchTitan job's configurations: what `engine` asks, answered by bounds, sheets and evaluations.
 
 Bounds of a layout, each tighter than the one before, all of them for every way of checkpointing
-(`autosac.configurations.bounds`):
+(`bounds.bounds`):
 
 1. from the parameters' shapes: products at the peak rate, memory of states and layer inputs;
 2. from the sheet of its microbatch: priced operators and collectives, least recomputation within the memory; of a pipeline,
@@ -10,7 +10,7 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
 capture. If that does not fit, the layout is planned for again, on captures.
-A layout that cannot be made to fit rules out those that need more memory (`autosac.configurations.too_large`).
+A layout that cannot be made to fit rules out those that need more memory (`running.too_large`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,21 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
-from autosac.configurations.bounds import memory_bound_bytes, recomputing_bound_ms, split_of
-from autosac.configurations.engine import Bound, PendingWork, SearchState, Value, best_first
-from autosac.configurations.evaluations import LayoutTask, PlanTask, PredictedStep, SheetTask
-from autosac.configurations.job_files import job_path, written_job
-from autosac.configurations.known_bounds import LayoutBounds
-from autosac.configurations.layout import (
+from autosac.configurations.bounds.bounds import memory_bound_bytes, recomputing_bound_ms, split_of
+from autosac.configurations.bounds.known_bounds import LayoutBounds
+from autosac.configurations.bounds.machines import Machines
+from autosac.configurations.bounds.shapes import ModelCosts
+from autosac.configurations.bounds.sheets import Sheet, sheet_layout
+from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, PredictedStep, SheetTask
+from autosac.configurations.evaluating.study import Study
+from autosac.configurations.evaluating.workers import WorkerLost, Workers
+from autosac.configurations.found.job_files import job_path, written_job
+from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult
+from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
+from autosac.configurations.running.refusals import Refusals
+from autosac.configurations.running.sampling import Sampler, sampled
+from autosac.configurations.running.too_large import TooLarge
+from autosac.configurations.space.layout import (
     USUAL_STAGES,
     Layout,
     arguments_of,
@@ -39,16 +48,7 @@ from autosac.configurations.layout import (
     settings_of,
     why_none,
 )
-from autosac.configurations.machines import Machines
-from autosac.configurations.refusals import Refusals
-from autosac.configurations.results import ConfigurationRow, Counts, SearchResult
-from autosac.configurations.sampling import Sampler, sampled
-from autosac.configurations.shapes import ModelCosts
-from autosac.configurations.sheets import Sheet, sheet_layout
-from autosac.configurations.study import Study
-from autosac.configurations.too_large import TooLarge
-from autosac.configurations.wanted import Own, Wanted
-from autosac.configurations.workers import WorkerLost, Workers
+from autosac.configurations.space.wanted import Own, Wanted
 from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.jobs.titan import TitanJob
 
@@ -57,7 +57,7 @@ _MOST_LAYOUTS = 50_000
 
 
 class TitanSearch:
-    """The steps of a search (`autosac.configurations.engine.CandidateSteps`), and its result at any time."""
+    """The steps of a search (`running.engine.CandidateSteps`), and its result at any time."""
 
     def __init__(
         self, wanted: Wanted, own: Own, workers: Workers, study: Study, progress: Callable[[str], None]
@@ -262,7 +262,7 @@ class TitanSearch:
     # ---- steps ----
 
     def step(self, candidate: Layout, bound: float, best: float) -> Bound | Value | PendingWork:
-        """See `autosac.configurations.engine.CandidateSteps`."""
+        """See `running.engine.CandidateSteps`."""
         layout = candidate
         sheet = self.sheet_of(layout)
         reason = None if isinstance(sheet, Sheet) else self._refusals.reason(layout)
@@ -403,7 +403,7 @@ class TitanSearch:
         return plain if known and checkpointing != "autosac" else layout
 
     def finished(self, work: PendingWork, future: Future[Any]) -> None:
-        """See `autosac.configurations.engine.CandidateSteps`."""
+        """See `running.engine.CandidateSteps`."""
         key = str(work.key)
         try:
             answer = future.result()

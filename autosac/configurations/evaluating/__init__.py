@@ -1,0 +1,1 @@
+"""What a layout really takes: evaluations in workers, and the study that keeps their answers."""

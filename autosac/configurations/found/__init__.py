@@ -1,0 +1,1 @@
+"""What a search found: its result, and the files of the best configuration."""

@@ -1,0 +1,1 @@
+"""A search from its inputs to its end: best-first with bounds, sampling of large spaces, what TorchTitan refuses."""
