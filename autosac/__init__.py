@@ -57,9 +57,9 @@ _HOME = {
     "search": "api",
     "simulate": "api",
     "summary": "api",
-    "Offer": "configurations.offers",
+    "Offer": "configurations.space.offers",
     "Plan": "plans",
-    "SearchRequest": "configurations.request",
+    "SearchRequest": "configurations.space.request",
     "Simulation": "simulation",
     "Trace": "trace",
 }

@@ -20,7 +20,7 @@ PHASES = (Phase.FORWARD, Phase.BACKWARD)
 _SHARDS_OWN = (*COPIES, "c10d.", "_c10d_functional.")
 
 
-class Parts(NamedTuple):
+class ChainTimes(NamedTuple):
     """Milliseconds by phase: before the layers, of each layer, behind the layers."""
 
     first: dict[Phase, float]
@@ -79,9 +79,9 @@ def sums(members: Sequence[Member], layer_of: Sequence[int], counts: Callable[[M
     return Sums(sum(found.first.values()), dict(layers), sum(found.last.values()))
 
 
-def parts(chain: Sequence[Member], layer_of: Sequence[int]) -> Parts:
+def parts(chain: Sequence[Member], layer_of: Sequence[int]) -> ChainTimes:
     """The chain's members by where they stand. What stands between layers and belongs to none counts nothing."""
-    found = Parts(dict.fromkeys(PHASES, 0.0), {phase: {} for phase in PHASES}, dict.fromkeys(PHASES, 0.0))
+    found = ChainTimes(dict.fromkeys(PHASES, 0.0), {phase: {} for phase in PHASES}, dict.fromkeys(PHASES, 0.0))
     for phase in PHASES:
         members = [
             (layer_of[member.module] if member.module >= 0 else NO_LAYER, member.ms)

@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES, Parts, Sums, chain_of, parts, sums
+from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES, ChainTimes, Sums, chain_of, parts, sums
 from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, rerun_ms
 from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts, most_experts
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding, sharding_of
 from autosac.configurations.space.layout import USUAL_STAGES, Layout
 from autosac.estimator.pricing import kinds_of
 from autosac.simulation import Simulation
-from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace
+from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, TraceInfo
 
 _MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
@@ -139,6 +139,23 @@ def sheet_layout(layout: Layout) -> Layout:
     )
 
 
+class _Layers(NamedTuple):
+    """The layers of a capture: all that are there, those at the front that are unlike the others, these; and the job's number."""
+
+    present: list[int]
+    leading: list[int]
+    repeating: list[int]
+    total: int
+
+
+def _layers_of(info: TraceInfo) -> _Layers:
+    present = sorted({_layer_number(name) for name in info.parameter_shapes} - {NO_LAYER})
+    if info.cut is None:
+        return _Layers(present, [], present, len(present))
+    repeating = present[-info.cut.period :]
+    return _Layers(present, present[: len(present) - len(repeating)], repeating, info.cut.total)
+
+
 def sheet_of(simulation: Simulation) -> Sheet:
     """The sheet of a job, from a cut of it (`autosac.capture.jobs.layers`) or from the whole job."""
     trace = simulation.trace
@@ -149,14 +166,10 @@ def sheet_of(simulation: Simulation) -> Sheet:
     chain, waits = parts(members, layer_of), sums(members, layer_of, lambda member: member.transfer)
     kinds = kinds_of(trace, simulation.pricing, simulation.target.hardware)
     products = sums(members, layer_of, lambda member: bool(kinds.matrix[member.event]))
-    numbers = {name: math.prod(shape) for name, shape in info.parameter_shapes.items()}
-    present = sorted({_layer_number(name) for name in numbers} - {NO_LAYER})
-    repeating = present[-info.cut.period :] if info.cut is not None else present
-    total = info.cut.total if info.cut is not None else len(present)
+    present, leading, repeating, total = _layers_of(info)
     added = total - len(present)  # layers that are not there
-    parameters = {
-        layer: sum(n for k, n in numbers.items() if _layer_number(k) == layer) for layer in (NO_LAYER, *present)
-    }
+    numbers = [(_layer_number(name), math.prod(shape)) for name, shape in info.parameter_shapes.items()]
+    parameters = {layer: sum(n for number, n in numbers if number == layer) for layer in (NO_LAYER, *present)}
 
     def average(of_layers: Mapping[int, float]) -> float:
         return sum(of_layers.get(layer, 0.0) for layer in repeating) / max(1, len(repeating))
@@ -166,7 +179,6 @@ def sheet_of(simulation: Simulation) -> Sheet:
     # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
     kept, rest = _kept(trace, event_ms, costs_ms, layer_of)
     least_kept = _least_kept([kept[layer] for layer in present])
-    leading = present[: len(present) - len(repeating)]
 
     def least_parameters(some: Sequence[int]) -> float:
         return float(min((parameters[layer] for layer in some), default=0))
@@ -213,7 +225,9 @@ def _beside_ms(trace: Trace, event_ms: Sequence[float], others: NDArray[np.bool_
     return sum(ms for event, ms, is_other in chosen if is_other and type(event) is Op and event.stream != COMPUTE)
 
 
-def _least(chain: Parts, waits: Sums, products: Sums, kept: Mapping[int, _Kept], layers: Sequence[int]) -> LayerCosts:
+def _least(
+    chain: ChainTimes, waits: Sums, products: Sums, kept: Mapping[int, _Kept], layers: Sequence[int]
+) -> LayerCosts:
     """Any of these layers, at least."""
 
     def least_ms(phase: Phase) -> float:
@@ -229,7 +243,7 @@ def _least(chain: Parts, waits: Sums, products: Sums, kept: Mapping[int, _Kept],
 
 
 def _first(
-    chain: Parts,
+    chain: ChainTimes,
     waits: Sums,
     products: Sums,
     present: Sequence[int],
