@@ -140,7 +140,9 @@ def sheet_layout(layout: Layout) -> Layout:
 
 
 class _Layers(NamedTuple):
-    """The layers of a capture: all that are there, those at the front that are unlike the others, these; and the job's number."""
+    """Numbers of a capture's layers: of all, of those at the front that are unlike the others, of the others. `total`: how many
+    the job has.
+    """
 
     present: list[int]
     leading: list[int]
