@@ -140,9 +140,7 @@ def sheet_layout(layout: Layout) -> Layout:
 
 
 class _Layers(NamedTuple):
-    """Numbers of a capture's layers: of all, of those at the front that are unlike the others, of the others. `total`: how many
-    the job has.
-    """
+    """The numbers of a capture's layers, of those at the front that are unlike the others, of these; how many a job has."""
 
     present: list[int]
     leading: list[int]
