@@ -12,6 +12,7 @@ import functools
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, called_cuda
 from autosac.capture.patches.registry import Patched, patch
@@ -28,9 +29,8 @@ def _renames(capture: Patched) -> bool:
     return capture.mode.target == DEVICE_TYPE
 
 
-def _simulated(device: Any) -> Any:
-    """A device as code names it; those of CUDA are the simulated GPU."""
-    return torch.device(DEVICE_TYPE, 0) if called_cuda(device) else device
+def _gpu() -> torch.device:
+    return torch.device(DEVICE_TYPE, 0)
 
 
 @patch("torch.amp:GradScaler.__init__")
@@ -89,7 +89,8 @@ def _follow(autocast: Any) -> None:
 def cuda_tensors(capture: Patched) -> None:
     """``.to("cuda")``, ``.cuda()`` and ``is_cuda`` of tensors and modules; C++ knows no such device.
 
-    Factories with ``device="cuda"`` come to the dispatch mode, which renames the device itself.
+    Factories with ``device="cuda"`` come to the dispatch mode, which renames the device itself. Inductor, which generates code
+    for a device of CUDA's name, runs without that mode: there the name stays.
     """
     if not _renames(capture):
         return
@@ -98,10 +99,11 @@ def cuda_tensors(capture: Patched) -> None:
 
     @functools.wraps(to)
     def moved(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            args = (_simulated(args[0]), *args[1:])
-        elif "device" in kwargs:
-            kwargs["device"] = _simulated(kwargs["device"])
+        if called_cuda(args[0] if args else kwargs.get("device")) and capture.mode in dispatch_modes():
+            if args:
+                args = (_gpu(), *args[1:])
+            else:
+                kwargs["device"] = _gpu()
         return to(self, *args, **kwargs)
 
     def cuda(
@@ -110,7 +112,7 @@ def cuda_tensors(capture: Patched) -> None:
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> torch.Tensor:
-        return self.to(torch.device(DEVICE_TYPE, 0), non_blocking=non_blocking, memory_format=memory_format)
+        return self.to(_gpu(), non_blocking=non_blocking, memory_format=memory_format)
 
     tensor.to, tensor.cuda = moved, cuda
     tensor.is_cuda = property(lambda self: self.device.type == DEVICE_TYPE or is_cuda.__get__(self))
