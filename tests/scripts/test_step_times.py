@@ -163,7 +163,8 @@ def test_steps_that_take_more_are_named() -> None:
     larger, longer = StepSize(4, 106 * GIB, None), StepSize(5, 100 * GIB, 1200.0)
     assert compared(reported, larger, longer, StepSize(6, 90 * GIB, 130.0)) == [
         "steps differ: step 4 needs 106.00 GiB of active memory, the reported step 100.00 GiB",
-        "steps differ: step 5 takes 1,200.0 ms, the reported step 100.0 ms; if they alternate, --optimizer-steps N takes N as one",
+        "steps differ: step 5 takes 1,200.0 ms, the reported step 100.0 ms; if they alternate, --optimizer-steps N takes N as "
+        "one",
     ]
     assert compared(StepSize(3, 100 * GIB, None), longer) == []
     assert StepDifferences().notes() == []
