@@ -21,6 +21,7 @@ import functools
 import json
 import os
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -49,6 +50,7 @@ HALLS = ("capture", "configurations")
 
 Arrows = Mapping[tuple[str, str], int]
 _WIDTH, _HEIGHT = 1.8, 0.46
+_LETTERS = 24  # in a line of a box
 
 
 # ---- reading the code ------------------------------------------------------------------------------------------
@@ -245,9 +247,10 @@ def draw(path: Path, edges: Arrows, rooms: set[str], foundation: str = "") -> No
         arrow.set_connectionstyle(f"arc3,rad={bend}")
         axes.add_patch(arrow)
     for name, (x, y) in place.items():
-        box(x, y, _WIDTH, name, "#e3f2fd")
+        box(x, y, _WIDTH, name if len(name) <= _LETTERS else name.replace(".", ".\n", 1), "#e3f2fd")
     if foundation:
-        box((left + right) / 2, -0.85, right - left - 0.4, foundation, "#eceff1")
+        width = right - left - 0.4
+        box((left + right) / 2, -0.85, width, textwrap.fill(foundation, int(width / _WIDTH * _LETTERS)), "#eceff1")
     figure.savefig(path, metadata={"Date": None})
 
 
