@@ -114,7 +114,7 @@ class TitanSubject:
         self._server = server
         self._captures = TitanCaptures(job, server, folder)
         self._requests: dict[TitanRequest, Simulation] = {}
-        self._known: dict[tuple[tuple[Unit, ...], Settings], Simulation] = {}
+        self._known: dict[tuple[tuple[Unit, ...], Settings, bool], Simulation] = {}
 
     def observed(self) -> Simulation:
         """See `Subject`."""
@@ -134,9 +134,10 @@ class TitanSubject:
 
     def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
         """See `Subject`."""
-        if (plan.units, plan.settings) not in self._known:
-            self._known[plan.units, plan.settings] = self._captures.under(plan, is_template=is_template)
-        return self._known[plan.units, plan.settings]
+        key = (plan.units, plan.settings, is_template)
+        if key not in self._known:
+            self._known[key] = self._captures.under(plan, is_template=is_template)
+        return self._known[key]
 
     def simulate(self, policy: Policy) -> Simulation:
         """See `Subject`."""
