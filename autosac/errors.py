@@ -35,6 +35,10 @@ class CaptureError(AutosacError):
     """The job could not be captured. The message names the operator or call, and says what to do."""
 
 
+class CaptureLostError(CaptureError):
+    """The process that captured has ended before its answer. Nothing is known of the job, which may be captured again."""
+
+
 class FirstStageError(CaptureError):
     """A later pipeline stage cannot be captured before it is known what the first one sends."""
 

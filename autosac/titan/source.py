@@ -81,13 +81,23 @@ def model_facts(name: str, flavor: str) -> dict[str, int]:
             value = facts.get("n_heads", UNKNOWN)
         if type(value) is int:
             facts[fact] = value
-    for keyword in call.keywords:
-        if keyword.arg == "moe_args" and isinstance(keyword.value, ast.Call):
-            said = {inner.arg: _literal(inner.value) for inner in keyword.value.keywords}
-            experts, chosen = said.get("num_experts"), said.get("top_k", 1)
-            if type(experts) is int:
-                facts |= {"n_experts": experts, "top_k": chosen if type(chosen) is int else 1}
-    return facts
+    return facts | _experts(root, call, fields)
+
+
+def _experts(root: Path, call: ast.Call, fields: Mapping[str, Field]) -> dict[str, int]:
+    """n_experts and top_k of a mixture of experts: what a flavor says, else the defaults of ``MoEArgs``."""
+    of = {keyword.arg: keyword.value for keyword in call.keywords}
+    enabled = (
+        _literal(of["moe_enabled"]) if "moe_enabled" in of else getattr(fields.get("moe_enabled"), "default", True)
+    )
+    said = of.get("moe_args")
+    if enabled is not True or "moe_args" not in fields or (said is not None and not isinstance(said, ast.Call)):
+        return {}
+    usual = dataclasses_of(root / "models" / "moe" / "moe.py").get(fields["moe_args"].type, {})
+    values = {name: field.default for name, field in usual.items()}
+    values |= {inner.arg: _literal(inner.value) for inner in said.keywords if inner.arg} if said is not None else {}
+    experts, chosen = values.get("num_experts"), values.get("top_k")
+    return {"n_experts": experts, "top_k": chosen if type(chosen) is int else 1} if type(experts) is int else {}
 
 
 def has_pipelines(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,3 +56,29 @@ def test_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError, match="no Ray cluster at 'auto'") as error:
         RayWorkers("auto")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_refused_at_once(prefix: str) -> None:
+    """Ray itself is never asked: it would try for minutes."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"{prefix}127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(UsageError) as error:
+            RayWorkers(address)
+    assert str(error.value).startswith(
+        f"no Ray cluster at '{address}': {address} does not answer (Connection refused) ("
+    )
+
+
+def test_a_cluster_that_has_ended_is_told_by_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` takes the cluster that was started last, which may have been killed."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "ray").mkdir()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        with pytest.raises(UsageError, match=f"no Ray cluster at 'auto': {address} does not answer"):
+            RayWorkers("auto")

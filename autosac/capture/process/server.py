@@ -99,6 +99,9 @@ class CaptureServer:
         self._lock = threading.Lock()  # of what is waited for, and of the end
         self._waiting: dict[int, _Waiting] = {}
         self._end: str | None = None  # why the process answers no more
+        self._lost: errors.CaptureLostError | None = (
+            None  # what the last capture that ended with its process ended with
+        )
         self._sending = threading.Lock()  # of the requests' pipe, which is made with the thread
         self._requests: BinaryIO | None = None
         self._thread: threading.Thread | None = None
@@ -143,7 +146,7 @@ class CaptureServer:
                 self._end = f"the capture process {reason}"
                 waiting, self._waiting = list(self._waiting.values()), {}
             for entry in waiting:
-                entry.future.set_exception(errors.CaptureError(self._end))
+                self._fail(entry.future, errors.CaptureLostError(self._end))
 
     def _start(self, requests: int) -> int:
         """Start the process, which reads from this descriptor. The descriptor that its answers come from."""
@@ -208,8 +211,20 @@ class CaptureServer:
         if end is None:
             self._send({"id": identity, "request": request.to_json(), "trace": str(path)})
         else:
-            future.set_exception(errors.CaptureError(end))
+            self._fail(future, errors.CaptureLostError(end))
         return future
+
+    def _fail(self, future: CaptureFuture, error: BaseException) -> None:
+        if isinstance(error, errors.CaptureLostError):
+            self._lost = error
+        future.set_exception(error)
+
+    def take_lost(self) -> errors.CaptureLostError | None:
+        """The error of the last capture whose process ended before its answer, also if whoever asked for it went on without
+        it; None if there is none since the last call.
+        """
+        lost, self._lost = self._lost, None
+        return lost
 
     def process_id(self) -> int | None:
         """The capture process's id, as soon as it has one; None if no request has needed a process."""
@@ -261,7 +276,7 @@ class CaptureServer:
             return
         if "error" in message:
             kind = getattr(errors, message["kind"], errors.CaptureError)
-            entry.future.set_exception(kind(message["error"]))
+            self._fail(entry.future, kind(message["error"]))
             return
         try:
             trace = Trace.load(entry.path, trusted=True)

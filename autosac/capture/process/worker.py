@@ -142,9 +142,8 @@ class Worker:
         try:
             child = os.fork()
         except OSError as e:
-            self.answer(
-                id=identity, error=f"no process can be started for a capture: {e.strerror}", kind="CaptureError"
-            )
+            reason = f"no process can be started for a capture: {e.strerror}"
+            self.answer(id=identity, error=reason, kind="CaptureLostError")
             return
         if child:
             self.children[child] = identity
@@ -187,7 +186,8 @@ class Worker:
                 self.beside.discard(child)
                 code = os.waitstatus_to_exitcode(status)
                 if code:
-                    self.answer(id=identity, error=f"the capture process {how_it_ended(code)}", kind="CaptureError")
+                    reason = f"the capture process {how_it_ended(code)}"
+                    self.answer(id=identity, error=reason, kind="CaptureLostError")
 
     def answer(self, **message: Any) -> None:
         """One line. Children share the descriptor: a write of at most PIPE_BUF bytes is never mixed with another's."""

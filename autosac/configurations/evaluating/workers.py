@@ -11,37 +11,58 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any, Protocol
 
 from autosac.capture import lifeline
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.evaluating.evaluations import Task, checked
-from autosac.errors import UsageError
+from autosac.errors import AutosacError, UsageError
 from autosac.target import TargetGPU
+
+_CONNECT_S = 5.0  # within which a Ray cluster has to answer
 
 
 class Servers:
-    """The capture processes of a worker (`autosac.capture.process.server`): one simulates one kind of GPU."""
+    """The capture processes of a worker (`autosac.capture.process.server`): one simulates one kind of GPU. One that has ended
+    is started anew for the next task.
+    """
 
     def __init__(self, *, use_cache: bool = True) -> None:
         self._use_cache = use_cache
-        self._undo = contextlib.ExitStack()
-        self._of: dict[TargetGPU | None, CaptureServer] = {}
+        self._of: dict[TargetGPU | None, tuple[contextlib.ExitStack, CaptureServer]] = {}
 
     def run(self, task: Task) -> dict[str, Any]:
-        """Do a task."""
+        """Do a task. WorkerLost if a capture's process ended under it: what the answer lacks is not the job's doing."""
         if task.gpu not in self._of:
-            self._of[task.gpu] = self._undo.enter_context(CaptureServer(use_cache=self._use_cache))
-        return checked(task.run(self._of[task.gpu]))
+            undo = contextlib.ExitStack()
+            self._of[task.gpu] = undo, undo.enter_context(CaptureServer(use_cache=self._use_cache))
+        try:
+            answer = checked(task.run(self._of[task.gpu][1]))
+        except AutosacError:
+            self._check_lost(task.gpu)
+            raise
+        self._check_lost(task.gpu)
+        return answer
+
+    def _check_lost(self, gpu: TargetGPU | None) -> None:
+        undo, server = self._of[gpu]
+        lost = server.take_lost()
+        if lost is not None:
+            del self._of[gpu]
+            undo.close()
+            raise WorkerLost(str(lost))
 
     def close(self) -> None:
         """End the processes."""
-        self._undo.close()
+        for undo, _ in self._of.values():
+            undo.close()
 
 
 class Workers(Protocol):
@@ -54,7 +75,7 @@ class Workers(Protocol):
 
 
 class WorkerLost(Exception):
-    """A worker has died: its task may be tried again."""
+    """A worker, or what captures for it, has died: its task may be tried again."""
 
 
 # ---- local processes ------------------------------------------------------------------------------------------------
@@ -174,6 +195,20 @@ class _Evaluator:
         self._servers.close()
 
 
+def _check_answers(address: str) -> None:
+    """OSError if nobody listens where a cluster should be: Ray itself would ask for minutes."""
+    if address == "auto":
+        noted = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"  # by ray start
+        address = os.environ.get("RAY_ADDRESS") or (noted.read_text().strip() if noted.is_file() else "")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # Ray says what is wrong with it
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as e:
+        raise ConnectionError(f"{address} does not answer ({getattr(e, 'strerror', None) or e})") from e
+
+
 class RayWorkers:
     """One actor for every CPU of a Ray cluster, up to `most`; those that die are replaced."""
 
@@ -186,8 +221,14 @@ class RayWorkers:
         self._connected = not ray.is_initialized()
         try:
             if self._connected:
+                _check_answers(address)
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as e:
+        except ray.exceptions.AuthenticationError as e:
+            raise UsageError(
+                f"the Ray cluster at {address!r} and this process do not agree about a token: set RAY_AUTH_MODE=token "
+                "(with a token) or RAY_AUTH_MODE=disabled here, as it was where the cluster was started"
+            ) from e
+        except (OSError, ValueError, RuntimeError) as e:
             raise UsageError(
                 f"no Ray cluster at {address!r}: {str(e).splitlines()[0]} (ray start --head starts one; one that asks for a "
                 "token needs RAY_AUTH_MODE=token here)"

@@ -1,0 +1,58 @@
+"""Workers whose capture processes are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosac.capture.process.server import CaptureServer
+from autosac.configurations.evaluating.workers import Servers, WorkerLost
+from autosac.errors import CaptureError
+from autosac.jobs.titan import TitanJob
+from autosac.target import TargetGPU
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """Captures a job's step and goes on without it if that fails; `kills` its capture process, as Linux does when memory runs
+    out.
+    """
+
+    job: TitanJob
+    kills: bool
+
+    @property
+    def gpu(self) -> TargetGPU:
+        """That of the job."""
+        return self.job.target.gpu
+
+    def run(self, server: CaptureServer) -> dict[str, Any]:
+        """How many events the step has, or why there is none."""
+        future = server.submit(self.job.request("none"))
+        process = server.process_id()
+        assert process is not None
+        if self.kills:
+            os.kill(process, signal.SIGKILL)
+        try:
+            return {"events": len(future.result().events)}
+        except CaptureError as e:
+            return {"refused": str(e)}
+
+
+def test_a_killed_capture_process_is_no_refusal(tmp_path: Path) -> None:
+    """Its task is lost, whatever it answers, and may be asked again: the next one has a process of its own."""
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\nname = "llama3"\nflavor = "debugmodel"\n[training]\nseq_len = 64\nlocal_batch_size = 1\n')
+    job = TitanJob.of(str(path), gpu="h100-sxm-80gb", world_size=1)
+    servers = Servers(use_cache=False)
+    try:
+        with pytest.raises(WorkerLost, match="the capture process was ended by signal 9"):
+            servers.run(Capturing(job, kills=True))
+        assert servers.run(Capturing(job, kills=False))["events"] > 100
+    finally:
+        servers.close()
