@@ -12,8 +12,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
+from autosac.capture.failures import one_line
 from autosac.configurations.running.engine import Bound, PendingWork, Value, best_first
 from autosac.configurations.space.offers import Objective, Offer
 from autosac.errors import AutosacError, InfeasibleError, UsageError
@@ -72,8 +74,14 @@ class EagerResult:
 
 
 def combinations(space: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:
-    """Every choice of one value for each name. UsageError for an empty list, and for more than can be tried."""
+    """Every choice of one value for each name. UsageError for what names no values, and for more than can be tried."""
+    if not isinstance(space, Mapping):
+        raise UsageError(
+            f"space: {space!r} is no mapping from settings to their values, such as {{'batch_size': [1, 2, 4]}}"
+        )
     for name, values in space.items():
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise UsageError(f"space: {name} is {values!r}: give a list of its values")
         if not values:
             raise UsageError(f"space: {name} has no values")
     if math.prod(map(len, space.values())) > _MOST:
@@ -124,10 +132,15 @@ class EagerSearch:
         return (choice.offer.price / 3600 if priced else 1.0) / rate if rate else math.inf
 
     def _rate(self, choice: Choice, simulation: Simulation) -> float:
-        amount = self._work(choice.settings)
-        if not amount > 0:
-            raise UsageError(f"work of {dict(choice.settings)} is {amount}: it must be above 0")
-        return amount / simulation.step_ms * 1e3
+        try:
+            amount = self._work(choice.settings)
+        except Exception as e:
+            raise UsageError(
+                f"work of {dict(choice.settings)} cannot be told: {type(e).__name__}: {one_line(e)}"
+            ) from e
+        if not isinstance(amount, Real) or not 0 < amount < math.inf:
+            raise UsageError(f"work of {dict(choice.settings)} is {amount!r}: it must be a number above 0")
+        return float(amount) / simulation.step_ms * 1e3
 
     def _capture(self, candidate: int) -> None:
         choice = self._choices[candidate]
@@ -137,6 +150,8 @@ class EagerSearch:
             self._plain[candidate] = (captures, captures.observed())
         except AutosacError as e:
             self._note(candidate, reason=str(e))
+        except Exception as e:  # of the caller's function, which may not take some settings
+            self._note(candidate, reason=f"{type(e).__name__}: {one_line(e)}")
 
     def _plan(self, candidate: int) -> None:
         choice, (captures, plain) = self._choices[candidate], self._plain.pop(candidate)

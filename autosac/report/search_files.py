@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autosac.configurations.found.best_files import write_best
+from autosac.configurations.found.best_files import plan_beside, write_best
 from autosac.configurations.found.python_files import check_python_file
 from autosac.configurations.found.results import SearchResult
 from autosac.configurations.running.sessions import searching
 from autosac.configurations.space.request import SearchRequest
-from autosac.files.writing import check_outputs
-from autosac.report.search_pictures import search_html
+from autosac.files.writing import check_outputs, is_special
+from autosac.report.search_pictures import check_drawing, search_html
 from autosac.titan.version import has_python_jobs
 
 _Told = Callable[[SearchResult, Sequence[Path]], None]
@@ -29,7 +29,10 @@ def completed_search(
     output, page = _path(request.output), _path(request.html)
     if output is not None and has_python_jobs():
         check_python_file(output)
-    check_outputs((("-o", output), ("--html", page)), (Path(request.job),))
+    plan = plan_beside(output) if output is not None and not is_special(output) else None
+    check_outputs((("-o", output), ("the plan beside -o", plan), ("--html", page)), (Path(request.job),))
+    if page is not None:
+        check_drawing()
 
     def written(result: SearchResult) -> list[Path]:
         files = write_best(output, request, result) if output is not None else []

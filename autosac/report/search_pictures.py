@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,16 @@ _PARTS = {
 }
 
 
+def check_drawing() -> None:
+    """UsageError without plotly."""
+    if importlib.util.find_spec("plotly") is None:
+        raise _without_plotly()
+
+
+def _without_plotly() -> UsageError:
+    return UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'")
+
+
 def search_html(path: Path, result: SearchResult) -> None:
     """Write the page. UsageError without plotly or without a row to draw, OSError if it cannot be written."""
     write_text_atomically(path, search_page(result))
@@ -80,7 +91,7 @@ def search_page(result: SearchResult) -> str:
     try:
         import plotly.graph_objects as go
     except ImportError:
-        raise UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'") from None
+        raise _without_plotly() from None
     if not result.rows:
         raise UsageError("the search has simulated no configuration: there is nothing to draw")
     figures = [_against_memory(go, result), _parts(go, result)]

@@ -82,6 +82,13 @@ def test_what_leaves_nothing_is_said(space: dict[str, object], world: int, batch
     assert layouts(space_of(space), world, batch) == []
 
 
+def test_a_global_batch_that_would_do_is_said() -> None:
+    """The next multiple of all GPUs times the smallest microbatch, where there is a legal layout with it."""
+    said = why_none(space_of({"tensor_parallel": 1, "microbatch": 2}), 7, 8, 16, LLAMA, False)
+    assert said.endswith("times the microbatch (2); --global-batch 28 would do")
+    assert "--global-batch" not in why_none(space_of({"tensor_parallel": 3}), 8, 8, 16, LLAMA, False)
+
+
 def test_odd_sequences_are_said() -> None:
     """TorchTitan divides a sequence by two, whatever the degrees are."""
     odd = LLAMA._replace(seq_len=4097)

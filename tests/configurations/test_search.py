@@ -274,6 +274,8 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
         (["--gpu", "h100-sxm-80gb", "--space", "none.toml"], "No such file"),
         (["--gpu", "h100-sxm-80gb", "--gap", "2"], "gap 2.0: expected a share"),
         (["--gpu", "h100-sxm-80gb", "--resume", "none"], "there is no study"),
+        (["--gpu", "h100-sxm-80gb", "--world-size", "2", "--space", "EXPERTS"], "is not known to have experts"),
+        (["--gpu", "h100-sxm-80gb", "-o", "FOLDER/best.toml"], "best.plan.json is a folder"),
         (["--gpu", "h100-sxm-80gb", "--", "--parallelism.tensor_parallel_degree", "2"], "is a knob of the search"),
     ],
 )
@@ -283,7 +285,11 @@ def test_wrong_input_is_one_line(
     """Each mistake ends before any capture with one line that names the remedy, and exit code 2."""
     space = tmp_path / "space.toml"
     space.write_text("tensor_parallel = [2]\n")
-    given = [str(space) if word == "SPACE" else word for word in words]
+    experts = tmp_path / "experts.toml"
+    experts.write_text("expert_parallel = [2]\n")
+    (tmp_path / "best.plan.json").mkdir()
+    places = {"SPACE": str(space), "EXPERTS": str(experts), "FOLDER/best.toml": str(tmp_path / "best.toml")}
+    given = [places.get(word, word) for word in words]
     before, after = (given[: given.index("--")], given[given.index("--") :]) if "--" in given else (given, [])
     study = [] if "--resume" in before else ["--study", str(tmp_path / "study")]
     code = main(["search", str(job), *before, *study, "--quiet", *after])

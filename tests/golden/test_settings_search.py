@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autosac.configurations.eager import Choice, EagerResult, EagerSearch, combinations
@@ -49,11 +50,13 @@ def searched(
     offers: Sequence[Offer] = (Offer(gpu="h100"),),
     objective: Objective = "tokens-per-second",
 ) -> EagerResult:
-    """The search over batches and two ways of checkpointing. A batch of 7 cannot be captured."""
+    """The search over batches and two ways of checkpointing. 7 cannot be captured; the caller's function fails for 9."""
 
     def captures(choice: Choice) -> Any:
         if choice.settings["batch"] == 7:
             raise CaptureError("seven is too odd")
+        if choice.settings["batch"] == 9:
+            raise ValueError("nine is\nnot divided")
         return Captures(step(choice.settings["how"]))
 
     space = {"batch": batches, "how": ["observed", "selective"]}
@@ -115,5 +118,43 @@ def test_what_does_not_fit_is_planned_for(step: Callable[[str], Simulation]) -> 
 
 def test_work_must_be_above_nothing(step: Callable[[str], Simulation]) -> None:
     """A batch of 0 is refused with its settings."""
-    with pytest.raises(UsageError, match=r"work of \{'batch': 0, 'how': 'observed'\} is 0: it must be above 0"):
+    with pytest.raises(
+        UsageError, match=r"work of \{'batch': 0, 'how': 'observed'\} is 0: it must be a number above 0"
+    ):
         searched(step, 2**40, [0])
+
+
+def test_a_function_that_fails_is_a_row(step: Callable[[str], Simulation]) -> None:
+    """An error of the caller's own function for some settings is their reason, on one line, and not the end."""
+    found = searched(step, 2**40, [9, 4])
+    assert found.best.settings["batch"] == 4
+    assert {row.reason for row in found.rows if row.settings["batch"] == 9} == {"ValueError: nine is not divided"}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (["a"], r"space: \['a'\] is no mapping"),
+        ({"a": 3}, "space: a is 3: give a list"),
+        ({"a": "12"}, "space: a is '12': give a list"),
+    ],
+)
+def test_a_space_of_settings_names_their_values(space: Any, message: str) -> None:
+    """Neither a number nor a text, whose letters would be values, stands for a list."""
+    with pytest.raises(UsageError, match=message):
+        list(combinations(space))
+
+
+def test_work_that_cannot_be_told_is_one_line(step: Callable[[str], Simulation]) -> None:
+    """An error of the function for work is named with the settings; numpy's numbers are numbers."""
+    choice = Choice(settings={"batch": 4}, offer=Offer(gpu="h100"))
+
+    def search(work: Callable[[Any], Any]) -> EagerResult:
+        goal = Goal(budget_bytes=2**40, budget_kind="active")
+        return EagerSearch([choice], lambda _: Captures(step("observed")), work, lambda _: goal, lambda _: None).run()  # type: ignore[arg-type,return-value]
+
+    with pytest.raises(UsageError, match=r"work of \{'batch': 4\} cannot be told: KeyError: 'tokens'"):
+        search(lambda settings: settings["tokens"])
+    with pytest.raises(UsageError, match=r"is 'x': it must be a number above 0"):
+        search(lambda settings: "x")
+    assert search(lambda settings: np.float32(4)).best.rate == pytest.approx(4 / step("observed").step_ms * 1e3)

@@ -45,7 +45,9 @@ class Study:
         if resume and not self.is_in(folder):
             raise UsageError(f"--resume {folder}: there is no study (no {_FILE}); give --study {folder} to begin one")
         if not resume and self.is_in(folder):
-            raise UsageError(f"{folder} holds a study: --resume {folder} continues it, or give another folder")
+            raise UsageError(
+                f"{folder} holds a study: --resume {folder} continues it, or give another folder (--study)"
+            )
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"study {folder} is a file: give a folder")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -78,7 +80,7 @@ class Study:
             yield
         except _DAMAGES as e:
             why = printable(f"{type(e).__name__}: {e}")
-            raise UsageError(f"study {self.folder}: {_FILE} is damaged ({why}); give another folder") from e
+            raise UsageError(f"study {self.folder}: {_FILE} is damaged ({why}); give another folder (--study)") from e
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         with self._reading():
@@ -91,12 +93,13 @@ class Study:
         for name, value in plain.items():
             if name == "job" and known.get(name) != value:
                 raise UsageError(
-                    f"study {self.folder} belongs to another job, or to this one before it was changed; give another folder"
+                    f"study {self.folder} belongs to another job, or to this one before it was changed; give another folder "
+                    "(--study)"
                 )
             if known.get(name) != value:
                 raise UsageError(
                     f"study {self.folder} belongs to another search: its {name} is {_short(known.get(name))}, here it is "
-                    f"{_short(value)}; give another folder"
+                    f"{_short(value)}; give another folder (--study)"
                 )
 
     def forget(self) -> None:

@@ -11,13 +11,18 @@ from autosac.configurations.space.request import SearchRequest
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
 
 
+def plan_beside(output: Path) -> Path:
+    """Where the plan of a best configuration goes."""
+    return output.with_name(f"{output.stem}.plan.json")
+
+
 def write_best(output: Path, request: SearchRequest, result: SearchResult) -> list[Path]:
     """Write the best configuration's job file, and its plan, if it has one, as ``OUTPUT.plan.json``; none if nothing fits."""
     best = result.best
     if best is None:
         return []
     written = [output]
-    plan_file = output.with_name(f"{output.stem}.plan.json")
+    plan_file = plan_beside(output)
     if best.plan_key:
         write_bytes_atomically(plan_file, result.plans[best.plan_key].encode())
         written.append(plan_file)

@@ -100,6 +100,13 @@ def check_space(space: Space, python: PythonJob | None) -> None:
         )
 
 
+def check_experts(space: Space, facts: ModelFacts) -> None:
+    """UsageError for a space that asks for expert parallelism only, of a model that is not known to have experts."""
+    asked = space.expert_parallel
+    if asked is not None and 1 not in asked and not facts.experts:
+        raise UsageError(f"expert_parallel = {list(asked)}: the model is not known to have experts; leave the knob out")
+
+
 def _global_batch(read: Any, world_size: int) -> int:
     """The job's own global batch: what it says, or its local batch times its data-parallel ranks."""
     said = _number(read("training.global_batch_size"))

@@ -13,7 +13,7 @@ from typing import Any
 from autosac.configurations.evaluating.study import Study
 from autosac.configurations.evaluating.workers import workers_of
 from autosac.configurations.found.job_files import without_splits
-from autosac.configurations.running.jobs import check_space, own_of
+from autosac.configurations.running.jobs import check_experts, check_space, own_of
 from autosac.configurations.running.search import TitanSearch
 from autosac.configurations.space.layout import arguments_of
 from autosac.configurations.space.request import SearchRequest
@@ -40,6 +40,7 @@ def searching(request: SearchRequest, progress: Callable[[str], None] = lambda _
     first, overrides, knobs = request.offers[0], tuple(request.overrides), request.knobs
     own = own_of(request.job, overrides, first.world_size, request.global_batch)
     check_space(knobs, own.python)
+    check_experts(knobs, own.facts)
     target = Target.of(first.gpu, first.world_size, cluster=first.cluster, allocator=knobs.allocator[0])
     if request.confidence is not None:
         confidence_of(request.confidence, request.budget_kind, target.allocator)

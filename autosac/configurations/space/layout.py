@@ -233,7 +233,19 @@ def is_legal(layout: Layout, space: Space, facts: ModelFacts) -> bool:
 def why_none(
     space: Space, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
 ) -> str:
-    """What leaves no legal layout on so many GPUs: the first of the conditions that none meets."""
+    """What leaves no legal layout on so many GPUs: the first of the conditions that none meets, and the next global batch with
+    which there is one.
+    """
+    reason = _first_unmet(space, world_size, gpus_per_node, global_batch, facts, compiled)
+    whole = world_size * min(space.microbatch)
+    more = whole * (global_batch // whole + 1)
+    helps = any(True for _ in legal(space, "", world_size, gpus_per_node, more, facts, compiled))
+    return f"{reason}; --global-batch {more} would do" if helps else reason
+
+
+def _first_unmet(
+    space: Space, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
+) -> str:
     values = knobs_of(space, world_size, gpus_per_node, facts, compiled)
     degrees = itertools.product(*(values[name] for name in ("tensor", "context", "pipeline")))
     ranks = {world_size // math.prod(some) for some in degrees if world_size % math.prod(some) == 0}
@@ -244,7 +256,7 @@ def why_none(
     if not any(global_batch % (of_all * size) == 0 for of_all in ranks for size in values["microbatch"]):
         return (
             f"a global batch of {global_batch} is no multiple of the data-parallel ranks ({_either(ranks)}) times the "
-            f"microbatch ({_either(values['microbatch'])}); --global-batch changes it"
+            f"microbatch ({_either(values['microbatch'])})"
         )
     if facts.seq_len % 2:
         return f"TorchTitan takes sequences of an even number of tokens, not of {facts.seq_len}"
