@@ -149,8 +149,14 @@ def _coordinates(go: Any, result: SearchResult) -> Any:
     for name, label in _KNOBS.items():
         dimensions += _dimension(label, [_knob(row.layout, name) for row in rows])
     dimensions += _dimension("checkpointing", [row.measured.checkpointing for row in rows])
-    dimensions.append({"label": "peak (GiB)", "values": [row.measured.peak_reserved_bytes / GIB for row in rows]})
-    dimensions.append({"label": "step (ms)", "values": [row.measured.step_ms for row in rows]})
+    dimensions.append(
+        {
+            "label": "peak (GiB)",
+            "tickformat": ",.4~g",
+            "values": [row.measured.peak_reserved_bytes / GIB for row in rows],
+        }
+    )
+    dimensions.append({"label": "step (ms)", "tickformat": ",.4~g", "values": [row.measured.step_ms for row in rows]})
     if _is_priced(result):
         dimensions.append({"label": "cost of 1M tokens", "values": [cost_per_million(row) for row in rows]})
     figure = go.Figure(
