@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.operators import per_operator
+from autosac.capture.device.recipes import NOTHING, Fresh, Input, Known, Leaf, Recipe, View, known, recipe_of
 
 _UNCACHEABLE = (torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _NAMESPACES = ("aten", "prims", "fsdp", "_c10d_functional")
@@ -76,10 +77,13 @@ def describe(key: list[Any], args: Iterable[Any], tensors: list[FakeTensor]) -> 
 
 
 class DispatchCache:
-    """Runs an operator on fake tensors: from the cache, or by FakeTensorMode and into the cache."""
+    """Runs an operator on fake tensors: from the cache, by a recipe of another process (`known`), or by FakeTensorMode and
+    into the cache.
+    """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, known: Known = known) -> None:
         self.mode = mode
+        self.known = known
         self.entries: dict[tuple[Any, ...], CachedCall] = {}
         self._templates: dict[torch.device, dict[str, Any]] = {}
 
@@ -100,11 +104,17 @@ class DispatchCache:
             entry = self.entries.get(frozen)
         except (NotCacheable, TypeError):
             return self.mode.dispatch(func, types, args, kwargs), None, None
+        if entry is None and (recipe := self.known.recipe(frozen)) is not None:
+            entry = self.entries[frozen] = CachedCall(self._built(recipe))
         if entry is not None and entry.build is not None:
             return entry.build(tensors), entry, tensors
         out = self.mode.dispatch(func, types, args, kwargs)
         if entry is None and out is not NotImplemented:
-            entry = self.entries[frozen] = self._entry(out, tensors)
+            recipe = recipe_of(out, tensors)
+            if recipe is not None:
+                self.known.found(func, frozen, recipe)
+            # One that cannot be made again still holds the signature.
+            entry = self.entries[frozen] = CachedCall(None if recipe is None else self._built(recipe))
         return out, entry, tensors
 
     def _tensor(self, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Build:
@@ -150,39 +160,27 @@ class DispatchCache:
             )
         return self._templates[device]
 
-    def _entry(self, out: Any, tensors: list[FakeTensor]) -> CachedCall:
-        """The entry for a call's outputs; one without `build` if they cannot be rebuilt (it still holds the signature)."""
-        if out is None:
-            return CachedCall(lambda _: None)
-        flat, spec = pytree.tree_flatten(out)
-        position = {id(t): i for i, t in enumerate(tensors)}
-        base_of = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
-        builds: list[Build] = []
-        fresh: set[int] = set()
-        for leaf in flat:
-            if not isinstance(leaf, torch.Tensor):
-                builds.append(lambda _, value=leaf: value)  # type: ignore[misc]
-            elif id(leaf) in position:
-                builds.append(operator.itemgetter(position[id(leaf)]))
-            elif not isinstance(leaf, FakeTensor) or not _is_plain(leaf):
-                return CachedCall(None)
-            else:
-                storage = leaf.untyped_storage()
-                base = base_of.get(storage._cdata)
-                layout = tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device
-                if base is not None:
-                    builds.append(self._view(*layout, base, int(leaf.storage_offset())))
-                    continue
-                if storage._cdata in fresh or leaf.storage_offset() or storage.nbytes() != _extent_bytes(leaf):
-                    return CachedCall(None)
-                fresh.add(storage._cdata)
-                builds.append(self._tensor(*layout))
-        if len(flat) == 1 and out is flat[0]:
-            return CachedCall(builds[0])
-        kind = type(out)
-        if kind in (list, tuple) and len(out) == len(flat) and all(map(operator.is_, out, flat)):
-            return CachedCall(lambda tensors: kind([build(tensors) for build in builds]))
-        return CachedCall(lambda tensors: pytree.tree_unflatten([build(tensors) for build in builds], spec))
+    def _built(self, recipe: Recipe) -> Build:
+        """What makes the outputs of a recipe."""
+        if recipe is NOTHING:
+            return lambda _: None
+        builds = list(map(self._leaf, recipe.leaves))
+        kind, spec = recipe.kind, recipe.spec
+        if kind is None:
+            return builds[0]
+        if spec is None:
+            return lambda tensors: kind([build(tensors) for build in builds])
+        return lambda tensors: pytree.tree_unflatten([build(tensors) for build in builds], spec)
+
+    def _leaf(self, leaf: Leaf) -> Build:
+        if type(leaf) is Input:
+            return operator.itemgetter(leaf.position)
+        if type(leaf) is View:
+            return self._view(*leaf.layout, leaf.base, leaf.offset)
+        if type(leaf) is Fresh:
+            return self._tensor(*leaf.layout)
+        value = leaf.value
+        return lambda _: value
 
 
 _is_inference = torch.is_inference_mode_enabled
@@ -196,13 +194,3 @@ def _is_cacheable(func: Any) -> bool:
         and not any(tag in func.tags for tag in _UNCACHEABLE)
         and not func._schema.name.endswith(("set_", "resize_"))
     )
-
-
-def _is_plain(tensor: FakeTensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg() and tensor.constant is None
-
-
-def _extent_bytes(tensor: torch.Tensor) -> int:
-    if tensor.numel() == 0:
-        return 0
-    return (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.dtype.itemsize

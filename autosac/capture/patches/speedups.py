@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from autosac.capture.patches import shardings
 from autosac.capture.record.recorder import Recorder
 
 
@@ -23,6 +24,7 @@ def install(recorder: Recorder) -> None:
     if dist.is_available():
         faster_strided_shard_flags()
         _foreach_strategies()
+        shardings.install()
         _random_regions(recorder)
 
 

@@ -157,6 +157,7 @@ class Worker:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # requests are the parent's alone
             if self.attempt(identity, lambda: self.capture(identity, request, message["trace"])):
                 self.answer(id=identity, done=True)
+                self.hand_over(os.getpid())
             sys.stdout.flush()
             sys.stderr.flush()
             code = 0
@@ -177,8 +178,26 @@ class Worker:
             lambda info: self.answer(id=identity, early=info.document()),
         ).save(path)
 
+    def found_by(self, child: int) -> Path:
+        """The file for what a child has found out that later captures can use."""
+        return Path(self.folder) / f"{child}.found"
+
+    def hand_over(self, child: int) -> None:
+        """See `handover`. In the child, whose capture is answered."""
+        from autosac.capture.process import handover
+
+        with contextlib.suppress(Exception):  # then the others find it out themselves
+            handover.save(self.found_by(child))
+
+    def take_over(self, child: int) -> None:
+        """See `handover`."""
+        from autosac.capture.process import handover
+
+        if handover.receive(self.found_by(child)):
+            gc.freeze()
+
     def reap(self) -> None:
-        """Answer for children that died without a word."""
+        """Answer for children that died without a word; take over what the others have found out."""
         for child, identity in list(self.children.items()):
             finished, status = os.waitpid(child, os.WNOHANG)
             if finished:
@@ -188,6 +207,8 @@ class Worker:
                 if code:
                     reason = f"the capture process {how_it_ended(code)}"
                     self.answer(id=identity, error=reason, kind="CaptureLostError")
+                else:
+                    self.take_over(child)
 
     def answer(self, **message: Any) -> None:
         """One line. Children share the descriptor: a write of at most PIPE_BUF bytes is never mixed with another's."""
