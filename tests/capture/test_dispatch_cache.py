@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autosac.capture.device.cache import DispatchCache
+from autosac.capture.device.recipes import Known
 
 aten = torch.ops.aten
 FAKE = FakeTensorMode()
@@ -46,7 +47,7 @@ def test_what_fills_memory_of_its_own_is_built_again(make: Any, calls: int) -> N
     one memory. In both cases both calls give the same shapes.
     """
     mode = Given(make)
-    cache = DispatchCache(mode)  # type: ignore[arg-type]
+    cache = DispatchCache(mode, Known())  # type: ignore[arg-type]
     with FAKE:
         x = torch.empty(4, 3)
     results = [cache.run(aten.sin.default, (type(x),), (x,), {})[0] for _ in range(2)]

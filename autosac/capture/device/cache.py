@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.operators import per_operator
-from autosac.capture.device.recipes import NOTHING, Fresh, Input, Known, Leaf, Recipe, View, known, recipe_of
+from autosac.capture.device.recipes import NOTHING, Fresh, Input, Known, Leaf, Recipe, Value, View, known, recipe_of
 
 _UNCACHEABLE = (torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _NAMESPACES = ("aten", "prims", "fsdp", "_c10d_functional")
@@ -179,6 +179,7 @@ class DispatchCache:
             return self._view(*leaf.layout, leaf.base, leaf.offset)
         if type(leaf) is Fresh:
             return self._tensor(*leaf.layout)
+        assert type(leaf) is Value
         value = leaf.value
         return lambda _: value
 

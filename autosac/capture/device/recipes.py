@@ -146,7 +146,7 @@ class Known:
         return self._received.get((key, switches())) if self._received else None
 
     def found(self, func: Any, key: Key, recipe: Recipe) -> None:
-        """This process has made a call for the first time, under the present switches."""
+        """A call has been made for the first time, under the present switches."""
         self._found.append((func, (key[1:], switches()), recipe))
 
     def take(self) -> list[tuple[str, Key, Recipe]]:

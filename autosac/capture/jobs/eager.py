@@ -15,11 +15,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,8 +30,9 @@ from autosac.capture.device import dynamic
 from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
 from autosac.capture.failures import IN_A_STEP, capture_error, how_it_ended
+from autosac.capture.jobs import handover
 from autosac.capture.jobs.script_model import ModelFinder
-from autosac.capture.jobs.session import CaptureSession
+from autosac.capture.jobs.session import CaptureSession, prepare
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
@@ -73,20 +74,32 @@ class EagerRequest:
 
 # How often to look whether the child has ended.
 _POLL_S = 0.005
+_found: dict[tuple[TargetGPU, str], list[bytes]] = {}
+"""What captures of this process have found, by GPU and target (`handover`)."""
+
+
+class _Files(NamedTuple):
+    """What a child process leaves: the trace, or an error, and what later captures can use."""
+
+    trace: Path
+    error: Path
+    found: Path
 
 
 def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
     """Capture in a child process. The errors of `capture_eager_here`, raised in the caller's process."""
     patches.import_patched()
     with temporary_folder() as folder:
-        trace_file, error_file = folder / "trace", folder / "error"
-        code = _run_in_child(lambda: _capture_into(trace_file, error_file, make_step, request))
-        if error_file.exists():
-            kind, message = json.loads(error_file.read_text())
+        files = _Files(folder / "trace", folder / "error", folder / "found")
+        code = _run_in_child(lambda: _capture_into(files, make_step, request))
+        if files.error.exists():
+            kind, message = json.loads(files.error.read_text())
             raise getattr(errors, kind)(message)
-        if not trace_file.exists():
+        if not files.trace.exists():
             raise errors.CaptureError(f"the capture process {how_it_ended(code)}")
-        return Trace.load(trace_file, trusted=True)
+        if packed := handover.load(files.found):
+            _found.setdefault((request.gpu, request.target), []).append(packed)
+        return Trace.load(files.trace, trusted=True)
 
 
 def _run_in_child(action: Callable[[], None]) -> int:
@@ -119,14 +132,27 @@ def _run_in_child(action: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _capture_into(trace_file: Path, error_file: Path, make_step: MakeStep, request: EagerRequest) -> None:
+def _capture_into(files: _Files, make_step: MakeStep, request: EagerRequest) -> None:
     torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
     gc.freeze()  # what the parent has made is none of the capture's: collections need not go through it
     try:
-        capture_eager_here(make_step, request).save(trace_file)
+        _use_found(request)
+        capture_eager_here(make_step, request).save(files.trace)
     except BaseException as e:
         error = capture_error(e, "capturing the training step")
-        error_file.write_text(json.dumps([type(error).__name__, str(error)]))
+        files.error.write_text(json.dumps([type(error).__name__, str(error)]))
+    else:
+        with suppress(Exception):  # then other captures find it out themselves
+            handover.save(files.found)
+
+
+def _use_found(request: EagerRequest) -> None:
+    """What captures before this one have found."""
+    packed = _found.get((request.gpu, request.target))
+    if packed and request.target == "gpu":
+        prepare(request.gpu)
+    for one in packed or ():
+        handover.unpack(one)
 
 
 def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:

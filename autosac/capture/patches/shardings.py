@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
 
 from autosac.capture.device.recipes import PLAIN, operator_named, switches
 
@@ -77,7 +78,7 @@ decisions = Decisions()
 def install() -> None:
     """Let DTensor ask for decisions that are known. Nothing where this torch's DTensor is not as expected."""
     tensor: Any = importlib.import_module("torch.distributed.tensor")
-    propagator = getattr(getattr(tensor.DTensor, "_op_dispatcher", None), "sharding_propagator", None)
+    propagator: Any = getattr(getattr(tensor.DTensor, "_op_dispatcher", None), "sharding_propagator", None)
     names = ("propagate_op_sharding", "propagate_op_sharding_non_cached", "op_strategy_funcs")
     if not all(hasattr(propagator, name) for name in (*names, "op_single_dim_strategy_funcs")):
         return
@@ -110,7 +111,7 @@ class _Pickler(pickle.Pickler):
         self._meshes, self._closed = meshes, closed
 
     def persistent_id(self, value: Any) -> Any:
-        if isinstance(value, torch.distributed.DeviceMesh):
+        if isinstance(value, DeviceMesh):
             for place, mesh in enumerate(self._meshes):
                 if mesh is value:
                     return place

@@ -157,7 +157,7 @@ class Worker:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # requests are the parent's alone
             if self.attempt(identity, lambda: self.capture(identity, request, message["trace"])):
                 self.answer(id=identity, done=True)
-                self.hand_over(os.getpid())
+                self.hand_over()
             sys.stdout.flush()
             sys.stderr.flush()
             code = 0
@@ -182,18 +182,20 @@ class Worker:
         """The file for what a child has found out that later captures can use."""
         return Path(self.folder) / f"{child}.found"
 
-    def hand_over(self, child: int) -> None:
-        """See `handover`. In the child, whose capture is answered."""
-        from autosac.capture.process import handover
+    def hand_over(self) -> None:
+        """See `handover`. In a child, whose capture is answered."""
+        from autosac.capture.jobs import handover
 
         with contextlib.suppress(Exception):  # then the others find it out themselves
-            handover.save(self.found_by(child))
+            handover.save(self.found_by(os.getpid()))
 
     def take_over(self, child: int) -> None:
         """See `handover`."""
-        from autosac.capture.process import handover
+        from autosac.capture.jobs import handover
 
-        if handover.receive(self.found_by(child)):
+        packed = handover.load(self.found_by(child))
+        if packed:
+            handover.unpack(packed)
             gc.freeze()
 
     def reap(self) -> None:
@@ -285,11 +287,12 @@ def prepare_compiler(request: TitanRequest) -> None:
 
 def share_functions(request: TitanRequest) -> None:
     """What captures share whose modules call functions that are compiled by themselves (`warming`)."""
-    from autosac.capture.jobs import warming
+    from autosac.capture.jobs import handover, warming
     from autosac.capture.jobs.titan import installed_adapter
 
     with contextlib.suppress(Exception):  # then each capture compiles them
         warming.compile_functions(installed_adapter(), request)
+        handover.adopt()
     gc.freeze()
 
 
