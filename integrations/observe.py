@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from autosac.errors import PlanError
+from autosac.integrations.operators.dispatching import skipped_by_dynamo
 from autosac.integrations.operators.keys import CountingMode, Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
 from autosac.integrations.operators.modules import find_module
 from autosac.integrations.recompute.units import UnitModule, become
@@ -101,3 +102,6 @@ class _ObservingMode(CountingMode):
         occurrence = self._keyer.occurrence(func)  # an operator that raises does not count: the module may catch that
         self._region.op_end(op_name(func), occurrence, func, args, kwargs, out)
         return out
+
+
+skipped_by_dynamo(_ObservingMode)

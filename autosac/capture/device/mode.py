@@ -27,6 +27,7 @@ from autosac.capture.device.cache import CachedCall, DispatchCache
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, called_cuda
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
 from autosac.capture.device.operators import per_operator
+from autosac.integrations.operators.dispatching import skipped_by_dynamo
 
 aten = torch.ops.aten
 _FILLS = (aten.normal_.default, aten.uniform_.default)  # with other numbers in every layer of some models
@@ -281,19 +282,4 @@ def _is_composite(func: Any) -> bool:
     return isinstance(func, torch._ops.OpOverload) and func._can_decompose()
 
 
-def _skipped_by_dynamo(cls: type) -> None:
-    """Mark __torch_dispatch__, and all it calls, as nothing to compile: it runs between the graphs of compiled code, too.
-
-    TorchDispatchMode wraps it in torch._disable_dynamo, which does the same and costs 8 us a call.
-    """
-    from torch._C._dynamo import eval_frame
-
-    function = cls.__dict__["__torch_dispatch__"]
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-    cls.__torch_dispatch__ = function  # type: ignore[attr-defined]
-
-
-_skipped_by_dynamo(SimulatedDeviceMode)
+skipped_by_dynamo(SimulatedDeviceMode)
