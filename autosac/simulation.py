@@ -172,12 +172,14 @@ class Simulation:
         """The caching allocator over the job's first steps, on the whole device."""
         if self._alone is not self:
             return self._alone.allocation
-        return replay_allocator(
+        capacity_bytes = self.target.hardware.usable_bytes
+        context_bytes = max(0, self.target.hardware.context_bytes + self.target.hardware.more_reserved_bytes)
+        return self.unlimited_allocation.on_device(capacity_bytes, context_bytes, self.nccl_bytes) or replay_allocator(
             self.trace,
             config=self.target.allocator,
-            capacity_bytes=self.target.hardware.usable_bytes,
+            capacity_bytes=capacity_bytes,
             workspaces=self.target.workspaces,
-            context_bytes=max(0, self.target.hardware.context_bytes + self.target.hardware.more_reserved_bytes),
+            context_bytes=context_bytes,
             nccl_bytes=self.nccl_bytes,
         )
 

@@ -53,7 +53,7 @@ class CachingAllocator:
     `device_bytes` is the memory of the device and `outside_bytes` what others hold of it (CUDA context, NCCL); without
     `device_bytes` memory never ends. Statistics, as PyTorch counts them: `allocated_bytes`, `active_bytes` (with what waits
     for events), `reserved_bytes`, `device_allocs` (cudaMalloc or mapping), `device_frees`, `retries` (after releasing all that
-    was cached). Memory of the streams in `private`, pools of CUDA graphs, is never returned. `log`, if set to a list,
+    was cached), `asked_bytes` (the most that would have been reserved, had the device given all that it was asked for). Memory of the streams in `private`, pools of CUDA graphs, is never returned. `log`, if set to a list,
     receives what PyTorch's memory history would hold, with the `context` (any number of the caller's) in which each block was
     allocated.
     """
@@ -75,6 +75,7 @@ class CachingAllocator:
         self.context = -1
         self.private: frozenset[int] = frozenset()
         self._collects = self.config.garbage_collection_threshold > 0 and device_bytes is not None
+        self.asked_bytes = 0
         self._needed_bytes = 0
         self._sizes: dict[int, int] = {}
 
@@ -236,6 +237,7 @@ class CachingAllocator:
     def _from_device(self, pool: Pool, stream: int, size: int) -> Block | None:
         """A segment of its own, or a part of an expandable one [`alloc_block`]."""
         nbytes = self._needed_bytes = self.config.segment_size(size)
+        self.asked_bytes = max(self.asked_bytes, self.reserved_bytes + nbytes)
         if self.config.expandable_segments:
             candidate = self._expandable(pool, stream, size)
             if self.allowed_bytes is not None and self.reserved_bytes + nbytes > self.allowed_bytes:
@@ -349,6 +351,7 @@ class CachingAllocator:
         address, mapped = block.segment.enclosing(block.address, nbytes)
         assert address == block.address
         self._needed_bytes = mapped
+        self.asked_bytes = max(self.asked_bytes, self.reserved_bytes + mapped)
         if self.limit_bytes is not None and self.reserved_bytes + mapped > self.limit_bytes:
             return False
         pool = block.pool

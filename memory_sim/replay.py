@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -74,7 +74,8 @@ class AllocatorReport:
     trace's events) and `sample_step` (-1: prologue). Allocated are live blocks; active ones also wait for
     other streams; reserved is what CUDA gave.
     `fragmentation` is the part of the reserved peak that was not active then. `settled`: the last replayed
-    step took nothing from the device and returned nothing. `device_bytes_needed`: reserved peak, context and
+    step took nothing from the device and returned nothing. `asked_bytes`: the most that would have been reserved, had the
+    device given all that it was asked for at once. `device_bytes_needed`: reserved peak, context and
     NCCL, as nvidia-smi would show.
     """
 
@@ -93,6 +94,7 @@ class AllocatorReport:
     device_frees: int
     retries: int
     retries_last_step: int
+    asked_bytes: int
     sample_step: IntArray = field(repr=False)
     sample_event: IntArray = field(repr=False)
     reserved_bytes: IntArray = field(repr=False)
@@ -103,6 +105,20 @@ class AllocatorReport:
     def device_bytes_needed(self) -> int:
         """Reserved peak with what lies outside of PyTorch."""
         return self.reserved_peak_bytes + self.context_bytes + self.nccl_bytes
+
+    def on_device(self, capacity_bytes: int, context_bytes: int = 0, nccl_bytes: int = 0) -> AllocatorReport | None:
+        """The report on the same trace on a device that refuses nothing of it, given that on an unlimited one.
+
+        None where the device might decide: it is asked for more than there is, or memory was returned to it (addresses that
+        become free are reused, and how many there are depends on the device).
+        """
+        assert self.capacity_bytes is None
+        config = self.config
+        available = min(capacity_bytes - context_bytes - nccl_bytes, int(config.memory_fraction * capacity_bytes))
+        decides = self.asked_bytes > available or self.device_frees or config.garbage_collection_threshold > 0
+        if decides or capacity_bytes // 8 < config.large_segment_bytes:
+            return None
+        return replace(self, capacity_bytes=capacity_bytes, context_bytes=context_bytes, nccl_bytes=nccl_bytes)
 
     def in_last_step(self, series: IntArray, events: int) -> IntArray:
         """A series (of this report) after each of the step's `events` events, in the last replayed step."""
@@ -377,6 +393,7 @@ class Replay:
             device_frees=allocator.device_frees,
             retries=allocator.retries,
             retries_last_step=allocator.retries - self.retries_before,
+            asked_bytes=allocator.asked_bytes,
             sample_step=step,
             sample_event=event,
             reserved_bytes=reserved,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -250,3 +253,51 @@ def test_workspaces_of_a_product_that_is_first_used_in_a_recomputation(builder: 
     report = replay_allocator(trace, workspaces=model, steps=1)
     assert (report.allocated_bytes // MIB).tolist() == [32, 64]
     assert (simulate_memory(trace, workspaces=model).live_bytes // MIB).tolist() == [32, 64, 64]
+
+
+CONFIGS = (
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:64",
+    "roundup_power2_divisions:4",
+    "per_process_memory_fraction:0.9",
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_device_that_refuses_nothing_decides_nothing(builder: Any, seed: int) -> None:
+    """Of random steps, the report for a device that is not asked for more than it has is that for an unlimited one, as a
+    replay on that device confirms field by field; with a byte less than what is asked for it is not given.
+    """
+    chance = random.Random(seed)
+    b = builder()
+    b.in_prologue, b.phase = True, Phase.SETUP
+    live: list[int] = []
+    for part in range(3):
+        if part:
+            b.in_prologue, b.phase = part == 1, Phase.FORWARD
+        if part == 1:
+            b.step(0)
+        for _ in range(25):
+            if live and chance.random() < 0.45:
+                b.free(live.pop(chance.randrange(len(live))))
+            else:
+                nbytes = chance.choice([300, 70_000, 3 * MIB, 9 * MIB, 30 * MIB, 90 * MIB]) + 512 * chance.randrange(99)
+                b.stream = chance.choice([0, 0, 1])
+                live.append(b.alloc(nbytes))
+    trace = b.build()
+    config = AllocatorConfig.parse(CONFIGS[seed % len(CONFIGS)])
+    unlimited = replay_allocator(trace, config=config)
+    outside = 100 * MIB
+    least = max(unlimited.asked_bytes + outside, math.ceil(unlimited.asked_bytes / config.memory_fraction), 160 * MIB)
+    for capacity in (least, least + MIB, 2 * least):
+        derived = unlimited.on_device(capacity, outside - 5, 5)
+        assert derived is not None
+        replayed = replay_allocator(
+            trace, config=config, capacity_bytes=capacity, context_bytes=outside - 5, nccl_bytes=5
+        )
+        for field in fields(derived):
+            assert np.array_equal(getattr(derived, field.name), getattr(replayed, field.name)), field.name
+    short = min(unlimited.asked_bytes + outside, math.ceil(unlimited.asked_bytes / config.memory_fraction)) - 1
+    assert unlimited.on_device(short, outside) is None
+    assert unlimited.on_device(outside, outside) is None
