@@ -53,9 +53,9 @@ class CachingAllocator:
     `device_bytes` is the memory of the device and `outside_bytes` what others hold of it (CUDA context, NCCL); without
     `device_bytes` memory never ends. Statistics, as PyTorch counts them: `allocated_bytes`, `active_bytes` (with what waits
     for events), `reserved_bytes`, `device_allocs` (cudaMalloc or mapping), `device_frees`, `retries` (after releasing all that
-    was cached), `asked_bytes` (the most that would have been reserved, had the device given all that it was asked for). Memory of the streams in `private`, pools of CUDA graphs, is never returned. `log`, if set to a list,
-    receives what PyTorch's memory history would hold, with the `context` (any number of the caller's) in which each block was
-    allocated.
+    was cached); and `asked_bytes`, the most that would have been reserved, had the device given all that it was asked for.
+    Memory of the streams in `private`, pools of CUDA graphs, is never returned. `log`, if set to a list, receives what
+    PyTorch's memory history would hold, with the `context` (any number of the caller's) in which each block was allocated.
     """
 
     def __init__(

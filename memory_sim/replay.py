@@ -94,7 +94,7 @@ class AllocatorReport:
     device_frees: int
     retries: int
     retries_last_step: int
-    asked_bytes: int
+    asked_bytes: int = field(repr=False)
     sample_step: IntArray = field(repr=False)
     sample_event: IntArray = field(repr=False)
     reserved_bytes: IntArray = field(repr=False)
