@@ -1,11 +1,12 @@
 """How long the whole command takes, as a user waits for it: `autosac simulate` and `autosac plan` in a fresh process.
 
-    python -m benchmarks.speed [--models 8b,70b,...] [--commands plan] [--cold] [--repeat 3] [--stages] [--growth]
+    python -m benchmarks.speed [--models 8b,70b,...] [--commands plan] [--cold] [--repeat 3] [--stages] [--growth] [--captures]
 
 Prints, per command, wall time, user time of all processes and peak memory (of the largest process), for a job that is seen
 for the first time (cold) and for one whose captures are kept on disk (cached; not with `--cold`); the least of `--repeat`
 runs. With `--stages` also what each stage of planning takes; with `--growth` how capture and simulation grow with layers,
-ranks and microbatches. Meant for an idle machine of two cores.
+ranks and microbatches. Meant for an idle machine of two cores. `--captures` prints only what single captures take, the first
+of a capture process and later ones, in processor time, which a busy machine makes longer, but not so much longer.
 """
 
 from __future__ import annotations
@@ -182,6 +183,42 @@ def growth() -> Table:
     return table
 
 
+def captures() -> Table:
+    """Processor time of captures one after the other in one process: the first finds out what the others are handed."""
+    from autosac.capture.process.server import CaptureServer
+    from autosac.jobs.tasks import TitanJob
+
+    tp = ("--parallelism.tensor_parallel_degree", "8")
+    cases = (
+        ("8b on 8 GPUs, 1 layer", "8b", (), 1),
+        ("70b on 128 GPUs, TP 8, 1 layer", "70b", tp, 1),
+        ("70b on 64 GPUs, TP 8, PP 4, 12 layers", "70b-pp", JOBS["70b-pp"].overrides, 12),
+    )
+    table = Table(title="Captures (seconds of processor time)")
+    for heading in ("job", "first", "again", "full", "selective-op"):
+        table.add_column(heading, justify="left" if heading == "job" else "right")
+    for title, name, overrides, layers in cases:
+        file, world_size, *_ = JOBS[name]
+        job = TitanJob.of(str(EXAMPLES / file), gpu="h100-sxm-80gb", world_size=world_size, overrides=overrides)
+        with CaptureServer(use_cache=False) as server:
+            taken = []
+            for mode in ("none", "none", "full", "selective-op"):
+                before_s = children_s(server.process_id())
+                server.capture(replace(job.request(mode, observe=mode == "none"), layers=layers))
+                time.sleep(1.0)  # the process has waited for its child by then
+                taken.append(children_s(server.process_id()) - before_s)
+        table.add_row(title, *(f"{seconds:.2f}" for seconds in taken))
+    return table
+
+
+def children_s(process: int | None) -> float:
+    """Processor time of a process's children that have ended, in seconds (Linux); 0 without a process."""
+    if process is None:
+        return 0.0
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -191,6 +228,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--stages", action="store_true")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--captures", action="store_true")
     arguments = parser.parse_args()
     names = arguments.models.split(",")
     commands = arguments.commands.split(",")
@@ -198,6 +236,9 @@ def main() -> None:
     if unknown or arguments.repeat < 1:
         parser.error(f"unknown models or commands {unknown}" if unknown else "--repeat must be at least 1")
     out = Console(width=110)
+    if arguments.captures:
+        out.print(captures())
+        return
     out.print(whole_process(names, arguments.repeat, commands, cold_only=arguments.cold))
     os.environ["AUTOSAC_CACHE"] = "off"
     for name in names if arguments.stages else ():

@@ -227,7 +227,7 @@ def test_a_known_decision_is_that_of_dtensor(meshes: tuple[DeviceMesh, DeviceMes
     neighbours are others it decides itself. In each case it is what DTensor decides.
     """
     here, alike, other = meshes
-    propagator: Any = DTensor._op_dispatcher.sharding_propagator  # type: ignore[attr-defined]
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
     asked: list[Any] = []
 
     def decide(schema: Any) -> Any:
@@ -250,7 +250,7 @@ def test_a_known_decision_is_that_of_dtensor(meshes: tuple[DeviceMesh, DeviceMes
 
 def test_decisions_that_hold_more_than_data(meshes: tuple[DeviceMesh, DeviceMesh, DeviceMesh]) -> None:
     """A sharded embedding's partial result keeps a mask between two operators: nobody else gets that decision."""
-    propagator: Any = DTensor._op_dispatcher.sharding_propagator  # type: ignore[attr-defined]
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
     weight = sharded(meshes[0], (16, 8), Replicate(), Shard(0))
     indices = DTensorSpec(
         meshes[0], (Shard(0), Replicate()), tensor_meta=TensorMeta(torch.Size((4, 4)), (4, 1), torch.int64)
