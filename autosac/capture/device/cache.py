@@ -17,7 +17,18 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.operators import per_operator
-from autosac.capture.device.recipes import NOTHING, Fresh, Input, Known, Leaf, Recipe, Value, View, known, recipe_of
+from autosac.capture.device.recipes import (
+    NOTHING,
+    InputOutput,
+    Known,
+    Leaf,
+    NewOutput,
+    PlainOutput,
+    Recipe,
+    ViewOutput,
+    known,
+    recipe_of,
+)
 
 _UNCACHEABLE = (torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _NAMESPACES = ("aten", "prims", "fsdp", "_c10d_functional")
@@ -173,13 +184,13 @@ class DispatchCache:
         return lambda tensors: pytree.tree_unflatten([build(tensors) for build in builds], spec)
 
     def _leaf(self, leaf: Leaf) -> Build:
-        if type(leaf) is Input:
+        if type(leaf) is InputOutput:
             return operator.itemgetter(leaf.position)
-        if type(leaf) is View:
+        if type(leaf) is ViewOutput:
             return self._view(*leaf.layout, leaf.base, leaf.offset)
-        if type(leaf) is Fresh:
+        if type(leaf) is NewOutput:
             return self._tensor(*leaf.layout)
-        assert type(leaf) is Value
+        assert type(leaf) is PlainOutput
         value = leaf.value
         return lambda _: value
 

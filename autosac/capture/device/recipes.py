@@ -17,19 +17,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 
-class Value(NamedTuple):
+class PlainOutput(NamedTuple):
     """What is no tensor."""
 
     value: Any
 
 
-class Input(NamedTuple):
+class InputOutput(NamedTuple):
     """The input tensor at this position."""
 
     position: int
 
 
-class Layout(NamedTuple):
+class OutputLayout(NamedTuple):
     """Shape, stride, dtype and device of a tensor."""
 
     shape: tuple[int, ...]
@@ -38,21 +38,21 @@ class Layout(NamedTuple):
     device: torch.device
 
 
-class View(NamedTuple):
+class ViewOutput(NamedTuple):
     """A tensor over the memory of the input at position `base`."""
 
-    layout: Layout
+    layout: OutputLayout
     base: int
     offset: int
 
 
-class Fresh(NamedTuple):
+class NewOutput(NamedTuple):
     """A tensor with memory of its own."""
 
-    layout: Layout
+    layout: OutputLayout
 
 
-Leaf: TypeAlias = Value | Input | View | Fresh
+Leaf: TypeAlias = PlainOutput | InputOutput | ViewOutput | NewOutput
 Key: TypeAlias = tuple[Any, ...]
 
 
@@ -64,7 +64,7 @@ class Recipe(NamedTuple):
     spec: Any = None
 
 
-NOTHING = Recipe((Value(None),))
+NOTHING = Recipe((PlainOutput(None),))
 
 
 def recipe_of(out: Any, tensors: Sequence[FakeTensor]) -> Recipe | None:
@@ -78,22 +78,22 @@ def recipe_of(out: Any, tensors: Sequence[FakeTensor]) -> Recipe | None:
     fresh: set[int] = set()
     for leaf in flat:
         if not isinstance(leaf, torch.Tensor):
-            leaves.append(Value(leaf))
+            leaves.append(PlainOutput(leaf))
         elif id(leaf) in position:
-            leaves.append(Input(position[id(leaf)]))
+            leaves.append(InputOutput(position[id(leaf)]))
         elif not isinstance(leaf, FakeTensor) or not _is_plain(leaf):
             return None
         else:
             storage = leaf.untyped_storage()
             base = base_of.get(storage._cdata)
-            layout = Layout(tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device)
+            layout = OutputLayout(tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device)
             if base is not None:
-                leaves.append(View(layout, base, int(leaf.storage_offset())))
+                leaves.append(ViewOutput(layout, base, int(leaf.storage_offset())))
                 continue
             if storage._cdata in fresh or leaf.storage_offset() or storage.nbytes() != _extent_bytes(leaf):
                 return None
             fresh.add(storage._cdata)
-            leaves.append(Fresh(layout))
+            leaves.append(NewOutput(layout))
     if len(flat) == 1 and out is flat[0]:
         return Recipe(tuple(leaves))
     kind = type(out)
@@ -195,7 +195,7 @@ _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def _is_portable(leaf: Leaf) -> bool:
-    return type(leaf) is not Value or type(leaf.value) in PLAIN
+    return type(leaf) is not PlainOutput or type(leaf.value) in PLAIN
 
 
 def _all_plain(value: Any) -> bool:
