@@ -61,7 +61,8 @@ def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> No
     """Every ``--option`` in code on a page is one of autosac, or is listed here with the tool that it belongs to."""
     others = {
         "--module", "--config", "--job", "--nproc-per-node",  # TorchTitan, torchrun
-        "--trials", "--seed", "--truth", "--measured", "--profile", "--stages", "--growth", "--out", "--only",  # benchmarks
+        "--trials", "--seed", "--truth", "--measured", "--profile", "--stages", "--captures",
+    "--growth", "--out", "--only",  # benchmarks
         "--again", "--files", "--list", "--mutants", "--limit", "--quick", "--tables", "--exhaustive",  # benchmarks
         "--examples", "--covered", "--calibrated", "--csv", "--check", "--gpt", "--cold", "--commands",  # benchmarks
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
