@@ -84,5 +84,5 @@ def test_a_capture_that_is_interrupted_ends_with_code_1(tmp_path: Path) -> None:
     assert json.loads(line) == {
         "id": 7,
         "error": "the capture process ended early with exit code 1",
-        "kind": "CaptureError",
+        "kind": "CaptureLostError",
     }
