@@ -88,7 +88,8 @@ def _install(units: Sequence[tuple[Unit, nn.Module]], plan: Plan) -> None:
 
 def _set_partitioner(budget: float) -> None:
     """For all that is compiled from now on."""
-    config = torch._functorch.config
+    from torch._functorch import config  # which `import torch` does not import
+
     if budget != 1:
         config.activation_memory_budget = budget
     if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):

@@ -17,19 +17,20 @@ The job's own ways of checkpointing compete with what is found (`search`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from autosac.errors import CaptureError, InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates
 from autosac.planning.compiled_costs import unit_costs
-from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, left_to_compiler, nearest
+from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, left_to_compiler, nearest, without_budgets
 from autosac.planning.planner import Goal, plan_of
 from autosac.plans import Plan, Reasons, Unit
 from autosac.plans.layers import layer_number
 from autosac.simulation import Simulation
 from autosac.solvers.mix import Cost, EqualUnits, Mix, MixChoice, best_mix
+from autosac.trace import TracedOperators
 
 # Another graph to compile must save this share of the step.
 _GRAPH = 2e-4
@@ -69,16 +70,9 @@ class CompiledMixes:
         self._sample = sample
         self._progress = progress
         self._measured: list[dict[CompiledPolicy, Cost]] = [{} for _ in groups]
+        self._traced: dict[str, TracedOperators] = {}
         self._excess = 0
         self._failure = ""
-
-    def leave_to_compiler(self, reason: str) -> None:
-        """Units that are checkpointed cannot be compiled here: try memory budgets only."""
-        self._failure = reason
-        self._groups = tuple(map(left_to_compiler, self._groups))
-        for group, costs in zip(self._groups, self._measured, strict=True):
-            for policy in set(costs).difference(group.policies):
-                del costs[policy]
 
     def find(self, goal: Goal, candidates: Candidates) -> None:
         """Verify mixes until one fits and uses the budget, or none is left to try."""
@@ -137,20 +131,69 @@ class CompiledMixes:
             f"{'kind' if kinds == 1 else 'kinds'} of layers; {sum(map(len, self._measured))} policies were measured"
         )
         if self._failure:
-            found.append(f"only memory budgets of the compiler's partitioner were tried: {self._failure}")
+            found.append(self._failure)
         return tuple(found)
 
     # ---- what policies cost -----------------------------------------------------------------------------------------
 
     def _measure(self, goal: Goal) -> None:
-        """Measure what is near the goal and has not been measured."""
+        """Measure what is near the goal and has not been measured. What cannot be compiled is left out, the least first."""
         if not any(self._measured):
             self._learn_own(goal)
-        try:
-            self._take_samples(goal)
-        except CaptureError as e:
-            self.leave_to_compiler(str(e))
-            self._take_samples(goal)
+        proposed, reason = self._groups, ""
+        for prepare in (None, self._follow_compiler, self._leave_out_budgets, self._leave_out_decisions):
+            try:
+                if prepare is not None and not prepare(goal, proposed, reason):
+                    continue
+                self._take_samples(goal)
+                if self._decide_as_traced(self._traced):
+                    self._take_samples(goal)
+                return
+            except CaptureError as e:
+                reason = reason or str(e)
+        raise CaptureError(reason)
+
+    def _follow_compiler(self, goal: Goal, _: Sequence[UnitGroup], __: str) -> bool:
+        """Let policies decide about what the compiler traces. Whether that is something else than what was observed."""
+        own = [[group.whole()] for group in self._groups]
+        self._progress("looking at what the compiler traces")
+        sampled = self._sample(self._in_turns(goal, own), self._layers(own))
+        return self._decide_as_traced(sampled().trace.info.traced)
+
+    def _leave_out_budgets(self, _: Goal, __: Sequence[UnitGroup], reason: str) -> bool:
+        """Do without memory budgets: the compiler takes none where it compiles a unit in pieces. Whether there were any."""
+        had = any(len(without_budgets(group).policies) < len(group.policies) for group in self._groups)
+        if had:
+            self._failure = f"memory budgets of the compiler's partitioner were not tried: {reason}"
+            self._propose(map(without_budgets, self._groups))
+        return had
+
+    def _leave_out_decisions(self, _: Goal, proposed: Sequence[UnitGroup], reason: str) -> bool:
+        """Try memory budgets only: units that are checkpointed cannot be compiled. Whether there are any budgets."""
+        self._failure = f"only memory budgets of the compiler's partitioner were tried: {reason}"
+        self._propose(map(left_to_compiler, proposed))
+        return any(len(group.policies) > 1 for group in self._groups)
+
+    def _propose(self, groups: Iterable[UnitGroup]) -> None:
+        """Other policies, of which the costs that are known still hold."""
+        self._groups = tuple(groups)
+        for group, costs in zip(self._groups, self._measured, strict=True):
+            for policy in set(costs).difference(group.policies):
+                del costs[policy]
+
+    def _decide_as_traced(self, traced: Mapping[str, TracedOperators]) -> bool:
+        """Let policies decide about what the compiler traces, where that is something else than what was observed, and forget
+        what such policies cost. Whether there are any.
+        """
+        changed = False
+        for g, group in enumerate(self._groups):
+            operators = next((traced[unit.name] for unit in group.units if unit.name in traced), ())
+            if not operators or group.follows(operators):
+                continue
+            changed = True
+            self._groups = (*self._groups[:g], group.as_traced(operators), *self._groups[g + 1 :])
+            self._measured[g] = {p: cost for p, cost in self._measured[g].items() if not p.has_decisions}
+        return changed
 
     def _learn_own(self, goal: Goal) -> None:
         """The compiler's own policies, from the step without checkpointing, and what else is at its peak."""
@@ -215,6 +258,7 @@ class CompiledMixes:
 
     def _learn(self, simulation: Simulation, own: Sequence[Sequence[CompiledPolicy]]) -> None:
         """What policies cost, from a step whose units take turns with them."""
+        self._traced.update(simulation.trace.info.traced)
         there = set(simulation.trace.modules)
         costs = unit_costs(simulation, [u.name for group in self._groups for u in group.units if u.name in there])
         for group, policies, known in zip(self._groups, own, self._measured, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autosac.files.temporary import temporary_folder
@@ -36,8 +37,11 @@ class StepCaptures(ABC):
     def baselines(self) -> Mapping[str, Simulation]:
         """The step without checkpointing, and with everything recomputed that may be."""
         if not self._baselines:
-            none = self.plain() if self.observed().trace.info.compiled else self.observed()
-            self._baselines = {"none": none, "full": self.under(full_plan(self.observed()))}
+            compiled = self.observed().trace.info.compiled
+            none, full = self.plain() if compiled else self.observed(), full_plan(self.observed())
+            if compiled:  # what the compiler traces may be other operators than those that were observed
+                full = replace(full, units=tuple(replace(unit, decisions=()) for unit in full.units))
+            self._baselines = {"none": none, "full": self.under(full)}
         return self._baselines
 
     def failures(self) -> Mapping[str, str]:
