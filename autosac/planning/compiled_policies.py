@@ -50,9 +50,7 @@ class CompiledPolicy:
 
     def as_traced(self, operators: TracedOperators) -> CompiledPolicy:
         """The same about the operators that the compiler traces in such a unit."""
-        if self.template is None or not self.template.decisions:
-            return self
-        return replace(self, template=as_traced(self.template, operators))
+        return self if self.template is None else replace(self, template=as_traced(self.template, operators))
 
     @property
     def has_decisions(self) -> bool:

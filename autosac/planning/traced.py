@@ -28,7 +28,9 @@ def follows(decisions: Sequence[Decision], traced: TracedOperators) -> bool:
 
 
 def as_traced(unit: Unit, traced: TracedOperators) -> Unit:
-    """The unit with decisions about what was traced."""
+    """The unit with decisions about what was traced, if that is something else than they are about; () is not known."""
+    if not traced or not unit.decisions or follows(unit.decisions, traced):
+        return unit
     is_dynamic = any(size == ANY_SIZE for row in unit.decisions for shape, _ in row.outputs for size in shape)
     is_dynamic |= any(size == ANY_SIZE for _, outputs in traced for shape, _ in outputs for size in shape)
     planned = [(row.op, _key(row.outputs, is_dynamic)) for row in unit.decisions]

@@ -178,7 +178,7 @@ def test_units_that_take_no_memory_budget(monkeypatch: pytest.MonkeyPatch) -> No
     job.refused = lambda unit: unit.memory_budget is not None
     units, notes = _found(monkeypatch, job)
     assert units and all(unit.memory_budget is None for unit in units)
-    assert notes[1] == "memory budgets of the compiler's partitioner were not tried: it cannot be compiled"
+    assert notes[1] == "memory budgets of single modules were not tried: it cannot be compiled"
 
 
 def test_units_that_cannot_be_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
