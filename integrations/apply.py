@@ -172,6 +172,11 @@ class _Checkpointing:
 
 def _within_budget(budget: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The module's result; the partitioner of its graph obeys the budget (a text: Dynamo makes variables of numbers)."""
+    if not torch.compiler.is_compiling():  # a constant where this is traced
+        raise PlanError(
+            f"the plan gives a module a memory budget of its own ({budget}), but the module cannot be compiled in one piece: "
+            "remove the graph break inside, or make the plan with the model as it is"
+        )
     with torch.autograd.graph.region_activation_memory_budget(float(budget)):
         return forward(*args, **kwargs)
 

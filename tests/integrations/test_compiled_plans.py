@@ -163,6 +163,24 @@ def test_a_unit_with_a_budget_that_is_not_compiled() -> None:
         model(torch.randn(TOKENS, WIDTH))
 
 
+def test_a_unit_with_a_budget_that_breaks_its_graph() -> None:
+    """PyTorch takes a budget for whole graphs only: one line says so."""
+
+    class Broken(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    model = nn.ModuleDict({"layers": nn.ModuleList([Broken()])})
+    apply(model, Plan(made_for=MADE_FOR, units=(unit(0, budget=0.5),)))
+    layer: nn.Module = model["layers"][0]  # type: ignore[index]
+    layer.compile(backend="aot_eager_decomp_partition")
+    with pytest.raises(
+        PlanError, match=r"a memory budget of its own \(0\.5\), but the module cannot be compiled in one piece"
+    ):
+        layer(torch.randn(TOKENS, WIDTH))
+
+
 def test_copies_keep_their_policies() -> None:
     """A deep copy of a planned model is compiled as the original is: of the same classes, one for each policy."""
     model = apply(Model(3), Plan(made_for=MADE_FOR, units=(unit(0, {0}), unit(1, set()), unit(2, {0}))))
