@@ -90,8 +90,7 @@ class UnitGroup:
 
     def whole(self) -> CompiledPolicy:
         """Everything recomputed, whatever there is."""
-        full = replace(self.units[0].recompute_all(), decisions=())
-        return CompiledPolicy(name="whole", template=full)
+        return _whole(self.units[0])
 
     def policy(self, name: str) -> CompiledPolicy | None:
         """The policy of this name; None if it is not proposed, or proposed as another one."""
@@ -218,8 +217,11 @@ def _budget_name(budget: float) -> str:
 
 def all_or_nothing(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
     """The policies of units of which not all operators can be decided on: those inside of compiled parts or functions."""
-    full = replace(unit.recompute_all(), decisions=())
-    return (CompiledPolicy(name="the compiler's own", template=None), CompiledPolicy(name="full", template=full))
+    return (CompiledPolicy(name="the compiler's own", template=None), _whole(unit))
+
+
+def _whole(unit: UnitPolicy) -> CompiledPolicy:
+    return CompiledPolicy(name="full", template=replace(unit.recompute_all(), decisions=()))
 
 
 def nearest(group: UnitGroup, wanted_bytes: float, own: Cost) -> list[CompiledPolicy]:
