@@ -21,7 +21,7 @@ def test_the_hull_leaves_out_what_mixes_beat() -> None:
 
 
 def test_the_table_says_what_others_gain() -> None:
-    """A policy by hand, 3 ms below the chord at 10 MiB, in four layers of a step of 100 ms; above the chord nothing is gained."""
+    """A policy by hand, 3 ms below the chord at 10 MiB, in four layers of a 100 ms step; above the chord nothing is gained."""
     names = [CompiledPolicy(name=name, template=None) for name in ("full", "own", "by hand")]
     proposed = {names[0]: cost(0, 10.0), names[1]: cost(20, 0.0)}
     lines = table(proposed, {names[2]: cost(10, 2.0)}, 100.0, 4).splitlines()
