@@ -47,7 +47,7 @@ _DDP_STEPS = 3
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """A Triton kernel that the program launched: its row and name, and the storages that it may write to (None: any)."""
 
     row: int
@@ -75,7 +75,7 @@ class Recorder:
         self.phases = PhaseTracker(self.log)
         self.storages = StorageTable(self.log, target)
         self.signatures = SignatureTable(target)
-        self.launches: list[Launch] = []  # of Triton kernels, by the program
+        self.launches: list[KernelLaunch] = []  # of Triton kernels, by the program
         self.graphs = GraphRecords(self.log)
         self.groups: DistinctValues[Group] = DistinctValues()
         self.regions: list[Region] = []
@@ -266,7 +266,7 @@ class Recorder:
         self.triton_kernel(name, arguments)
         if self.log.recording:
             storages = None if written is None else self.storages.of_all(written)
-            self.launches.append(Launch(len(self.log.events) - 1, f"triton.{name}", storages))
+            self.launches.append(KernelLaunch(len(self.log.events) - 1, f"triton.{name}", storages))
 
     def triton_kernel(
         self, name: str, arguments: Iterable[Any], *, written: Sequence[int] = (), work: Work = ()
