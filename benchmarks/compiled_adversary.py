@@ -15,6 +15,7 @@ import itertools
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median_low
 
 from autosac.capture.process.server import CaptureServer
 from autosac.files.temporary import temporary_folder
@@ -30,7 +31,8 @@ from benchmarks.compiled_plans import EXAMPLES, JOBS
 
 _KEPT = ("mm", "attention")
 _AT_LEAST = 3
-_IN_ONE_SAMPLE = 10
+# Units of a sample that follow one policy: the first and the last of a model differ a little.
+_TURNS = 3
 
 
 def by_hand(unit: UnitPolicy, known: Sequence[CompiledPolicy]) -> Iterator[CompiledPolicy]:
@@ -51,15 +53,18 @@ def by_hand(unit: UnitPolicy, known: Sequence[CompiledPolicy]) -> Iterator[Compi
 def measured(
     captures: TitanCaptures, group: UnitGroup, policies: Sequence[CompiledPolicy], observed: Simulation, goal: Goal
 ) -> dict[CompiledPolicy, Cost]:
-    """What each policy costs a layer, from samples in each of which a few layers follow one policy each."""
+    """What each policy costs a layer, from samples in which layers take turns with a few policies."""
     found: dict[CompiledPolicy, Cost] = {}
-    for begin in range(0, len(policies), _IN_ONE_SAMPLE):
-        turn = policies[begin : begin + _IN_ONE_SAMPLE]
-        pairs = list(zip(turn, group.units, strict=False))
+    at_once = len(group.units) // _TURNS
+    for begin in range(0, len(policies), at_once):
+        turn = policies[begin : begin + at_once]
+        pairs = list(zip(itertools.cycle(turn), group.units[: _TURNS * len(turn)], strict=False))
         units = tuple(made for policy, unit in pairs if (made := policy.of(unit)) is not None)
         simulation = captures.sample(plan_of(observed, goal, units), len(pairs))()
         costs = unit_costs(simulation, [unit.name for _, unit in pairs])
-        found.update({policy: costs[unit.name] for policy, unit in pairs})
+        for policy in turn:
+            own = [costs[unit.name] for followed, unit in pairs if followed is policy]
+            found[policy] = Cost(median_low(c.nbytes for c in own), median_low(c.ms for c in own))
     return found
 
 
