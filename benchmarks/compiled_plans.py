@@ -30,7 +30,7 @@ from autosac.planning.closed_loop import Goal
 from autosac.plans import Prediction
 from autosac.quantities import parse_budget
 
-_EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 _BUDGETS = tuple(k / 10 for k in range(1, 10))
 _SLOWER = 1.001
 
@@ -76,7 +76,7 @@ def run(row: Job) -> dict[str, Any]:
     """The figures of one job."""
     began = time.monotonic()
     job = TitanJob.of(
-        str(_EXAMPLES / row.file),
+        str(EXAMPLES / row.file),
         gpu="h100-sxm-80gb",
         world_size=row.world_size,
         overrides=("--compile.enable", *row.arguments.split()),

@@ -88,7 +88,8 @@ def _install(units: Sequence[tuple[Unit, nn.Module]], plan: Plan) -> None:
 
 def _set_partitioner(budget: float) -> None:
     """For all that is compiled from now on."""
-    config = torch._functorch.config
+    from torch._functorch import config  # which `import torch` does not import
+
     if budget != 1:
         config.activation_memory_budget = budget
     if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
@@ -171,6 +172,11 @@ class _Checkpointing:
 
 def _within_budget(budget: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The module's result; the partitioner of its graph obeys the budget (a text: Dynamo makes variables of numbers)."""
+    if not torch.compiler.is_compiling():  # a constant where this is traced
+        raise PlanError(
+            f"the plan gives a module a memory budget of its own ({budget}), but the module cannot be compiled in one piece: "
+            "remove the graph break inside, or make the plan with the model as it is"
+        )
     with torch.autograd.graph.region_activation_memory_budget(float(budget)):
         return forward(*args, **kwargs)
 

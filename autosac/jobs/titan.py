@@ -23,7 +23,7 @@ from autosac.plans.layers import in_all_layers
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
 from autosac.titan.settings import asks_to_compile
 from autosac.titan.version import check_job, has_python_jobs
-from autosac.trace import Trace, TraceInfo
+from autosac.trace import Trace, TracedOperators, TraceInfo
 
 # The policies that a plan is shown beside.
 BASELINES = ("none", "full", "selective-op")
@@ -285,6 +285,10 @@ class TitanCaptures:
     def failures(self) -> Mapping[str, str]:
         """Why the job cannot run under a baseline, by its name."""
         return self._failures
+
+    def traced(self) -> Mapping[str, TracedOperators]:
+        """Nothing: baselines are TorchTitan's own."""
+        return {}
 
     def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """Begin to capture the step under a plan, unless that has begun."""

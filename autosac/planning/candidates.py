@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autosac.planning.planner import Costs, Goal
+from autosac.planning.traced import as_traced
 from autosac.plans import Plan
 from autosac.simulation import Simulation
 from autosac.solvers import TwoLevelSolution
+from autosac.trace import TracedOperators
 
 
 class Verifier(Protocol):
@@ -49,10 +51,19 @@ class Candidate:
 
 
 class Candidates:
-    """Every plan that was verified, each once. `progress` gets `doing` before a step is simulated."""
+    """Every plan that was verified, each once. `progress` gets `doing` before a step is simulated. `traced`: what the compiler
+    is known to trace in units; plans decide about that.
+    """
 
-    def __init__(self, verifier: Verifier, progress: Callable[[str], None], doing: str) -> None:
+    def __init__(
+        self,
+        verifier: Verifier,
+        progress: Callable[[str], None],
+        doing: str,
+        traced: Mapping[str, TracedOperators] | None = None,
+    ) -> None:
         self._verifier = verifier
+        self._traced = traced or {}
         self._progress = progress
         self._doing = doing
         self.verified: list[Candidate] = []
@@ -61,6 +72,8 @@ class Candidates:
         self, plan: Plan, solution: TwoLevelSolution | None = None, costs: Costs | None = None, mirrors: str = ""
     ) -> Candidate:
         """The candidate with the plan's units and settings, simulated if there is none yet."""
+        if self._traced:
+            plan = replace(plan, units=tuple(as_traced(u, self._traced.get(u.fqn, ())) for u in plan.units))
         for known in self.verified:
             if known.plan.units == plan.units and known.plan.settings == plan.settings:
                 return known

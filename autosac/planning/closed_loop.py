@@ -34,6 +34,7 @@ from autosac.plans import Plan, Prediction
 from autosac.progress import Parts
 from autosac.quantities import format_ms
 from autosac.simulation import Simulation
+from autosac.trace import TracedOperators
 
 __all__ = [
     "FITS_WITHOUT",
@@ -77,6 +78,9 @@ class PlanningCaptures(Protocol):
 
     def failures(self) -> Mapping[str, str]:
         """Why the step cannot be run under a policy that is no baseline for that reason."""
+
+    def traced(self) -> Mapping[str, TracedOperators]:
+        """What is known, without a capture more, of what the compiler traces in units of a plan (`TraceInfo.traced`)."""
 
     def begin(self, plan: Plan, *, is_template: bool = False) -> None:
         """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
@@ -124,7 +128,10 @@ class Loop:
         derivation = self.derivation
         mixes = _mixes(self.captures, self.planner, self.baselines, self.progress)
         partly = self.base.trace.info.compiled and mixes is None
-        return Search(derivation, self.planner, self.progress, mixes, self.baselines["none"] if partly else None)
+        traced = self.captures.traced() if partly else {}
+        return Search(
+            derivation, self.planner, self.progress, mixes, self.baselines["none"] if partly else None, traced
+        )
 
     @cached_property
     def offloading(self) -> Offloading | None:
@@ -234,7 +241,8 @@ def _mixes(
     groups = groups_of(planner.policies, baselines["none"].trace)
     if not groups:
         return None
-    return CompiledMixes(groups, baselines, planner.base, captures.begin, captures.sample, progress)
+    traced = captures.traced()
+    return CompiledMixes(groups, baselines, planner.base, captures.begin, captures.sample, progress, traced)
 
 
 def derivation_for(captures: Derivable, planner: Planner) -> Derivation:

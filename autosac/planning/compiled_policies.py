@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autosac.planning.inlined import inlined
+from autosac.planning.traced import as_traced, follows
 from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Unit
 from autosac.simulation import Simulation
 from autosac.solvers import frontier
 from autosac.solvers.mix import Cost
-from autosac.trace import ModuleEnter, Op, Phase, Trace
+from autosac.trace import ModuleEnter, Op, Phase, Trace, TracedOperators
 
 BUDGETS = tuple(tenths / 10 for tenths in range(1, 10))
 _OF_CURVE = 15
@@ -46,6 +47,10 @@ class CompiledPolicy:
         if self.template is None:
             return None
         return replace(self.template, fqn=unit.name, parameters=unit.parameters)
+
+    def as_traced(self, operators: TracedOperators) -> CompiledPolicy:
+        """The same about the operators that the compiler traces in such a unit."""
+        return self if self.template is None else replace(self, template=as_traced(self.template, operators))
 
     @property
     def has_decisions(self) -> bool:
@@ -73,6 +78,19 @@ class UnitGroup:
     units: tuple[UnitPolicy, ...]
     policies: tuple[CompiledPolicy, ...]
     of_parts: bool = False
+
+    def follows(self, operators: TracedOperators) -> bool:
+        """Whether the policies decide about these operators."""
+        decided = [p.template.decisions for p in self.policies if p.template is not None and p.template.decisions]
+        return all(follows(rows, operators) for rows in decided)
+
+    def as_traced(self, operators: TracedOperators) -> UnitGroup:
+        """The group with policies about the operators that the compiler traces."""
+        return replace(self, policies=tuple(policy.as_traced(operators) for policy in self.policies))
+
+    def whole(self) -> CompiledPolicy:
+        """Everything recomputed, whatever there is."""
+        return _whole(self.units[0])
 
     def policy(self, name: str) -> CompiledPolicy | None:
         """The policy of this name; None if it is not proposed, or proposed as another one."""
@@ -199,8 +217,11 @@ def _budget_name(budget: float) -> str:
 
 def all_or_nothing(unit: UnitPolicy) -> tuple[CompiledPolicy, ...]:
     """The policies of units of which not all operators can be decided on: those inside of compiled parts or functions."""
-    full = replace(unit.recompute_all(), decisions=())
-    return (CompiledPolicy(name="the compiler's own", template=None), CompiledPolicy(name="full", template=full))
+    return (CompiledPolicy(name="the compiler's own", template=None), _whole(unit))
+
+
+def _whole(unit: UnitPolicy) -> CompiledPolicy:
+    return CompiledPolicy(name="full", template=replace(unit.recompute_all(), decisions=()))
 
 
 def nearest(group: UnitGroup, wanted_bytes: float, own: Cost) -> list[CompiledPolicy]:
@@ -214,6 +235,12 @@ def nearest(group: UnitGroup, wanted_bytes: float, own: Cost) -> list[CompiledPo
         found += [p for p in ordered if expected[p] <= wanted_bytes][-1:]
         found += [p for p in ordered if expected[p] > wanted_bytes][:1]
     return found
+
+
+def without_budgets(group: UnitGroup) -> UnitGroup:
+    """The group without memory budgets of single units."""
+    kept = tuple(p for p in group.policies if p.template is None or p.template.memory_budget is None)
+    return replace(group, policies=kept)
 
 
 def left_to_compiler(group: UnitGroup) -> UnitGroup:

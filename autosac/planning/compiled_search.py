@@ -17,28 +17,32 @@ The job's own ways of checkpointing compete with what is found (`search`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from autosac.errors import CaptureError, InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates
 from autosac.planning.compiled_costs import unit_costs
-from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, left_to_compiler, nearest
+from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, left_to_compiler, nearest, without_budgets
 from autosac.planning.planner import Goal, plan_of
 from autosac.plans import Plan, Reasons, Unit
 from autosac.plans.layers import layer_number
 from autosac.simulation import Simulation
 from autosac.solvers.mix import Cost, EqualUnits, Mix, MixChoice, best_mix
+from autosac.trace import TracedOperators
 
 # Another graph to compile must save this share of the step.
 _GRAPH = 2e-4
 _SAMPLES = 2
 # Units of a sample that follow one policy: the first and the last of a model differ a little.
 _TURNS = 3
+# A bracket of budgets that is as narrow, in bytes or by its share of the budget, is not worth another capture.
 _NARROW_BYTES = 2**24
-# Another capture of the step must promise to shorten it by this share.
+_NARROW = 2e-3
+# Another capture of the step must promise to shorten it by this share; by that of a graph if more of the budget is left.
 _WORTH = 2e-3
+_MUCH = 0.03
 # What the allocator reserves beyond what is active grows about by this share where units are checkpointed.
 _SCATTERED = 1 / 16
 # The policies that do what the job does under its own ways of checkpointing.
@@ -48,8 +52,8 @@ _Sampled: TypeAlias = Callable[[], Simulation]
 
 class CompiledMixes:
     """Chooses mixes for the groups of one job. `baselines`: the compiled step without checkpointing ("none"), and those that
-    plans are shown beside; `observed`: the eager step, of which plans are made. `begin` and `sample`: see
-    `autosac.planning.closed_loop.PlanningCaptures`.
+    plans are shown beside; `observed`: the eager step, of which plans are made. `begin`, `sample` and
+    `traced`: see `autosac.planning.closed_loop.PlanningCaptures`.
     """
 
     def __init__(
@@ -60,25 +64,19 @@ class CompiledMixes:
         begin: Callable[[Plan], None],
         sample: Callable[[Plan, int | None], _Sampled],
         progress: Callable[[str], None],
+        traced: Mapping[str, TracedOperators] | None = None,
     ) -> None:
         self._groups = groups
         self._baselines = baselines
-        self._none = baselines["none"]
+        self.none = baselines["none"]
         self._observed = observed
         self._begin = begin
         self._sample = sample
         self._progress = progress
         self._measured: list[dict[CompiledPolicy, Cost]] = [{} for _ in groups]
+        self._traced = dict(traced or {})
         self._excess = 0
         self._failure = ""
-
-    def leave_to_compiler(self, reason: str) -> None:
-        """Units that are checkpointed cannot be compiled here: try memory budgets only."""
-        self._failure = reason
-        self._groups = tuple(map(left_to_compiler, self._groups))
-        for group, costs in zip(self._groups, self._measured, strict=True):
-            for policy in set(costs).difference(group.policies):
-                del costs[policy]
 
     def find(self, goal: Goal, candidates: Candidates) -> None:
         """Verify mixes until one fits and uses the budget, or none is left to try."""
@@ -87,7 +85,7 @@ class CompiledMixes:
         seen: set[tuple[Unit, ...]] = set()
         for _ in range(goal.rounds):
             try:
-                choice = best_mix(_sizes(self._groups, self._costs()), bracket.inner, _GRAPH * self._none.step_ms)
+                choice = best_mix(_sizes(self._groups, self._costs()), bracket.inner, _GRAPH * self.none.step_ms)
             except InfeasibleError:
                 bracket.unsolved()
                 continue
@@ -99,16 +97,27 @@ class CompiledMixes:
             self._excess = candidate.simulation.peak_bytes(goal.budget_kind) - choice.nbytes
             again = candidate.plan.units in seen
             seen.add(candidate.plan.units)
-            if candidate.fits(goal) and (candidate.uses(goal) or again or not self._is_worthwhile(goal, choice)):
+            is_done = candidate.fits(goal) and (
+                candidate.uses(goal) or not self._is_worthwhile(goal, choice, candidate)
+            )
+            if is_done or (again and candidate.fits(goal)):
                 return
             bracket.verified(candidate, goal)
-            if bracket.high - bracket.low < _NARROW_BYTES:
+            if bracket.high - bracket.low < min(_NARROW_BYTES, _NARROW * goal.budget_bytes):
                 return
 
-    def _is_worthwhile(self, goal: Goal, choice: MixChoice) -> bool:
-        """Whether what a verified choice leaves of the budget is worth another capture."""
+    @property
+    def has_budgets(self) -> bool:
+        """Whether units may have memory budgets of their own."""
+        return any(len(without_budgets(group).policies) < len(group.policies) for group in self._groups)
+
+    def _is_worthwhile(self, goal: Goal, choice: MixChoice, candidate: Candidate) -> bool:
+        """Whether what a verified choice leaves of the budget is worth another capture: where that is much, hardly any time
+        is, for the expected peak was far off.
+        """
         richer = best_mix(_sizes(self._groups, self._costs()), goal.target_bytes - self._excess)
-        return choice.ms - richer.ms >= _WORTH * self._none.step_ms
+        left = 1 - candidate.simulation.peak_bytes(goal.budget_kind) / goal.budget_bytes
+        return choice.ms - richer.ms >= (_GRAPH if left > _MUCH else _WORTH) * self.none.step_ms
 
     def smallest(self, goal: Goal) -> Plan:
         """The plan in which every unit follows the policy with the fewest saved bytes."""
@@ -137,28 +146,78 @@ class CompiledMixes:
             f"{'kind' if kinds == 1 else 'kinds'} of layers; {sum(map(len, self._measured))} policies were measured"
         )
         if self._failure:
-            found.append(f"only memory budgets of the compiler's partitioner were tried: {self._failure}")
+            found.append(self._failure)
         return tuple(found)
 
     # ---- what policies cost -----------------------------------------------------------------------------------------
 
     def _measure(self, goal: Goal) -> None:
-        """Measure what is near the goal and has not been measured."""
+        """Measure what is near the goal and has not been measured. What cannot be compiled is left out, the least first."""
         if not any(self._measured):
             self._learn_own(goal)
-        try:
-            self._take_samples(goal)
-        except CaptureError as e:
-            self.leave_to_compiler(str(e))
-            self._take_samples(goal)
+            self._decide_as_traced(self._traced)
+        proposed, reason = self._groups, ""
+        for prepare in (None, self._follow_compiler, self._leave_out_budgets, self._leave_out_decisions):
+            try:
+                if prepare is not None and not prepare(goal, proposed, reason):
+                    continue
+                self._take_samples(goal)
+                if self._decide_as_traced(self._traced):
+                    self._take_samples(goal)
+                return
+            except CaptureError as e:
+                reason = reason or str(e)
+        raise CaptureError(reason)
+
+    def _follow_compiler(self, goal: Goal, _: Sequence[UnitGroup], __: str) -> bool:
+        """Let policies decide about what the compiler traces. Whether that is something else than what was observed."""
+        own = [[group.whole()] for group in self._groups]
+        self._progress("looking at what the compiler traces")
+        sampled = self._sample(self._in_turns(goal, own), self._layers(own))
+        return self._decide_as_traced(sampled().trace.info.traced)
+
+    def _leave_out_budgets(self, _: Goal, __: Sequence[UnitGroup], reason: str) -> bool:
+        """Do without memory budgets: the compiler takes none where it compiles a unit in pieces. Whether there were any."""
+        had = self.has_budgets
+        if had:
+            self._failure = f"memory budgets of single modules were not tried: {reason}"
+            self._propose(map(without_budgets, self._groups))
+        return had
+
+    def _leave_out_decisions(self, _: Goal, proposed: Sequence[UnitGroup], reason: str) -> bool:
+        """Try memory budgets only: units that are checkpointed cannot be compiled. Whether there are any budgets."""
+        self._failure = f"only memory budgets of the compiler's partitioner were tried: {reason}"
+        self._propose(map(left_to_compiler, proposed))
+        return self.has_budgets
+
+    def _propose(self, groups: Iterable[UnitGroup]) -> None:
+        """Other policies, of which the costs that are known still hold."""
+        self._groups = tuple(groups)
+        for group, costs in zip(self._groups, self._measured, strict=True):
+            for policy in set(costs).difference(group.policies):
+                del costs[policy]
+
+    def _decide_as_traced(self, traced: Mapping[str, TracedOperators]) -> bool:
+        """Let policies decide about what the compiler traces, where that is something else than what was observed, and forget
+        what such policies cost. Whether there are any.
+        """
+        changed = False
+        for g, group in enumerate(self._groups):
+            operators = next((traced[unit.name] for unit in group.units if unit.name in traced), ())
+            if not operators or group.follows(operators):
+                continue
+            changed = True
+            self._groups = (*self._groups[:g], group.as_traced(operators), *self._groups[g + 1 :])
+            self._measured[g] = {p: cost for p, cost in self._measured[g].items() if not p.has_decisions}
+        return changed
 
     def _learn_own(self, goal: Goal) -> None:
         """The compiler's own policies, from the step without checkpointing, and what else is at its peak."""
-        costs = unit_costs(self._none, [unit.name for group in self._groups for unit in group.units])
+        costs = unit_costs(self.none, [unit.name for group in self._groups for unit in group.units])
         for group, known in zip(self._groups, self._measured, strict=True):
             known[group.policies[0]] = _typical([costs[unit.name] for unit in group.units])
-        active_bytes = self._none.peak_active_bytes
-        beyond_bytes = self._none.peak_bytes(goal.budget_kind) - active_bytes
+        active_bytes = self.none.peak_active_bytes
+        beyond_bytes = self.none.peak_bytes(goal.budget_kind) - active_bytes
         saved_bytes = sum(cost.nbytes for cost in costs.values())
         self._excess = active_bytes - saved_bytes + int(beyond_bytes * (1 + _SCATTERED))
 
@@ -174,7 +233,7 @@ class CompiledMixes:
             ]
             waiting.append((own, self._sample(self._in_turns(goal, own), self._layers(own))))
         self._progress("measuring policies as compiled")
-        self._none.prediction()  # worked out while those captures go on
+        self.none.prediction()  # worked out while those captures go on
         for own, sampled in waiting:
             self._learn(sampled(), own)
 
@@ -191,7 +250,7 @@ class CompiledMixes:
             expected.append({**decided, **known})
         mixes: Sequence[Mix] = [()] * len(expected)
         with contextlib.suppress(InfeasibleError):
-            mixes = best_mix(_sizes(self._groups, expected), left_bytes, _GRAPH * self._none.step_ms).mixes
+            mixes = best_mix(_sizes(self._groups, expected), left_bytes, _GRAPH * self.none.step_ms).mixes
         found = []
         for group, known, costs, own, mix in zip(self._groups, self._measured, expected, free, mixes, strict=True):
             mixed = [list(costs)[p] for p, _ in mix]
@@ -215,6 +274,7 @@ class CompiledMixes:
 
     def _learn(self, simulation: Simulation, own: Sequence[Sequence[CompiledPolicy]]) -> None:
         """What policies cost, from a step whose units take turns with them."""
+        self._traced.update(simulation.trace.info.traced)
         there = set(simulation.trace.modules)
         costs = unit_costs(simulation, [u.name for group in self._groups for u in group.units if u.name in there])
         for group, policies, known in zip(self._groups, own, self._measured, strict=True):
@@ -246,7 +306,7 @@ class CompiledMixes:
 
     def _reasons(self, choice: MixChoice) -> Reasons:
         """With what one GiB more would save, by the same costs."""
-        price = _GRAPH * self._none.step_ms
+        price = _GRAPH * self.none.step_ms
         richer = best_mix(_sizes(self._groups, self._costs()), choice.nbytes + 2**30, price)
         return Reasons(
             objective="step", method="mix of measured policies", ms_per_gib=max(0.0, choice.ms - richer.ms), binding=()

@@ -11,9 +11,9 @@ was found, as a plan (`compete`). What is left of the budget then goes to a few 
 (`_spend`), and if that is much, single units recompute less (`_relax`). At last, units of the best plan keep something else,
 one or two at a time (`local_search`).
 
-Where the layers are compiled as a whole, plans are mixes of measured policies instead (`compiled_search`). Where only parts of
-them are, a memory budget of the compiler's partitioner competes (`_leave_to_compiler`), and each plan costs a capture: few are
-tried, for what the step pays only.
+Where the layers are compiled as a whole, plans are mixes of measured policies instead (`compiled_search`). A memory budget of
+the compiler's partitioner for all that is compiled competes (`_leave_to_compiler`) where single layers cannot have one, and
+where only parts of layers are compiled. There each plan costs a capture: few are tried, for what the step pays only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from autosac.errors import InfeasibleError
+from autosac.errors import CaptureError, InfeasibleError
 from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
 from autosac.planning.compiled_policies import BUDGETS
 from autosac.planning.compiled_search import CompiledMixes
@@ -30,6 +30,7 @@ from autosac.planning.local_search import LocalSearch
 from autosac.planning.planner import ADDITIVE, Costs, Goal, Planner, plan_of
 from autosac.quantities import format_bytes
 from autosac.simulation import Simulation
+from autosac.trace import TracedOperators
 
 # A bracket of inner budgets narrower than this is not worth another capture.
 _NARROW_BYTES = 2**20
@@ -62,16 +63,18 @@ class Search:
         progress: Callable[[str], None],
         mixes: CompiledMixes | None = None,
         compiled: Simulation | None = None,
+        traced: Mapping[str, TracedOperators] | None = None,
     ) -> None:
         """`mixes` for a job whose layers are compiled as a whole; `compiled` for one of whose layers parts are: its step
-        without checkpointing.
+        without checkpointing. `traced`: see `Candidates`.
         """
         self._mixes = mixes
         self._compiled = compiled
         self._verifier = verifier
-        self._candidates = Candidates(verifier, progress, "simulating the step under the plan")
+        self._candidates = Candidates(verifier, progress, "simulating the step under the plan", traced)
         self._planner = planner
         self._progress = progress
+        self._failure = ""  # why checkpointing of compiled modules was not tried
         self._changes = 0  # of single units: plans that were simulated and not kept
         base, kind = planner.base, planner.goal.budget_kind
         # By how much the verified peak lies above what the problem promises; corrected by each verification.
@@ -89,10 +92,15 @@ class Search:
         """The fastest verified plan that fits; None if there is none."""
         if self._mixes is not None:
             self._mixes.find(goal, self._candidates)
+            if not self._mixes.has_budgets:
+                self._leave_to_compiler(goal, self._mixes.none)
             return self._fastest(goal)
         if self._compiled is not None:
             self._leave_to_compiler(goal, self._compiled)
-            self.fit(goal, self._planner.costs() if goal.objective == "step" else None)
+            try:
+                self.fit(goal, self._planner.costs() if goal.objective == "step" else None)
+            except CaptureError as e:
+                self._failure = f"only memory budgets of the compiler's partitioner were tried: {e}"
             return self._fastest(goal)
         self.fit(goal, None)
         best = self._fastest(goal)
@@ -324,7 +332,12 @@ class Search:
         """
         kind = goal.budget_kind
         plan = self._planner.smallest() if self._mixes is None else self._mixes.smallest(goal)
-        smallest = self._candidates.verify(plan).simulation
+        try:
+            smallest = self._candidates.verify(plan).simulation
+        except CaptureError:
+            if not self.verified:
+                raise
+            smallest = min((c.simulation for c in self.verified), key=lambda s: s.peak_bytes(kind))
         least = min(c.simulation.peak_bytes(kind) for c in self.verified)
         report = smallest.memory.peak()
         name = _least(baselines, kind)
@@ -372,6 +385,8 @@ class Search:
             found += self._bounds(best, is_stage)
         if self._mixes is not None:
             found += self._mixes.notes(best)
+        if self._failure:
+            found.append(self._failure)
         return tuple(found + list(self._planner.policies.refusals))
 
     def _bounds(self, best: Candidate, is_stage: bool) -> list[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.planning.planner import full_plan
 from autosac.plans import Plan
 from autosac.simulation import Simulation
+from autosac.trace import TracedOperators
 
 
 class StepCaptures(ABC):
@@ -18,6 +21,7 @@ class StepCaptures(ABC):
     def __init__(self) -> None:
         self._observed: Simulation | None = None
         self._baselines: dict[str, Simulation] = {}
+        self._failures: dict[str, str] = {}
 
     @abstractmethod
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
@@ -36,13 +40,27 @@ class StepCaptures(ABC):
     def baselines(self) -> Mapping[str, Simulation]:
         """The step without checkpointing, and with everything recomputed that may be."""
         if not self._baselines:
-            none = self.plain() if self.observed().trace.info.compiled else self.observed()
-            self._baselines = {"none": none, "full": self.under(full_plan(self.observed()))}
+            compiled = self.observed().trace.info.compiled
+            none, full = self.plain() if compiled else self.observed(), full_plan(self.observed())
+            self._baselines = {"none": none}
+            if compiled:  # what the compiler traces may be other operators than those that were observed
+                full = replace(full, units=tuple(replace(unit, decisions=()) for unit in full.units))
+            try:
+                self._baselines["full"] = self.under(full)
+            except CaptureError as e:
+                if not compiled:
+                    raise
+                self._failures["full"] = str(e)  # what cannot be compiled under checkpointing may have memory budgets
         return self._baselines
 
     def failures(self) -> Mapping[str, str]:
-        """None: both baselines are of the model's own making."""
-        return {}
+        """Of a compiled step, why it cannot be checkpointed."""
+        return self._failures
+
+    def traced(self) -> Mapping[str, TracedOperators]:
+        """That in the units of the plan that recomputes everything."""
+        full = self.baselines().get("full")
+        return {} if full is None else full.trace.info.traced
 
     def begin(self, plan: Plan, *, is_template: bool = False) -> None:  # noqa: B027 # nothing to do is a complete answer
         """Nothing: one step is captured at a time."""

@@ -1,6 +1,6 @@
 """The Trace, the narrow waist between capture and everything else (see `autosac.trace.trace`)."""
 
-from autosac.trace.info import Cut, Parallelism, TensorLayout, TraceInfo
+from autosac.trace.info import Cut, Parallelism, TensorLayout, TracedOperators, TraceInfo
 from autosac.trace.rows import (
     GRAPH_POOL,
     UNSHARD,
@@ -65,6 +65,7 @@ __all__ = [
     "TensorMeta",
     "Trace",
     "TraceInfo",
+    "TracedOperators",
     "WorkWait",
     "is_capture",
 ]

@@ -403,6 +403,23 @@ def _load(value: Any) -> bool:
     return type(value) is dict and all(type(name) is str for name in value) and type(value.get("draw", 0)) is int
 
 
+def _traced(value: Any) -> bool:
+    return type(value) is dict and all(type(rows) is list and all(map(_operator, rows)) for rows in value.values())
+
+
+def _operator(row: Any) -> bool:
+    if type(row) is not list or len(row) != 2 or type(row[1]) is not list:
+        return False
+    return _text(row[0]) and all(
+        type(r) is list
+        and len(r) == 2
+        and type(r[0]) is list
+        and all(type(size) is int and -1 <= size <= _MOST_BYTES for size in r[0])
+        and _text(r[1])
+        for r in row[1]
+    )
+
+
 _INFO: dict[str, tuple[Callable[[Any], bool], str]] = {
     "job_fingerprint": (_text, "a text"),
     "job_settings": (_text_map, "a table of texts"),
@@ -430,6 +447,7 @@ _INFO: dict[str, tuple[Callable[[Any], bool], str]] = {
     "stage_outputs": (_inputs, "a list of [shape, stride, dtype]"),
     "cut": (lambda v: _sizes(v) and len(v) == 3, "three whole numbers"),
     "moe_load": (_load, "a table with a draw"),
+    "traced": (_traced, "a table of operators with their results"),
     "notes": (lambda v: type(v) is list and all(map(_text, v)), "a list of texts"),
 }
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 TensorLayout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], str]"
 """Shape and stride (elements) and dtype of a tensor."""
+TracedOperators: TypeAlias = "tuple[tuple[str, tuple[tuple[tuple[int, ...], str], ...]], ...]"
+"""Operators by name, each with shape and dtype of its results (-1: a dynamic size)."""
 
 
 class Parallelism(NamedTuple):
@@ -54,7 +56,8 @@ class TraceInfo:
     was observed for planning does not run compiled all the same). `matmul_allows_tf32`, `cudnn_allows_tf32`: PyTorch's
     settings for float32 products and convolutions, with PyTorch's defaults. `stage_outputs`: what a pipeline stage sends to
     the next. `moe_load`: how tokens were spread over experts, None if evenly. `loss_chunks`: in how many chunks of rows the
-    loss was computed. `notes`: what the user should know of the capture, a line each.
+    loss was computed. `traced`: of units of a plan that were compiled, the operators that the compiler traced. `notes`: what
+    the user should know of the capture, a line each.
     """
 
     model: str = ""
@@ -83,6 +86,7 @@ class TraceInfo:
     stage_outputs: tuple[TensorLayout, ...] | None = None
     cut: Cut | None = None
     moe_load: Mapping[str, Any] | None = None
+    traced: Mapping[str, TracedOperators] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
@@ -116,12 +120,17 @@ def _layout(row: Any) -> TensorLayout:
     return tuple(shape), tuple(stride), dtype
 
 
+def _operators(rows: Any) -> TracedOperators:
+    return tuple((name, tuple((tuple(shape), dtype) for shape, dtype in results)) for name, results in rows)
+
+
 _READ: dict[str, Any] = {
     "parallelism": lambda degrees: Parallelism(**{k: v for k, v in degrees.items() if k in Parallelism._fields}),
     "parameter_shapes": lambda shapes: {name: tuple(shape) for name, shape in shapes.items()},
     "fsdp_units": tuple,
     "selective_modules": tuple,
     "notes": tuple,
+    "traced": lambda units: {name: _operators(rows) for name, rows in units.items()},
     "stage_outputs": lambda rows: tuple(_layout(row) for row in rows),
     "cut": lambda numbers: Cut(*numbers),
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autosac.integrations.operators.kernels import written_arguments_of
 from autosac.integrations.operators.keys import is_collective, op_name
 from autosac.integrations.operators.names import is_foreign_name
 
@@ -50,15 +51,24 @@ def _hidden(func: Any) -> tuple[tuple[tuple[int, str], ...], int, str]:
 
 
 class TritonLaunch:
-    """The launch of a Triton kernel, which no schema describes: it may change every tensor that the unit made."""
+    """The launch of a Triton kernel, which no schema describes.
 
-    def __init__(self, call: Any, name: str) -> None:
+    `kernel`: the ``JITFunction``, whose source says what it writes to (`kernels`). If it does not say that, or without a
+    kernel, it may change every tensor that the unit made.
+    """
+
+    def __init__(self, call: Any, name: str, kernel: Any = None) -> None:
         self._call = call
         self.name = name
+        self._kernel = kernel
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Launch it again."""
         self._call(*args, **kwargs)
+
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+        """The arguments that this launch may change; None: any."""
+        return None if self._kernel is None else written_arguments_of(self._kernel, args, kwargs)
 
 
 def argument(place: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

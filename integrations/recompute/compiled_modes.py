@@ -20,7 +20,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from autosac.errors import PlanError
 from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
 from autosac.integrations.operators.facts import facts_of
-from autosac.integrations.operators.keys import Keyer, is_random, op_name
+from autosac.integrations.operators.keys import Keyer, is_random, op_name, output_metadata
+from autosac.integrations.recompute.entries import TracedOperator, observer
 from autosac.integrations.recompute.policy import UnitDecisions
 
 
@@ -37,7 +38,10 @@ def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> C
             raise PlanError(
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make a plan without offloading"
             )
-        passes = {again: _Pass(policy, of_old_contents) for again in (False, True)}
+        passes = {
+            again: _Pass(policy, of_old_contents, [] if again else observer[0].traces(policy.fqn))
+            for again in (False, True)
+        }
         contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(
             lambda context, func, *args, **kwargs: passes[context.is_recompute].decide(
                 func, args, kwargs, context.op_output
@@ -53,9 +57,11 @@ def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> C
 class _Pass:
     """One run over the unit's operators."""
 
-    def __init__(self, policy: UnitDecisions, of_old_contents: set[int]) -> None:
+    def __init__(self, policy: UnitDecisions, of_old_contents: set[int], traced: list[TracedOperator]) -> None:
+        """`traced` takes the operators that count, for a capture that wants to know."""
         self._policy = policy
         self._of_old_contents = of_old_contents
+        self._traced = traced
         self._keyer = Keyer()
         self._number = 0
         self._is_traced = False
@@ -73,6 +79,7 @@ class _Pass:
         occurrence = -1 if is_aside else self._keyer.occurrence(func)
         if occurrence < 0:
             return CheckpointPolicy.PREFER_RECOMPUTE
+        self._traced.append((facts.name, output_metadata(out)))
         if self._number in self._of_old_contents or is_random(func, args, kwargs) or is_foreign(func):
             return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
         rows = self._policy.decisions(facts)

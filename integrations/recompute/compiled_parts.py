@@ -3,7 +3,8 @@
 A compiled module inside a unit (TorchTitan compiles the parts of a mixture-of-experts block one by one) is one entry on the
 tape. To make its saved tensors again it is called again, as PyTorch's checkpointing would: with the same arguments, autocast
 state and random numbers, and what it saves then stands for what it saved in the forward, by its position. A Triton kernel that
-is launched from Python is an entry, too: it may change every tensor that the unit made and that it is given.
+is launched from Python is an entry, too: it changes the tensors that its source says (`kernels`), or may change every tensor
+that the unit made and that it is given.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 
 from autosac.integrations.operators.effects import TritonLaunch
 from autosac.integrations.operators.facts import Facts
-from autosac.integrations.operators.keys import tensors_in
+from autosac.integrations.operators.keys import quiet, tensors_in
 from autosac.integrations.recompute.entries import CompiledPart
 from autosac.integrations.recompute.generators import states_before
 from autosac.integrations.recompute.tape import present
@@ -79,16 +80,22 @@ def _autocast() -> Callable[[], contextlib.AbstractContextManager[None]]:
     return restored
 
 
-def launched(kernel: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """TritonLaunch a kernel, as an entry of the tape that is being written."""
+def launched(
+    call: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], kernel: Any = None
+) -> Any:
+    """Launch a kernel by `call`, as an entry of the tape that is being written. `kernel`: the ``JITFunction``, if known."""
     tape = present.tape
     if tape is None or tape.is_busy or tape.part is not None or kwargs.get("warmup"):
-        return kernel(*args, **kwargs)
-    launch = TritonLaunch(kernel, name)
+        return call(*args, **kwargs)
+    launch = TritonLaunch(call, name, kernel)
     facts = Facts(func=launch, name=f"triton.{launch.name}", may_write=True)
     tape.launched[facts.name] += 1
-    entry = tape.begin(launch, facts, args, kwargs, -tape.launched[facts.name])
-    out = kernel(*args, **kwargs)
+    quiet.depth += 1  # copies of what it is about to change are no operators of the unit
+    try:
+        entry = tape.begin(launch, facts, args, kwargs, -tape.launched[facts.name])
+    finally:
+        quiet.depth -= 1
+    out = call(*args, **kwargs)
     tape.end(entry, None, None)
     return out
 
@@ -107,7 +114,7 @@ def _see_launches() -> None:
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return launched(functools.partial(original, self), getattr(self, "__name__", "kernel"), args, kwargs)
+        return launched(functools.partial(original, self), getattr(self, "__name__", "kernel"), args, kwargs, self)
 
     run._autosac_part = True  # type: ignore[attr-defined]
     JITFunction.run = run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -12,6 +12,7 @@ from autosac.integrations.operators.facts import Facts
 from autosac.integrations.recompute import witness
 from autosac.integrations.recompute.generators import GeneratorStates
 from autosac.integrations.recompute.memories import View, Wrapped, counter_of, version_of
+from autosac.plans import OutputMetadata
 
 if TYPE_CHECKING:
     from autosac.integrations.recompute.tape import Tape
@@ -104,8 +105,16 @@ class Holder:
         self.held: Held | None = None
 
 
+TracedOperator: TypeAlias = tuple[str, OutputMetadata]
+"""Name and results of an operator that the compiler has traced."""
+
+
 class Observer:
     """What a capture wants to know of recomputations. This one wants nothing."""
+
+    def traces(self, fqn: str) -> list[TracedOperator]:
+        """The compiler is about to trace a unit: where its operators go, about which a policy decides, in their order."""
+        return []
 
     def place(self) -> Any:
         """Where the operator that just ran belongs; `operator` gets it back."""

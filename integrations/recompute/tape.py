@@ -184,8 +184,10 @@ class Tape:
 
     def _about_to_write(self, entry: TapeEntry, args: Any, kwargs: Any) -> None:
         if isinstance(entry.func, TritonLaunch):
-            written = [t for t in tensors_in((args, kwargs)) if has_storage(t)]
-            written = [t for t in written if self.memories[self._number(t)].external is None]
+            known = entry.func.written(args, kwargs)
+            written = [t for t in tensors_in((args, kwargs) if known is None else known) if has_storage(t)]
+            if known is None:
+                written = [t for t in written if self.memories[self._number(t)].external is None]
         else:
             written = [t for value in written_by(entry.func, args, kwargs) for t in tensors_in(value)]
         entry.changed = self._changed(written)

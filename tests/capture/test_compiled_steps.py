@@ -12,7 +12,8 @@ from torch import nn
 from autosac.api import EagerCaptures
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.errors import UsageError
-from autosac.planning.closed_loop import Goal, make_plan
+from autosac.planning.closed_loop import Goal, full_plan, make_plan
+from autosac.planning.traced import follows
 from autosac.simulation import Target
 
 WIDTH, TOKENS, LAYERS = 256, 4096, 3
@@ -81,3 +82,54 @@ def test_plans_are_made_for_the_compiled_step() -> None:
     assert planned.simulation.peak_reserved_bytes <= budget < none.peak_reserved_bytes
     assert none.step_ms <= planned.simulation.step_ms <= full.step_ms
     assert any("policies were measured" in note for note in planned.notes)
+
+
+class Routed(nn.Module):
+    """``one_hot`` checks its argument where it is traced only; weights that are in use twice are cast twice there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        chosen = nn.functional.one_hot(self.gate(x).argmax(-1), 8)
+        h = self.down(self.up(x).tanh())
+        return x + self.down(self.up(h).sin()) * chosen.sum(-1, keepdim=True)
+
+
+def make_routed(style: str, device: torch.device) -> tuple[nn.Module, Any]:
+    """A step of such layers under autocast, compiled one by one ("layers") or as a whole."""
+    model = nn.Sequential(*(Routed() for _ in range(LAYERS))).to(device)
+    if style == "layers":
+        for layer in model:
+            layer.compile()
+    forward = torch.compile(model) if style == "whole" else model
+    x = torch.randn(TOKENS, WIDTH, device=device)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            out = forward(x)
+        out.float().square().mean().backward()
+        model.zero_grad()
+
+    return model, step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["layers", "whole"])
+def test_plans_decide_about_what_the_compiler_traces(style: str) -> None:
+    """The observed step has other operators than the compiled one. The plan knows the latter's, one by one, and is followed
+    (a capture stops where it is not); it fits, and is faster than full checkpointing.
+    """
+    captures = EagerCaptures(partial(make_routed, style), Target.of("h100-sxm-80gb", 1))
+    none, full = (captures.baselines()[name] for name in ("none", "full"))
+    traced = captures.traced()["0"]
+    assert not any(follows(unit.decisions, traced) for unit in full_plan(captures.observed()).units)
+    budget = (none.peak_active_bytes + full.peak_active_bytes) // 2
+    planned = make_plan(captures, Goal(budget_bytes=budget, budget_kind="active"))
+    decided = [unit for unit in planned.plan.units if unit.decisions]
+    assert all(follows(unit.decisions, captures.traced().get(unit.fqn, traced)) for unit in decided)
+    assert not any("were tried" in note or "were not tried" in note for note in planned.notes)
+    assert planned.simulation.peak_active_bytes <= budget
+    assert none.step_ms <= planned.simulation.step_ms <= full.step_ms

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ def test_captures_are_the_same_without_triton(
     assert without.events == here.events and without.signatures == here.signatures
     names = [without.signatures[event.signature].name for event in without.events if isinstance(event, Op)]
     assert "triton._fill_indices_kernel" in names
+
+
+def test_what_a_kernel_writes_to_is_read_from_its_source(tmp_path: Path, capture_server: CaptureServer) -> None:
+    """The kernel that fills the indices of experts' tokens writes to them, not to the counts and offsets that it reads."""
+    observed = capture_server.capture(replace(request(tmp_path), observe=True))
+    regions = [r for r in observed.regions if observed.modules[r.module].endswith(".moe")]
+    assert regions
+    for region in regions:
+        fills = [call for call in region.calls if call.op == "triton._fill_indices_kernel"]
+        made = {storage for call in region.calls if call.op == "aten.full.default" for storage in call.created}
+        assert len(fills) == 1 and len(fills[0].reads) == 4
+        assert len(fills[0].writes) == 1 and set(fills[0].writes) <= made
 
 
 def test_kernels_without_triton_say_so_when_they_are_launched() -> None:

@@ -247,6 +247,13 @@ def test_tensor_parallelism(titan: Capture) -> None:
     assert not any(storage.op.startswith("_c10d_functional.wait_tensor") for storage in trace.storages)
 
 
+def test_an_observed_step_leaves_asynchronous_tensor_parallelism_to_the_compiler(titan: Capture) -> None:
+    """TorchTitan refuses it without compilation, and an observed model is not compiled: it runs the same operators."""
+    parallel = ("--parallelism.tensor_parallel_degree", "2", "--compile.enable")
+    observed = titan(*parallel, "--parallelism.enable_async_tensor_parallel", observe=True)
+    assert observed.info.compiled and observed.events == titan(*parallel, observe=True).events
+
+
 def test_context_parallelism(titan: Capture) -> None:
     """CP halves the sequence that a rank sees and keeps FSDP over all 8 ranks."""
     trace = titan("--parallelism.context_parallel_degree", "2")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 
 from autosac.errors import PlanError
 from autosac.integrations.apply import apply
+from autosac.integrations.recompute.entries import Observer, TracedOperator, observer
 from autosac.plans import Decision, Plan, Settings, Unit
 from plans import MADE_FOR
 
@@ -159,9 +163,74 @@ def test_a_unit_with_a_budget_that_is_not_compiled() -> None:
         model(torch.randn(TOKENS, WIDTH))
 
 
+def test_a_unit_with_a_budget_that_breaks_its_graph() -> None:
+    """PyTorch takes a budget for whole graphs only: one line says so."""
+
+    class Broken(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    model = nn.ModuleDict({"layers": nn.ModuleList([Broken()])})
+    apply(model, Plan(made_for=MADE_FOR, units=(unit(0, budget=0.5),)))
+    layer: nn.Module = model["layers"][0]  # type: ignore[index]
+    layer.compile(backend="aot_eager_decomp_partition")
+    with pytest.raises(
+        PlanError, match=r"a memory budget of its own \(0\.5\), but the module cannot be compiled in one piece"
+    ):
+        layer(torch.randn(TOKENS, WIDTH))
+
+
 def test_copies_keep_their_policies() -> None:
     """A deep copy of a planned model is compiled as the original is: of the same classes, one for each policy."""
     model = apply(Model(3), Plan(made_for=MADE_FOR, units=(unit(0, {0}), unit(1, set()), unit(2, {0}))))
     classes = [type(layer) for layer in model.layers]
     assert classes[0] is classes[2] is not classes[1]
     assert [type(layer) for layer in copy.deepcopy(model).layers] == classes
+
+
+class Watching(Observer):
+    """Remembers what the compiler traces."""
+
+    def __init__(self) -> None:
+        self.traced: dict[str, list[TracedOperator]] = {}
+
+    def traces(self, fqn: str) -> list[TracedOperator]:
+        """A unit is traced, perhaps once more."""
+        self.traced[fqn] = []
+        return self.traced[fqn]
+
+
+def test_what_the_compiler_traces_is_reported() -> None:
+    """The operators of the unit that is compiled first for each policy, with their results; views are none."""
+    watching = Watching()
+    before, observer[0] = observer[0], watching
+    try:
+        run((unit(0, {1}), unit(1, {0}), unit(2, {0})), "aot_eager_decomp_partition", 3)
+    finally:
+        observer[0] = before
+    row = (((TOKENS, WIDTH), "float32"),)
+    assert watching.traced == dict.fromkeys(
+        ("layers.0", "layers.1"), [("aten.mm.default", row), ("aten.sin.default", row)] * PRODUCTS
+    )
+
+
+def test_a_budget_for_all_in_a_process_that_has_compiled_nothing() -> None:
+    """The partitioner's settings are there before anything has imported the compiler."""
+    program = """
+import torch
+from autosac.integrations.apply import apply
+from autosac.plans import Plan, Settings
+from plans import MADE_FOR
+apply(torch.nn.Linear(1, 1), Plan(made_for=MADE_FOR, units=(), settings=Settings(memory_budget=0.25)))
+print(torch._functorch.config.activation_memory_budget)
+"""
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "0.25"

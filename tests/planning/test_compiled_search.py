@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autosac.errors import CaptureError
 from autosac.planning import compiled_search
 from autosac.planning.candidates import Candidates
 from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup
@@ -15,19 +16,35 @@ from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.planner import Goal
 from autosac.plans import Decision, Plan, Unit
 from autosac.solvers.mix import Cost
+from autosac.trace import TracedOperators
 from plans import MADE_FOR
 
 GIB = 2**30
 LAYERS = 32
+OPERATORS = ("full", "keeps half", "keeps most")
+AS_TRACED = (("one more", ()), *((op, ()) for op in OPERATORS))
 BASE = 20 * GIB  # beside what layers save
 SAVED = {"own": 2.0, "full": 0.0, "keeps half": 1.0, "keeps most": 1.5}  # GiB
 MS = {"own": 10.0, "full": 15.0, "keeps half": 12.0, "keeps most": 10.5}
 
 
 def policy(name: str) -> CompiledPolicy:
-    decision = Decision(op=name, occurrence=0, keep=False, outputs=())
+    """That keeps the operator of its name, of three."""
+    decisions = tuple(Decision(op=op, occurrence=0, keep=op == name, outputs=()) for op in OPERATORS)
     expected = {"recompute_ms": MS[name] - 10.0, "kept_bytes": int(SAVED[name] * GIB), "discard_fraction": 0.5}
-    return CompiledPolicy(name=name, template=Unit(fqn="", decisions=(decision,), **expected))  # type: ignore[arg-type]
+    return CompiledPolicy(name=name, template=Unit(fqn="", decisions=decisions, **expected))  # type: ignore[arg-type]
+
+
+def budget(share: float) -> CompiledPolicy:
+    unit = Unit(fqn="", discard_fraction=0.5, kept_bytes=0, recompute_ms=0.0, decisions=(), memory_budget=share)
+    return CompiledPolicy(name=f"memory_budget {share:g}", template=unit)
+
+
+def _name(unit: Unit) -> str:
+    """The row of the table that a unit's decisions, or its memory budget, stand for."""
+    if unit.memory_budget is not None:
+        return "keeps half"
+    return next((row.op for row in unit.decisions if row.keep), "full")
 
 
 class Compiled:
@@ -36,15 +53,17 @@ class Compiled:
     def __init__(self) -> None:
         self.sampled: list[tuple[int | None, set[str]]] = []
         self.steps = 0
+        self.traced: dict[str, TracedOperators] = {}
+        self.refused: Callable[[Unit], bool] = lambda _: False
 
     def simulation(self, plan: Plan | None, layers: int = LAYERS) -> Any:
-        named = {unit.fqn: unit.decisions[0].op for unit in plan.units} if plan is not None else {}
+        named = {unit.fqn: _name(unit) for unit in plan.units} if plan is not None else {}
         names = [f"layers.{i}" for i in range(layers)]
         policies = [named.get(name, "own") for name in names]
         peak = BASE + sum(int(SAVED[p] * GIB) for p in policies)
         return SimpleNamespace(
             costs={name: Cost(int(SAVED[p] * GIB), MS[p]) for name, p in zip(names, policies, strict=True)},
-            trace=SimpleNamespace(modules=names),
+            trace=SimpleNamespace(modules=names, info=SimpleNamespace(traced=self.traced)),
             step_ms=sum(MS[p] for p in policies),
             peak_active_bytes=peak,
             peak_bytes=lambda _: peak,
@@ -52,7 +71,9 @@ class Compiled:
         )
 
     def sample(self, plan: Plan, layers: int | None) -> Any:
-        self.sampled.append((layers, {unit.decisions[0].op for unit in plan.units[: layers or 0]}))
+        if any(map(self.refused, plan.units)):
+            raise CaptureError("it cannot be compiled")
+        self.sampled.append((layers, {_name(unit) for unit in plan.units[: layers or 0]}))
         return lambda: self.simulation(plan, layers or LAYERS)
 
     def under(self, plan: Plan) -> Any:
@@ -108,3 +129,97 @@ def test_baselines_that_policies_mirror(monkeypatch: pytest.MonkeyPatch) -> None
     mirror = mixes().mirror(goal, "full")
     assert mirror is not None and [unit.fqn for unit in mirror.units] == ["layers.0", "layers.1"]
     assert mixes().mirror(goal, "selective-op") is None is mixes().mirror(goal, "none")
+
+
+def _found(monkeypatch: pytest.MonkeyPatch, job: Any) -> tuple[list[Unit], tuple[str, ...]]:
+    """The units of the plan for about half of what the job saves by itself, and the notes; policies and memory budgets."""
+    monkeypatch.setattr(compiled_search, "unit_costs", lambda s, names: {name: s.costs[name] for name in names})
+    monkeypatch.setattr(compiled_search, "plan_of", lambda _, __, units: Plan(made_for=MADE_FOR, units=units))
+    random: Any = SimpleNamespace(stats=SimpleNamespace(operators=(SimpleNamespace(random=True),)))
+    whole = policy("full").template
+    units: Any = tuple(
+        SimpleNamespace(name=f"layers.{i}", parameters=(), sac=random, recompute_all=lambda: whole)
+        for i in range(LAYERS)
+    )
+    policies = (CompiledPolicy(name="own", template=None), *map(policy, list(SAVED)[1:]), budget(0.5))
+    baselines = {"none": job.simulation(None)}
+    group = UnitGroup(units=units, policies=policies)
+    mixes = CompiledMixes((group,), baselines, baselines["none"], lambda _: None, job.sample, lambda _: None)
+    candidates = Candidates(job, lambda _: None, "")
+    mixes.find(Goal(budget_bytes=52 * GIB), candidates)
+    found = candidates.verified[-1]
+    return list(found.plan.units), mixes.notes(found)
+
+
+def test_policies_decide_about_what_the_compiler_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer has one more operator as compiled: plans know of it, and recompute it; nothing is left out."""
+    job: Any = Compiled()
+    job.traced = {"layers.1": AS_TRACED}
+    units, notes = _found(monkeypatch, job)
+    decided = [[(row.op, row.keep) for row in unit.decisions] for unit in units if unit.memory_budget is None]
+    assert [("one more", False), ("full", False), ("keeps half", False), ("keeps most", True)] in decided
+    assert {rows[0] for rows in decided} == {("one more", False)}
+    assert len(notes) == 1
+
+
+def test_operators_that_stop_a_capture_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that does not follow decisions stops. Units without any show what is traced; the same as before."""
+    job: Any = Compiled()
+    job.traced = {"layers.0": AS_TRACED}
+    job.refused = lambda unit: unit.decisions and unit.decisions[0].op != "one more"
+    units, notes = _found(monkeypatch, job)
+    assert {unit.decisions[0].op for unit in units if unit.decisions} == {"one more"}
+    assert len(notes) == 1
+
+
+def test_units_that_take_no_memory_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They follow policies; the notes say why budgets were not tried."""
+    job: Any = Compiled()
+    job.refused = lambda unit: unit.memory_budget is not None
+    units, notes = _found(monkeypatch, job)
+    assert units and all(unit.memory_budget is None for unit in units)
+    assert notes[1] == "memory budgets of single modules were not tried: it cannot be compiled"
+
+
+def test_units_that_cannot_be_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get memory budgets; the notes say why nothing else was tried."""
+    job: Any = Compiled()
+    job.refused = lambda unit: unit.memory_budget is None
+    units, notes = _found(monkeypatch, job)
+    assert units and all(unit.memory_budget == 0.5 for unit in units)
+    assert notes[1] == "only memory budgets of the compiler's partitioner were tried: it cannot be compiled"
+
+
+def test_units_that_can_do_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first reason is the error."""
+    job: Any = Compiled()
+    job.refused = lambda _: True
+    with pytest.raises(CaptureError, match=r"^it cannot be compiled$"):
+        _found(monkeypatch, job)
+
+
+class Holed(Compiled):
+    """The allocator reserves 8 GiB more than is active, without checkpointing only."""
+
+    def simulation(self, plan: Plan | None, layers: int = LAYERS) -> Any:
+        """See `Compiled`."""
+        found = super().simulation(plan, layers)
+        holes = 0 if plan is not None else 8 * GIB
+        found.peak_bytes = lambda _: found.peak_active_bytes + holes
+        return found
+
+
+def test_what_is_left_of_the_budget_is_used_where_the_peak_was_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first mix leaves 12 % of 77 GiB, which are worth 0.1 % of the step: the second one uses them."""
+    monkeypatch.setitem(MS, "keeps most", 10.02)
+    monkeypatch.setattr(compiled_search, "unit_costs", lambda s, names: {name: s.costs[name] for name in names})
+    monkeypatch.setattr(compiled_search, "plan_of", lambda _, __, units: Plan(made_for=MADE_FOR, units=units))
+    job: Any = Holed()
+    units: Any = tuple(SimpleNamespace(name=f"layers.{i}", parameters=()) for i in range(LAYERS))
+    group = UnitGroup(units=units, policies=(CompiledPolicy(name="own", template=None), *map(policy, list(SAVED)[1:])))
+    baselines = {"none": job.simulation(None)}
+    mixes = CompiledMixes((group,), baselines, baselines["none"], lambda _: None, job.sample, lambda _: None)
+    candidates = Candidates(job, lambda _: None, "")
+    mixes.find(Goal(budget_bytes=77 * GIB), candidates)
+    peaks = [candidate.simulation.peak_bytes("reserved") / GIB for candidate in candidates.verified]
+    assert peaks == [68.0, 76.5]

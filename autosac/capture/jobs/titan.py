@@ -89,8 +89,7 @@ def capture_titan(
     if request.plan_file is not None:
         check_settings(Plan.load(request.plan_file).made_for.job_settings, settings)
     if request.observe and compiles_model(settings):
-        # A policy decides on the operators that the model calls, which compiled code does not.
-        config.compile.components = [component for component in config.compile.components if component != "model"]
+        _leave_uncompiled(config)
     config, cut = cut_of(adapter, config, request)
     from autosac.capture.jobs.transforms import transform_of
 
@@ -121,6 +120,16 @@ def capture_titan(
                 raise capture_error(e, f"{IN_A_STEP} {step}") from e
         known = replace(known, stage_outputs=stages.sent)
         return recorder.trace(_info(request, config, settings, trainer, adapter.describe(config), known))
+
+
+def _leave_uncompiled(config: Any) -> None:
+    """A policy decides on the operators that the model calls, which compiled code does not. What TorchTitan does to compiled
+    code only (asynchronous tensor parallelism), and refuses without, is left out.
+    """
+    config.compile.components = [component for component in config.compile.components if component != "model"]
+    for section in (config.parallelism, config.compile):  # TorchTitan 0.2, 0.3
+        if hasattr(section, "enable_async_tensor_parallel"):
+            section.enable_async_tensor_parallel = False
 
 
 def _routing(request: TitanRequest, recorder: Recorder) -> Routing | None:

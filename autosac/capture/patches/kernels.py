@@ -8,6 +8,7 @@ import torch
 
 from autosac.capture.patches import without_triton
 from autosac.capture.patches.registry import Patched, patch
+from autosac.integrations.operators.kernels import written_arguments_of
 
 
 @patch()
@@ -15,7 +16,10 @@ def triton_launches(capture: Patched) -> None:
     """User-written Triton kernels are launched below the dispatcher: record them, do not compile them."""
 
     def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
-        capture.recorder.launch(getattr(self.fn, "__name__", "kernel"), [*args, *kwargs.values()])
+        arguments = [*args, *kwargs.values()]
+        capture.recorder.launch(
+            getattr(self.fn, "__name__", "kernel"), arguments, written_arguments_of(self, args, kwargs)
+        )
 
     def run_first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = self.configs[0].all_kwargs() if self.configs else {}

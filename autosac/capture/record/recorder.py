@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
@@ -45,6 +46,15 @@ _current_node = torch._C._current_autograd_node
 _DDP_STEPS = 3
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
+
+class KernelLaunch(NamedTuple):
+    """A Triton kernel that the program launched: its row and name, and the storages that it may write to (None: any)."""
+
+    row: int
+    name: str
+    written: tuple[int, ...] | None
+
+
 _LOOKS = frozenset(
     {
         torch.ops.aten.as_strided.default,
@@ -65,10 +75,13 @@ class Recorder:
         self.phases = PhaseTracker(self.log)
         self.storages = StorageTable(self.log, target)
         self.signatures = SignatureTable(target)
-        self.launches: list[tuple[int, str]] = []  # rows and names of Triton kernels that the program launched
+        self.launches: list[KernelLaunch] = []  # of Triton kernels, by the program
         self.graphs = GraphRecords(self.log)
         self.groups: DistinctValues[Group] = DistinctValues()
         self.regions: list[Region] = []
+        self.traced: dict[
+            str, list[Any]
+        ] = {}  # by units: the operators that the compiler met last (`TraceInfo.traced`)
         self.model_parts: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.uses_ddp = False
@@ -248,11 +261,12 @@ class Recorder:
             stream = self.graphs.memory_of(simulated.current_stream().stream_id)
             self.storages.resized(storage, nbytes, stream, self.phases.locate())
 
-    def launch(self, name: str, arguments: Iterable[Any]) -> None:
-        """The program launches a Triton kernel by itself."""
+    def launch(self, name: str, arguments: Iterable[Any], written: Sequence[Any] | None) -> None:
+        """The program launches a Triton kernel by itself, which may write to these of its arguments (None: to any)."""
         self.triton_kernel(name, arguments)
         if self.log.recording:
-            self.launches.append((len(self.log.events) - 1, f"triton.{name}"))
+            storages = None if written is None else self.storages.of_all(written)
+            self.launches.append(KernelLaunch(len(self.log.events) - 1, f"triton.{name}", storages))
 
     def triton_kernel(
         self, name: str, arguments: Iterable[Any], *, written: Sequence[int] = (), work: Work = ()
@@ -357,8 +371,9 @@ class Recorder:
         """The finished Trace."""
         highest = max(self.storages.streams)
         prologue, events = self.log.finished()
+        traced = {name: tuple(operators) for name, operators in self.traced.items() if operators}
         return Trace(
-            info=info,
+            info=replace(info, traced=traced),
             signatures=self.signatures.finished(),
             storages=self.storages.finished(),
             modules=tuple(self.phases.modules.names),

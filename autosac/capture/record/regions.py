@@ -14,7 +14,7 @@ from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.signatures import is_random, is_view, mutated_arguments, scalar_arguments, tensor_meta
 from autosac.integrations.observe import RegionRecorder
 from autosac.integrations.operators.modules import clean_name, unwrapped
-from autosac.integrations.recompute.entries import Observer
+from autosac.integrations.recompute.entries import Observer, TracedOperator
 from autosac.trace import UNSHARD, Alloc, Call, Free, Op, Region
 
 # Recomputing these is wrong or wasteful: a router's choice must not differ between forward and recomputation, a scaling
@@ -64,6 +64,11 @@ class RecomputationLog(Observer):
         self._fqn = ""
         self._first = self._forward = 0
         self._marks: list[tuple[tuple[str, int] | None, int]] = []  # what begins at which row
+
+    def traces(self, fqn: str) -> list[TracedOperator]:
+        """The compiler is about to trace a unit, perhaps once more."""
+        self._recorder.traced[fqn] = []
+        return self._recorder.traced[fqn]
 
     def place(self) -> tuple[int, int]:
         """Module and line of the operator that just ran."""
@@ -137,15 +142,16 @@ class _OpenRegion:
     def _note_launches(self) -> None:
         """Triton kernels that ran since the last operator: nothing is decided about them, but they run again.
 
-        Nobody knows what they write to: it may be all that the module made (see `integrations.operators.effects`).
+        Of those whose source does not say what they write to, it may be all that the module made (see
+        `integrations.operators.effects`).
         """
         recorder = self._recorder
         made = {s for call in self._calls for s in call.created}
-        for row, name in recorder.launches[self._launches :]:
+        for row, name, written in recorder.launches[self._launches :]:
             event = recorder.log.events[row]
             assert type(event) is Op
             reads = tuple(dict.fromkeys(s for s in event.inputs if s >= 0))
-            writes = tuple(s for s in reads if s in made)
+            writes = tuple(s for s in reads if s in (made if written is None else written))
             self._launched[name] += 1
             self._calls.append(
                 Call(name, -self._launched[name], (), row, row + 1, False, False, False, (), reads, writes, ())
