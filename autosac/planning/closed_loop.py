@@ -78,7 +78,7 @@ class PlanningCaptures(Protocol):
     def failures(self) -> Mapping[str, str]:
         """Why the step cannot be run under a policy that is no baseline for that reason."""
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
@@ -86,8 +86,16 @@ class PlanningCaptures(Protocol):
         cannot be left out); the answer waits for it. CaptureError, at once or from there.
         """
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
-        """The step under a plan; `is_template`: other steps are derived from it, and what is made of them is captured."""
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+
+    def begin_template(self, plan: Plan) -> None:
+        """Begin to capture a template, as `begin` does for other plans."""
+
+    def template(self, plan: Plan) -> Simulation:
+        """The step under a plan from which steps under other plans are derived. It may be checked less than that of `under`:
+        what comes of it is captured before it is told.
+        """
 
 
 def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:

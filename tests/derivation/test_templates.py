@@ -31,11 +31,16 @@ class Begun:
     def baselines(self) -> Mapping[str, Simulation]:
         return {}
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
+        raise AssertionError("only templates are begun here")
+
+    def begin_template(self, plan: Plan) -> None:
         self.plans.append(plan)
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         return self._observed
+
+    template = under
 
 
 @pytest.mark.parametrize(
