@@ -241,6 +241,8 @@ class Job:
         }
         return self.simulated(policy, tuple(u.fqn for u in plan.units))
 
+    begin_template, template = begin, under
+
 
 @pytest.fixture(scope="session")
 def make_job() -> Callable[..., Any]:
