@@ -150,11 +150,11 @@ def shared_processes(_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def capture_server(_pool: Pool) -> CaptureServer:
-    """Captures everything that it is asked for, in processes that all tests of a worker share: one takes seconds to start."""
+def capture_server(_pool: Pool, shared_cache: Path) -> CaptureServer:
+    """Captures what no test has captured yet, in processes that all tests of a worker share: one takes seconds to start."""
     from shared_captures import SharedServer
 
-    return SharedServer(_pool, use_cache=False)
+    return SharedServer(_pool, cache=shared_cache)
 
 
 @pytest.fixture(scope="session")

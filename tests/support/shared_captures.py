@@ -31,18 +31,22 @@ class Pool:
         self._servers: dict[Any, CaptureServer] = {}
         self._listener: list[Callable[[str], None]] = [lambda _: None]
 
-    def submit(self, request: TitanRequest, options: dict[str, bool], listener: Callable[[str], None]) -> CaptureFuture:
-        """Start a capture. A process that has ended is not asked again."""
+    def submit(
+        self, request: TitanRequest, options: dict[str, bool], cache: str, listener: Callable[[str], None]
+    ) -> CaptureFuture:
+        """Start a capture. A process that has ended is not asked again. `cache` is the folder of captures, or "off"."""
         self._listener[0] = listener
         compiles, words = _made_ready(request)
-        place = (*sorted(options.items()), os.environ.get("AUTOSAC_CACHE"), Path.cwd(), request.gpu, words)
+        place = (*sorted(options.items()), cache, Path.cwd(), request.gpu, words)
         # One that can compile serves jobs that do not, too.
         key = (*place, True) if compiles or (*place, True) in self._servers else (*place, False)
         server = self._servers.pop(key, None)
         while server is None and len(self._servers) >= _MOST:
             self._servers.pop(next(iter(self._servers))).__exit__(None, None, None)
         if server is None:
-            server = CaptureServer(**options, on_progress=lambda text: self._listener[0](text)).__enter__()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("AUTOSAC_CACHE", cache)
+                server = CaptureServer(**options, on_progress=lambda text: self._listener[0](text)).__enter__()
         self._servers[key] = server  # the last that was used
         future = server.submit(request)
         future.add_done_callback(lambda done: self._done(key, done.exception()))
@@ -68,7 +72,9 @@ def _made_ready(request: TitanRequest) -> tuple[bool, tuple[str, ...]]:
 
 
 class SharedServer(CaptureServer):
-    """Captures in the processes of a pool, and has none of its own."""
+    """Captures in the processes of a pool, and has none of its own. `cache`: where captures are kept, whatever AUTOSAC_CACHE says
+    when one is asked for.
+    """
 
     def __init__(
         self,
@@ -76,9 +82,11 @@ class SharedServer(CaptureServer):
         *,
         debug: bool = False,
         use_cache: bool = True,
+        cache: Path | None = None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._pool, self._options, self._listener = pool, {"debug": debug, "use_cache": use_cache}, on_progress
+        self._cache = cache
 
     def __enter__(self) -> SharedServer:
         return self
@@ -88,7 +96,8 @@ class SharedServer(CaptureServer):
 
     def submit(self, request: TitanRequest) -> CaptureFuture:
         """See `CaptureServer.submit`."""
-        return self._pool.submit(request, self._options, self._listener)
+        cache = os.environ["AUTOSAC_CACHE"] if self._cache is None else str(self._cache)
+        return self._pool.submit(request, self._options, cache, self._listener)
 
 
 def share(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
