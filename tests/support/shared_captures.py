@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 
 from autosac.capture.process.server import CaptureFuture, CaptureServer
 from autosac.capture.request import TitanRequest
+from autosac.simulation import Target
+from autosac.target import TargetGPU
 
+USUAL = Target.of("h100-sxm-80gb", 1).gpu
 _MOST = 3  # processes at a time: each holds a third of a GB
 _USERS = (
     "autosac.jobs.tasks",
@@ -72,8 +76,8 @@ def _made_ready(request: TitanRequest) -> tuple[bool, tuple[str, ...]]:
 
 
 class SharedServer(CaptureServer):
-    """Captures in the processes of a pool, and has none of its own. `cache`: where captures are kept, whatever AUTOSAC_CACHE says
-    when one is asked for.
+    """Captures in the processes of a pool, and has none of its own. `cache` is where captures are kept; without it, where
+    AUTOSAC_CACHE says when one is asked for.
     """
 
     def __init__(
@@ -95,7 +99,11 @@ class SharedServer(CaptureServer):
         pass
 
     def submit(self, request: TitanRequest) -> CaptureFuture:
-        """See `CaptureServer.submit`."""
+        """See `CaptureServer.submit`. A request that names no GPU gets the one that most tests name: a process serves one kind
+        of GPU only.
+        """
+        if request.gpu == TargetGPU():
+            request = replace(request, gpu=USUAL)
         cache = os.environ["AUTOSAC_CACHE"] if self._cache is None else str(self._cache)
         return self._pool.submit(request, self._options, cache, self._listener)
 
