@@ -149,6 +149,17 @@ def shared_processes(_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     share(_pool, monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def module_shares_captures(_pool: Pool, shared_cache: Path) -> Iterator[None]:
+    """Commands and searches of a whole file use the same capture processes, and what tests have captured."""
+    from shared_captures import share
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOSAC_CACHE", str(shared_cache))
+        share(_pool, patch)
+        yield
+
+
 @pytest.fixture(scope="session")
 def capture_server(_pool: Pool, shared_cache: Path) -> CaptureServer:
     """Captures what no test has captured yet, in processes that all tests of a worker share: one takes seconds to start."""

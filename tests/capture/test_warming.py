@@ -74,7 +74,8 @@ def test_captures_with_inherited_code_are_the_same(tmp_path: Path, model: str, f
             config_file=None,
             overrides=(*overrides, "--training.local_batch_size", size),
             world_size=2,
-            checkpointing="full",
+            checkpointing=checkpointing,
+            layers=2,
         ).to_json()
         for size in ("2", "4")
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -223,6 +224,8 @@ JOBS = {
     "gpt_oss, EP of 8": ("gpt_oss", "debugmodel", 8, "[parallelism]\nexpert_parallel_degree = 8\n"),
     "llama3, second of 3 stages": ("llama3", "debugmodel", 3, "[parallelism]\npipeline_parallel_degree = 3\n"),
 }
+# They compile flexible attention by themselves: in a process of their own it is done once for all captures.
+COMPILING = ("deepseek_v3, flex attention", "gpt_oss, EP of 8")
 
 
 @pytest.fixture(scope="session", params=JOBS)
@@ -238,4 +241,8 @@ def titan(request: pytest.FixtureRequest, capture_server: CaptureServer) -> Iter
         job = TitanJob.of(str(file), gpu="h100-sxm-80gb", world_size=world_size)
         if "pipeline" in parallelism:
             job = job.stages(early_info(capturing(capture_server, job.request("none"))))[1]
-        yield Subject(TitanCaptures(job, capture_server, Path(folder)))
+        with CaptureServer() if request.param in COMPILING else contextlib.nullcontext(capture_server) as server:
+            captures = TitanCaptures(job, server, Path(folder))
+            captures.start("none")
+            captures.baselines()  # begun beside the first one
+            yield Subject(captures)
