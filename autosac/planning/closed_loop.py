@@ -94,7 +94,7 @@ class PlanningCaptures(Protocol):
 
     def template(self, plan: Plan) -> Simulation:
         """The step under a plan from which steps under other plans are derived. It may be checked less than that of `under`:
-        what comes of it is captured before it is told.
+        a plan that results from it is captured before it is reported.
         """
 
 
