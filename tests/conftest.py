@@ -149,12 +149,23 @@ def shared_processes(_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     share(_pool, monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def module_shares_captures(_pool: Pool, shared_cache: Path) -> Iterator[None]:
+    """Commands and searches of a whole file use the same capture processes, and what tests have captured."""
+    from shared_captures import share
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOSAC_CACHE", str(shared_cache))
+        share(_pool, patch)
+        yield
+
+
 @pytest.fixture(scope="session")
-def capture_server(_pool: Pool) -> CaptureServer:
-    """Captures everything that it is asked for, in processes that all tests of a worker share: one takes seconds to start."""
+def capture_server(_pool: Pool, shared_cache: Path) -> CaptureServer:
+    """Captures what no test has captured yet, in processes that all tests of a worker share: one takes seconds to start."""
     from shared_captures import SharedServer
 
-    return SharedServer(_pool, use_cache=False)
+    return SharedServer(_pool, cache=shared_cache)
 
 
 @pytest.fixture(scope="session")

@@ -40,14 +40,20 @@ class Subject(Protocol):
     def baselines(self) -> Mapping[str, Simulation]:
         """The step without checkpointing, and with full checkpointing of its blocks."""
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
         """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
+
+    def begin_template(self, plan: Plan) -> None:
+        """See `autosac.planning.closed_loop.PlanningCaptures`."""
+
+    def template(self, plan: Plan) -> Simulation:
+        """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
     def simulate(self, policy: Policy) -> Simulation:
         """The step under a policy that needs no budget."""
@@ -79,7 +85,7 @@ class EagerSubject(EagerCaptures):
         """See `Subject`."""
         return {name: self.simulate(Policy(name)) for name in ("none", "full")}
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         """See `Subject`."""
         if (plan.units, plan.settings) not in self._known:
             self._known[plan.units, plan.settings] = super().under(plan)
@@ -114,7 +120,7 @@ class TitanSubject:
         self._server = server
         self._captures = TitanCaptures(job, server, folder)
         self._requests: dict[TitanRequest, Simulation] = {}
-        self._known: dict[tuple[tuple[Unit, ...], Settings, bool], Simulation] = {}
+        self._known: dict[tuple[tuple[Unit, ...], Settings], Simulation] = {}
 
     def observed(self) -> Simulation:
         """See `Subject`."""
@@ -124,20 +130,27 @@ class TitanSubject:
         """See `Subject`."""
         return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
         """See `Subject`."""
-        self._captures.begin(plan, is_template=is_template)
+        self._captures.begin(plan)
+
+    def begin_template(self, plan: Plan) -> None:
+        """See `Subject`."""
+        self._captures.begin_template(plan)
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `Subject`."""
         return self._captures.sample(plan, layers)
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         """See `Subject`."""
-        key = (plan.units, plan.settings, is_template)
-        if key not in self._known:
-            self._known[key] = self._captures.under(plan, is_template=is_template)
-        return self._known[key]
+        if (plan.units, plan.settings) not in self._known:
+            self._known[plan.units, plan.settings] = self._captures.under(plan)
+        return self._known[plan.units, plan.settings]
+
+    def template(self, plan: Plan) -> Simulation:
+        """See `Subject`."""
+        return self._captures.template(plan)
 
     def simulate(self, policy: Policy) -> Simulation:
         """See `Subject`."""

@@ -20,8 +20,10 @@ class CaptureSource(Protocol):
 
     def observed(self) -> Simulation: ...
     def baselines(self) -> Mapping[str, Simulation]: ...
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None: ...
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation: ...
+    def begin(self, plan: Plan) -> None: ...
+    def under(self, plan: Plan) -> Simulation: ...
+    def begin_template(self, plan: Plan) -> None: ...
+    def template(self, plan: Plan) -> Simulation: ...
 
 
 # A step before the recorded one may have left the allocator other segments.
@@ -107,7 +109,7 @@ class Derivation:
         """Begin to capture the template for plans that checkpoint the same modules."""
         template = None if self._deriver is None else self._template(plan, self._deriver)
         if template is not None:
-            self._captures.begin(template, is_template=True)
+            self._captures.begin_template(template)
 
     def _cover(self, plan: Plan) -> None:
         """Capture templates for the plan's units that have none yet."""
@@ -118,7 +120,7 @@ class Derivation:
             if covered == before:
                 raise NotDerivableError("a template does not recompute what it shall")
             try:
-                deriver.add(self._captures.under(template, is_template=True).trace)
+                deriver.add(self._captures.template(template).trace)
             except (CaptureError, NotDerivableError) as e:
                 self._deriver = None
                 raise NotDerivableError("there is no template") from e

@@ -179,7 +179,8 @@ class TitanCaptures:
         self._server = server
         self._folder = folder
         self._beside = tuple(beside)
-        self._under_plans: dict[tuple[tuple[Unit, ...], Settings, bool], Capture] = {}
+        self._under_plans: dict[tuple[tuple[Unit, ...], Settings], Capture] = {}
+        self._templates: dict[tuple[tuple[Unit, ...], Settings], Capture] = {}
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
@@ -290,12 +291,15 @@ class TitanCaptures:
         """Nothing: baselines are TorchTitan's own."""
         return {}
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan, unless that has begun."""
-        key = (plan.units, plan.settings, is_template)
-        if key not in self._under_plans:
-            agrees = self._agrees() if is_template else None
-            self._under_plans[key] = self._capturing(self._request(plan), agrees)
+        if (plan.units, plan.settings) not in self._under_plans:
+            self._under_plans[plan.units, plan.settings] = self._capturing(self._request(plan), agrees=None)
+
+    def begin_template(self, plan: Plan) -> None:
+        """Begin to capture a template, unless that has begun; apart from the capture that confirms the same plan."""
+        if (plan.units, plan.settings) not in self._templates:
+            self._templates[plan.units, plan.settings] = self._capturing(self._request(plan), self._agrees())
 
     def _request(self, plan: Plan) -> TitanRequest:
         self.start("none")
@@ -317,10 +321,16 @@ class TitanCaptures:
         capture = self._server.submit(replace(self._request(plan), layers=layers))
         return lambda: simulation_of(capture.result(), self.job.target, plan)
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
-        self.begin(plan, is_template=is_template)
-        trace = self._under_plans[plan.units, plan.settings, is_template].result()
+        self.begin(plan)
+        trace = self._under_plans[plan.units, plan.settings].result()
+        return simulation_of_trainable(trace, self.job.target, plan)
+
+    def template(self, plan: Plan) -> Simulation:
+        """See `autosac.planning.closed_loop.PlanningCaptures`."""
+        self.begin_template(plan)
+        trace = self._templates[plan.units, plan.settings].result()
         return simulation_of_trainable(trace, self.job.target, plan)
 
 

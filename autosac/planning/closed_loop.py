@@ -82,7 +82,7 @@ class PlanningCaptures(Protocol):
     def traced(self) -> Mapping[str, TracedOperators]:
         """What is known, without a capture more, of what the compiler traces in units of a plan (`TraceInfo.traced`)."""
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
         """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
@@ -90,8 +90,16 @@ class PlanningCaptures(Protocol):
         cannot be left out); the answer waits for it. CaptureError, at once or from there.
         """
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
-        """The step under a plan; `is_template`: other steps are derived from it, and what is made of them is captured."""
+    def under(self, plan: Plan) -> Simulation:
+        """The step under a plan."""
+
+    def begin_template(self, plan: Plan) -> None:
+        """Begin to capture a template, as `begin` does for other plans."""
+
+    def template(self, plan: Plan) -> Simulation:
+        """The step under a plan from which steps under other plans are derived. It may be checked less than that of `under`:
+        a plan that results from it is captured before it is reported.
+        """
 
 
 def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:

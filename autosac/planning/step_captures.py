@@ -62,16 +62,24 @@ class StepCaptures(ABC):
         full = self.baselines().get("full")
         return {} if full is None else full.trace.info.traced
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:  # noqa: B027 # nothing to do is a complete answer
+    def begin(self, plan: Plan) -> None:  # noqa: B027 # nothing to do is a complete answer
         """Nothing: one step is captured at a time."""
+
+    def begin_template(self, plan: Plan) -> None:
+        """Nothing, as for other plans."""
+        self.begin(plan)
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """All layers: those of a step cannot be left out."""
         return lambda: self.under(plan)
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
         with temporary_folder() as folder:
             path = folder / "plan.json"
             plan.save(path)
             return self._capture(plan=plan, plan_file=str(path))
+
+    def template(self, plan: Plan) -> Simulation:
+        """The step under a plan from which others are derived: captured like any other."""
+        return self.under(plan)

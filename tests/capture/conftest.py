@@ -116,7 +116,7 @@ class RememberedCaptures(EagerCaptures):
         super().__init__(make_step, Target.of("h100-sxm-80gb", 1), target="cpu")
         self._known: dict[str, Simulation] = {}
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
         key = repr(plan)
         if key not in self._known:

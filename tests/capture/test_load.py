@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_captures import USUAL
 
 from autosac.capture.jobs.adapter import JobDescription
 from autosac.capture.jobs.layers import layering_of
@@ -23,7 +24,7 @@ JOB += ("--training.seq_len", "256", "--parallelism.expert_parallel_degree", "4"
 
 def request(load: str = "balanced", seed: int = 0, **arguments: Any) -> TitanRequest:
     """The debug model with 512 tokens a rank, three experts of eight each, on four ranks with two experts each."""
-    settings = {"world_size": 4, "checkpointing": "none", **arguments}
+    settings = {"world_size": 4, "checkpointing": "none", "gpu": USUAL, **arguments}
     return TitanRequest(config_file=None, overrides=JOB, moe_load=MoELoad.parse(load, seed), **settings)
 
 

@@ -20,7 +20,7 @@ from autosac.capture.process.worker import Worker
 from autosac.capture.request import TitanRequest
 from autosac.titan.version import has_python_jobs
 
-# A process captures each of two jobs before and after it has compiled for the first: (their requests, their folder).
+# A process captures each of some jobs before and after it has compiled for the first: (their folder, their requests).
 PROGRAM = """
 import os, sys, torch
 from pathlib import Path
@@ -28,7 +28,7 @@ from torch._dynamo.utils import counters
 from autosac.capture.process import worker
 from autosac.capture.request import TitanRequest
 
-requests, folder = [TitanRequest.from_json(text) for text in sys.argv[1:3]], Path(sys.argv[3])
+folder, requests = Path(sys.argv[1]), [TitanRequest.from_json(text) for text in sys.argv[2:]]
 torch.set_num_threads(1)  # as the worker does
 server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder), (str(folder), ""))
 server.preload(requests[0])
@@ -50,7 +50,7 @@ def capture(number, when):
         os._exit(1)
 
 for when in ("before", "after"):
-    for number in range(2):
+    for number in range(len(requests)):
         capture(number, when)
     if server.shares:
         server.share(requests[0])
@@ -60,10 +60,12 @@ os._exit(0)
 
 @pytest.mark.skipif(has_python_jobs(), reason="jobs of TorchTitan 0.3 are not built without parallelism")
 @pytest.mark.parametrize(
-    ("model", "flavor", "checkpointing"),
-    [("gpt_oss", "debugmodel", "full"), ("deepseek_v3", "debugmodel_flex_attn", "none")],
+    ("model", "flavor", "checkpointing", "sizes"),
+    [("gpt_oss", "debugmodel", "full", ("2",)), ("deepseek_v3", "debugmodel_flex_attn", "none", ("2", "4"))],
 )
-def test_captures_with_inherited_code_are_the_same(tmp_path: Path, model: str, flavor: str, checkpointing: str) -> None:
+def test_captures_with_inherited_code_are_the_same(
+    tmp_path: Path, model: str, flavor: str, checkpointing: str, sizes: tuple[str, ...]
+) -> None:
     """Masks of two kinds, or of documents, and attention over them: no byte of the trace differs, and nothing is compiled;
     another batch size is another job, which compiles what it would have compiled.
     """
@@ -74,18 +76,20 @@ def test_captures_with_inherited_code_are_the_same(tmp_path: Path, model: str, f
             config_file=None,
             overrides=(*overrides, "--training.local_batch_size", size),
             world_size=2,
-            checkpointing="full",
+            checkpointing=checkpointing,
+            layers=2,
         ).to_json()
-        for size in ("2", "4")
+        for size in sizes
     ]
-    program = [sys.executable, "-c", PROGRAM, *requests, str(tmp_path)]
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path), *requests]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    frames = [
-        [int((tmp_path / f"{job}.{when}.frames").read_text()) for job in range(2)] for when in ("before", "after")
-    ]
-    assert min(frames[0]) > 0 and frames[1] == [0, frames[0][1]]
-    for job in range(2):
+    before, after = (
+        [int((tmp_path / f"{job}.{when}.frames").read_text()) for job in range(len(sizes))]
+        for when in ("before", "after")
+    )
+    assert min(before) > 0 and after == [0, *before[1:]]
+    for job in range(len(sizes)):
         assert (tmp_path / f"{job}.after").read_bytes() == (tmp_path / f"{job}.before").read_bytes()
 
 

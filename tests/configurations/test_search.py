@@ -68,6 +68,11 @@ def inputs(job: Path, **changes: Any) -> SearchRequest:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _shared(module_shares_captures: None) -> None:
+    """Searches capture in processes that are there already, and what has not been captured yet."""
+
+
+@pytest.fixture(scope="module", autouse=True)
 def known(job: Path) -> Iterator[dict[Any, dict[str, Any]]]:
     """Evaluations of this module by what they are of: equal ones are made once."""
     answers: dict[Any, dict[str, Any]] = {}

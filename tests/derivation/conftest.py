@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import nn
 from autosac.api import EagerCaptures
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.record.log import in_order
+from autosac.capture.request import TitanRequest
 from autosac.induction import capturing, early_info
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.planner import Goal, Planner, plan_of
@@ -225,6 +228,18 @@ JOBS = {
 }
 
 
+class FewLayers(TitanJob):
+    """Its model has four layers: of each kind some, with a plan and without."""
+
+    def request(self, *words: Any, **options: Any) -> TitanRequest:
+        """See `TitanJob.request`."""
+        return replace(super().request(*words, **options), layers=4)
+
+
+# They compile flexible attention by themselves: in a process of their own it is done once for all captures.
+COMPILING = ("deepseek_v3, flex attention", "gpt_oss, EP of 8")
+
+
 @pytest.fixture(scope="session", params=JOBS)
 def titan(request: pytest.FixtureRequest, capture_server: CaptureServer) -> Iterator[Subject]:
     """One of the TorchTitan jobs."""
@@ -238,4 +253,10 @@ def titan(request: pytest.FixtureRequest, capture_server: CaptureServer) -> Iter
         job = TitanJob.of(str(file), gpu="h100-sxm-80gb", world_size=world_size)
         if "pipeline" in parallelism:
             job = job.stages(early_info(capturing(capture_server, job.request("none"))))[1]
-        yield Subject(TitanCaptures(job, capture_server, Path(folder)))
+        else:
+            job = FewLayers(**{field.name: getattr(job, field.name) for field in fields(job)})
+        with CaptureServer() if request.param in COMPILING else contextlib.nullcontext(capture_server) as server:
+            captures = TitanCaptures(job, server, Path(folder))
+            captures.start("none")
+            captures.baselines()  # begun beside the first one
+            yield Subject(captures)

@@ -225,15 +225,17 @@ class Counted:
         """Without full checkpointing, so that templates have to be asked for."""
         return {"none": self._captures.observed()}
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
         """Note it."""
         self.begun.append(plan)
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Any:
+    def under(self, plan: Plan) -> Any:
         """The step under a plan."""
         self.plans.append(plan)
         simulation = self._captures.under(plan)
         return simulation if self.change is None else replace(simulation, trace=self.change(simulation.trace))
+
+    begin_template, template = begin, under
 
 
 def test_one_template_serves_all(eager: Any) -> None:

@@ -73,14 +73,16 @@ class Stored:
         """None."""
         return {}
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
         """Nothing takes long."""
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         """The step under a plan."""
         if not plan.units:
             return self._observed
         return simulation_of(self._deriver.under(plan), self._target, plan)
+
+    begin_template, template = begin, under
 
     def between(self, kind: str, *shares: float) -> tuple[int, ...]:
         """Budgets between the peaks with and without all checkpointing."""

@@ -216,7 +216,7 @@ class Job:
         """None."""
         return {}
 
-    def begin(self, plan: Plan, *, is_template: bool = False) -> None:
+    def begin(self, plan: Plan) -> None:
         """Nothing goes on beside the planning."""
 
     def sample(self, plan: Plan, _: int | None) -> Callable[[], Simulation]:
@@ -231,7 +231,7 @@ class Job:
         """Under a plan."""
         return self.under(plan)
 
-    def under(self, plan: Plan, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Plan) -> Simulation:
         """Under a plan."""
         self.captured += 1
         # The output is held as it is: aten.c never runs again.
@@ -240,6 +240,8 @@ class Job:
             for u in plan.units
         }
         return self.simulated(policy, tuple(u.fqn for u in plan.units))
+
+    begin_template, template = begin, under
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ class Counted(EagerCaptures):
 
     captured = 0
 
-    def under(self, plan: Any, *, is_template: bool = False) -> Simulation:
+    def under(self, plan: Any) -> Simulation:
         """The step under a plan."""
         self.captured += 1
         return super().under(plan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 
 from autosac.capture.process.server import CaptureFuture, CaptureServer
 from autosac.capture.request import TitanRequest
+from autosac.simulation import Target
+from autosac.target import TargetGPU
 
+USUAL = Target.of("h100-sxm-80gb", 1).gpu
 _MOST = 3  # processes at a time: each holds a third of a GB
 _USERS = (
     "autosac.jobs.tasks",
@@ -31,18 +35,22 @@ class Pool:
         self._servers: dict[Any, CaptureServer] = {}
         self._listener: list[Callable[[str], None]] = [lambda _: None]
 
-    def submit(self, request: TitanRequest, options: dict[str, bool], listener: Callable[[str], None]) -> CaptureFuture:
-        """Start a capture. A process that has ended is not asked again."""
+    def submit(
+        self, request: TitanRequest, options: dict[str, bool], cache: str, listener: Callable[[str], None]
+    ) -> CaptureFuture:
+        """Start a capture. A process that has ended is not asked again. `cache` is the folder of captures, or "off"."""
         self._listener[0] = listener
         compiles, words = _made_ready(request)
-        place = (*sorted(options.items()), os.environ.get("AUTOSAC_CACHE"), Path.cwd(), request.gpu, words)
+        place = (*sorted(options.items()), cache, Path.cwd(), request.gpu, words)
         # One that can compile serves jobs that do not, too.
         key = (*place, True) if compiles or (*place, True) in self._servers else (*place, False)
         server = self._servers.pop(key, None)
         while server is None and len(self._servers) >= _MOST:
             self._servers.pop(next(iter(self._servers))).__exit__(None, None, None)
         if server is None:
-            server = CaptureServer(**options, on_progress=lambda text: self._listener[0](text)).__enter__()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("AUTOSAC_CACHE", cache)
+                server = CaptureServer(**options, on_progress=lambda text: self._listener[0](text)).__enter__()
         self._servers[key] = server  # the last that was used
         future = server.submit(request)
         future.add_done_callback(lambda done: self._done(key, done.exception()))
@@ -68,7 +76,9 @@ def _made_ready(request: TitanRequest) -> tuple[bool, tuple[str, ...]]:
 
 
 class SharedServer(CaptureServer):
-    """Captures in the processes of a pool, and has none of its own."""
+    """Captures in the processes of a pool, and has none of its own. `cache` is where captures are kept; without it, where
+    AUTOSAC_CACHE says when one is asked for.
+    """
 
     def __init__(
         self,
@@ -76,9 +86,11 @@ class SharedServer(CaptureServer):
         *,
         debug: bool = False,
         use_cache: bool = True,
+        cache: Path | None = None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._pool, self._options, self._listener = pool, {"debug": debug, "use_cache": use_cache}, on_progress
+        self._cache = cache
 
     def __enter__(self) -> SharedServer:
         return self
@@ -87,8 +99,13 @@ class SharedServer(CaptureServer):
         pass
 
     def submit(self, request: TitanRequest) -> CaptureFuture:
-        """See `CaptureServer.submit`."""
-        return self._pool.submit(request, self._options, self._listener)
+        """See `CaptureServer.submit`. A request that names no GPU gets the one that most tests name: a process serves one kind
+        of GPU only.
+        """
+        if request.gpu == TargetGPU():
+            request = replace(request, gpu=USUAL)
+        cache = os.environ["AUTOSAC_CACHE"] if self._cache is None else str(self._cache)
+        return self._pool.submit(request, self._options, cache, self._listener)
 
 
 def share(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,8 +165,6 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
         finder.install()
         try:
             made = make_step(session.device)
-        except errors.AutosacError:
-            raise
         except Exception as e:
             raise capture_error(e, "building the training step") from e
         model, step = made if isinstance(made, tuple) else (None, made)
