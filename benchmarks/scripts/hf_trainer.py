@@ -4,6 +4,7 @@ python benchmarks/scripts/hf_trainer.py [--fsdp] [--checkpointing] [--layers N] 
 """
 
 import argparse
+import os
 import tempfile
 
 import torch
@@ -45,9 +46,10 @@ config = LlamaConfig(
 model = LlamaForCausalLM(config)
 if options.checkpointing:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+os.environ["FSDP_VERSION"] = "2"  # as `accelerate launch` does: TrainingArguments has no field for it in every release
 sharding = {
     "fsdp": "full_shard auto_wrap",
-    "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+    "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
 }
 arguments = TrainingArguments(
     output_dir=tempfile.mkdtemp(),
