@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autosac.target import TargetGPU
 
 
+_OWN = str(Path(__file__).parents[1]) + os.sep
 _end_process = os._exit
 _WHY_NO_STEP = (
     "a step ends with the step() of a torch.optim optimizer; it may prepare data, wait for input or for another process, or "
@@ -237,13 +238,27 @@ def _without_shapes(error: BaseException | None) -> str:
 
 
 def _of_script(found: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first line on."""
-    while found is not None and found.tb_next is not None:
-        name = found.tb_frame.f_code.co_filename
-        if name != __file__ and not name.startswith("<frozen runpy") and Path(name).name != "runpy.py":
-            return found
+    """The traceback from the script's first line on, without the frames of this project (but for AUTOSAC_DEBUG=1)."""
+    while found is not None and found.tb_next is not None and _starts_scripts(found):
         found = found.tb_next
-    return found
+    return found if os.environ.get("AUTOSAC_DEBUG") == "1" else _without_own(found)
+
+
+def _starts_scripts(found: TracebackType) -> bool:
+    name = found.tb_frame.f_code.co_filename
+    return name == __file__ or name.startswith("<frozen runpy") or Path(name).name == "runpy.py"
+
+
+def _without_own(found: TracebackType | None) -> TracebackType | None:
+    kept = []
+    while found is not None:
+        if not found.tb_frame.f_code.co_filename.startswith(_OWN):
+            kept.append(found)
+        found = found.tb_next
+    shown = None
+    for frame in reversed(kept):
+        shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return shown
 
 
 class _Watchdog:

@@ -29,6 +29,13 @@ model(torch.randn(4, 4, device="cuda")).sum().backward()
 optimizer.step()
 raise ValueError("it is enough")
 """
+SPARSE = """
+import torch
+model = torch.nn.Embedding(10, 4, sparse=True).cuda()
+optimizer = torch.optim.SparseAdam(model.parameters())
+model(torch.zeros(2, dtype=torch.long, device="cuda")).sum().backward()
+optimizer.step()
+"""
 ON_THE_CPU = """
 import torch
 model = torch.nn.Linear(4, 4)
@@ -100,6 +107,16 @@ def test_memory_runs_out_and_a_script_raises(run: Any) -> None:
     assert ended.stderr.count("Traceback") == ended.stderr.count("ValueError: it is enough") == 1
     assert ended.stderr.splitlines()[1].endswith('train.py", line 16, in <module>')
     assert "autosac/" not in ended.stderr
+
+
+def test_an_error_within_the_simulation(run: Any) -> None:
+    """The traceback has frames of the script and of PyTorch, none of this project's."""
+    ended = run(SPARSE)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[1].endswith('train.py", line 5, in <module>')
+    assert "NotImplementedError: sparse tensors cannot be simulated" in ended.stderr
+    assert "torch/autograd/graph.py" in ended.stderr
+    assert "/autosac/" not in ended.stderr
 
 
 def test_a_script_that_trains_on_the_cpu(run: Any) -> None:
