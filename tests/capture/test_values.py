@@ -96,6 +96,21 @@ def test_what_is_computed() -> None:
     )
 
 
+def test_operators_of_python_numbers() -> None:
+    """On a simulated CPU they are computed, too: models take sizes from them."""
+
+    def make_step(device: torch.device) -> Any:
+        del device
+
+        def step() -> None:
+            assert int(torch.div(33, 8, rounding_mode="trunc")) == 4
+            assert int(torch.add(1, 2)) == 3
+
+        return step
+
+    capture_eager(make_step, EagerRequest(target="cpu"))
+
+
 def test_what_is_overwritten() -> None:
     """Unknown numbers in a tensor, or in a view of it, make all of it unknown; known ones are seen through views."""
     check(

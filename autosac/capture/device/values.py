@@ -293,7 +293,7 @@ def _topk(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 
 def _compute(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Run `func` on the shadows of its inputs, if all of them have some and the result is small."""
-    if not (_inputs_known(args) or _is_constant(func)):
+    if not (_inputs_known(args) or _is_constant(func) or _has_numbers_only(func, args)):
         _forget_mutated(func, args)
         return
     leaves: list[Any] = pytree.tree_leaves(out)
@@ -344,6 +344,15 @@ def _is_constant(func: Any) -> bool:
         schema is not None
         and torch.Tag.nondeterministic_seeded not in func.tags
         and not any("Tensor" in str(argument.type) for argument in schema.arguments)
+    )
+
+
+def _has_numbers_only(func: Any, args: Any) -> bool:
+    """Python numbers are where the operator reads tensors: ``torch.div(32, 16, rounding_mode="trunc")``."""
+    return (
+        bool(args)
+        and all(isinstance(argument, (bool, int, float)) for argument in args)
+        and str(func._schema.arguments[0].type) == "Tensor"
     )
 
 
