@@ -7,6 +7,8 @@ it recomputes, so that it competes as a plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from autosac.derivation.steps import CapturedSteps, NotDerivableError, Recomputation, executions
 from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Unit
@@ -24,13 +26,19 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
     except NotDerivableError:
         return ()
     units = {unit.name: unit for unit in policies.units}
-    if not blocks.keys() <= units.keys():
+    if not blocks.keys() <= units.keys() or _nest(blocks):
         return ()
     return tuple(
         unit.keeping(_kept(policies.base.trace, unit, steps, blocks[unit.name]))
         for unit in policies.units
         if unit.name in blocks
     )
+
+
+def _nest(names: Iterable[str]) -> bool:
+    """Whether one module is within another."""
+    found = set(names)
+    return any(name.startswith(f"{other}.") for name in found for other in found)
 
 
 def _kept(observed: Trace, unit: UnitPolicy, steps: CapturedSteps, block: Recomputation) -> tuple[int, ...]:

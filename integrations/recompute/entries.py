@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -110,7 +111,7 @@ TracedOperator: TypeAlias = tuple[str, OutputMetadata]
 
 
 class Observer:
-    """What a capture wants to know of recomputations. This one wants nothing."""
+    """What a capture wants to know of recomputations. This one wants nothing, and says to the user what he should know."""
 
     def traces(self, fqn: str) -> list[TracedOperator]:
         """The compiler is about to trace a unit: where its operators go, about which a policy decides, in their order."""
@@ -137,6 +138,11 @@ class Observer:
 
     def end(self) -> None:
         """The recomputation has ended."""
+
+    def mismatch(self, warning: Warning, is_first: bool) -> None:
+        """A unit does not do what its plan says, for the first time or again: it is said once."""
+        if is_first:
+            warnings.warn(warning, stacklevel=4)
 
 
 observer = [Observer()]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
 from autosac.integrations.operators.facts import Facts
 from autosac.integrations.operators.keys import output_metadata
+from autosac.integrations.recompute.entries import observer
 from autosac.plans import ANY_SIZE, Decision, OutputMetadata, Unit
 
 
@@ -59,14 +59,10 @@ class UnitDecisions:
         return rows[occurrence]
 
     def warn(self, reason: str, consequence: str = "recomputing what the plan does not know") -> None:
-        """Say once that the module does not follow its plan, and what is done about it."""
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"module {self.fqn} {reason}: {consequence} (gradients stay correct; reported once)",
-                PlanMismatchWarning,
-                stacklevel=2,
-            )
+        """Say that the module does not follow its plan, and what is done about it: to the user once."""
+        is_first, self._warned = not self._warned, True
+        text = f"module {self.fqn} {reason}: {consequence} (gradients stay correct; reported once)"
+        observer[0].mismatch(PlanMismatchWarning(text), is_first)
 
 
 def _alike(found: OutputMetadata, planned: OutputMetadata) -> bool:

@@ -161,6 +161,15 @@ def _ctc_loss(args: Any) -> Any:
     return _meta(batch, dtype=log_probs.dtype), _meta(batch, log_probs.shape[0], states, dtype=log_probs.dtype)
 
 
+def _ctc_loss_of_tensors(args: Any) -> Any:
+    """The same with lengths in tensors, which a GPU is not given: unknown targets are as long as they can be."""
+    log_probs, targets, _, lengths = args[:4]
+    known = shadow(lengths) if isinstance(lengths, FakeTensor) else lengths
+    count = lengths.numel()
+    longest = targets.shape[-1] // (1 if targets.dim() == 2 else max(count, 1))
+    return _ctc_loss((log_probs, targets, None, [longest] * count if known is None else known.reshape(-1).tolist()))
+
+
 def _lstsq(args: Any) -> Any:
     """CUDA has one driver (gels): neither the rank nor singular values. Residuals are those of systems with more rows."""
     a, b = args[:2]
@@ -177,6 +186,7 @@ def _lstsq(args: Any) -> Any:
 _FROM_SIZES: dict[Any, Callable[[Any], Any]] = {
     aten._pack_padded_sequence.default: _pack_padded_sequence,
     aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss_of_tensors,
     aten.linalg_lstsq.default: _lstsq,
 }
 

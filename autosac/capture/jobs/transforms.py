@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +10,7 @@ from torch import nn
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.regions import RecomputationLog, RegionLog, candidate_modules
 from autosac.capture.request import TitanRequest
-from autosac.integrations.apply import PlanMismatchWarning, apply
+from autosac.integrations.apply import apply
 from autosac.integrations.observe import observe
 from autosac.integrations.recompute.entries import observer
 from autosac.plans import Plan
@@ -30,11 +29,10 @@ def apply_plan_file(
 ) -> None:
     """Apply the plan in the file `path`, to the first so many `layers` if the others are left out.
 
-    `strictly`: a step that does not follow it stops, rather than to recompute more: it would not be the step that the plan is
-    judged by. Steps of a script may differ; each is as a real one would be.
+    `strictly`: a recorded step that does not follow it stops, rather than to recompute more. Steps of a script may differ;
+    each is as a real one would be.
     """
-    warnings.simplefilter("error" if strictly else "ignore", PlanMismatchWarning)
-    observer[0] = RecomputationLog(recorder)
+    observer[0] = RecomputationLog(recorder, strictly=strictly)
     plan = Plan.load(path)
     apply(model, plan if layers is None else of_few_layers(plan, layers))
 

@@ -57,10 +57,13 @@ class RecomputationLog(Observer):
     """Logs the recomputations of a plan's units: each as a region, whose calls are the operators that run again.
 
     In place of inputs it has the number of the forward that it repeats, counted from the module's first.
+
+    `strictly`: the recorded step follows the plan or stops: it would not be the step that the plan is judged by. Steps before
+    it may fill what modules keep for later ones.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, *, strictly: bool = True) -> None:
+        self._recorder, self._strictly = recorder, strictly
         self._fqn = ""
         self._first = self._forward = 0
         self._marks: list[tuple[tuple[str, int] | None, int]] = []  # what begins at which row
@@ -98,6 +101,12 @@ class RecomputationLog(Observer):
     def ran(self) -> None:
         """All operators have run; what comes are views of their results."""
         self._mark(None)
+
+    def mismatch(self, warning: Warning, is_first: bool) -> None:
+        """A unit does not do what its plan says. Compiled code is that of all steps."""
+        is_traced = torch._guards.TracingContext.try_get() is not None
+        if self._strictly and (self._recorder.log.recording or is_traced):
+            raise warning
 
     def _mark(self, key: tuple[str, int] | None) -> None:
         self._marks.append((key, len(self._recorder.log.events)))
