@@ -1,0 +1,1 @@
+"""Models of Hugging Face's transformers under plans: see `__main__`."""
