@@ -146,6 +146,7 @@ def _set_up(request: ScriptRequest) -> None:
     sys.argv = [request.script, *request.arguments]
     sys.path[0] = "" if request.is_module else str(Path(request.script).resolve().parent)
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ["WANDB_MODE"] = "disabled"  # its losses are invented
     if request.nproc is None:
         return
     rank, nproc = request.rank, request.nproc

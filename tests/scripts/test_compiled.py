@@ -24,6 +24,37 @@ for step in range(3):
     update()
     optimizer.zero_grad()
 """
+FUSED_OPTIMIZER = """
+import os
+import torch
+
+
+@torch.compile(dynamic=False, fullgraph=True)
+def update(parameter, gradient, average, rate, decay):
+    average.lerp_(gradient, 1 - decay)
+    parameter.add_(average * -rate)
+
+
+class Optimizer(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.rate, self.decay = torch.tensor(0.1, device="cpu"), torch.tensor(0.9, device="cpu")
+        self.averages = [torch.zeros_like(p) for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self):
+        for parameter, average in zip(self.param_groups[0]["params"], self.averages):
+            update(parameter, parameter.grad, average, self.rate, self.decay)
+
+
+model = torch.nn.Linear(64, 64, bias=False).cuda()
+optimizer = Optimizer(model.parameters())
+for step in range(3):
+    model(torch.randn(32, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(os.environ["WANDB_MODE"])
+"""
 TRANSFORMED = """
 import torch
 from torch import nn
@@ -150,3 +181,11 @@ def test_flexible_attention_is_one_kernel(run: Any, way: str) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "approximate" not in ended.stdout
     assert "without a cost model" not in ended.stdout
+
+
+def test_an_optimizer_with_rates_on_the_host(run: Any) -> None:
+    """Its compiled update takes single numbers in tensors on the host (nanochat's AdamW). Nothing is told to W&B."""
+    ended = run(FUSED_OPTIMIZER, "--steps", "0")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("disabled\n")
+    assert "generated" in ended.stdout

@@ -96,7 +96,10 @@ def _readable_tensors() -> None:
     shown: Callable[..., str] = fake.__repr__
 
     def show(self: torch.Tensor, **kwargs: Any) -> str:
-        if self.numel() != 1:
+        own: Any = self
+        mode = own.fake_mode
+        # PyTorch asks for it within shape functions too, when an overload does not match.
+        if self.numel() != 1 or not isinstance(mode, SimulatedDeviceMode) or mode.in_kernel_invocation:
             return shown(self, **kwargs)
         value = self.item()
         text = f"{value:.4f}" if isinstance(value, float) else str(value)
