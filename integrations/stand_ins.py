@@ -41,6 +41,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from autosac.errors import UsageError
+from autosac.integrations import hub_kernels
 
 Amount: TypeAlias = "float | Callable[..., float] | None"
 _NAMESPACE = "stand_in"
@@ -77,6 +78,7 @@ def stand_in(
             found = _Call.apply(kernel, _described(out), costs, backward, *inputs)  # type: ignore[no-untyped-call]
             return pytree.tree_unflatten(list(found), out_spec)
 
+        torch.compiler.allow_in_graph(call)  # for Dynamo an operator, as kernels are
         replace(target, call)
         return call
 
@@ -195,6 +197,7 @@ def _flash_attention_varlen(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
     **_: Any,
 ) -> torch.Tensor:
     """`flash_attn_varlen_func`: PyTorch has the same kernels. (tokens, heads, size) in and out."""
@@ -203,7 +206,7 @@ def _flash_attention_varlen(
     return varlen_attn(  # type: ignore[return-value]
         *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         scale=softmax_scale,
-        window_size=(-1, 0 if causal else -1),
+        window_size=(window_size[0], 0 if causal else window_size[1]),
         enable_gqa=q.shape[1] != k.shape[1],
     )
 
@@ -258,7 +261,11 @@ def _apex() -> None:
         replace(f"{module}:FusedRMSNorm", torch.nn.RMSNorm)
 
 
-NAMED: dict[str, Callable[[], None]] = {"flash_attn": _flash_attn, "apex": _apex}
+def _hub() -> None:
+    hub_kernels.install(stand_in, replace, _flash_attention_varlen)
+
+
+NAMED: dict[str, Callable[[], None]] = {"flash_attn": _flash_attn, "apex": _apex, "kernels": _hub}
 """Packages whose kernels PyTorch has as well."""
 
 WITHOUT: dict[str, str] = {

@@ -95,5 +95,5 @@ def test_wrong_names() -> None:
     stand_ins.replace("autosac_no_such:kernel", None)
     with pytest.raises(UsageError, match="two stand-ins"):
         stand_ins.replace("autosac_no_such:kernel", None)
-    with pytest.raises(UsageError, match="none of: flash_attn, apex"):
+    with pytest.raises(UsageError, match="none of: flash_attn, apex, kernels"):
         stand_ins.load(["no-such-file.py"])
