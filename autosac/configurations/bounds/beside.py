@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from autosac.configurations.bounds.shapes import ModelCosts
 from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.schedules import WHOLE_BACKWARDS
 
 REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
 
@@ -55,9 +56,9 @@ def adds_ms(layout: Layout, shape: ModelCosts) -> float:
 
 def add_ms(layout: Layout, shape: ModelCosts) -> float:
     """Of one microbatch of a pipeline, to those that are there: reads gradients as they were computed, and reads and writes
-    the sum.
+    the sum. Of schedules that divide backwards nothing is said.
     """
-    if layout.pipeline == 1:
+    if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
         return 0.0
     each = (shape.compute_bytes + 2 * shape.gradient_bytes) / shape.memory_gbps
     return each * shape.layer_parameters / expert_shards(layout) / 1e6

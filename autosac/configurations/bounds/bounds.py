@@ -21,7 +21,7 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    from a backward to the next forward, every forward frees them, and after each of m forwards something reads them again:
    m + 1 gathers a step; one where forwards do not free them. Gradients are copied into the message that is reduced, alike.
    In a pipeline they are reduced after the last microbatch: m - 1 backwards of each layer add theirs, unsharded, to those that
-   are there, which reads both and writes the sum.
+   are there, which reads both and writes the sum (whole backwards).
 4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients. With CPU offload the
    host does, after it has waited for the gradients and before it begins the next step.
 5. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
