@@ -206,14 +206,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
         lead_parameters=least_parameters(leading),
         repeating_parameters=least_parameters(repeating),
         first=_first(chain, waits, products, present, average),
-        last=LayerCosts(
-            forward_ms=chain.last[Phase.FORWARD],
-            backward_ms=chain.last[Phase.BACKWARD],
-            waits_ms=waits.last,
-            least_waits_ms=waits.last,
-            products_ms=products.last,
-            kept=_items(rest),
-        ),
+        last=_last(chain, waits, products, rest),
         layer_parameters=layer_parameters,
         least_parameters=least_parameters(present),
         outside_parameters=sum(parameters.values()) + added * layer_parameters - total * layer_parameters,
@@ -264,6 +257,18 @@ def _first(
         waits_ms=waits.first + excess(waits.layers),
         least_waits_ms=waits.first + excess(waits.layers),
         products_ms=products.first + excess(products.layers),
+    )
+
+
+def _last(chain: ChainTimes, waits: Sums, products: Sums, kept: _Items) -> LayerCosts:
+    """What comes behind the layers."""
+    return LayerCosts(
+        forward_ms=chain.last[Phase.FORWARD],
+        backward_ms=chain.last[Phase.BACKWARD],
+        waits_ms=waits.last,
+        least_waits_ms=waits.last,
+        products_ms=products.last,
+        kept=_items(kept),
     )
 
 
