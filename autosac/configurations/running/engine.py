@@ -96,7 +96,7 @@ def best_first(
     heapq.heapify(heap)
     closed: dict[K, float] = {}  # the best only falls: what is not open never will be
     running: dict[Future[Any], PendingWork] = {}
-    waiting: dict[Hashable, list[tuple[float, int, K]]] = {}
+    waiting: dict[Hashable, list[tuple[float, int, K, float]]] = {}
 
     def is_open(bound: float) -> bool:
         return bound < found.best * (1 - gap) if math.isfinite(found.best) else math.isfinite(bound)
