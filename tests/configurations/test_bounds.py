@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autosac.configurations.bounds.beside import beside_ms
 from autosac.configurations.bounds.bounds import (
     any_split_bound_ms,
     bound_ms,
@@ -24,23 +23,14 @@ from autosac.configurations.bounds.bounds import (
     time_bound_ms,
 )
 from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms
-from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
+from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts, OtherTimes
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
-from autosac.configurations.bounds.traffic import Roads, Traffic
+from autosac.configurations.bounds.traffic import Traffic
 from autosac.configurations.space.layout import Layout
-from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap, LinkUse, simulate
-from autosac.simulation import Target
-from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta
-from traces import trace_of
+from autosac.estimator import load_hardware
+from autosac.estimator.power import Mix, PowerBudget, sustained_clock
 
 TIMES = st.floats(0.1, 10)
-
-
-class Priced(NamedTuple):
-    """The durations of a trace's events, and what transfers take of the links."""
-
-    event_ms: np.ndarray
-    link_use: dict[int, LinkUse]
 
 
 def shape(layers: int, f: float, b: float, f_out: float = 0.0, b_out: float = 0.0, **more: float) -> ModelCosts:
@@ -62,11 +52,17 @@ def pipeline(ranks: int, microbatches: int, schedule: str, layers: int = 0) -> L
 
 def cycle_ms(layout: Layout, model: ModelCosts, steps: int = 4) -> float:
     """The time from one step to the next when 1F1B or GPipe is executed operator by operator, ranks running free."""
-    counts, m, p = split_of(layout, model), layout.microbatches, layout.pipeline
+    counts, p = split_of(layout, model), layout.pipeline
     layers = [model.lead] * model.leading + [model.layer] * (model.layers - model.leading)
     parts = [layers[sum(counts[:s]) : sum(counts[: s + 1])] + [model.last] * (s == p - 1) for s in range(p)]
     forward = [sum(part.forward_ms for part in own) for own in parts]
     backward = [sum(part.backward_ms for part in own) for own in parts]
+    return executed_ms(layout, forward, backward, steps)
+
+
+def executed_ms(layout: Layout, forward: Sequence[float], backward: Sequence[float], steps: int = 4) -> float:
+    """As `cycle_ms`, of ranks whose forwards and backwards take so long."""
+    m, p = layout.microbatches, layout.pipeline
     orders = []
     for rank in range(p):
         warm = m if layout.schedule == "GPipe" else min(m, p - rank)
@@ -127,6 +123,61 @@ def test_no_pipeline_is_faster_than_its_bound(
     step_ms = cycle_ms(layout, model) * (1 + 1e-9)
     assert time_bound_ms(layout, model) <= step_ms and path_bound_ms(layout, model) <= step_ms
     assert any_split_bound_ms(layout, model) <= step_ms
+
+
+SHARES = st.floats(0.0, 1.0)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 6),
+    TIMES,
+    TIMES,
+    st.tuples(SHARES, SHARES, SHARES),
+    st.lists(st.tuples(SHARES, SHARES, SHARES), min_size=4, max_size=4),
+    st.sampled_from(["1F1B", "GPipe"]),
+)
+def test_no_pipeline_is_faster_than_its_bound_at_the_clock_of_its_ranks(
+    ranks: int,
+    m: int,
+    f: float,
+    b: float,
+    kinds: tuple[float, float, float],
+    unknown: list[tuple[float, float, float]],
+    schedule: str,
+) -> None:
+    """Each rank runs at the clock that its whole mix leaves: what is known of its products and transfers, more of each kind in
+    every forward and backward, and what it does beside them, up to what is said to be the most.
+    """
+    waits, products, others = kinds[0] * (f + b) / 2, kinds[1] * (f + b) / 2, OtherTimes(0.5, 0.1, 0.2, kinds[2])
+    layer = LayerCosts(forward_ms=f, backward_ms=b, least_waits_ms=waits, products_ms=products)
+    power = PowerBudget(1.0, 1.22)
+    model = replace(shape(2 * ranks, f, b), layer=layer, others=others, power=power)
+    layout = replace(pipeline(ranks, m, schedule), split="balanced")
+    forward, backward = [], []
+    for more_products, more_rest, beside in unknown[:ranks]:
+        rest = 2 * (f + b - waits - products) + more_rest
+        matrix = 2 * products + more_products
+        alone = beside * beside_ms(layout, model, 2) if ranks > 1 else 0.0
+        gpu = replace(load_hardware("h100-sxm-80gb"), power_limit_w=0.0, product_power=power.product_power)
+        clock = sustained_clock(gpu, Mix(m * matrix, 0.0, m * rest + alone))
+        whole = 2 * waits + matrix / clock + rest
+        forward.append(whole * f / (f + b) if f + b else 0.0)
+        backward.append(whole - forward[-1])
+    step_ms = executed_ms(layout, forward, backward) * (1 + 1e-6) + 1e-9
+    assert time_bound_ms(layout, model) <= step_ms and path_bound_ms(layout, model) <= step_ms
+
+
+def test_what_a_rank_does_beside_its_work_follows_from_the_size_of_its_shards() -> None:
+    """A quarter of the layers on shards eight times as large as FSDP's over all ranks: copied into messages for each of 3
+    microbatches, or once where parameters stay. Without a pipeline gradients are added up, unless there is one microbatch.
+    """
+    model = replace(shape(8, 1.0, 2.0), others=OtherTimes(gathers=1.0, adds=0.5, copies=4.0, once=2.0))
+    layout = Layout(gpu="any", pipeline=4, replicate=2, shard=2, global_batch=12)
+    assert beside_ms(layout, model, 2) == (8 * (3 * 1 + 2) + 2 * 4) / 4
+    assert beside_ms(replace(layout, reshard="never"), model, 2) == (8 * (1 + 2) + 2 * 4) / 4
+    assert beside_ms(Layout(gpu="any", replicate=2, shard=4, global_batch=16), model, 8) == 2 * 2 * (1 + 0.5)
+    assert beside_ms(Layout(gpu="any", replicate=2, shard=4, global_batch=8), model, 8) == 2
 
 
 @pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "DualPipeV"])
@@ -349,68 +400,6 @@ def test_balanced_stages_are_as_short_as_memory_allows(
     assert sum(found) == layers and slowest(found) == pytest.approx(min(map(slowest, ways)))
 
 
-SHARES = st.tuples(*[st.floats(0.0, 1.0)] * 2)
-
-
-@given(
-    st.lists(st.tuples(st.booleans(), st.floats(0.1, 5)), min_size=1, max_size=6),
-    st.integers(0, 4),
-    st.integers(0, 3),
-    st.floats(0.1, 5),
-    st.floats(0.1, 5),
-    SHARES,
-    SHARES,
-    st.floats(1.01, 3),
-    st.randoms(),
-)
-def test_no_step_is_faster_than_its_transfers_allow(
-    chain: list[tuple[bool, float]],
-    gathers: int,
-    scatters: int,
-    gather_ms: float,
-    scatter_ms: float,
-    gather_use: tuple[float, float],
-    scatter_use: tuple[float, float],
-    slowdown: float,
-    random: Random,
-) -> None:
-    """A chain of operators (or of transfers that they wait for) beside gathers and scatters in any order, executed by the
-    engine: it takes no less than the bound of a layer that holds them.
-    """
-    groups = tuple(Group.of(name, range(0, 16, 8)) for name in ("gather", "scatter", "wait"))
-    rows: list[tuple[int, float]] = [(0 if is_op else 3, ms) for is_op, ms in chain]
-    others = [(1, gather_ms)] * gathers + [(2, scatter_ms)] * scatters
-    random.shuffle(others)
-    for other in others:
-        rows.insert(random.randrange(len(rows) + 1), other)
-    events: list[Event] = []
-    uses: dict[int, LinkUse] = {}
-    for stream, _ in rows:
-        if stream in (1, 2):
-            port, adapter = gather_use if stream == 1 else scatter_use
-            uses[len(events)] = LinkUse(port=port, adapter=adapter, rate=max(port, adapter, 0.01))
-        if stream == 0:
-            events.append(Op(0, 0, 0, Phase.FORWARD, 0, (0,), (1,)))
-        else:
-            kind, own = ("reduce_scatter" if stream == 2 else "all_gather"), 0 if stream == 3 else stream
-            events.append(Collective(kind, 8, stream - 1, own, False, -1, -1, -1, 0, 0, Phase.FORWARD, 0, (), ()))
-    meta = TensorMeta((4,), (1,), "float32")
-    trace = trace_of(events, signatures=(Signature("aten.mm.default", (meta, meta), (meta,)),), groups=groups)
-    overlap = ConstantOverlap(compute_intra=slowdown, compute_inter=slowdown)
-    priced = Priced(np.array([ms for _, ms in rows]), uses)
-    step_ms = simulate([trace], [priced], host=INSTANT_HOST, overlap=overlap, steps=1).makespan_ms
-    traffic = Traffic(
-        gather_ms=gather_ms,
-        scatter_ms=scatter_ms,
-        gather_links_ms=tuple(gather_ms * share for share in gather_use),
-        scatter_links_ms=tuple(scatter_ms * share for share in scatter_use),
-        slowdown=slowdown,
-    )
-    waits = sum(ms for is_op, ms in chain if not is_op)
-    busy = traffic.busy_ms(gathers, scatters) - waits
-    assert sum(ms for _, ms in chain) + (1 - 1 / slowdown) * max(0.0, busy) <= step_ms * (1 + 1e-9)
-
-
 def test_transfers_lengthen_the_computation_beside_them() -> None:
     """Two layers of 3 ms, gathered twice in 2 ms and scattered in 3 with the whole link: of 14 ms beside 6 ms, at a factor
     of 2, half adds to the step; 1 ms of each layer in which it waits for transfers takes 2 ms from that.
@@ -421,34 +410,6 @@ def test_transfers_lengthen_the_computation_beside_them() -> None:
     assert time_bound_ms(layout, model) == pytest.approx(6 + 14 / 2)
     waiting = replace(model, layer=replace(model.layer, waits_ms=1.0))
     assert time_bound_ms(layout, waiting) == pytest.approx(6 + 12 / 2)
-
-
-@given(st.integers(1, 6), st.integers(0, 3), st.integers(1, 60))
-def test_larger_messages_are_no_slower_for_each_byte(doublings: int, stride: int, mebibytes: int) -> None:
-    """Which the traffic of layers assumes of the model of collectives: on one node and on several."""
-    roads = Roads(Target.of("h100-sxm-80gb", 64))
-    layout = Layout(gpu="any", shard=2**doublings, tensor=2**stride if doublings + stride <= 6 else 1)
-
-    def gather_ms(layers: int) -> float:
-        return roads.traffic(layout, layers, mebibytes * 2**20, 2, 4).gather_ms
-
-    assert gather_ms(80) <= gather_ms(2) * (1 + 1e-9) and gather_ms(2) <= gather_ms(1) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("shard", "tensor", "pipeline", "known"),
-    [
-        *((2, 1, 1, True), (1, 1, 1, False), (1, 2, 1, False), (64, 1, 1, True)),
-        *((4, 1, 2, True), (8, 1, 2, True), (16, 1, 2, True), (12, 1, 2, False), (3, 1, 4, False), (3, 4, 2, False)),
-    ],
-)
-def test_traffic_is_known_of_aligned_stages(shard: int, tensor: int, pipeline: int, known: bool) -> None:
-    """A pipeline's stages fill whole nodes of eight GPUs, or several of them one node; without FSDP nothing is gathered."""
-    roads = Roads(Target.of("h100-sxm-80gb", shard * tensor * pipeline))
-    layout = Layout(gpu="any", shard=shard, tensor=tensor, pipeline=pipeline)
-    traffic = roads.traffic(layout, 4, 2.0**24, 2, 4)
-    assert (traffic.gather_ms > 0) is (traffic.scatter_ms > 0) is known
-    assert roads.traffic(layout, 4, 0.2 * tensor, 2, 4).gather_ms == 0.0
 
 
 def test_recomputing_everything_is_a_bound() -> None:

@@ -53,13 +53,22 @@ def done(_: object) -> Future[object]:
     return future
 
 
-@given(VALUES, st.integers(1, 4), st.sampled_from([0.0, 0.1]))
+@given(VALUES, st.integers(1, 4), st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 1.0, -1.0]))
 def test_the_best_is_the_least_within_the_gap(
-    rows: list[tuple[float, float, float, int]], at_once: int, gap: float
+    rows: list[tuple[float, float, float, int]], at_once: int, gap: float, later: float
 ) -> None:
-    """Nothing that was left out is better than the best by more than the gap; with no gap it is exhaustive search's."""
+    """Nothing that was left out is better than the best by more than the gap; with no gap it is exhaustive search's,
+    in whatever order candidates are taken.
+    """
     toy = Toy(rows)
-    found = best_first([(i, toy.loose(i)) for i in range(len(rows))], toy, done, at_once=at_once, gap=gap)
+    found = best_first(
+        [(i, toy.loose(i)) for i in range(len(rows))],
+        toy,
+        done,
+        at_once=at_once,
+        gap=gap,
+        priority=lambda i, bound: bound * (1 + later * rows[i][3]),
+    )
     least = min(row[0] for row in rows)
     assert found.proven
     assert set(found.values) | set(found.pruned) == set(range(len(rows)))
@@ -68,6 +77,14 @@ def test_the_best_is_the_least_within_the_gap(
     else:
         assert found.best_candidate is not None and rows[found.best_candidate][0] == found.best
         assert (1 - gap) * found.best <= least <= found.best
+
+
+def test_what_takes_long_may_be_put_off() -> None:
+    """The second candidate has the smaller bound, and a value above the first one's: taken later, it is never worked out."""
+    toy = Toy([(2.0, 1.0, 1.0, 0), (3.0, 0.8, 0.8, 0)])
+    candidates = [(i, toy.loose(i)) for i in range(2)]
+    assert best_first(candidates, toy, done, priority=lambda i, bound: i).best == 2.0
+    assert toy.worked == {0}
 
 
 def test_bounds_above_the_best_are_never_worked_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms
+from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms, works_ms
 from autosac.configurations.space.schedules import order
 
 MS = st.floats(0.0, 10)
@@ -17,7 +17,12 @@ SCHEDULES = st.sampled_from(["1F1B", "GPipe", "Interleaved1F1B"])
 
 
 def executed_ms(
-    schedule: str, ranks: int, m: int, stages: list[StageTimes], again_ms: list[float], hop_ms: float
+    schedule: str,
+    ranks: int,
+    m: int,
+    stages: list[StageTimes],
+    again_ms: list[float],
+    hop_ms: float,
 ) -> float:
     """The first rank's step when every operation begins as soon as it can. `again_ms`: recomputation of each stage and
     microbatch; `hop_ms`: between stages.
@@ -46,8 +51,9 @@ def executed_ms(
         else:
             waits.append(end_ms("B", stage + 1, i) + hop_ms if stage < last else end_ms("F", stage, i))
         times = stages[stage]
-        own_ms = times.forward if kind == "F" else times.backward + again_ms[stage]
-        return max(waits) + own_ms + (times.gathered if (kind, stage, i) in follows_forward else 0.0)
+        own_ms = times.forward if kind == "F" else times.backward + again_ms[stage] + bool(i) * times.accumulated
+        own_ms += times.gathered if (kind, stage, i) in follows_forward else 0.0
+        return max(waits) + own_ms
 
     return end_ms(*works[0][-1])
 
@@ -59,7 +65,7 @@ def test_no_schedule_is_faster_than_its_longest_path(
     """However a rank's recomputation is divided over its stages; with one stage on a rank the path is what it takes."""
     of_rank, m = several if schedule == "Interleaved1F1B" else 1, ranks * rounds
     count = of_rank * ranks
-    stages = [StageTimes(*data.draw(st.tuples(MS, MS, MS))) for _ in range(count)]
+    stages = [StageTimes(*data.draw(st.tuples(MS, MS, MS, MS))) for _ in range(count)]
     again = data.draw(st.lists(MS, min_size=count, max_size=count))
     extra = [m * sum(again[rank::ranks]) for rank in range(ranks)]
     hop_ms = data.draw(MS)
@@ -68,6 +74,47 @@ def test_no_schedule_is_faster_than_its_longest_path(
     assert found <= taken * (1 + 1e-9)
     if of_rank == 1:
         assert found == pytest.approx(taken)
+
+
+@given(SCHEDULES, st.integers(1, 4), st.integers(1, 3), st.integers(2, 3), st.data())
+def test_no_schedule_is_faster_than_its_path_at_the_clock_of_each_rank(
+    schedule: str, ranks: int, rounds: int, several: int, data: st.DataObject
+) -> None:
+    """Ranks whose operations take longer, each kind by a factor of its own that only has to make the whole work of the rank
+    longer by what is told.
+    """
+    of_rank, m = several if schedule == "Interleaved1F1B" else 1, ranks * rounds
+    count = of_rank * ranks
+    stages = [StageTimes(*data.draw(st.tuples(MS, MS, MS, MS))) for _ in range(count)]
+    again = data.draw(st.lists(MS, min_size=count, max_size=count))
+    extra = [m * sum(again[rank::ranks]) for rank in range(ranks)]
+    factors = [
+        StageTimes(*data.draw(st.tuples(*[st.floats(1.0, 2.0)] * 4))) for _ in range(count)
+    ]  # of products, which are another part of each kind
+    real = [
+        StageTimes(*(ms * factor for ms, factor in zip(times, some, strict=True)))
+        for times, some in zip(stages, factors, strict=True)
+    ]
+    known, taken = works_ms(stages, ranks, m), works_ms(real, ranks, m)
+    longer = [after - before for before, after in zip(known, taken, strict=True)]
+    hop_ms = data.draw(MS)
+    found = longest_path_ms(schedule, ranks, m, stages, extra, hop_ms=hop_ms, lengthened_ms=longer)
+    assert found <= executed_ms(schedule, ranks, m, real, again, hop_ms) * (1 + 1e-9) + 1e-9
+
+
+def test_a_slower_clock_lengthens_the_path() -> None:
+    """Four equal ranks, 8 microbatches of 1 + 2 ms: each rank's 24 ms take 6 ms longer, so a path of 33 ms takes a quarter
+    longer; one rank alone takes 3 ms longer.
+    """
+    stages = [StageTimes(1, 2)] * 4
+    assert longest_path_ms("1F1B", 4, 8, stages, [0.0] * 4, lengthened_ms=[6.0] * 4) == pytest.approx(33 * 1.25)
+    assert longest_path_ms("1F1B", 1, 8, stages[:1], [0.0], lengthened_ms=[3.0]) == 27
+
+
+def test_backwards_but_the_first_add_gradients() -> None:
+    """Three backwards, 1 ms to add gradients: twice."""
+    assert longest_path_ms("1F1B", 1, 3, [StageTimes(0, 0, 0, 1)], [0.0]) == 2
+    assert works_ms([StageTimes(1, 2, 3, 4)], 1, 3) == [3 * (1 + 2) + 4 * 3 + 2 * 4]
 
 
 def test_two_stages_of_a_rank_share_its_recomputation_as_is_best() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, rerun_ms
+from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, products_frontier, rerun_ms
 
 
 @st.composite
@@ -19,13 +19,14 @@ def forwards(draw: st.DrawFn) -> LayerForward:
     made: list[Made] = []
     for i in range(draw(st.integers(1, 5))):
         read = [t for t in range(len(made)) if draw(st.booleans())]
-        runs.append(Run(draw(st.integers(0, 9)), f"op{i}", tuple((t, made[t].maker) for t in read)))
+        reads = tuple((t, made[t].maker) for t in read)
+        runs.append(Run(draw(st.integers(0, 9)), f"op{i}", reads, draw(st.booleans())))
         made += [Made(draw(st.integers(1, 9)), draw(st.booleans()), i) for _ in range(draw(st.integers(1, 2)))]
     return LayerForward(tuple(runs), tuple(made))
 
 
-def plan_ms(forward: LayerForward, kept: frozenset[int]) -> float:
-    """What runs again if these tensors are kept."""
+def plan_ms(forward: LayerForward, kept: frozenset[int], *, products: bool = False) -> float:
+    """What runs again if these tensors are kept; of products alone, if asked for."""
     again: set[int] = set()
     open_ = [tensor.maker for t, tensor in enumerate(forward.made) if tensor.needed and t not in kept]
     while open_:
@@ -33,13 +34,16 @@ def plan_ms(forward: LayerForward, kept: frozenset[int]) -> float:
         if run not in again:
             again.add(run)
             open_ += [maker for t, maker in forward.runs[run].reads if t not in kept]
-    return sum(forward.runs[run].ms for run in again)
+    return sum(forward.runs[run].ms for run in again if forward.runs[run].is_product or not products)
 
 
+@pytest.mark.parametrize("products", [False, True])
 @given(forwards())
-def test_no_plan_recomputes_less_than_the_frontier(forward: LayerForward) -> None:
-    """Whatever is kept, also what the backward does not need, costs at least what its bytes cost on the frontier."""
-    pieces = frontier(forward)
+def test_no_plan_recomputes_less_than_the_frontier(products: bool, forward: LayerForward) -> None:
+    """Whatever is kept, also what the backward does not need, costs at least what its bytes cost on the frontier; so do the
+    products alone.
+    """
+    pieces = products_frontier(forward) if products else frontier(forward)
     assert sum(nbytes for nbytes, _ in pieces) == forward.needed_bytes
     rates = [ms / nbytes for nbytes, ms in pieces]
     assert all(a <= b * (1 + 1e-6) + 1e-9 for a, b in itertools.pairwise(rates))
@@ -49,13 +53,14 @@ def test_no_plan_recomputes_less_than_the_frontier(forward: LayerForward) -> Non
         for nbytes, ms in pieces:
             share = min(1.0, max(0.0, free / nbytes))
             bound, free = bound + share * ms, free - share * nbytes
-        assert bound <= plan_ms(forward, frozenset(kept)) + 1e-6
+        assert bound <= plan_ms(forward, frozenset(kept), products=products) + 1e-6
 
 
 def test_a_tensor_that_was_not_kept_is_made_again_too() -> None:
     """A product (5 ms) whose result only a rotation (1 ms) reads: to free the rotation's result, both run again."""
     forward = LayerForward((Run(5, "mm", ()), Run(1, "rotate", ((0, 0),))), (Made(8, False, 0), Made(8, True, 1)))
     assert frontier(forward) == ((8, pytest.approx(6, rel=1e-5)),)
+    assert products_frontier(forward) == ((8, 0.0),)
     assert rerun_ms(forward, lambda name: name == "mm") == 1
     assert rerun_ms(forward, lambda _: False) == 6
 

@@ -20,6 +20,8 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    once for each microbatch's forward, and again for its backward where parameters were freed. In a pipeline, where they stay
    from a backward to the next forward, every forward frees them, and after each of m forwards something reads them again:
    m + 1 gathers a step; one where forwards do not free them. Gradients are copied into the message that is reduced, alike.
+   In a pipeline they are reduced after the last microbatch: m - 1 backwards of each layer add theirs, unsharded, to those that
+   are there, which reads both and writes the sum (whole backwards).
 4. The optimizer reads and writes a rank's parameters and their states once, and reads their gradients. With CPU offload the
    host does, after it has waited for the gradients and before it begins the next step.
 5. Checkpointing only adds operators to the compute stream: with r the least recomputation that fits the memory (below), a
@@ -52,8 +54,9 @@ FSDP allocates on streams of its own (`bounds.sharding`): gathered messages, and
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
 layer at least is a convex function of the bytes it frees (`bounds.recomputation`). So the least recomputation
 is no less than the fractional knapsack over all layers: free what has the most bytes per millisecond first. This is the linear
-relaxation of every plan. What is freed of a stage's microbatch is freed of all of them. It holds only without offloading. With
-the loss in chunks, what stands behind the layers counts no memory.
+relaxation of every plan. A second one counts the products alone that must run again: for the clock (7.), what is known of
+recomputation but not of its kind counts as no product. What is freed of a stage's microbatch is freed of all of them. It holds
+only without offloading. With the loss in chunks, what stands behind the layers counts no memory.
 """
 
 from __future__ import annotations
@@ -63,7 +66,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 
-from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms
+from autosac.configurations.bounds.beside import (
+    REDUCED_BYTES,
+    add_ms,
+    adds_ms,
+    beside_ms,
+    copies_ms,
+    expert_shards,
+    gather_copy_ms,
+    gathers_of,
+    messages_of,
+    optimizer_ms,
+    own_parameters,
+    scatter_copy_ms,
+    scatters_of,
+)
+from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms, works_ms
 from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.space.layout import Layout
@@ -80,8 +98,6 @@ from autosac.configurations.space.splits import balanced_split, improved_split, 
 from autosac.estimator.power import least_sustained_ms
 
 INFEASIBLE = math.inf
-_REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
-_MOST_BESIDE = 3  # times what one microbatch does beside the model: accumulated gradients are added, replicas' reduced
 
 
 def split_of(layout: Layout, shape: ModelCosts) -> tuple[int, ...]:
@@ -162,8 +178,12 @@ def _places(layout: Layout, shape: ModelCosts) -> list[PipelineRank]:
     return places(layout, split_of(layout, shape), shape.leading)
 
 
-def time_bound_ms(layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] = ()) -> float:
-    """The least step time. `extra_ms`: recomputation that each pipeline rank cannot avoid in the step. See the module."""
+def time_bound_ms(
+    layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] = (), products_ms: Sequence[float] = ()
+) -> float:
+    """The least step time. `extra_ms`: recomputation that each pipeline rank cannot avoid in the step; `products_ms`: products
+    that it cannot. See the module.
+    """
     counts, m = split_of(layout, shape), layout.microbatches
     leading = leading_of(counts, shape.leading)
     worst = 0.0
@@ -173,48 +193,53 @@ def time_bound_ms(layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] =
         parts += [(m, shape.last)] if place.last else []
         parts += [(m, shape.first)] if layout.pipeline == 1 else []
         work = sum(times * part.both_ms for times, part in parts)
-        messages = _messages(shape, own, leads)
-        work += (extra_ms[rank] if extra_ms else 0.0) + messages * _copies_ms(layout, shape)
-        work += _optimizer_ms(layout, shape, own, leads)
+        messages = messages_of(shape, own, leads)
+        work += (extra_ms[rank] if extra_ms else 0.0) + messages * copies_ms(layout, shape)
+        work += optimizer_ms(layout, shape, own, leads)
         before = shape.both_ms(sum(counts[:rank]), sum(leading[:rank]))
         fill = before if layout.schedule in WHOLE_BACKWARDS else 0.0
         waits = sum(times * part.waits_ms for times, part in parts)
         products = sum(times * part.products_ms for times, part in parts)
-        others = waits if layout.pipeline == 1 else 0.0  # of a pipeline's waits only the most is known
-        work = others + least_sustained_ms(shape.power, products, work - others, _beside_ms(layout, shape))
+        products += products_ms[rank] if products_ms else 0.0
+        work += adds_ms(layout, shape) * messages
+        others = sum(times * part.least_waits_ms for times, part in parts)
+        work = others + least_sustained_ms(shape.power, products, work - others, beside_ms(layout, shape, own))
         if waits and extra_ms:  # what is made again may be transfers, too
             waits += extra_ms[rank]
-        beside = shape.traffic.busy_ms(messages * _gathers(layout), messages * _scatters(layout)) - waits - fill
+        beside = shape.traffic.busy_ms(messages * gathers_of(layout), messages * scatters_of(layout)) - waits - fill
         worst = max(worst, fill + work + (1 - 1 / shape.traffic.slowdown) * max(0.0, beside))
     return worst
 
 
-def _beside_ms(layout: Layout, shape: ModelCosts) -> float:
-    """What is no product on other streams than the model's takes in a step, at most: FSDP's own, on shards that are larger
-    where there are fewer of them.
-    """
-    return _MOST_BESIDE * shape.beside_ms * layout.replicate * layout.microbatches
-
-
-def path_bound_ms(layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] = ()) -> float:
+def path_bound_ms(
+    layout: Layout, shape: ModelCosts, extra_ms: Sequence[float] = (), products_ms: Sequence[float] = ()
+) -> float:
     """The least step time by the longest path through the schedule's operations (`pipeline_paths`), as `time_bound_ms`; 0
     where there is no pipeline or nothing is known of its schedule.
     """
     if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
         return 0.0
-    return _path_ms(layout, shape, split_of(layout, shape), extra_ms)
+    return _path_ms(layout, shape, split_of(layout, shape), extra_ms, products_ms)
 
 
-def _path_ms(layout: Layout, shape: ModelCosts, counts: Sequence[int], extra_ms: Sequence[float] = ()) -> float:
+def _path_ms(
+    layout: Layout,
+    shape: ModelCosts,
+    counts: Sequence[int],
+    extra_ms: Sequence[float] = (),
+    products_ms: Sequence[float] = (),
+) -> float:
     """The longest path with so many layers on each stage."""
     last, leading = layout.pipeline * layout.stages_per_rank - 1, leading_of(counts, shape.leading)
     own, leads = sum(counts[:: layout.pipeline]), sum(leading[:: layout.pipeline])  # of the first rank
-    gathered = _gather_copy_ms(layout, shape) if _gathers(layout) and not layout.keeps_parameters else 0.0
+    gathered = gather_copy_ms(layout, shape) if gathers_of(layout) and not layout.keeps_parameters else 0.0
+    added = add_ms(layout, shape)
     stages = [
         StageTimes(
             forward=_stage_sum(shape, count, lead, stage == last, lambda part: part.forward_ms),
             backward=_stage_sum(shape, count, lead, stage == last, lambda part: part.backward_ms),
-            gathered=_messages(shape, count, lead) * gathered,
+            gathered=messages_of(shape, count, lead) * gathered,
+            accumulated=messages_of(shape, count, lead) * added,
         )
         for stage, (count, lead) in enumerate(zip(counts, leading, strict=True))
     ]
@@ -225,11 +250,35 @@ def _path_ms(layout: Layout, shape: ModelCosts, counts: Sequence[int], extra_ms:
         stages,
         extra_ms or [0.0] * layout.pipeline,
         hop_ms=shape.hop_ms,
-        after_ms=_optimizer_ms(layout, shape, own, leads)
-        + _messages(shape, own, leads) * _scatters(layout) * _scatter_copy_ms(layout, shape)
+        after_ms=optimizer_ms(layout, shape, own, leads)
+        + messages_of(shape, own, leads) * scatters_of(layout) * scatter_copy_ms(layout, shape)
         + shape.traffic.gather_ms
         + shape.traffic.scatter_ms,
+        lengthened_ms=_lengthened_ms(layout, shape, counts, stages, extra_ms, products_ms),
     )
+
+
+def _lengthened_ms(
+    layout: Layout,
+    shape: ModelCosts,
+    counts: Sequence[int],
+    stages: Sequence[StageTimes],
+    extra_ms: Sequence[float],
+    products_ms: Sequence[float],
+) -> list[float]:
+    """By how much each rank's whole work takes longer at the clock that its power leaves."""
+    m, found = layout.microbatches, []
+    works = works_ms(stages, layout.pipeline, m)
+    for place in places(layout, counts, shape.leading):
+        leads = sum(place.leading)
+        parts = [(place.layers - leads, shape.layer), (leads, shape.lead), (int(place.last), shape.last)]
+        waits = m * sum(times * part.least_waits_ms for times, part in parts)
+        products = m * sum(times * part.products_ms for times, part in parts)
+        products += products_ms[place.rank] if products_ms else 0.0
+        work = works[place.rank] + (extra_ms[place.rank] if extra_ms else 0.0) - waits
+        beside = beside_ms(layout, shape, place.layers)
+        found.append(least_sustained_ms(shape.power, products, work, beside) - work)
+    return found
 
 
 def _stage_sum(shape: ModelCosts, layers: int, leading: int, last: bool, of: Callable[[LayerCosts], float]) -> float:
@@ -237,66 +286,12 @@ def _stage_sum(shape: ModelCosts, layers: int, leading: int, last: bool, of: Cal
     return (layers - leading) * of(shape.layer) + leading * of(shape.lead) + last * of(shape.last)
 
 
-def _messages(shape: ModelCosts, layers: int, leading: int) -> float:
-    """How many layers' messages the parameters of so many layers make, of which so many are leading ones."""
-    return shape.parameters(layers, leading) / shape.layer_parameters if shape.layer_parameters else layers
-
-
-def _gathers(layout: Layout) -> int:
-    """How often FSDP gathers a layer's parameters in a step, at least."""
-    if layout.shard * layout.context == 1:
-        return 0
-    if layout.pipeline > 1:
-        return 1 if layout.keeps_parameters else layout.microbatches + 1
-    return layout.microbatches * (1 if layout.keeps_parameters else 2)
-
-
-def _scatters(layout: Layout) -> int:
-    """How often FSDP scatters a layer's gradients in a step, at least."""
-    if layout.shard * layout.context == 1:
-        return 0
-    return 1 if layout.pipeline > 1 else layout.microbatches
-
-
-def _copies_ms(layout: Layout, shape: ModelCosts) -> float:
-    """What FSDP's copies of one layer's parameters and gradients take in a step at least."""
-    return _gathers(layout) * _gather_copy_ms(layout, shape) + _scatters(layout) * _scatter_copy_ms(layout, shape)
-
-
-def _gather_copy_ms(layout: Layout, shape: ModelCosts) -> float:
-    """Out of a gathered message of one layer: reads and writes it."""
-    ns = max(2 / shape.memory_gbps, shape.sharding.gather_ns)
-    return ns * shape.compute_bytes * shape.layer_parameters / _expert_shards(layout) / 1e6
-
-
-def _scatter_copy_ms(layout: Layout, shape: ModelCosts) -> float:
-    """Into a message that is reduced, of one layer: reads gradients as they were computed, and writes them in float32."""
-    ns = max((shape.compute_bytes / _REDUCED_BYTES + 1) / shape.memory_gbps, shape.sharding.scatter_ns)
-    return ns * _REDUCED_BYTES * shape.layer_parameters / _expert_shards(layout) / 1e6
-
-
-def _optimizer_ms(layout: Layout, shape: ModelCosts, layers: int, leading: int) -> float:
-    """What the optimizer's step takes at least on a rank with so many layers, of which so many are leading ones."""
-    own = _own_parameters(layout, shape, layers, leading)
-    if layout.cpu_offload:
-        offloaded = (shape.state_bytes + shape.gradient_bytes) * own
-        return shape.host_gb_us * offloaded / 1e12
-    each = 2 * shape.state_bytes + shape.gradient_bytes
-    return each * own / shape.memory_gbps / 1e6
-
-
-def _own_parameters(layout: Layout, shape: ModelCosts, layers: int, leading: int) -> float:
-    """The parameters of a rank with so many layers, at least; FSDP's, tensor and expert parallelism's parts of them."""
-    parameters = shape.parameters(layers, leading) + (shape.outside_parameters if layout.pipeline == 1 else 0.0)
-    return parameters / (layout.tensor * layout.shard * layout.context)
-
-
 def _states_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank, *, gradients: bool) -> float:
     """What parameters, optimizer states and, if asked for, gradients of a pipeline rank take at least."""
     if layout.cpu_offload:
         return 0.0
     each = shape.state_bytes + (shape.gradient_bytes if gradients else 0)
-    return each * _own_parameters(layout, shape, place.layers, sum(place.leading))
+    return each * own_parameters(layout, shape, place.layers, sum(place.leading))
 
 
 def _before_backward_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank, moment: Moment) -> float:
@@ -304,7 +299,7 @@ def _before_backward_bytes(layout: Layout, shape: ModelCosts, place: PipelineRan
     accumulated = layout.pipeline == 1 and layout.microbatches > 1
     found = _states_bytes(layout, shape, place, gradients=accumulated or _pools(layout, shape).gradients_apart)
     found += _gathered_pool_bytes(layout, shape, place)
-    gathers = layout.pipeline > 1 and _gathers(layout) and not layout.keeps_parameters
+    gathers = layout.pipeline > 1 and gathers_of(layout) and not layout.keeps_parameters
     one = min(shape.layer_parameters, shape.lead_parameters) if any(place.leading) else shape.layer_parameters
     whole = one * shape.compute_bytes if gathers and not moment.behind else 0.0
     stages = zip(place.counts, place.leading, moment.held, moment.accumulating, strict=True)
@@ -312,7 +307,7 @@ def _before_backward_bytes(layout: Layout, shape: ModelCosts, place: PipelineRan
         each = shape.compute_bytes if layout.keeps_parameters and (held or accumulating) else 0
         each += shape.gradient_bytes if accumulating else 0
         whole += each * shape.parameters(count, leading)
-    return found + whole / _expert_shards(layout)
+    return found + whole / expert_shards(layout)
 
 
 def _pools(layout: Layout, shape: ModelCosts) -> Sharding:
@@ -323,12 +318,7 @@ def _pools(layout: Layout, shape: ModelCosts) -> Sharding:
 def _gathered_pool_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank) -> float:
     """The most that gathered messages of a rank's layers take together, on their own stream."""
     at_once = min(_pools(layout, shape).gathers_at_once, max(place.counts))
-    return at_once * shape.compute_bytes * shape.least_parameters / _expert_shards(layout)
-
-
-def _expert_shards(layout: Layout) -> int:
-    """Of how many ranks' parameters a gathered layer may be a part at most: tensor and expert parallelism leave the rest."""
-    return layout.tensor * layout.expert
+    return at_once * shape.compute_bytes * shape.least_parameters / expert_shards(layout)
 
 
 def _moments(layout: Layout, place: PipelineRank) -> Sequence[Moment]:
@@ -367,7 +357,7 @@ def _needs(layout: Layout, shape: ModelCosts, place: PipelineRank) -> list[tuple
         (_before_backward_bytes(layout, shape, place, moment), _kept(layout, shape, place, moment))
         for moment in _moments(layout, place)
     ]
-    if layout.pipeline > 1 and _gathers(layout):
+    if layout.pipeline > 1 and gathers_of(layout):
         found += [
             _after_a_layer(layout, shape, place, moment)
             for moment in _moments(layout, place)
@@ -393,7 +383,7 @@ def _after_a_layer(
     kept = _kept(layout, shape, less, moment._replace(behind=False))
     if held > 1:  # that layer's other microbatches
         kept += [((held - 1) * size, m * ms) for size, ms in (shape.lead if leads else shape.layer).kept]
-    return before + shape.compute_bytes * shape.parameters(1, leads) / _expert_shards(layout), kept
+    return before + shape.compute_bytes * shape.parameters(1, leads) / expert_shards(layout), kept
 
 
 def _reducing(
@@ -402,13 +392,13 @@ def _reducing(
     """As `_needs`, when one layer or, by then, two have run backward: the first one's gradients in a message, beside them or,
     where the message waits, beside the second one's parameters and gradients.
     """
-    layer = shape.least_parameters / _expert_shards(layout)
+    layer = shape.least_parameters / expert_shards(layout)
     before = _before_backward_bytes(layout, shape, place, Moment((1,), (False,), False))
     if layout.keeps_parameters:
-        before -= shape.compute_bytes * shape.layer_parameters / _expert_shards(layout)
+        before -= shape.compute_bytes * shape.layer_parameters / expert_shards(layout)
     elif done == 2:
         before += shape.compute_bytes * layer
-    waits = _REDUCED_BYTES if done == 1 or shape.sharding.scatter_waits else 0
+    waits = REDUCED_BYTES if done == 1 or shape.sharding.scatter_waits else 0
     left = PipelineRank(0, (shape.layers - done,), False, (0,))
     return before + (shape.compute_bytes + waits) * layer, _kept(layout, shape, left, Moment((1,), (False,), False))
 
@@ -453,11 +443,14 @@ def bound_ms(layout: Layout, shape: ModelCosts, budget_bytes: float, *, paths: b
     """
     if memory_bound_bytes(layout, shape) > budget_bytes:
         return INFEASIBLE
-    extra = [recompute_bound_ms(layout, shape, rank, budget_bytes) for rank in range(layout.pipeline)]
+    counts = split_of(layout, shape)
+    extra = [_recompute_ms(layout, shape, place, budget_bytes) for place in places(layout, counts, shape.leading)]
     if math.inf in extra:
         return INFEASIBLE
-    found = time_bound_ms(layout, shape, extra)
-    return max(found, path_bound_ms(layout, shape, extra)) if paths else found
+    known = shape.of_products
+    products = [_recompute_ms(layout, known, place, budget_bytes) for place in places(layout, counts, shape.leading)]
+    found = time_bound_ms(layout, shape, extra, products)
+    return max(found, path_bound_ms(layout, shape, extra, products)) if paths else found
 
 
 def any_split_bound_ms(layout: Layout, shape: ModelCosts) -> float:

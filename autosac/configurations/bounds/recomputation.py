@@ -10,15 +10,16 @@ runs again; whoever runs again needs what it read, which is kept or made again i
                 sum over T of  s_T k_T <= room,     y and k from 0 to 1
 
 Every plan gives a solution, so the least sum is a lower bound of its recomputation (`frontier`). It is a convex function of
-the room, piecewise linear: it is known from its tangents, and whatever tangents have been found bound it from below. Of a
-tensor that several operators wrote, the one that took longest of those counts; the others are left out. What a layer reads
-from elsewhere is there.
+the room, piecewise linear: it is known from its tangents, and whatever tangents have been found bound it from below. With
+c_o = 0 for what is no matrix product, it is a lower bound of the products that run again (`products_frontier`). Of a tensor
+that several operators wrote, the one that took longest of those counts; the others are left out. What a layer reads from
+elsewhere is there.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +39,14 @@ class Made(NamedTuple):
 
 
 class Run(NamedTuple):
-    """An operator of a layer's forward. `reads`: (tensor, operator that had made it by then), by their positions."""
+    """An operator of a layer's forward. `reads`: (tensor, operator that had made it by then), by their positions;
+    `is_product`: a matrix product that takes longer at a lower clock.
+    """
 
     ms: float
     name: str
     reads: tuple[tuple[int, int], ...]
+    is_product: bool = False
 
 
 class LayerForward(NamedTuple):
@@ -68,10 +72,19 @@ class _Line(NamedTuple):
 
 def frontier(forward: LayerForward) -> tuple[tuple[int, float], ...]:
     """(bytes, milliseconds) of how recomputation grows as less is kept: the cheapest bytes first, down to nothing."""
+    return _frontier(forward, [run.ms for run in forward.runs])
+
+
+def products_frontier(forward: LayerForward) -> tuple[tuple[int, float], ...]:
+    """As `frontier`, of the matrix products that run again at least."""
+    return _frontier(forward, [run.ms if run.is_product else 0.0 for run in forward.runs])
+
+
+def _frontier(forward: LayerForward, costs_ms: Sequence[float]) -> tuple[tuple[int, float], ...]:
     most = forward.needed_bytes
     if not most:
         return ()
-    least = _Program(forward)
+    least = _Program(forward, costs_ms)
     lines = [_Line(most, 0.0, 0.0), least.tangent(0.0)]
     if lines[1].value <= 0:
         return ((most, 0.0),)
@@ -101,7 +114,7 @@ def rerun_ms(forward: LayerForward, is_saved: Callable[[str], bool]) -> float:
 class _Program:
     """The linear program of a layer. Variables: all y, then all k."""
 
-    def __init__(self, forward: LayerForward) -> None:
+    def __init__(self, forward: LayerForward, costs_ms: Sequence[float]) -> None:
         runs, made = forward.runs, forward.made
         rows: list[list[tuple[int, float]]] = []
         limits: list[float] = []
@@ -119,7 +132,7 @@ class _Program:
         values, at, columns = zip(*entries, strict=True)
         self._matrix = coo_matrix((values, (at, columns)), shape=(len(rows), len(runs) + len(made))).tocsr()
         self._limits = np.array([*limits, 0.0])
-        self._costs = np.array([run.ms for run in runs] + [0.0] * len(made))
+        self._costs = np.array([*costs_ms, *[0.0] * len(made)])
 
     def tangent(self, room: float) -> _Line:
         """The least recomputation and its derivative in the room."""

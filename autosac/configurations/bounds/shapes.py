@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.bounds.traffic import NO_TRAFFIC, Traffic
@@ -21,20 +22,47 @@ class LayerCosts:
 
     `kept`: (bytes, least milliseconds that recomputing them takes) of what the step keeps for the backward without
     checkpointing; infinite milliseconds for what cannot be freed. Times are lower bounds, bytes are those of a rank.
-    `waits_ms`: what of forward and backward is transfers that computation waits for. `products_ms`: what of both is matrix
-    products that take longer at a lower clock, at least.
+    `waits_ms`: what of forward and backward is transfers that computation waits for, at most; `least_waits_ms`: at least.
+    `products_ms`: what of both is matrix products that take longer at a lower clock, at least; `kept_products`: as `kept`, of
+    these alone, where that is known.
     """
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     waits_ms: float = 0.0
+    least_waits_ms: float = 0.0
     products_ms: float = 0.0
     kept: tuple[tuple[int, float], ...] = ()
+    kept_products: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def of_products(self) -> LayerCosts:
+        """With `kept` of products alone."""
+        known = self.kept_products or tuple((size, ms if math.isinf(ms) else 0.0) for size, ms in self.kept)
+        return replace(self, kept=known)
 
     @property
     def both_ms(self) -> float:
         """Forward and backward."""
         return self.forward_ms + self.backward_ms
+
+
+class OtherTimes(NamedTuple):
+    """Milliseconds of operators that are no products and belong to no layer's forward or backward, at most: of all layers,
+    with FSDP over all ranks, for one microbatch. They leave power to products.
+
+    `gathers`: on other streams than the model's, which copy parameters into messages, forward and backward. `adds`: those that
+    add a rank's shards of gradients to what is there. `copies`: between messages and parameters or gradients, on the model's
+    stream. `once`: outside of the forward and backward (clipping, the optimizer).
+    """
+
+    gathers: float = 0.0
+    adds: float = 0.0
+    copies: float = 0.0
+    once: float = 0.0
+
+
+NO_OTHERS = OtherTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +75,8 @@ class ModelCosts:
     `traffic`: of FSDP, for one layer. `ends_less`: how many layers fewer TorchTitan gives the first and the last stage.
     `hop_ms`: to send a layer's input to the next pipeline stage. `reserved`: the budget is of reserved memory. `leading`:
     how many layers at the front are like `lead`, with `lead_parameters`; all others are like `layer`. `layer_experts`:
-    the most that experts are of a layer's parameters. `beside_ms`: operators on other streams than the model's, of all layers
-    and one microbatch, as far as they are no products, with FSDP over all ranks. `power`: what the GPU may draw.
+    the most that experts are of a layer's parameters. `others`: what a step does beside its layers that is no product.
+    `power`: what the GPU may draw.
     """
 
     layers: int
@@ -73,8 +101,13 @@ class ModelCosts:
     lead: LayerCosts = LayerCosts()
     lead_parameters: float = 0.0
     layer_experts: float = 0.0
-    beside_ms: float = 0.0
+    others: OtherTimes = NO_OTHERS
     power: PowerBudget = FULL_CLOCK
+
+    @property
+    def of_products(self) -> ModelCosts:
+        """With what recomputing costs in products alone."""
+        return replace(self, layer=self.layer.of_products, lead=self.lead.of_products, last=self.last.of_products)
 
     def both_ms(self, layers: int, leading: int) -> float:
         """Forward and backward of so many layers, of which so many are leading ones."""

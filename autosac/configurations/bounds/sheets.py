@@ -26,12 +26,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES, ChainTimes, Sums, chain_of, parts, sums
-from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, rerun_ms
-from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts, most_experts
+from autosac.configurations.bounds.others import others_of
+from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, products_frontier, rerun_ms
+from autosac.configurations.bounds.shapes import NO_OTHERS, LayerCosts, ModelCosts, OtherTimes, most_experts
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding, sharding_of
 from autosac.configurations.space.layout import USUAL_STAGES, Layout
 from autosac.estimator.pricing import kinds_of
@@ -41,6 +39,7 @@ from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase
 _MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _Items = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
+_KEPT = ("kept", "kept_products")
 _PART_NAMES = ("layer", "least", "lead", "first", "last")
 # What TorchTitan's selective checkpointing may save; of products it saves every second one.
 _SAVED = re.compile(r"aten\.(mm|addmm|linear|max)\b|attention|attn|reduce_scatter|inductor_compiled_code")
@@ -74,7 +73,7 @@ class Sheet:
     selective_ms: float = 0.0
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     sharding: Sharding = NOTHING_KNOWN
-    beside_ms: float = 0.0
+    others: OtherTimes = NO_OTHERS
 
     def shape(self, *, pipeline: bool) -> ModelCosts:
         """For the bounds. A stage of a pipeline may hold any of the layers that repeat: there, the least of them counts, and
@@ -94,14 +93,15 @@ class Sheet:
             leading=self.leading if pipeline else 0,
             lead=self.lead,
             lead_parameters=self.lead_parameters,
-            beside_ms=self.beside_ms,
+            others=self.others,
         )
 
     def document(self) -> dict[str, Any]:
         """As JSON's types; infinite costs are None."""
-        found = asdict(self)
+        found = asdict(self) | {"others": self.others._asdict()}
         for part in _PART_NAMES:
-            found[part]["kept"] = [[size, None if math.isinf(ms) else ms] for size, ms in found[part]["kept"]]
+            for name in _KEPT:
+                found[part][name] = [[size, None if math.isinf(ms) else ms] for size, ms in found[part][name]]
         return found
 
     @staticmethod
@@ -109,13 +109,17 @@ class Sheet:
         """The inverse of `document`."""
 
         def part(table: Mapping[str, Any]) -> LayerCosts:
-            kept = tuple((int(size), math.inf if ms is None else float(ms)) for size, ms in table["kept"])
-            return LayerCosts(**{**table, "kept": kept})
+            kept = {
+                name: tuple((int(size), math.inf if ms is None else float(ms)) for size, ms in table[name])
+                for name in _KEPT
+            }
+            return LayerCosts(**{**table, **kept})
 
         shapes = tuple((str(name), tuple(shape)) for name, shape in document["parameter_shapes"])
         parts = {name: part(document[name]) for name in _PART_NAMES}
         sharding = Sharding(**document["sharding"])
-        return Sheet(**{**document, **parts, "parameter_shapes": shapes, "sharding": sharding})
+        others = OtherTimes(**document["others"])
+        return Sheet(**{**document, **parts, "parameter_shapes": shapes, "sharding": sharding, "others": others})
 
 
 def sheet_layout(layout: Layout) -> Layout:
@@ -177,7 +181,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
     layer_ms = {phase: average(chain.layers[phase]) for phase in PHASES}
     costs_ms = {member.event: member.ms for member in members if not info.compiled}
     # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
-    kept, rest = _kept(trace, event_ms, costs_ms, layer_of)
+    kept, rest = _kept(trace, event_ms, costs_ms, layer_of, {i for i in costs_ms if kinds.matrix[i]})
     least_kept = _least_kept([kept[layer] for layer in present])
 
     def least_parameters(some: Sequence[int]) -> float:
@@ -191,8 +195,10 @@ def sheet_of(simulation: Simulation) -> Sheet:
             forward_ms=layer_ms[Phase.FORWARD],
             backward_ms=layer_ms[Phase.BACKWARD],
             waits_ms=average(waits.layers),
+            least_waits_ms=average(waits.layers),
             products_ms=average(products.layers),
             kept=least_kept.items(),
+            kept_products=least_kept.products(),
         ),
         least=_least(chain, waits, products, kept, repeating),
         leading=len(leading),
@@ -200,13 +206,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
         lead_parameters=least_parameters(leading),
         repeating_parameters=least_parameters(repeating),
         first=_first(chain, waits, products, present, average),
-        last=LayerCosts(
-            forward_ms=chain.last[Phase.FORWARD],
-            backward_ms=chain.last[Phase.BACKWARD],
-            waits_ms=waits.last,
-            products_ms=products.last,
-            kept=_items(rest),
-        ),
+        last=_last(chain, waits, products, rest),
         layer_parameters=layer_parameters,
         least_parameters=least_parameters(present),
         outside_parameters=sum(parameters.values()) + added * layer_parameters - total * layer_parameters,
@@ -215,20 +215,15 @@ def sheet_of(simulation: Simulation) -> Sheet:
         selective_ms=rerun_ms(least_kept.forward, lambda name: bool(_SAVED.search(name))),
         parameter_shapes=tuple(info.parameter_shapes.items()),
         sharding=sharding_of(simulation, _layer_modules(trace, layer_of)),
-        beside_ms=_beside_ms(trace, event_ms, kinds.others) * max(1, total) / max(1, len(present)),
+        others=others_of(simulation, max(1, total) / max(1, len(present))),
     )
-
-
-def _beside_ms(trace: Trace, event_ms: Sequence[float], others: NDArray[np.bool_]) -> float:
-    """Operators on other streams than the model's, without products."""
-    chosen = zip(trace.events, event_ms, others.tolist(), strict=True)
-    return sum(ms for event, ms, is_other in chosen if is_other and type(event) is Op and event.stream != COMPUTE)
 
 
 def _least(
     chain: ChainTimes, waits: Sums, products: Sums, kept: Mapping[int, _Kept], layers: Sequence[int]
 ) -> LayerCosts:
     """Any of these layers, at least."""
+    least_kept = _least_kept([kept[layer] for layer in layers])
 
     def least_ms(phase: Phase) -> float:
         return min((chain.layers[phase].get(layer, 0.0) for layer in layers), default=0.0)
@@ -237,8 +232,10 @@ def _least(
         forward_ms=least_ms(Phase.FORWARD),
         backward_ms=least_ms(Phase.BACKWARD),
         waits_ms=max((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
+        least_waits_ms=min((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
         products_ms=min((products.layers.get(layer, 0.0) for layer in layers), default=0.0),
-        kept=_least_kept([kept[layer] for layer in layers]).items(),
+        kept=least_kept.items(),
+        kept_products=least_kept.products(),
     )
 
 
@@ -258,7 +255,20 @@ def _first(
         forward_ms=chain.first[Phase.FORWARD] + excess(chain.layers[Phase.FORWARD]),
         backward_ms=chain.first[Phase.BACKWARD] + excess(chain.layers[Phase.BACKWARD]),
         waits_ms=waits.first + excess(waits.layers),
+        least_waits_ms=waits.first + excess(waits.layers),
         products_ms=products.first + excess(products.layers),
+    )
+
+
+def _last(chain: ChainTimes, waits: Sums, products: Sums, kept: _Items) -> LayerCosts:
+    """What comes behind the layers."""
+    return LayerCosts(
+        forward_ms=chain.last[Phase.FORWARD],
+        backward_ms=chain.last[Phase.BACKWARD],
+        waits_ms=waits.last,
+        least_waits_ms=waits.last,
+        products_ms=products.last,
+        kept=_items(kept),
     )
 
 
@@ -294,12 +304,16 @@ class _Kept(NamedTuple):
         """(bytes, least milliseconds that recomputing them takes)."""
         return (*((size, math.inf) for size in self.fixed), *frontier(self.forward))
 
+    def products(self) -> tuple[tuple[int, float], ...]:
+        """(bytes, least milliseconds of products that recomputing them takes)."""
+        return (*((size, math.inf) for size in self.fixed), *products_frontier(self.forward))
+
 
 class _Forwards:
     """The forwards of all layers: which operator made which tensor from which others."""
 
-    def __init__(self, costs_ms: Mapping[int, float]) -> None:
-        self._costs_ms = costs_ms
+    def __init__(self, costs_ms: Mapping[int, float], products: Collection[int]) -> None:
+        self._costs_ms, self._products = costs_ms, products
         self.layer: dict[int, int] = {}  # of storages that layers made
         self._maker: dict[int, int] = {}  # event that took longest to write a storage
         self._runs: dict[int, tuple[str, list[tuple[int, int]]]] = {}
@@ -332,6 +346,7 @@ class _Forwards:
                 tuple(
                     (position[storage], number[maker]) for storage, maker in self._runs[event][1] if storage in position
                 ),
+                event in self._products,
             )
             for event in events
         )
@@ -340,15 +355,19 @@ class _Forwards:
 
 
 def _kept(
-    trace: Trace, event_ms: Sequence[float], costs_ms: Mapping[int, float], layer_of: Sequence[int]
+    trace: Trace,
+    event_ms: Sequence[float],
+    costs_ms: Mapping[int, float],
+    layer_of: Sequence[int],
+    products: Collection[int],
 ) -> tuple[dict[int, _Kept], _Items]:
     """Every tensor that the forward leaves to the backward, by layer; and of the
     others, at the operator between the layers' forward and backward at which they are most: what that one reads and writes
-    is fixed. `costs_ms`: of the chain's members, by their events.
+    is fixed. `costs_ms`: of the chain's members, by their events, of which some are products.
     """
     inputs = _layer_inputs(trace, layer_of)
     alive: dict[int, tuple[float, str]] = {}  # longest operator that wrote it: milliseconds and name
-    forwards = _Forwards(costs_ms)
+    forwards = _Forwards(costs_ms, products)
     shared: set[int] = set()  # made by a layer and read by others
     behind: _Items = Counter()
     event: Any

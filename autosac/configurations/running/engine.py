@@ -1,12 +1,13 @@
 """Best-first search with lower bounds: the least of many values, most of which are never worked out.
 
-Every candidate has a lower bound of its value. The candidate with the smallest bound is taken; its `step` says what is
-known of it now: a tighter bound (it goes back), its value, or work to do, which runs beside other work. When no candidate's
-bound is below (1 - gap) times the best value found, the search ends:
+Every candidate has a lower bound of its value. The candidate with the smallest bound, or another priority, is taken; its
+`step` says what is known of it now: a tighter bound (it goes back), its value, or work to do, which runs beside other work.
+When no candidate's bound is below (1 - gap) times the best value found, the search ends:
 
     for every candidate c that was not worked out   value(c) >= bound(c) >= (1 - gap) best
 
-so no value is below (1 - gap) best: with gap 0 the best is the least. It holds for every order in which work is finished.
+so no value is below (1 - gap) best: with gap 0 the best is the least. It holds for every order in which candidates are taken
+and work is finished.
 """
 
 from __future__ import annotations
@@ -81,38 +82,45 @@ def best_first(
     gap: float = 0.0,
     outcome: SearchState[K] | None = None,
     on_change: Callable[[SearchState[K], float], None] = lambda _, __: None,
+    priority: Callable[[K, float], float] = lambda _, bound: bound,
 ) -> SearchState[K]:
-    """Search. `candidates` come with their bounds; of equal ones the first is preferred. `submit` starts work.
+    """Search. `candidates` come with their bounds; of equal ones the first is preferred. `submit` starts work. `priority`: of
+    a candidate with a bound, the least first; others than the bounds themselves put off what takes long to work out.
 
     `outcome` is filled as the search goes on: who is interrupted has what was found. `on_change` gets it, and the least
     bound of what is open.
     """
     found: SearchState[K] = outcome if outcome is not None else SearchState()
     numbers = itertools.count()
-    heap = [(bound, next(numbers), candidate) for candidate, bound in candidates]
+    heap = [(priority(candidate, bound), next(numbers), candidate, bound) for candidate, bound in candidates]
     heapq.heapify(heap)
+    closed: dict[K, float] = {}  # the best only falls: what is not open never will be
     running: dict[Future[Any], PendingWork] = {}
-    waiting: dict[Hashable, list[tuple[float, int, K]]] = {}
+    waiting: dict[Hashable, list[tuple[float, int, K, float]]] = {}
 
     def is_open(bound: float) -> bool:
         return bound < found.best * (1 - gap) if math.isfinite(found.best) else math.isfinite(bound)
 
     while True:
-        while heap and len(running) < at_once and is_open(heap[0][0]):
-            bound, number, candidate = heapq.heappop(heap)
+        while heap and len(running) < at_once:
+            _, number, candidate, bound = heapq.heappop(heap)
+            if not is_open(bound):
+                closed[candidate] = bound
+                continue
             known = steps.step(candidate, bound, found.best)
             if isinstance(known, Value):
                 found.values[candidate] = known.value
                 if known.value < found.best:
                     found.best, found.best_candidate = known.value, candidate
             elif isinstance(known, Bound):
-                heapq.heappush(heap, (max(bound, known.value), number, candidate))
+                bound = max(bound, known.value)
+                heapq.heappush(heap, (priority(candidate, bound), number, candidate, bound))
             elif known.key in waiting:
-                waiting[known.key].append((bound, number, candidate))
+                waiting[known.key].append((priority(candidate, bound), number, candidate, bound))
             else:
-                waiting[known.key] = [(bound, number, candidate)]
+                waiting[known.key] = [(priority(candidate, bound), number, candidate, bound)]
                 running[submit(known.content)] = known
-        least = min((entry[0] for entries in (heap, *waiting.values()) for entry in entries), default=math.inf)
+        least = min((entry[3] for entries in (heap, *waiting.values()) for entry in entries), default=math.inf)
         on_change(found, least)
         if not running or not is_open(least):
             break
@@ -122,7 +130,8 @@ def best_first(
             steps.finished(work, future)
             for entry in waiting.pop(work.key):
                 heapq.heappush(heap, entry)
+    found.pruned.update(closed)
     for entries in (heap, *waiting.values()):
-        found.pruned.update({candidate: bound for bound, _, candidate in entries})
+        found.pruned.update({candidate: bound for _, _, candidate, bound in entries})
     found.proven = True
     return found

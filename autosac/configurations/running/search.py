@@ -54,6 +54,7 @@ from autosac.jobs.titan import TitanJob
 
 _TRIES = 3
 _MOST_LAYOUTS = 50_000
+_PUT_OFF = 0.02
 
 
 class TitanSearch:
@@ -132,6 +133,7 @@ class TitanSearch:
                 gap=self._wanted.request.gap,
                 outcome=self.outcome,
                 on_change=changed,
+                priority=put_off,
             )
             found = {**self.outcome.pruned, **self.outcome.values}
             return {layout: max(found[layout], self.outcome.best) for layout in layouts}
@@ -483,6 +485,13 @@ class TitanSearch:
         return next(
             self._lost[key] for kind in ("layout", "plan") if (key := self._machines.key(kind, layout)) in self._lost
         )
+
+
+def put_off(layout: Layout, bound: float) -> float:
+    """The bound, longer by 2 % for each doubling of what has to be captured and simulated of a layout: one rank of each stage,
+    with all microbatches. So the best is known early, and deep pipelines whose bounds are above it are never worked out.
+    """
+    return bound * (1 + _PUT_OFF * math.log2(layout.pipeline * (layout.microbatches if layout.pipeline > 1 else 1)))
 
 
 def _silent(_: str) -> None:

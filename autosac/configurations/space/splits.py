@@ -7,8 +7,9 @@
 
     minimise over cuts   max over stages s of   c(s, its layers)
 
-by dynamic programming over (stages, layers): exact, whatever c is. The search's c is a stage's time with what it has to
-recompute within its memory (`bounds.bounds.split_of`). Of splits that are equally good, the one whose early
+by dynamic programming over (stages, layers): exact for every c that does not fall as a stage gets more layers. So once a stage
+alone takes as long as the best cut that is known, more layers need not be tried. The search's c is a stage's time with what
+it has to recompute within its memory (`bounds.bounds.split_of`). Of splits that are equally good, the one whose early
 stages are shorter is taken, for they hold more microbatches. `improved_split` moves single layers where ranks have several
 stages, and between equally good splits: the later a slow stage stands, the longer it waits for those before it.
 """
@@ -36,7 +37,8 @@ def torchtitan_split(layers: int, stages: int, first_less: int = 1, last_less: i
 def balanced_split(layers: int, stages: int, stage_ms: Callable[[int, int, int], float]) -> tuple[int, ...]:
     """Layers of each stage so that the slowest is as short as possible. Each stage gets at least one layer.
 
-    `stage_ms(s, i, j)`: what stage s takes with the layers from i up to, and without, j; infinite if it cannot be.
+    `stage_ms(s, i, j)`: what stage s takes with the layers from i up to, and without, j, no less than with fewer of them;
+    infinite if it cannot be.
     ValueError if there are fewer layers than stages.
     """
     if stages > layers:
@@ -49,8 +51,11 @@ def balanced_split(layers: int, stages: int, stage_ms: Callable[[int, int, int],
             return stage_ms(stage, first, layers), (layers - first,)
         found: tuple[float, tuple[int, ...]] | None = None
         for last in range(first + 1, layers - (stages - 1 - stage) + 1):
+            own_ms = stage_ms(stage, first, last)
+            if found is not None and own_ms >= found[0]:
+                break
             rest_ms, rest = best(stage + 1, last)
-            worst = max(stage_ms(stage, first, last), rest_ms)
+            worst = max(own_ms, rest_ms)
             if found is None or worst < found[0] - 1e-12:
                 found = (worst, (last - first, *rest))
         assert found is not None

@@ -1,0 +1,96 @@
+"""What a rank does in a step beside its layers, at least, and what it does at most that only leaves power to products:
+copies of FSDP's messages, additions of gradients, the optimizer. Why is said in `bounds.bounds`.
+"""
+
+from __future__ import annotations
+
+from autosac.configurations.bounds.shapes import ModelCosts
+from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.schedules import WHOLE_BACKWARDS
+
+REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
+
+
+def messages_of(shape: ModelCosts, layers: int, leading: int) -> float:
+    """How many layers' messages the parameters of so many layers make, of which so many are leading ones."""
+    return shape.parameters(layers, leading) / shape.layer_parameters if shape.layer_parameters else layers
+
+
+def gathers_of(layout: Layout) -> int:
+    """How often FSDP gathers a layer's parameters in a step, at least."""
+    if layout.shard * layout.context == 1:
+        return 0
+    if layout.pipeline > 1:
+        return 1 if layout.keeps_parameters else layout.microbatches + 1
+    return layout.microbatches * (1 if layout.keeps_parameters else 2)
+
+
+def scatters_of(layout: Layout) -> int:
+    """How often FSDP scatters a layer's gradients in a step, at least."""
+    if layout.shard * layout.context == 1:
+        return 0
+    return 1 if layout.pipeline > 1 else layout.microbatches
+
+
+def copies_ms(layout: Layout, shape: ModelCosts) -> float:
+    """What FSDP's copies of one layer's parameters and gradients take in a step at least."""
+    return gathers_of(layout) * gather_copy_ms(layout, shape) + scatters_of(layout) * scatter_copy_ms(layout, shape)
+
+
+def gather_copy_ms(layout: Layout, shape: ModelCosts) -> float:
+    """Out of a gathered message of one layer: reads and writes it."""
+    ns = max(2 / shape.memory_gbps, shape.sharding.gather_ns)
+    return ns * shape.compute_bytes * shape.layer_parameters / expert_shards(layout) / 1e6
+
+
+def scatter_copy_ms(layout: Layout, shape: ModelCosts) -> float:
+    """Into a message that is reduced, of one layer: reads gradients as they were computed, and writes them in float32."""
+    ns = max((shape.compute_bytes / REDUCED_BYTES + 1) / shape.memory_gbps, shape.sharding.scatter_ns)
+    return ns * REDUCED_BYTES * shape.layer_parameters / expert_shards(layout) / 1e6
+
+
+def adds_ms(layout: Layout, shape: ModelCosts) -> float:
+    """What a pipeline's additions of one layer's gradients take in a step at least."""
+    return (layout.microbatches - 1) * add_ms(layout, shape)
+
+
+def add_ms(layout: Layout, shape: ModelCosts) -> float:
+    """Of one microbatch of a pipeline, to those that are there: reads gradients as they were computed, and reads and writes
+    the sum. Of schedules that divide backwards nothing is said.
+    """
+    if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
+        return 0.0
+    each = (shape.compute_bytes + 2 * shape.gradient_bytes) / shape.memory_gbps
+    return each * shape.layer_parameters / expert_shards(layout) / 1e6
+
+
+def optimizer_ms(layout: Layout, shape: ModelCosts, layers: int, leading: int) -> float:
+    """What the optimizer's step takes at least on a rank with so many layers, of which so many are leading ones."""
+    own = own_parameters(layout, shape, layers, leading)
+    if layout.cpu_offload:
+        offloaded = (shape.state_bytes + shape.gradient_bytes) * own
+        return shape.host_gb_us * offloaded / 1e12
+    each = 2 * shape.state_bytes + shape.gradient_bytes
+    return each * own / shape.memory_gbps / 1e6
+
+
+def own_parameters(layout: Layout, shape: ModelCosts, layers: int, leading: int) -> float:
+    """The parameters of a rank with so many layers, at least; FSDP's, tensor and expert parallelism's parts of them."""
+    parameters = shape.parameters(layers, leading) + (shape.outside_parameters if layout.pipeline == 1 else 0.0)
+    return parameters / (layout.tensor * layout.shard * layout.context)
+
+
+def expert_shards(layout: Layout) -> int:
+    """Of how many ranks' parameters a gathered layer may be a part at most: tensor and expert parallelism leave the rest."""
+    return layout.tensor * layout.expert
+
+
+def beside_ms(layout: Layout, shape: ModelCosts, layers: int) -> float:
+    """What a rank with so many layers does in a step beside its work that is no product, at most. See the module."""
+    others, m = shape.others, layout.microbatches
+    share = layers / shape.layers
+    larger = layout.pipeline * layout.replicate  # than the shards of FSDP over all ranks
+    if layout.pipeline == 1:
+        return larger * share * m * (others.gathers + (others.adds if m > 1 else 0.0))
+    gathers = 1 if layout.keeps_parameters else m
+    return share * (larger * (gathers * others.gathers + others.once) + 2 * others.copies)

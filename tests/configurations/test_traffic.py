@@ -1,0 +1,115 @@
+"""What is known of FSDP's transfers against executed steps, and against the model of collectives."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosac.configurations.bounds.traffic import Roads, Traffic
+from autosac.configurations.space.layout import Layout
+from autosac.runtime_sim import INSTANT_HOST, ConstantOverlap, LinkUse, simulate
+from autosac.simulation import Target
+from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta
+from traces import trace_of
+
+
+class Priced(NamedTuple):
+    """The durations of a trace's events, and what transfers take of the links."""
+
+    event_ms: np.ndarray
+    link_use: dict[int, LinkUse]
+
+
+SHARES = st.tuples(*[st.floats(0.0, 1.0)] * 2)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(0.1, 5)), min_size=1, max_size=6),
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.floats(0.1, 5),
+    st.floats(0.1, 5),
+    SHARES,
+    SHARES,
+    st.floats(1.01, 3),
+    st.randoms(),
+)
+def test_no_step_is_faster_than_its_transfers_allow(
+    chain: list[tuple[bool, float]],
+    gathers: int,
+    scatters: int,
+    gather_ms: float,
+    scatter_ms: float,
+    gather_use: tuple[float, float],
+    scatter_use: tuple[float, float],
+    slowdown: float,
+    random: Random,
+) -> None:
+    """A chain of operators (or of transfers that they wait for) beside gathers and scatters in any order, executed by the
+    engine: it takes no less than the bound of a layer that holds them.
+    """
+    groups = tuple(Group.of(name, range(0, 16, 8)) for name in ("gather", "scatter", "wait"))
+    rows: list[tuple[int, float]] = [(0 if is_op else 3, ms) for is_op, ms in chain]
+    others = [(1, gather_ms)] * gathers + [(2, scatter_ms)] * scatters
+    random.shuffle(others)
+    for other in others:
+        rows.insert(random.randrange(len(rows) + 1), other)
+    events: list[Event] = []
+    uses: dict[int, LinkUse] = {}
+    for stream, _ in rows:
+        if stream in (1, 2):
+            port, adapter = gather_use if stream == 1 else scatter_use
+            uses[len(events)] = LinkUse(port=port, adapter=adapter, rate=max(port, adapter, 0.01))
+        if stream == 0:
+            events.append(Op(0, 0, 0, Phase.FORWARD, 0, (0,), (1,)))
+        else:
+            kind, own = ("reduce_scatter" if stream == 2 else "all_gather"), 0 if stream == 3 else stream
+            events.append(Collective(kind, 8, stream - 1, own, False, -1, -1, -1, 0, 0, Phase.FORWARD, 0, (), ()))
+    meta = TensorMeta((4,), (1,), "float32")
+    trace = trace_of(events, signatures=(Signature("aten.mm.default", (meta, meta), (meta,)),), groups=groups)
+    overlap = ConstantOverlap(compute_intra=slowdown, compute_inter=slowdown)
+    priced = Priced(np.array([ms for _, ms in rows]), uses)
+    step_ms = simulate([trace], [priced], host=INSTANT_HOST, overlap=overlap, steps=1).makespan_ms
+    traffic = Traffic(
+        gather_ms=gather_ms,
+        scatter_ms=scatter_ms,
+        gather_links_ms=tuple(gather_ms * share for share in gather_use),
+        scatter_links_ms=tuple(scatter_ms * share for share in scatter_use),
+        slowdown=slowdown,
+    )
+    waits = sum(ms for is_op, ms in chain if not is_op)
+    busy = traffic.busy_ms(gathers, scatters) - waits
+    assert sum(ms for _, ms in chain) + (1 - 1 / slowdown) * max(0.0, busy) <= step_ms * (1 + 1e-9)
+
+
+@given(st.integers(1, 6), st.integers(0, 3), st.integers(1, 60))
+def test_larger_messages_are_no_slower_for_each_byte(doublings: int, stride: int, mebibytes: int) -> None:
+    """Which the traffic of layers assumes of the model of collectives: on one node and on several."""
+    roads = Roads(Target.of("h100-sxm-80gb", 64))
+    layout = Layout(gpu="any", shard=2**doublings, tensor=2**stride if doublings + stride <= 6 else 1)
+
+    def gather_ms(layers: int) -> float:
+        return roads.traffic(layout, layers, mebibytes * 2**20, 2, 4).gather_ms
+
+    assert gather_ms(80) <= gather_ms(2) * (1 + 1e-9) and gather_ms(2) <= gather_ms(1) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shard", "tensor", "pipeline", "known"),
+    [
+        *((2, 1, 1, True), (1, 1, 1, False), (1, 2, 1, False), (64, 1, 1, True)),
+        *((4, 1, 2, True), (8, 1, 2, True), (16, 1, 2, True), (12, 1, 2, False), (3, 1, 4, False), (3, 4, 2, False)),
+    ],
+)
+def test_traffic_is_known_of_aligned_stages(shard: int, tensor: int, pipeline: int, known: bool) -> None:
+    """A pipeline's stages fill whole nodes of eight GPUs, or several of them one node; without FSDP nothing is gathered."""
+    roads = Roads(Target.of("h100-sxm-80gb", shard * tensor * pipeline))
+    layout = Layout(gpu="any", shard=shard, tensor=tensor, pipeline=pipeline)
+    traffic = roads.traffic(layout, 4, 2.0**24, 2, 4)
+    assert (traffic.gather_ms > 0) is (traffic.scatter_ms > 0) is known
+    assert roads.traffic(layout, 4, 0.2 * tensor, 2, 4).gather_ms == 0.0
