@@ -255,13 +255,13 @@ class KeptResults:
 
 
 def _is_seen_twice(signature: Signature, result: TensorMeta) -> bool:
-    """Whether the `detach` of a result is recorded once more: above autograd, of a type that it differentiates.
+    """Whether the `detach` of a result is recorded once more: above autograd, of numbers (captures of masks have it once).
 
     There an operator without inputs runs, but for tensors that PyTorch makes of numbers (`wrapped_scalar_tensor` in
     ATen/ScalarOps.h).
     """
     above = not signature.inputs and signature.name != "aten.scalar_tensor.default"
-    return above and result.dtype.startswith(("float", "bfloat", "complex"))
+    return above and result.dtype != "bool"
 
 
 def _is_on_host(call: Call) -> bool:

@@ -63,11 +63,18 @@ class UnitPolicy:
         )
 
     def kept_items(self, decisions: Sequence[Decision]) -> frozenset[int]:
-        """The items of which these decisions keep all operators."""
+        """The items of which these decisions keep all operators. A launched kernel goes with what it writes to: nothing
+        decides about it.
+        """
         stats = self.sac.stats
         keep = {(decision.op, decision.occurrence) for decision in decisions if decision.keep}
         names = [(operator.name, operator.occurrence) for operator in stats.operators]
-        return frozenset(g for g, group in enumerate(stats.groups) if all(names[i] in keep for i in group.members))
+        found = []
+        for g, group in enumerate(stats.groups):
+            decided = [names[i] for i in group.members if stats.operators[i].occurrence >= 0]
+            if decided and keep.issuperset(decided):
+                found.append(g)
+        return frozenset(found)
 
     def operators_again(self, decisions: Sequence[Decision]) -> frozenset[int]:
         """The operators that launch something and run again under these decisions."""

@@ -78,6 +78,7 @@ class Args:
     n_layers: int = 4
     n_heads: int = 12
     n_kv_heads: int | None = None
+    moe_args: Experts | None = None
 """
 DEGREES = {"replicate": "data_parallel_replicate", "shard": "data_parallel_shard", "context": "context_parallel"}
 

@@ -15,6 +15,7 @@ import pytest
 
 from autosac.capture.process.server import CaptureFuture, CaptureServer
 from autosac.capture.request import TitanRequest
+from autosac.errors import CaptureLostError
 from autosac.simulation import Target
 from autosac.target import TargetGPU
 
@@ -91,6 +92,7 @@ class SharedServer(CaptureServer):
     ) -> None:
         self._pool, self._options, self._listener = pool, {"debug": debug, "use_cache": use_cache}, on_progress
         self._cache = cache
+        self._lost = None
 
     def __enter__(self) -> SharedServer:
         return self
@@ -105,7 +107,13 @@ class SharedServer(CaptureServer):
         if request.gpu == TargetGPU():
             request = replace(request, gpu=USUAL)
         cache = os.environ["AUTOSAC_CACHE"] if self._cache is None else str(self._cache)
-        return self._pool.submit(request, self._options, cache, self._listener)
+        future = self._pool.submit(request, self._options, cache, self._listener)
+        future.add_done_callback(lambda done: self._note(done.exception()))
+        return future
+
+    def _note(self, error: BaseException | None) -> None:
+        if isinstance(error, CaptureLostError):
+            self._lost = error
 
 
 def share(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,9 +99,7 @@ class CaptureServer:
         self._lock = threading.Lock()  # of what is waited for, and of the end
         self._waiting: dict[int, _Waiting] = {}
         self._end: str | None = None  # why the process answers no more
-        self._lost: errors.CaptureLostError | None = (
-            None  # what the last capture that ended with its process ended with
-        )
+        self._lost: errors.CaptureLostError | None = None  # of the last capture whose process ended
         self._sending = threading.Lock()  # of the requests' pipe, which is made with the thread
         self._requests: BinaryIO | None = None
         self._thread: threading.Thread | None = None
