@@ -59,8 +59,9 @@ def make_backend(
     options: dict[str, object] = {"msg": False, "mip": not relaxed, "timeLimit": time_limit_s}
     if not relaxed:
         options |= {"gapRel": relative_gap or None, "gapAbs": absolute_gap or None}
-    if name == "cbc":  # whose preprocessing of integers can lose the optimum, see test_cbc_finds_the_optimum
-        options["options"] = ["preprocess off"]
+    if name == "cbc":
+        # Its preprocessing of integers and its heuristics can lose the optimum: see both test_cbc_finds_the_optimum.
+        options["options"] = ["preprocess off", "heuristics off"]
     try:
         backend = kind(**options)
         available = backend.available()

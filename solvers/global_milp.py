@@ -205,12 +205,13 @@ def _result(
         None if fraction is None else unit.kept_bytes(fraction)
         for unit, fraction in zip(problem.units, discard, strict=True)
     )
+    recompute_ms = problem.recompute_ms(discard)
     return GlobalSolution(
         discard_fraction=discard,
         kept_bytes=kept,
         peak_bytes=int(problem.peaks_bytes(kept).max()),
-        recompute_ms=problem.recompute_ms(discard),
-        bound_ms=bound_ms,
+        recompute_ms=recompute_ms,
+        bound_ms=min(bound_ms, recompute_ms),  # what is held back for tolerances may lift it a little
         binding=tuple(prices_ms),
         shadow_ms_per_gib=math.fsum(prices_ms.values()),
         binding_ms_per_gib=tuple(prices_ms.values()),

@@ -41,7 +41,10 @@ def chains(draw: st.DrawFn) -> LocalProblem:
 @settings(deadline=None, max_examples=15)
 @given(chains(), chains(), st.booleans(), st.integers(30, 60))
 def test_plans_over_closures(first: LocalProblem, other: LocalProblem, alike: bool, share: int) -> None:
-    """No plan is below the bound, the joint MILP finds the best, and two levels fit and are not below it."""
+    """No plan is below the bound, the joint MILP finds the best, and two levels fit and are not below it.
+
+    What fits to the byte need not be found (solvers hold a millionth back), but two levels may find it.
+    """
     items = (first, first if alike else other)
     units = []
     for u, local in enumerate(items):
@@ -60,10 +63,14 @@ def test_plans_over_closures(first: LocalProblem, other: LocalProblem, alike: bo
     points = (PeakPoint("loss", 600, ((0, 1), (1, 1))), PeakPoint("last", 400, ((1, -1),)))
     problem = GlobalProblem(units=tuple(units), points=points)
     budget = share * 10
-    best = float("inf")
+    best = exact_fit = float("inf")
     for chosen in itertools.product(*((None, *frontier(local).policies) for local in items)):
-        if problem.peaks_bytes([None if p is None else p.kept_bytes for p in chosen]).max() <= budget - 1:
-            best = min(best, sum(p.recompute_ms for p in chosen if p is not None))
+        peak = problem.peaks_bytes([None if p is None else p.kept_bytes for p in chosen]).max()
+        recompute_ms = sum(p.recompute_ms for p in chosen if p is not None)
+        if peak <= budget:
+            exact_fit = min(exact_fit, recompute_ms)
+        if peak <= budget - 1:
+            best = min(best, recompute_ms)
     if best == float("inf"):
         return
     assert joint_bound_ms(problem, items, budget) <= best + 1e-3
@@ -75,7 +82,7 @@ def test_plans_over_closures(first: LocalProblem, other: LocalProblem, alike: bo
     many = solve_joint(problem, items, budget, columns=max(len(frontier(local).policies) for local in items))
     assert many.recompute_ms == pytest.approx(joint.recompute_ms, abs=1e-3)
     two = solve_two_level(problem, items, budget, local="pareto", gap=0.0)
-    assert two.peak_bytes <= budget and two.recompute_ms >= joint.recompute_ms - 1e-3
+    assert two.peak_bytes <= budget and two.recompute_ms >= exact_fit - 1e-3
     assert [p.recompute_ms for p in two.policies if p is not None] == pytest.approx(
         [local.keeping(p.kept).recompute_ms for local, p in zip(items, two.policies, strict=True) if p is not None]
     )

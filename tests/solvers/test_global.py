@@ -181,6 +181,21 @@ def test_the_error_teaches() -> None:
     assert re.search(r"fits 0\.10 GiB", message)
 
 
+def test_cbc_finds_the_optimum() -> None:
+    """With its heuristics CBC answered 0.5 ms: to checkpoint u1 instead, which has nothing to recompute, fits as well."""
+    units = [
+        unit(implicit_bytes=0, discardable_bytes=0, recompute_ms=1.0),
+        unit(implicit_bytes=30, discardable_bytes=0, recompute_ms=1.0, parent=0),
+        unit(implicit_bytes=20, discardable_bytes=20, recompute_ms=1.0, parent=0),
+    ]
+    points = [
+        PeakPoint("p0", 0, ((0, 1), (1, 1), (2, 1))),
+        PeakPoint("p1", 20, ((0, -1),), ((0, 0),)),
+        PeakPoint("p2", 0, ((1, -1), (2, -1)), ((1, 0), (2, 0))),
+    ]
+    assert exact(problem(units, points), 10).recompute_ms == 0.0
+
+
 @FEW
 @given(problems(), st.integers(0, 60))
 def test_milp_meets_the_reference(reference: Reference, what: GlobalProblem, budget: int) -> None:
