@@ -203,9 +203,7 @@ class Tape:
         """It has run: note what it made, and keep it if that is decided."""
         position = len(self.entries)
         keeps = entry.is_forced or (decision is not None and decision.keep)
-        if isinstance(
-            entry.func, TritonLaunch
-        ):  # about which nothing is decided: it writes to what is kept, or to what is not
+        if isinstance(entry.func, TritonLaunch):  # nothing is decided about it: it goes with what it writes to
             keeps = all(self.memories[number].kept is not None for number in entry.writes)
         for number in entry.writes:
             memory = self.memories[number]

@@ -79,9 +79,7 @@ class Recorder:
         self.graphs = GraphRecords(self.log)
         self.groups: DistinctValues[Group] = DistinctValues()
         self.regions: list[Region] = []
-        self.traced: dict[
-            str, list[Any]
-        ] = {}  # by units: the operators that the compiler met last (`TraceInfo.traced`)
+        self.traced: dict[str, list[Any]] = {}  # by units: the operators that the compiler met (`TraceInfo.traced`)
         self.model_parts: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.uses_ddp = False
