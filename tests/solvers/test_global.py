@@ -211,9 +211,10 @@ def test_milp_meets_the_reference(reference: Reference, what: GlobalProblem, bud
         assert reference(what, budget * 10 - 1) == float("inf")
         return
     total = sum(u.recompute_ms for u in what.units)
-    if reference(what, budget * 10 - 1) < float("inf"):
-        assert solution.recompute_ms == pytest.approx(expected, abs=1e-3 * total)
-    assert solution.recompute_ms >= expected - 1e-3 * total  # what fits to the byte may not be the best
+    # What fits to the byte need not be found: a millionth is held back.
+    least = reference(what, budget * 10 - 1)
+    assert expected - 1e-3 * total <= solution.recompute_ms
+    assert least == float("inf") or solution.recompute_ms <= least + 1e-3 * total
     assert solution.bound_ms <= solution.recompute_ms + 1e-6 * total
     assert solution.peak_bytes == what.peaks_bytes(solution.kept_bytes).max() <= budget * 10
 
