@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -33,6 +34,47 @@ def triton_launches(capture: Patched) -> None:
         return
     JITFunction.run = run
     Autotuner.run = run_first_config
+
+
+@patch()
+def cuda_sources(capture: Patched) -> None:
+    """Kernels that a program compiles from CUDA source (`torch.cuda._compile_kernel`) need NVRTC and a GPU: their launches are
+    recorded as those of Triton kernels are.
+    """
+
+    def compile_kernel(kernel_source: str, kernel_name: str, *_: Any, **__: Any) -> _FromSource:
+        return _FromSource(capture, kernel_source, kernel_name)
+
+    for name in ("_compile_kernel", "compile_kernel"):
+        if hasattr(torch.cuda, name):
+            setattr(torch.cuda, name, compile_kernel)
+
+
+class _FromSource:
+    """What stands for a compiled kernel. It writes to what its parameters do not call const."""
+
+    def __init__(self, capture: Patched, source: str, name: str) -> None:
+        self._capture, self._name = capture, name
+        self._written = written_parameters(source, name)
+
+    def __call__(self, grid: Any = (1, 1, 1), block: Any = (1, 1, 1), args: Any = None, *_: Any, **__: Any) -> None:
+        arguments = list(args or ())
+        written = None if self._written is None else [arguments[i] for i in self._written if i < len(arguments)]
+        self._capture.recorder.launch(self._name, arguments, written)
+
+    def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
+        """Nothing: there is no kernel."""
+
+
+def written_parameters(source: str, name: str) -> tuple[int, ...] | None:
+    """The positions of the pointers that ``__global__ void name(...)`` may write through; None if it is not found."""
+    found = re.search(rf"\b{re.escape(name)}\s*\(([^)]*)\)", source)
+    if found is None:
+        return None
+    parameters = found[1].split(",")
+    return tuple(
+        i for i, said in enumerate(parameters) if "*" in said and not re.search(r"\bconst\b", said.split("*")[0])
+    )
 
 
 @patch(
