@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.operators import is_custom, per_operator
-from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, shadow
+from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, known_lengths, known_values, shadow
 from autosac.capture.device.values import shadows
 
 aten = torch.ops.aten
@@ -145,7 +145,7 @@ _LARGEST: dict[Any, Callable[[Any], tuple[Any, str]]] = {
 def _pack_padded_sequence(args: Any) -> Any:
     """``(padded, lengths on the host, batch_first)``: rows of all times, and how many sequences reach each time."""
     padded, lengths, _ = args
-    known = shadow(lengths) if isinstance(lengths, FakeTensor) else lengths
+    known = known_values(lengths)
     if known is None:
         return None
     sizes = (known[None, :] > torch.arange(int(known.max()))[:, None]).sum(1)
@@ -164,10 +164,8 @@ def _ctc_loss(args: Any) -> Any:
 def _ctc_loss_of_tensors(args: Any) -> Any:
     """The same with lengths in tensors, which a GPU is not given: unknown targets are as long as they can be."""
     log_probs, targets, _, lengths = args[:4]
-    known = shadow(lengths) if isinstance(lengths, FakeTensor) else lengths
-    count = lengths.numel()
-    longest = targets.shape[-1] // (1 if targets.dim() == 2 else max(count, 1))
-    return _ctc_loss((log_probs, targets, None, [longest] * count if known is None else known.reshape(-1).tolist()))
+    longest = targets.shape[-1] // (1 if targets.dim() == 2 else max(lengths.numel(), 1))
+    return _ctc_loss((log_probs, targets, None, known_lengths(lengths, longest)))
 
 
 def _lstsq(args: Any) -> Any:

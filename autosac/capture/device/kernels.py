@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device import recurrent, shadows, shapes
 from autosac.capture.device.attention import Attention
@@ -74,14 +73,9 @@ def _ctc_loss(
 ) -> torch.Tensor:
     """Unknown lengths are the largest that they can be."""
     longest = targets.shape[-1] // (1 if targets.dim() == 2 else target_lengths.numel())
-    lengths = _lengths(input_lengths, log_probs.shape[0]), _lengths(target_lengths, longest)
+    lengths = shadows.known_lengths(input_lengths, log_probs.shape[0]), shadows.known_lengths(target_lengths, longest)
     out: torch.Tensor = aten.ctc_loss.IntList(log_probs, targets, *lengths, *rest, **named)
     return out
-
-
-def _lengths(lengths: torch.Tensor, longest: int) -> list[int]:
-    known = shadows.shadow(lengths) if isinstance(lengths, FakeTensor) else lengths
-    return [longest] * lengths.numel() if known is None else known.reshape(-1).tolist()
 
 
 def _empty(

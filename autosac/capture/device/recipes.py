@@ -3,7 +3,7 @@
 A recipe says of each output what it is: a value, an input, a view of an input, or a tensor with memory of its own. It depends
 on what the dispatch cache's key describes (operator, layouts of the input tensors, other arguments), and on a few switches of
 PyTorch (`switches`). A process that forks captures of the same job gives what the first ones have found out to those that
-come later (`autosac.capture.process.handover`): 30 % of a capture of one layer is spent finding out.
+come later (`autosac.capture.jobs.handover`): 30 % of a capture of one layer is spent finding out.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 MOST_KNOWN = 1 << 22  # elements: token ids, routing counts, masks
 UNKNOWN_INTEGER = 1  # what stands for an integer that nobody knows
@@ -23,6 +24,17 @@ def shadow(tensor: Any) -> torch.Tensor | None:
         return None
     known: torch.Tensor = values
     return known
+
+
+def known_values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of a tensor, which may be a real one; None if they are unknown."""
+    return shadow(tensor) if isinstance(tensor, FakeTensor) else tensor
+
+
+def known_lengths(lengths: torch.Tensor, longest: int) -> list[int]:
+    """Lengths of sequences; all the longest that they can be if they are unknown."""
+    known = known_values(lengths)
+    return [longest] * lengths.numel() if known is None else known.reshape(-1).tolist()
 
 
 def arrived(later: Later, tensor: torch.Tensor) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -142,8 +142,7 @@ def _capture_into(files: _Files, make_step: MakeStep, request: EagerRequest) -> 
         error = capture_error(e, "capturing the training step")
         files.error.write_text(json.dumps([type(error).__name__, str(error)]))
     else:
-        with suppress(Exception):  # then other captures find it out themselves
-            handover.save(files.found)
+        handover.save(files.found)
 
 
 def _use_found(request: EagerRequest) -> None:

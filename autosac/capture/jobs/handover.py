@@ -8,6 +8,7 @@ capture's trace is the same with it and without.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from autosac.capture.device import recipes
 from autosac.capture.patches import shardings
+from autosac.files.writing import write_bytes_atomically
 
 
 def pack() -> bytes:
@@ -37,12 +39,10 @@ def adopt() -> None:
 
 
 def save(path: Path) -> None:
-    """Pack into a file, which appears whole; into none if nothing has been found."""
-    packed = pack()
-    if packed:
-        unfinished = path.with_suffix(".part")
-        unfinished.write_bytes(packed)
-        unfinished.replace(path)
+    """Pack into a file, which appears whole; into none if nothing has been found, or it cannot be packed."""
+    with contextlib.suppress(Exception):  # then other captures find it out themselves
+        if packed := pack():
+            write_bytes_atomically(path, packed)
 
 
 def load(path: Path) -> bytes:

@@ -186,8 +186,7 @@ class Worker:
         """See `handover`. In a child, whose capture is answered."""
         from autosac.capture.jobs import handover
 
-        with contextlib.suppress(Exception):  # then the others find it out themselves
-            handover.save(self.found_by(os.getpid()))
+        handover.save(self.found_by(os.getpid()))
 
     def take_over(self, child: int) -> None:
         """See `handover`."""

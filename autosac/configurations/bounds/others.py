@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from autosac.configurations.bounds.beside import REDUCED_BYTES
 from autosac.configurations.bounds.chains import COMPUTE, PHASES
 from autosac.configurations.bounds.shapes import OtherTimes
 from autosac.configurations.bounds.sharding import COPIES
@@ -12,8 +13,6 @@ from autosac.estimator.network.chance import straggling
 from autosac.estimator.pricing import default_models, kinds_of
 from autosac.simulation import Simulation
 from autosac.trace import Label, Op, Signature, TensorMeta
-
-_ADDED_BYTES = 4  # of a gradient's number, as FSDP reduces it
 
 
 def others_of(simulation: Simulation, scale: float) -> OtherTimes:
@@ -43,7 +42,7 @@ def others_of(simulation: Simulation, scale: float) -> OtherTimes:
 def _adds_ms(simulation: Simulation) -> float:
     """What adding gradients to those that are there takes on a rank's shards, which are as large as its parameters."""
     trace, target = simulation.trace, simulation.target
-    sizes = [row.nbytes // _ADDED_BYTES for row in trace.storages if row.label is Label.PARAMETER and row.nbytes]
+    sizes = [row.nbytes // REDUCED_BYTES for row in trace.storages if row.label is Label.PARAMETER and row.nbytes]
     models = default_models(target.hardware)
     each = first_estimates(models.operators, [_addition(size) for size in sizes])
     alone_ms = sum(answer.ms for answer in each)

@@ -103,7 +103,8 @@ def best_first(
 
     while True:
         while heap and len(running) < at_once:
-            _, number, candidate, bound = heapq.heappop(heap)
+            entry = heapq.heappop(heap)
+            _, number, candidate, bound = entry
             if not is_open(bound):
                 closed[candidate] = bound
                 continue
@@ -116,9 +117,9 @@ def best_first(
                 bound = max(bound, known.value)
                 heapq.heappush(heap, (priority(candidate, bound), number, candidate, bound))
             elif known.key in waiting:
-                waiting[known.key].append((priority(candidate, bound), number, candidate, bound))
+                waiting[known.key].append(entry)
             else:
-                waiting[known.key] = [(priority(candidate, bound), number, candidate, bound)]
+                waiting[known.key] = [entry]
                 running[submit(known.content)] = known
         least = min((entry[3] for entries in (heap, *waiting.values()) for entry in entries), default=math.inf)
         on_change(found, least)
