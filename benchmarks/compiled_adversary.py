@@ -26,6 +26,7 @@ from autosac.planning.compiled_costs import unit_costs
 from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, groups_of
 from autosac.planning.unit_policies import UnitPolicy
 from autosac.simulation import Simulation
+from autosac.solvers.min_cut import lower_hull
 from autosac.solvers.mix import Cost
 from benchmarks.compiled_plans import EXAMPLES, JOBS
 
@@ -70,14 +71,7 @@ def measured(
 
 def hull(costs: Sequence[Cost]) -> list[Cost]:
     """The lower convex hull of time over bytes, as far as time falls."""
-    found: list[Cost] = []
-    for cost in sorted(costs):
-        if found and cost.ms >= found[-1].ms:
-            continue
-        while len(found) > 1 and _slope(found[-2], found[-1]) >= _slope(found[-2], cost):
-            found.pop()
-        found.append(cost)
-    return found
+    return [Cost(*corner) for corner in lower_hull(costs)]
 
 
 def _slope(a: Cost, b: Cost) -> float:

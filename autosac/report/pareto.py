@@ -65,12 +65,17 @@ def _texts(plans: Sequence[Plan]) -> tuple[str, str, str]:
     return title, f"peak {made_for.budget_kind} memory (GiB)", "step time (ms)"
 
 
+def without_plotly() -> UsageError:
+    """What a page needs that is not installed."""
+    return UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'")
+
+
 def pareto_html(path: str | Path, plans: Sequence[Plan]) -> None:
     """Write the curve as a self-contained page. UsageError without plotly, OSError if it cannot be written."""
     try:
         import plotly.graph_objects as go
     except ImportError:
-        raise UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'") from None
+        raise without_plotly() from None
     curve, others = points(plans)
     title, x_title, y_title = _texts(plans)
     figure = go.Figure()

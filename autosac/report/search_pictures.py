@@ -15,6 +15,7 @@ from autosac.display.printable import printable
 from autosac.errors import UsageError
 from autosac.files.writing import write_text_atomically
 from autosac.quantities import format_bytes, format_ms
+from autosac.report.pareto import without_plotly
 from autosac.report.search_tables import (
     MOST_ROWS,
     best_rows,
@@ -74,11 +75,7 @@ _PARTS = {
 def check_drawing() -> None:
     """UsageError without plotly."""
     if importlib.util.find_spec("plotly") is None:
-        raise _without_plotly()
-
-
-def _without_plotly() -> UsageError:
-    return UsageError("HTML pictures need plotly: pip install 'autosac[pictures]'")
+        raise without_plotly()
 
 
 def search_html(path: Path, result: SearchResult) -> None:
@@ -91,7 +88,7 @@ def search_page(result: SearchResult) -> str:
     try:
         import plotly.graph_objects as go
     except ImportError:
-        raise _without_plotly() from None
+        raise without_plotly() from None
     if not result.rows:
         raise UsageError("the search has simulated no configuration: there is nothing to draw")
     figures = [_against_memory(go, result), _parts(go, result)]
