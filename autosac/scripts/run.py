@@ -32,7 +32,7 @@ from autosac.capture.patches import scripts as script_patches
 from autosac.errors import UsageError
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
-from autosac.runtime_sim import write_chrome_trace
+from autosac.scripts import profiler
 from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.devices import check_devices
 from autosac.scripts.differences import StepDifferences, StepSize
@@ -78,7 +78,8 @@ class ScriptRun:
             self._exchange = Exchange(Path(request.shared), request.rank, request.shown)
             exchanged.exchange_with(self._exchange)
         meshes.install(request.rank)
-        script_patches.install(self._session.mode, self._note, self._write_timeline, checkpoints=request.checkpoints)
+        script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints)
+        profiler.install(self._note, self._to_show)
         if request.synthetic is not None:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._falling)
@@ -308,12 +309,9 @@ class ScriptRun:
         log = self._session.recorder.log
         return self._steps.number, len(log.events) if self._steps.number else 0
 
-    def _write_timeline(self, path: str) -> bool:
-        """The kept step, or what there is before it, as a Chrome trace. Whether there is anything."""
-        if self._shown is None and not self._present()[1]:
-            return False
-        write_chrome_trace((self._shown or self._simulation()).timeline, path)
-        return True
+    def _to_show(self) -> Simulation | None:
+        """The kept step, or what there is before it; None if there is nothing."""
+        return self._shown or (self._simulation() if self._present()[1] else None)
 
     def _simulation(self) -> Simulation:
         """The step that is recorded now, as far as it has come."""

@@ -98,10 +98,18 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 model = torch.nn.Linear(512, 512).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+write = tensorboard_trace_handler("traces", worker_name="one", use_gzip=True)
+
+def ready(profiler):
+    write(profiler)
+    for row in profiler.key_averages():
+        if "mm" in row.key:
+            print(row.key, row.count, row.device_time_total > 0, row.cpu_time_total > 0)
+
 with profile(
     activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
     schedule=schedule(wait=1, warmup=1, active=1),
-    on_trace_ready=tensorboard_trace_handler("traces", worker_name="one", use_gzip=True),
+    on_trace_ready=ready,
 ) as profiler:
     for _ in range(9):
         model(torch.randn(512, 512, device="cuda")).sum().backward()
@@ -164,10 +172,12 @@ def test_what_is_not_trained_is_called_first(run: Any, tmp_path: Path) -> None:
     assert plan.units and {unit.fqn.split(".")[0] for unit in plan.units} == {"blocks"}
 
 
-def test_the_profiler_writes_kernels(run: Any, tmp_path: Path) -> None:
-    """The file of the script's own profiler is the simulated step: its two products run on the GPU."""
+def test_the_profiler_shows_kernels(run: Any, tmp_path: Path) -> None:
+    """The file and the table of the script's own profiler are the simulated step: its two products run on the GPU."""
     ended = run(PROFILED, "--steps", "4")
     assert ended.returncode == 0, ended.stderr
+    calls, kernels = ["aten::addmm 1 True True", "aten::mm 1 True True"], ["addmm 1 True False", "mm 1 True False"]
+    assert sorted(ended.stdout.splitlines()[:4]) == [*calls, *(f"kernel of aten::{row}" for row in kernels)]
     (path,) = tmp_path.glob("traces/one.*.pt.trace.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     kernels = [event["name"] for event in events if event.get("cat") == "kernel"]

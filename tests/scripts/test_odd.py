@@ -60,7 +60,10 @@ def test_an_odd_script_runs(run: Any) -> None:
     assert lines[:2] == ["cuda:0", "True False"]
     assert lines[2:5] == ["torch.Size([64]) torch.Size([2048]) True"] * 3
     assert "masks that depend on activations are assumed to select everything" in ended.stdout
-    assert "tables of the script's profiler show the host only" in ended.stdout
+    assert (
+        "files and tables of the script's profiler, and --trace FILE, show one simulated step, with kernels"
+        in ended.stdout
+    )
 
 
 def test_a_script_that_starts_more_processes_than_asked_for(run: Any) -> None:

@@ -28,14 +28,10 @@ _LARGE = 2**16  # elements of a parameter that need not be real
 def install(
     mode: SimulatedDeviceMode,
     note: Callable[[str], None],
-    write_timeline: Callable[[str], bool],
     *,
     checkpoints: bool = False,
 ) -> None:
-    """All of it. `note` receives what was assumed or left out, once. `checkpoints`: they are written.
-
-    `write_timeline` writes the simulated step as a Chrome trace, and says whether there is one.
-    """
+    """All of it. `note` receives what was assumed or left out, once. `checkpoints`: they are written."""
     _weightless_parameters(mode)
     _readable_tensors()
     _data_of_tensors()
@@ -44,7 +40,6 @@ def install(
     saving.install(note, checkpoints)
     lazy.install()
     _loading(note)
-    _profiler(note, write_timeline)
     _spawned()
     threads.install(mode)
     frameworks.install(note)
@@ -189,37 +184,6 @@ def _loading(note: Callable[[str], None]) -> None:
         return iterate(self)
 
     loader.__iter__ = begin
-
-
-def _profiler(note: Callable[[str], None], write_timeline: Callable[[str], bool]) -> None:
-    """PyTorch's profiler sees the host. For kernels, a build without CUDA would try, and fail, once for each operator.
-
-    Its file is the simulated step, with kernels, in place of what this host has done.
-    """
-    module: Any = torch.autograd.profiler
-    profiler = module.profile
-    original, export = profiler.__init__, profiler.export_chrome_trace
-    watching: set[int] = set()  # profilers that are to see kernels
-
-    @functools.wraps(original)
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        watching.discard(id(self))
-        if self.use_device == "cuda":
-            watching.add(id(self))
-            note(
-                "tables of the script's profiler show the host only; its trace files, and --trace FILE, simulated kernels"
-            )
-            self.profiler_kind = module.ProfilerState.KINETO
-            self.kineto_activities = {module.ProfilerActivity.CPU}
-
-    @functools.wraps(export)
-    def write(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(self) not in watching or not write_timeline(str(path)):
-            return export(self, path, *args, **kwargs)
-        return None
-
-    profiler.__init__, profiler.export_chrome_trace = begin, write
 
 
 def _spawned() -> None:
