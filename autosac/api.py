@@ -38,7 +38,8 @@ from autosac.simulation import Simulation, Target, simulation_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from autosac.capture.jobs.eager import MakeStep
+    from autosac.capture.jobs.eager import EagerRequest, MakeStep
+    from autosac.capture.jobs.step_process import StepProcess
     from autosac.configurations.eager import EagerResult
     from autosac.configurations.found.results import SearchResult
     from autosac.configurations.space.offers import Objective, Offer
@@ -333,13 +334,17 @@ class EagerCaptures(StepCaptures):
         self._make_step = make_step
         self._machine = machine
         self._settings: dict[str, Any] = {"target": target, "steps": steps, "loss_chunks": loss_chunks}
+        self._process: StepProcess[EagerRequest] | None = None
 
     def with_loss_in(self, chunks: int) -> EagerCaptures:
         """Captures of the same step with its chunked losses in this many chunks."""
         return EagerCaptures(self._make_step, self._machine, **{**self._settings, "loss_chunks": chunks})
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
-        from autosac.capture.jobs.eager import EagerRequest, capture_eager
+        from autosac.capture.jobs.eager import EagerRequest, capture_eager, step_process
 
-        trace = capture_eager(self._make_step, EagerRequest(gpu=self._machine.gpu, **self._settings, **changes))
+        request = EagerRequest(gpu=self._machine.gpu, **self._settings, **changes)
+        trace = capture_eager(self._make_step, request, self._process)
+        if trace.info.compiled and self._process is None and request.target == "gpu":
+            self._process = step_process(self._make_step, request.gpu)
         return simulation_of(trace, self._machine, plan)

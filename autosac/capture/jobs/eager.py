@@ -1,8 +1,7 @@
 """Capture of any eager PyTorch training step.
 
 A job is a function ``make_step(device)`` that builds model, optimizer and data on `device` and returns either the step, a
-callable without arguments, or ``(model, step)``. It is called in a child process (forked, so nothing needs to be picklable,
-and the caller's process keeps its own devices).
+callable without arguments, or ``(model, step)``. It is called in a child process (`step_process`).
 """
 
 from __future__ import annotations
@@ -10,21 +9,15 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
-import signal
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from autosac import errors
-from autosac.capture import lifeline
 from autosac.capture.compiler import partition
 from autosac.capture.device import dynamic
 from autosac.capture.device.device import DEVICE_TYPE
@@ -33,6 +26,7 @@ from autosac.capture.failures import IN_A_STEP, capture_error, how_it_ended
 from autosac.capture.jobs import handover
 from autosac.capture.jobs.script_model import ModelFinder
 from autosac.capture.jobs.session import CaptureSession, prepare
+from autosac.capture.jobs.step_process import Files, StepProcess, run_in_child
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
@@ -72,26 +66,23 @@ class EagerRequest:
             )
 
 
-# How often to look whether the child has ended.
-_POLL_S = 0.005
 _found: dict[tuple[TargetGPU, str], list[bytes]] = {}
 """What captures of this process have found, by GPU and target (`handover`)."""
 
 
-class _Files(NamedTuple):
-    """What a child process leaves: the trace, or an error, and what later captures can use."""
-
-    trace: Path
-    error: Path
-    found: Path
-
-
-def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
-    """Capture in a child process. The errors of `capture_eager_here`, raised in the caller's process."""
+def capture_eager(
+    make_step: MakeStep, request: EagerRequest, process: StepProcess[EagerRequest] | None = None
+) -> Trace:
+    """Capture in a child process, or in one that `process` forks (see `step_process`). The errors of `capture_eager_here`,
+    raised in the caller's process.
+    """
     patches.import_patched()
     with temporary_folder() as folder:
-        files = _Files(folder / "trace", folder / "error", folder / "found")
-        code = _run_in_child(lambda: _capture_into(files, make_step, request))
+        files = Files.below(folder)
+        if process is not None:
+            code = process.capture(files, request)
+        else:
+            code = run_in_child(partial(_capture_into, make_step, files, request))
         if files.error.exists():
             kind, message = json.loads(files.error.read_text())
             raise getattr(errors, kind)(message)
@@ -102,37 +93,12 @@ def capture_eager(make_step: MakeStep, request: EagerRequest) -> Trace:
         return Trace.load(files.trace, trusted=True)
 
 
-def _run_in_child(action: Callable[[], None]) -> int:
-    """Run `action` in a forked child, which does not outlive this call; its exit code (minus the signal that ended it)."""
-    sys.stdout.flush()  # or the child would print what waits in the buffers once more
-    sys.stderr.flush()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            lifeline.end_with(parent)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's business
-            action()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            code = 0
-        finally:
-            os._exit(code)
-    try:
-        ended, status = 0, 0
-        while not ended:  # a signal that arrives just before a call that blocks would wait for its end
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if not ended:
-                time.sleep(_POLL_S)
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        raise
-    return os.waitstatus_to_exitcode(status)
+def step_process(make_step: MakeStep, gpu: TargetGPU) -> StepProcess[EagerRequest]:
+    """A process for captures of a step that compiles something: each then takes a second instead of five."""
+    return StepProcess(partial(_capture_into, make_step), gpu)
 
 
-def _capture_into(files: _Files, make_step: MakeStep, request: EagerRequest) -> None:
+def _capture_into(make_step: MakeStep, files: Files, request: EagerRequest) -> None:
     torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
     gc.freeze()  # what the parent has made is none of the capture's: collections need not go through it
     try:
