@@ -343,7 +343,10 @@ class Search:
         name = _least(baselines, kind)
         own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
         hint = f"the smallest budget that works is {format_bytes(least)}"
-        if name is not None and own_bytes < least:
+        plain_bytes = baselines["none"].peak_bytes(kind) if "none" in baselines else least
+        if plain_bytes < min(own_bytes, least):  # it recomputes by itself, what its plans do once more
+            hint = f"the step without a plan needs {format_bytes(plain_bytes)}, and every plan more"
+        elif name is not None and own_bytes < least:
             fits = "fits" if own_bytes <= goal.budget_bytes else "needs less"
             hint = (
                 f"the smallest that a plan needs is {format_bytes(least)}, but {_SETTINGS[name]} of the job itself {fits} "

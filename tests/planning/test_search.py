@@ -268,6 +268,14 @@ def test_a_baseline_that_is_no_plan(budget: float, fits: str) -> None:
         search(fake, budget, {"none": fake.simulation(100.0), "full": fake.simulation(8.0)})
 
 
+def test_a_step_that_recomputes_by_itself() -> None:
+    """Where plans recompute once more and need 20 GiB at least, the error says that the step without one needs 15."""
+    fake = Fake(lambda x: x, "active", least=20.0)
+    told = "no plan meets 12.00 GiB active: the step without a plan needs 15.00 GiB, and every plan more; with"
+    with pytest.raises(InfeasibleError, match=told):
+        search(fake, 12.0, {"none": fake.simulation(15.0), "full": fake.simulation(22.0)})
+
+
 def wasteful(active: float) -> float:
     """12 GiB beyond what is active; without checkpointing (100 GiB) only 4."""
     return active + (12 if active < 100 else 4)
