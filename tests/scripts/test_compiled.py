@@ -24,6 +24,33 @@ for step in range(3):
     update()
     optimizer.zero_grad()
 """
+IN_PLACE = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        least, none = torch.tensor(0.5, dtype=x.dtype, device=x.device), torch.tensor([], device="cuda")
+        return torch.cat([none, torch.where(self.linear(x) > 0, x, least).flatten()])
+
+
+model = Model().cuda()
+model.compile()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(9):
+    model(torch.randn(32, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+try:
+    model(torch.randn(32, 63, device="cuda"))
+except RuntimeError as e:
+    print("shapes cannot" in str(e))
+"""
 FUSED_OPTIMIZER = """
 import os
 import torch
@@ -97,6 +124,22 @@ for step in range(3):
     if dist.get_rank() == 1:
         print("step", step)
 """
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Inductor generates Triton code only with Triton"
+)
+def test_a_model_that_is_compiled_in_place(run: Any, tmp_path: Path) -> None:
+    """Its calls begin the steps, though Dynamo traces their hooks. Constants that its forward puts on the GPU are compiled,
+    and an error in it is PyTorch's own.
+    """
+    ended = run(IN_PLACE, "--steps", "0", "--save-capture", "step.trace")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("True\n") and "step 2 of the 9 that the script ran" in ended.stdout
+    assert "Inductor could not compile" not in ended.stdout
+    trace = Trace.load(tmp_path / "step.trace")
+    assert trace.info.compiled
+    assert [s.name for s in trace.signatures if s.name.startswith("triton.") and "where" in s.name]
 
 
 @pytest.mark.skipif(

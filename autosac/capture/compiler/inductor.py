@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -207,8 +207,16 @@ class _OnHost(TorchDispatchMode):
 
 @contextlib.contextmanager
 def constants_on_host() -> Iterator[None]:
-    """While this is entered, Inductor folds constants on the host: the simulated device computes nothing."""
+    """While this is entered, constants of graphs are on the host, those that tracing follows (``torch.tensor(0.5,
+    device="cuda")``) and those that Inductor folds: the simulated device computes nothing.
+    """
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
+    from torch.fx.experimental import proxy_tensor
+
+    @contextlib.contextmanager
+    def real() -> Iterator[Any]:
+        with unset_fake_temporarily() as mode, _OnHost():  # type: ignore[no-untyped-call]
+            yield mode
 
     def on_host(original: Any) -> Any:
         @functools.wraps(original)
@@ -219,6 +227,7 @@ def constants_on_host() -> Iterator[None]:
         return call
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(proxy_tensor, "unset_fake_temporarily", real))
         for name in ("_deduce_value", "_add_peephole_patterns"):
             stack.enter_context(mock.patch.object(Folder, name, on_host(getattr(Folder, name))))
         yield

@@ -190,14 +190,16 @@ def _partition(graph: Any, inputs: Any, style: _Style) -> Any:
     from torch._inductor.decomposition import select_decomp_table
 
     compiler = functools.partial(_interpret, style=style)
-    return aot_autograd(
+    compile_graph = aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,
         inference_compiler=compiler,
         decompositions=select_decomp_table(),
         partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
         keep_inference_input_mutations=True,
-    )(graph, inputs)
+    )
+    with inductor.constants_on_host():
+        return compile_graph(graph, inputs)
 
 
 def _interpret(graph: Any, _: Any, *, style: _Style) -> Any:

@@ -34,6 +34,7 @@ from autosac.capture.device.device import current_stream
 from autosac.capture.device.operators import mutates
 from autosac.capture.jobs.fast_forward import FastForward
 from autosac.capture.jobs.marker import Marker
+from autosac.capture.patches import module_calls
 from autosac.capture.record.recorder import Recorder
 
 _DDP_STEPS = 3  # DDP sorts its buckets anew in the second step
@@ -95,22 +96,9 @@ class ScriptSteps:
 
     def install(self) -> None:
         """Follow modules and optimizers. Before the recorder does, so that a step begins before its first module."""
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        # Dynamo traces global hooks into its graphs; there they shall do nothing.
-        def enter(module: torch.nn.Module, _: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self._enter(module)
-
-        def leave(module: torch.nn.Module, args: Any, *rest: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self._depth -= 1
-                if not self._depth and self.number and len(rest) == 2:  # one that is left by an exception has no kwargs
-                    self.forward.called(module, args, *rest)
-
-        register_module_forward_pre_hook(enter)
-        register_module_forward_hook(leave, with_kwargs=True, always_call=True)
+        module_calls.follow(lambda module, _: self._enter(module), self._leave)
         register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer))
         register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))
 
@@ -150,6 +138,11 @@ class ScriptSteps:
             except StopScript:
                 self._depth -= 1  # hooks that leave a module see no BaseException
                 raise
+
+    def _leave(self, module: torch.nn.Module, args: Any, *rest: Any) -> None:
+        self._depth -= 1
+        if not self._depth and self.number and len(rest) == 2:  # one that is left by an exception has no kwargs
+            self.forward.called(module, args, *rest)
 
     def _forward_begins(self) -> None:
         """A step whose first forward runs on another stream warms up a graph; batches may be copied there in any step."""

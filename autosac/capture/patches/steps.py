@@ -8,52 +8,18 @@ from typing import Any
 import torch
 
 from autosac.capture.device import kernels
+from autosac.capture.patches import module_calls
 from autosac.capture.patches.registry import Patched, patch
 
 
 @patch(
     "torch.nn.modules.module:register_module_forward_hook",
     "torch.nn.modules.module:register_module_forward_pre_hook",
+    "torch.nn:Module.compile",
 )
-def module_calls(capture: Patched) -> None:
-    """Module entry and exit; `always_call`, because early-stopped recomputation leaves by an exception."""
-    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-
-    # Dynamo traces global hooks into its graphs; there they shall do nothing.
-    def enter(module: torch.nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            capture.recorder.enter_module(module, args)
-
-    def leave(*_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            capture.recorder.exit_module()
-
-    register_module_forward_pre_hook(enter)
-    register_module_forward_hook(leave, always_call=True)
-
-
-@patch("torch.nn:Module.compile")
-def compiled_calls(capture: Patched) -> None:
-    """A module that is compiled in place has its hooks inside of what is compiled; entry and exit are around that."""
-    compile_in_place = torch.nn.Module.compile
-
-    @functools.wraps(compile_in_place)
-    def compile_and_tell(self: Any, *args: Any, **kwargs: Any) -> None:
-        compile_in_place(self, *args, **kwargs)
-        compiled = self._compiled_call_impl
-
-        @functools.wraps(compiled)
-        def call(*inputs: Any, **named: Any) -> Any:
-            capture.recorder.enter_module(self, inputs)
-            try:
-                return compiled(*inputs, **named)
-            finally:
-                capture.recorder.exit_module()
-
-        self._compiled_call_impl = call
-
-    module: Any = torch.nn.Module
-    module.compile = compile_and_tell
+def calls_of_modules(capture: Patched) -> None:
+    """Where modules are entered and left, early-stopped recomputation included."""
+    module_calls.follow(capture.recorder.enter_module, lambda *_: capture.recorder.exit_module())
 
 
 @patch(

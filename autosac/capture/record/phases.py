@@ -157,7 +157,11 @@ class PhaseTracker:
         return outermost
 
     def exit_module(self) -> None:
-        """The innermost module's forward ends, perhaps by an exception (recomputation stops early)."""
+        """The innermost module's forward ends, perhaps by an exception (recomputation stops early, or a step fails: then hooks
+        may leave more modules than they have entered, because those of compiled code only leave).
+        """
+        if len(self._stack) < 2:
+            return
         position = self._stack.pop()
         if position != self._stack[-1]:
             self._log.add(ModuleExit(position, self.phase))
