@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -138,11 +139,11 @@ def plan(
         found = make_plans(captures, goal, (inner_bytes,), progress)
         return found if wanted is None else tuple(wanted.certain(result, goal.budget_bytes) for result in found)
 
-    captures = EagerCaptures(make_step, machine, target=target)
-    (planned,) = results(captures)
-    if chunk_loss:
-        chunks = chunks_of(captures.observed().trace)
-        (planned,) = competing((planned,), chunks, lambda: results(captures.with_loss_in(chunks)))
+    with EagerCaptures(make_step, machine, target=target) as captures:
+        (planned,) = results(captures)
+        if chunk_loss:
+            chunks = chunks_of(captures.observed().trace)
+            (planned,) = competing((planned,), chunks, lambda: results(captures.with_loss_in(chunks)))
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned.plan
@@ -325,7 +326,10 @@ def compile_options(budget: str | int) -> dict[str, Any]:
 
 
 class EagerCaptures(StepCaptures):
-    """The captures that planning needs, of an eager step, in children of this process."""
+    """The captures that planning needs, of an eager step, in children of this process.
+
+    Inside of ``with``, those of a step that compiles something share a process (`step_process`), which ends with it.
+    """
 
     def __init__(
         self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2, loss_chunks: int = 1
@@ -335,16 +339,28 @@ class EagerCaptures(StepCaptures):
         self._machine = machine
         self._settings: dict[str, Any] = {"target": target, "steps": steps, "loss_chunks": loss_chunks}
         self._process: StepProcess[EagerRequest] | None = None
+        self._scope: ExitStack | None = None
+
+    def __enter__(self) -> EagerCaptures:
+        self._scope = ExitStack()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        scope, self._scope, self._process = self._scope, None, None
+        if scope is not None:
+            scope.close()
 
     def with_loss_in(self, chunks: int) -> EagerCaptures:
         """Captures of the same step with its chunked losses in this many chunks."""
-        return EagerCaptures(self._make_step, self._machine, **{**self._settings, "loss_chunks": chunks})
+        others = EagerCaptures(self._make_step, self._machine, **{**self._settings, "loss_chunks": chunks})
+        return self._scope.enter_context(others) if self._scope is not None else others
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
         from autosac.capture.jobs.eager import EagerRequest, capture_eager, step_process
 
         request = EagerRequest(gpu=self._machine.gpu, **self._settings, **changes)
         trace = capture_eager(self._make_step, request, self._process)
-        if trace.info.compiled and self._process is None and request.target == "gpu":
+        if self._scope is not None and self._process is None and trace.info.compiled and request.target == "gpu":
             self._process = step_process(self._make_step, request.gpu)
+            self._scope.callback(self._process.close)
         return simulation_of(trace, self._machine, plan)

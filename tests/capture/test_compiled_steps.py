@@ -74,14 +74,14 @@ def test_a_module_that_is_compiled_before_it_is_in_the_model() -> None:
 @pytest.mark.slow
 def test_plans_are_made_for_the_compiled_step() -> None:
     """The plan is a mix of policies that were measured as compiled. It fits, and is no slower than full checkpointing."""
-    captures = EagerCaptures(partial(make, "layers"), Target.of("h100-sxm-80gb", 1))
-    none, full = (captures.baselines()[name] for name in ("none", "full"))
-    budget = (none.peak_reserved_bytes + full.peak_reserved_bytes) // 2
-    planned = make_plan(captures, Goal(budget_bytes=budget))
-    assert planned.plan.units and planned.simulation.trace.info.compiled
-    assert planned.simulation.peak_reserved_bytes <= budget < none.peak_reserved_bytes
-    assert none.step_ms <= planned.simulation.step_ms <= full.step_ms
-    assert any("policies were measured" in note for note in planned.notes)
+    with EagerCaptures(partial(make, "layers"), Target.of("h100-sxm-80gb", 1)) as captures:
+        none, full = (captures.baselines()[name] for name in ("none", "full"))
+        budget = (none.peak_reserved_bytes + full.peak_reserved_bytes) // 2
+        planned = make_plan(captures, Goal(budget_bytes=budget))
+        assert planned.plan.units and planned.simulation.trace.info.compiled
+        assert planned.simulation.peak_reserved_bytes <= budget < none.peak_reserved_bytes
+        assert none.step_ms <= planned.simulation.step_ms <= full.step_ms
+        assert any("policies were measured" in note for note in planned.notes)
 
 
 class Routed(nn.Module):
@@ -122,14 +122,14 @@ def test_plans_decide_about_what_the_compiler_traces(style: str) -> None:
     """The observed step has other operators than the compiled one. The plan knows the latter's, one by one, and is followed
     (a capture stops where it is not); it fits, and is faster than full checkpointing.
     """
-    captures = EagerCaptures(partial(make_routed, style), Target.of("h100-sxm-80gb", 1))
-    none, full = (captures.baselines()[name] for name in ("none", "full"))
-    traced = captures.traced()["0"]
-    assert not any(follows(unit.decisions, traced) for unit in full_plan(captures.observed()).units)
-    budget = (none.peak_active_bytes + full.peak_active_bytes) // 2
-    planned = make_plan(captures, Goal(budget_bytes=budget, budget_kind="active"))
-    decided = [unit for unit in planned.plan.units if unit.decisions]
-    assert all(follows(unit.decisions, captures.traced().get(unit.fqn, traced)) for unit in decided)
-    assert not any("were tried" in note or "were not tried" in note for note in planned.notes)
-    assert planned.simulation.peak_active_bytes <= budget
-    assert none.step_ms <= planned.simulation.step_ms <= full.step_ms
+    with EagerCaptures(partial(make_routed, style), Target.of("h100-sxm-80gb", 1)) as captures:
+        none, full = (captures.baselines()[name] for name in ("none", "full"))
+        traced = captures.traced()["0"]
+        assert not any(follows(unit.decisions, traced) for unit in full_plan(captures.observed()).units)
+        budget = (none.peak_active_bytes + full.peak_active_bytes) // 2
+        planned = make_plan(captures, Goal(budget_bytes=budget, budget_kind="active"))
+        decided = [unit for unit in planned.plan.units if unit.decisions]
+        assert all(follows(unit.decisions, captures.traced().get(unit.fqn, traced)) for unit in decided)
+        assert not any("were tried" in note or "were not tried" in note for note in planned.notes)
+        assert planned.simulation.peak_active_bytes <= budget
+        assert none.step_ms <= planned.simulation.step_ms <= full.step_ms

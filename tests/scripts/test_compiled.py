@@ -36,7 +36,8 @@ class Model(nn.Module):
 
     def forward(self, x):
         least, none = torch.tensor(0.5, dtype=x.dtype, device=x.device), torch.tensor([], device="cuda")
-        return torch.cat([none, torch.where(self.linear(x) > 0, x, least).flatten()])
+        y = self.linear(x)
+        return torch.cat([none, torch.where(y > 0, y, least).flatten()])
 
 
 model = Model().cuda()
@@ -48,8 +49,8 @@ for step in range(9):
     optimizer.zero_grad()
 try:
     model(torch.randn(32, 63, device="cuda"))
-except RuntimeError as e:
-    print("shapes cannot" in str(e))
+except RuntimeError:
+    print("refused")
 """
 FUSED_OPTIMIZER = """
 import os
@@ -135,7 +136,7 @@ def test_a_model_that_is_compiled_in_place(run: Any, tmp_path: Path) -> None:
     """
     ended = run(IN_PLACE, "--steps", "0", "--save-capture", "step.trace")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("True\n") and "step 2 of the 9 that the script ran" in ended.stdout
+    assert ended.stdout.startswith("refused\n") and "step 2 of the 9 that the script ran" in ended.stdout
     assert "Inductor could not compile" not in ended.stdout
     trace = Trace.load(tmp_path / "step.trace")
     assert trace.info.compiled
