@@ -52,6 +52,20 @@ try:
 except RuntimeError:
     print("refused")
 """
+BROKEN = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+model = torch.compile(DistributedDataParallel(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).cuda()))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    model(torch.randn(2, 16, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 FUSED_OPTIMIZER = """
 import os
 import torch
@@ -169,6 +183,14 @@ def test_inductor_takes_all_graphs_of_a_script(run: Any, tmp_path: Path) -> None
     said, again = trained("again.trace")
     assert "kernels written: 0\n" in said
     assert (again.events, again.signatures, again.storages) == (trace.events, trace.signatures, trace.storages)
+
+
+def test_operators_between_graphs(run: Any) -> None:
+    """Dynamo compiles nothing of PyTorch's own layer under DDP, nor of what stands for kernels here."""
+    ended = run(BROKEN, "--nproc", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert "step 3 of the 3 that the script ran" in ended.stdout
+    assert "Dynamo does not know how to trace" not in ended.stderr
 
 
 def test_transformed_functions(run: Any) -> None:

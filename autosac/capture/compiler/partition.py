@@ -22,6 +22,14 @@ from autosac.capture.device.device import key_of
 from autosac.integrations.apply import PlanMismatchWarning
 
 _LONGEST = 200  # characters of an error in a report
+# What runs below operators. Dynamo may have to trace other modules: those that stand for functions of ``torch.cuda``.
+_KERNELS = (
+    *(
+        f"device.{name}"
+        for name in ("attention", "cache", "kernels", "mode", "recipes", "recurrent", "shadows", "values")
+    ),
+    "record",
+)
 
 not_generated: dict[str, None] = {}
 """Why graphs were interpreted in this process: the reasons, in order, each of them once."""
@@ -61,6 +69,7 @@ def install(target: str) -> None:
     wrapper.__call__ = compile_graph
     _compile_without_modes()
     _states_of_compiled_optimizers()
+    _leave_out_kernels()
     import torch._dynamo.config as dynamo_config
 
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, 64)
@@ -94,6 +103,16 @@ def _compile_without_modes() -> None:
             return original(self, *args, **kwargs)
 
     converter.__call__ = call
+
+
+def _leave_out_kernels() -> None:
+    """Where a graph breaks, operators run outside of graphs. What stands for their kernels is Python here, and Dynamo would
+    try to compile it: each frame of it, in vain.
+    """
+    from torch._dynamo import trace_rules
+
+    for name in _KERNELS:
+        trace_rules.add(f"autosac.capture.{name}")
 
 
 def _states_of_compiled_optimizers() -> None:
