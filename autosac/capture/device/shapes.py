@@ -21,7 +21,8 @@ _GRU_GATES = 3
 def install(library: torch.library.Library) -> None:
     """Register those that this PyTorch lacks. `library` implements aten and lives as long as they are needed."""
     for name, function in SHAPES.items():
-        library.impl(name, function, "Meta")  # PyTorch's own, where it has any, leaves the reserve out
+        # PyTorch's own, where it has any (2.11 in Python, which counts as another's), leaves the reserve out.
+        library.impl(name, function, "Meta", allow_override=True)
     for name, function in _SHAPES.items():
         if hasattr(torch.ops.aten, name) and not torch._C._dispatch_has_kernel_for_dispatch_key(
             f"aten::{name}", "Meta"
