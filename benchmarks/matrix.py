@@ -124,7 +124,7 @@ def _environment(folder: Path, row: Row) -> Path:
     pip = (python, "-m", "pip", "install", "--quiet", "--no-compile")
     versions = (f"torch=={row.torch}", f"torchtitan=={row.torchtitan}")
     subprocess.run([*pip, "--upgrade", "pip>=23"], check=True)
-    subprocess.run([*pip, *versions, "-e", f"{_ROOT}", "pytest", "hypothesis"], check=True)
+    subprocess.run([*pip, *versions, "-e", f"{_ROOT}[pictures]", "pytest", "hypothesis"], check=True)
     return python
 
 

@@ -331,7 +331,7 @@ class ScriptRun:
             parameter_shapes=shapes,
             selective_modules=modules.selectively_checkpointed(parts) if parts else (),
             checkpointing="plan" if request.plan_file else "job",
-            compiled=any(_is_compiled(part) for part in parts),
+            compiled=any(_is_compiled(part) for part in parts) or bool(self._finder and self._finder.is_compiled),
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
         )

@@ -98,6 +98,29 @@ def test_planning_sees_what_it_sees_of_a_step(tmp_path: Path, cache: Path, monke
     assert list(map(shape_of, found.regions)) == list(map(shape_of, expected.regions))
 
 
+@pytest.mark.parametrize("how", ["torch.compile(layer)", "layer.compile() or layer"])
+def test_planning_knows_that_a_script_compiles(
+    how: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the observed step is not compiled: policies are then measured in steps that are."""
+    monkeypatch.setenv("AUTOSAC_CACHE", str(cache))
+    (tmp_path / "train.py").write_text(
+        f"""
+import torch
+layer = torch.nn.Linear(64, 64).cuda()
+called = {how}
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(3):
+    called(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    )
+    script = ScriptRequest(script=str(tmp_path / "train.py"), quiet=True, unlimited=True, observe=True)
+    trace = run_script(script).trace
+    assert trace.info.compiled
+    assert "aten.addmm.default" in {signature.name for signature in trace.signatures}
+
+
 def shape_of(region: Region) -> tuple[Any, ...]:
     """Where it is and what it calls."""
     return region.module, region.first, region.last, [call.op for call in region.calls]
