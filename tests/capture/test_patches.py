@@ -303,6 +303,19 @@ def test_marks_in_a_recomputation_do_not_stop_it(capture: Capture) -> None:
     assert [o.phase for o in reading.operators("addmm")] == [Phase.FORWARD, Phase.RECOMPUTE]
 
 
+def test_generators_of_the_device_are_forked(capture: Capture) -> None:
+    """Devices say whose generators are meant, without the name of their kind beside them."""
+
+    def make_step(device: torch.device) -> Any:
+        def step() -> None:
+            with torch.random.fork_rng(devices=[device]):
+                torch.rand(4, device=device)
+
+        return step
+
+    assert [o.phase for o in capture(make_step).operators("rand")] == [Phase.OTHER]
+
+
 # ---- pointers -------------------------------------------------------------------------------------------------------
 
 

@@ -119,3 +119,21 @@ def profiler_marks_in_selective_checkpoints(_: Patched) -> None:
             return func(*args, **(kwargs or {}))
 
     cached.__torch_dispatch__ = dispatch_and_go_on
+
+
+@patch("torch.random:fork_rng")
+def forked_generators(_: Patched) -> None:
+    """In PyTorch 2.12 a pipeline's first step saves the generators of its stages' devices as if they were CUDA's, whatever
+    they are. Devices that say what they are decide.
+    """
+    fork = torch.random.fork_rng
+
+    @functools.wraps(fork)
+    def fork_rng(devices: Any = None, *args: Any, **kwargs: Any) -> Any:
+        devices = devices if devices is None else list(devices)
+        kinds = {device.type for device in devices or () if isinstance(device, torch.device)}
+        if len(kinds) == 1 and "device_type" not in kwargs:
+            kwargs["device_type"] = kinds.pop()
+        return fork(devices, *args, **kwargs)
+
+    vars(torch.random)["fork_rng"] = fork_rng
