@@ -8,8 +8,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Reduce-scatter**: FSDP2 of torch 2.4's time took its input in the reduce-scatter stream, whose pool then keeps a buffer
   as large as the root group's gradients in fp32; since then it comes from the compute stream's pool, where the logits were.
 - **Attention**: keys and values were repeated to all heads (until 2026-01-27), and ``F.scaled_dot_product_attention`` took
-  flash first. On Blackwell cuDNN's came first since 2025-05-15 (TorchTitan's pull request 1196), whose results selective
-  checkpointing did not keep until 2025-12-01 (b39377f9f).
+  flash first. On Blackwell cuDNN's came first since 2025-05-15 (TorchTitan's pull request 1196), on all GPUs since 2025-10-09
+  (6a3a9da95). Selective checkpointing did not keep its results until 2025-12-01 (b39377f9f).
 - **RMSNorm**: TorchTitan's own in fp32 operators (to 2025-03-19; in 2024-04 and 05 a Triton kernel), then ``nn.RMSNorm``,
   before torch 2.9 a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native one of
   today keeps (its input and the reciprocal norm), so the native one stands for it.
@@ -56,7 +56,7 @@ class Era:
     float8_tensor_parallel: bool = True
     microbatch_per_rank: bool = False
     gathers_qk_norms: bool = True
-    cudnn_on_blackwell: bool = False
+    cudnn_first: Literal["never", "on Blackwell", "always"] = "never"
     keeps_cudnn_attention: bool = False
     deepseek_flex: bool = False
     keeps_all_to_all: bool = False
@@ -93,12 +93,13 @@ WINTER_2025 = replace(AUTUMN_2024, name="2025-01", compiles_loss=False)
 FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused")
 MARCH_2025 = replace(FEBRUARY_2025, name="2025-03", norm="composite")
 SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True, microbatch_per_rank=False)
-JUNE_2025 = replace(SPRING_2025, name="2025-06", cudnn_on_blackwell=True)
-SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False, cudnn_on_blackwell=True)
+JUNE_2025 = replace(SPRING_2025, name="2025-06", cudnn_first="on Blackwell")
+SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False, cudnn_first="on Blackwell")
 AUTUMN_2025 = replace(
     SUMMER_2025,
     name="2025-10",
     float8_tensor_parallel=False,
+    cudnn_first="always",
     gathers_qk_norms=False,
     deepseek_flex=True,
     keeps_all_to_all=True,

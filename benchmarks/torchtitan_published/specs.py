@@ -96,7 +96,7 @@ class RepeatingAttention(nn.Module):
 
     def __init__(self, era: Era) -> None:
         super().__init__()
-        cudnn = era.cudnn_on_blackwell and has_cuda_capability(10, 0)
+        cudnn = era.cudnn_first == "always" or (era.cudnn_first == "on Blackwell" and has_cuda_capability(10, 0))
         self._backends = [SDPBackend.CUDNN_ATTENTION, *self._PRIORITY] if cudnn else list(self._PRIORITY)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
