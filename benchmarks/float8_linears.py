@@ -2,8 +2,8 @@
 
 torchao's documentation has a table of how much faster a layer norm, a linear layer and a sigmoid are with row-wise scaled
 float8 than in bf16, compiled, by the sizes of the product: the sum of all kernels' times on an H100 (pytorch/ao, fdddb2cfa,
-``docs/static/fp8-rowwise-perf.png``, PyTorch 2.8). The same module is simulated here, in both, for some of these sizes. Nothing
-was fitted to them. Needs torchao.
+``docs/static/fp8-rowwise-perf.png``, PyTorch 2.8). The same module is simulated here, in both, for some of these sizes.
+Nothing was fitted to them. Needs torchao.
 """
 
 from __future__ import annotations

@@ -83,6 +83,7 @@ class CompositeRMSNorm(nn.RMSNorm):
 
 
 _CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+_ABS = torch.ops.aten.abs.default
 
 
 class RepeatingAttention(nn.Module):
@@ -251,7 +252,8 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
             model,
             job_config.activation_checkpoint,
             model_compile_enabled=compiled,
-            op_sac_save_list=_op_sac_save_list - ({_CUDNN} if not era.keeps_cudnn_attention else set()),
+            op_sac_save_list=(_op_sac_save_list | ({_ABS} if era.keeps_abs and not compiled else set()))
+            - ({_CUDNN} if not era.keeps_cudnn_attention else set()),
             base_folder=job_config.job.dump_folder,
         )
     if compiled:
