@@ -75,8 +75,8 @@ class GeneratedKernel:
 
 def describe(kernel: Any, source: str) -> str:
     """A kernel's source with its work: the bytes that it reads and writes, its rows, the elements of a reduced row, and the
-    loops that walk it; "tiles" if it walks tiles of two dimensions, as it does where what is contiguous differs between what
-    it reads and what it writes.
+    loops that walk it; "tiles" if it is pointwise and walks tiles of two dimensions, as it does where what is contiguous
+    differs between what it reads and what it writes; what a reduction walks "across" its rows.
     """
     from torch._inductor.virtualized import V
 
@@ -90,7 +90,7 @@ def describe(kernel: Any, source: str) -> str:
     nbytes = int(kernel.estimate_kernel_num_bytes())
     loops = len(_LOOP.findall(source))
     work: dict[str, int | bool] = {"nbytes": nbytes, "rows": rows, "reduced": reduced, "loops": loops}
-    if sum(size > 1 and not name.startswith("r") for name, size in sizes.items()) > 1:
+    if reduced == 1 and sum(size > 1 for size in sizes.values()) > 1:
         work["tiles"] = True
     if reduced > 1 and (across := _across(source, rows * reduced)):
         work["across"] = across
