@@ -2,11 +2,18 @@
 
 A generated kernel streams: each of its buffers is read or written once, whatever is fused into it. It takes
 
-    t = launch(kind) + (nbytes + again) / (share * memory bandwidth)
+    t = launch(kind) + max((nbytes + again) / (share * memory bandwidth), across / (0.52 a cycle * processors * clock))
 
 with the bytes that Inductor counts for it (slices and gathered rows, not whole tables). A looped reduction walks its row once
 for each of its loops. `again` is what it reads anew: from memory where the rows that are under way together are larger than
 the L2, and from the L2, at twice the memory's rate, where they are not.
+
+Two things that a change of layout costs, as in the quantisation for float8 products, whose factors are stored both ways:
+
+- a pointwise kernel whose inputs and outputs are contiguous along different dimensions walks tiles, and reaches `TILED` of the
+  rate of others;
+- a reduction walks its rows. What it reads or writes where neighbours lie side by side in a column instead (`across`, counted
+  in elements, of the rarer direction) touches a sector for each element, as eager kernels do that walk so (`memory_bound.py`).
 
 Fitted to hand-written Triton kernels of the same kinds on an H100 with a cold L2 (`benchmarks/fit_generated.py`, which also
 prints how far kernels that the fit has not seen are off). A launch is scaled with the GPU's shortest kernel.
@@ -18,12 +25,18 @@ import math
 from collections.abc import Sequence
 
 from autosac.estimator.hardware import Hardware
+from autosac.estimator.memory_bound import ACROSS
 from autosac.estimator.models import Estimate
 from autosac.estimator.work import argument, generated_kind, item_bytes, tensor_bytes
 from autosac.trace import Signature
 
 SHARE = 0.915
 """Of the peak memory bandwidth."""
+
+TILED = 0.66
+"""Of `SHARE`, for kernels that walk tiles. On H100s: 1.4 of 2.2 TB/s (pytorch issue 133242), 1.5 of 2.0 (issue 130015), 1.7 of
+2.8 (triton issue 7815).
+"""
 
 LAUNCH_US = {"pointwise": 6.1, "persistent": 6.8, "looped": 11.4}
 """On the GPU of the fit, with what a benchmark's events add."""
@@ -52,8 +65,9 @@ class GeneratedKernels:
         nbytes = float(given) if isinstance(given, int | float) else float(tensor_bytes(signature.inputs))
         hardware = self._hardware
         launch_us = max(hardware.kernel_us, LAUNCH_US[kind] - LAUNCH_US["pointwise"] + hardware.kernel_us)
-        rate = hardware.mem_bandwidth_gbps * 1e9 * SHARE
-        seconds = (nbytes + self._again(signature)) / rate
+        rate = hardware.mem_bandwidth_gbps * 1e9 * SHARE * (TILED if argument(signature, "tiles") else 1.0)
+        sectors = _count(signature, "across", 0) / (ACROSS * hardware.sm_count * hardware.boost_mhz * 1e6)
+        seconds = max((nbytes + self._again(signature)) / rate, sectors)
         return Estimate(launch_us * 1e-3 + seconds * 1e3, f"generated:{kind}", _REL_STD)
 
     def _again(self, signature: Signature) -> float:
@@ -66,6 +80,6 @@ class GeneratedKernels:
         return share * (loops - 1) * rows * reduced * row
 
 
-def _count(signature: Signature, name: str) -> int:
-    value = argument(signature, name, 1)
-    return value if isinstance(value, int) else 1
+def _count(signature: Signature, name: str, otherwise: int = 1) -> int:
+    value = argument(signature, name, otherwise)
+    return value if isinstance(value, int) else otherwise

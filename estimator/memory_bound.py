@@ -165,7 +165,7 @@ _ISSUED_ELEMENTS = 1.5
 _BY_ELEMENT = ("strided", "strided_reals", "broadcast", "converted", "assembled")
 # The same where neighbours of the walk lie in different sectors of an input, so that each load of a warp fetches 32 of them:
 # transposed copies of `autosac calibrate` on an H100. A block of threads uses a sector again if the walk turns soon.
-_ACROSS, _SECTOR, _TURN = 0.52, 32, 80
+ACROSS, _SECTOR, _TURN = 0.52, 32, 80
 # What each dimension beyond two takes, of an element's time and for every input: eight kinds of calls in those traces.
 _DIVISION = 0.08
 # Cycles that such a kernel takes longer to start, and a gather, which waits for its indices: 0.9 to 1.4 us for eleven kinds of
@@ -334,7 +334,7 @@ class LearnedMemory:
         if name not in _BY_ELEMENT:
             return 0.0
         divisions = _DIVISION * (_walked_dimensions(signature) - 2) * len(_walked(signature))
-        across = _ISSUED_ELEMENTS / _ACROSS * _walked_across(signature)
+        across = _ISSUED_ELEMENTS / ACROSS * _walked_across(signature)
         return math.prod(signature.outputs[0].shape) / self._elements_per_ms * max(1 + divisions, across)
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:

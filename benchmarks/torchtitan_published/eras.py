@@ -8,8 +8,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Reduce-scatter**: FSDP2 of torch 2.4's time took its input in the reduce-scatter stream, whose pool then keeps a buffer
   as large as the root group's gradients in fp32; since then it comes from the compute stream's pool, where the logits were.
 - **Attention**: keys and values were repeated to all heads (until 2026-01-27), and ``F.scaled_dot_product_attention`` took
-  flash first. On Blackwell cuDNN's came first since 2025-05-15 (TorchTitan's pull request 1196), whose results selective
-  checkpointing did not keep until 2025-12-01 (b39377f9f).
+  flash first. On Blackwell cuDNN's came first since 2025-05-15 (TorchTitan's pull request 1196), on all GPUs since 2025-10-09
+  (6a3a9da95). Selective checkpointing did not keep its results until 2025-12-01 (b39377f9f).
 - **RMSNorm**: TorchTitan's own in fp32 operators (to 2025-03-19; in 2024-04 and 05 a Triton kernel), then ``nn.RMSNorm``,
   before torch 2.9 a composite in fp32 that casts its result after the weight. The Triton kernel keeps what the native one of
   today keeps (its input and the reciprocal norm), so the native one stands for it.
@@ -22,6 +22,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Pipelines**: as many microbatches as stages' ranks by default, until 2025-04-07 (5e2033c75).
 - **Qwen3 under tensor parallelism**: the norms of q and k gathered all heads until 2025-10-14 (8c1d1c5fc).
 - **Checkpointing**: ``early_stop`` and no RNG state, as torch's and TorchTitan's defaults were (to 2025-08-29).
+- **float8, not compiled**: selective checkpointing kept the results of ``abs``, from which scales come, from 2024-11-26
+  (bcebc0de5) to 2025-02-06 (88247277c). In compiled runs of that time memory shows that it kept none.
 - **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), without cuDNN's, flex attention since. The
   published row of that commit has its figures for the time before. Selective checkpointing keeps the results of all-to-all
   since 2025-09-06 (c4e229115).
@@ -56,10 +58,11 @@ class Era:
     float8_tensor_parallel: bool = True
     microbatch_per_rank: bool = False
     gathers_qk_norms: bool = True
-    cudnn_on_blackwell: bool = False
+    cudnn_first: Literal["never", "on Blackwell", "always"] = "never"
     keeps_cudnn_attention: bool = False
     deepseek_flex: bool = False
     keeps_all_to_all: bool = False
+    keeps_abs: bool = False
     optimizer: str = "fused"
     early_stop: bool = True
     preserve_rng_state: bool = False
@@ -89,16 +92,17 @@ SUMMER_2024 = replace(_2024, name="2024-06", keeps_logits=True, reduces_in_strea
 SPRING_2024 = replace(SUMMER_2024, name="2024-04", norm="native", compiles_whole_model=True)
 MARCH_2024 = replace(SPRING_2024, name="2024-03", norm="own")
 AUTUMN_2024 = Era(name="2024-11", norm="own", optimizer="foreach", microbatch_per_rank=True)
-WINTER_2025 = replace(AUTUMN_2024, name="2025-01", compiles_loss=False)
-FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused")
+WINTER_2025 = replace(AUTUMN_2024, name="2025-01", compiles_loss=False, keeps_abs=True)
+FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused", keeps_abs=False)
 MARCH_2025 = replace(FEBRUARY_2025, name="2025-03", norm="composite")
 SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True, microbatch_per_rank=False)
-JUNE_2025 = replace(SPRING_2025, name="2025-06", cudnn_on_blackwell=True)
-SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False, cudnn_on_blackwell=True)
+JUNE_2025 = replace(SPRING_2025, name="2025-06", cudnn_first="on Blackwell")
+SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False, cudnn_first="on Blackwell")
 AUTUMN_2025 = replace(
     SUMMER_2025,
     name="2025-10",
     float8_tensor_parallel=False,
+    cudnn_first="always",
     gathers_qk_norms=False,
     deepseek_flex=True,
     keeps_all_to_all=True,

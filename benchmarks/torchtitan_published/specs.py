@@ -83,6 +83,7 @@ class CompositeRMSNorm(nn.RMSNorm):
 
 
 _CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+_ABS = torch.ops.aten.abs.default
 
 
 class RepeatingAttention(nn.Module):
@@ -96,7 +97,7 @@ class RepeatingAttention(nn.Module):
 
     def __init__(self, era: Era) -> None:
         super().__init__()
-        cudnn = era.cudnn_on_blackwell and has_cuda_capability(10, 0)
+        cudnn = era.cudnn_first == "always" or (era.cudnn_first == "on Blackwell" and has_cuda_capability(10, 0))
         self._backends = [SDPBackend.CUDNN_ATTENTION, *self._PRIORITY] if cudnn else list(self._PRIORITY)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -251,7 +252,8 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
             model,
             job_config.activation_checkpoint,
             model_compile_enabled=compiled,
-            op_sac_save_list=_op_sac_save_list - ({_CUDNN} if not era.keeps_cudnn_attention else set()),
+            op_sac_save_list=(_op_sac_save_list | ({_ABS} if era.keeps_abs and not compiled else set()))
+            - ({_CUDNN} if not era.keeps_cudnn_attention else set()),
             base_folder=job_config.job.dump_folder,
         )
     if compiled:

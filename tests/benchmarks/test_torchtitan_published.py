@@ -310,12 +310,14 @@ def test_an_era_puts_back_what_changed(server: CaptureServer, era: Era) -> None:
     """Two norms a block and a final one; embedding and output in the root group (one all-gather); logits in fp32.
 
     With the logits kept in 2024, what the step finds alive includes the last one's: tokens x vocabulary x 4 bytes.
+    Attention is cuDNN's since October 2025.
     """
     trace = capture(server, era)
     norms = 2 * LAYERS + 1
     assert calls(trace, "aten.rsqrt.default", Phase.FORWARD) == (0 if era.norm == "native" else norms)
     assert calls(trace, "aten._fused_rms_norm.default", Phase.FORWARD) == (norms if era.norm == "native" else 0)
-    assert calls(trace, "aten._scaled_dot_product_flash_attention.default", Phase.FORWARD) == LAYERS
+    attention = "cudnn" if era.cudnn_first == "always" else "flash"
+    assert calls(trace, f"aten._scaled_dot_product_{attention}_attention.default", Phase.FORWARD) == LAYERS
     gathers = sum(getattr(event, "kind", "") == "all_gather" and event.phase is Phase.FORWARD for event in trace.events)
     assert gathers == LAYERS + 1 + (not era.root_group)
     logits = TOKENS * VOCABULARY * 4

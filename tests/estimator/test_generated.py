@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autosac.estimator import load_hardware
-from autosac.estimator.generated import SHARE, GeneratedKernels
+from autosac.estimator.generated import SHARE, TILED, GeneratedKernels
 from autosac.estimator.work import generated_kind
 from autosac.trace import Signature, TensorMeta
 
@@ -48,3 +48,17 @@ def test_a_second_loop_reads_the_row_again(rows: int, reduced: int, share: float
     work = {"nbytes": 2 * rows * reduced, "rows": rows, "reduced": reduced}
     once, twice = (ms("triton_red_fused_0", (rows, reduced), **work, loops=loops) for loops in (1, 2))
     assert twice - once == pytest.approx(share * 2 * rows * reduced / RATE)
+
+
+def test_tiles_reach_two_thirds_of_the_rate() -> None:
+    """The same bytes of a kernel that changes the layout take 1 / 0.66 as long."""
+    plain, tiled = (ms("triton_poi_fused_0", nbytes=2**30, **more) for more in ({}, {"tiles": True}))
+    start = ms("triton_poi_fused_0", nbytes=0)
+    assert (tiled - start) / (plain - start) == pytest.approx(1 / TILED)
+
+
+@pytest.mark.parametrize(("across", "bound"), [(2**20, 2**30 / RATE), (2**28, 2**28 / (0.52 * 132 * 1830e3))])
+def test_a_reduction_touches_a_sector_for_each_element_across(across: int, bound: float) -> None:
+    """Few such elements hide behind the bytes; many take 1 / 0.52 cycles each on one of 132 processors."""
+    start = ms("triton_red_fused_0", nbytes=0)
+    assert ms("triton_red_fused_0", nbytes=2**30, across=across) - start == pytest.approx(bound)

@@ -36,6 +36,8 @@ _OF_CUDA = re.compile(
     r"^.*_cuda_getCurrentRawStream.*$|torch\.cuda\.set_device\(0\)|torch\.cuda\._DeviceGuard\(0\)", re.M
 )
 _PARAMETERS = re.compile(r"^def \w+\(([^)]*)\)", re.M)
+_ACCESS = re.compile(r"tl\.(?:load|store)\((\w+) \+ \((.*?)\), ")
+_FACTORS = re.compile(r"(?:(\d+)\*\(*)?\b([rxyz]\d\w*)")
 _LOOP = re.compile(r"^\s+for r\w+ in (?:tl\.)?range\(", re.M)
 _WRITTEN = re.compile(r"^(in_)?out_ptr|^ws_ptr")
 
@@ -73,7 +75,8 @@ class GeneratedKernel:
 
 def describe(kernel: Any, source: str) -> str:
     """A kernel's source with its work: the bytes that it reads and writes, its rows, the elements of a reduced row, and the
-    loops that walk it.
+    loops that walk it; "tiles" if it is pointwise and walks tiles of two dimensions, as it does where what is contiguous
+    differs between what it reads and what it writes; what a reduction walks "across" its rows.
     """
     from torch._inductor.virtualized import V
 
@@ -86,8 +89,27 @@ def describe(kernel: Any, source: str) -> str:
             rows *= size
     nbytes = int(kernel.estimate_kernel_num_bytes())
     loops = len(_LOOP.findall(source))
-    work = {"nbytes": nbytes, "rows": rows, "reduced": reduced, "loops": loops}
+    work: dict[str, int | bool] = {"nbytes": nbytes, "rows": rows, "reduced": reduced, "loops": loops}
+    if reduced == 1 and sum(size > 1 for size in sizes.values()) > 1:
+        work["tiles"] = True
+    if reduced > 1 and (across := _across(source, rows * reduced)):
+        work["across"] = across
     return f"{source.rstrip()}\n{_WORK}{json.dumps(work)}\n"
+
+
+def _across(source: str, elements: int) -> int:
+    """Elements that a reduction reads and writes in the rarer of its two directions: where neighbours lie side by side in a
+    column, if most tensors are walked along their rows, or the reverse. `elements`: those of its rows.
+    """
+    walks = [(tensor, _FACTORS.findall(index)) for tensor, index in _ACCESS.findall(source)]
+    walks = [(tensor, found) for tensor, found in walks if any(name[0] == "r" for _, name in found)]
+    places = [{name for _, name in found if name[0] != "r"} for _, found in walks]
+    rows = max(map(len, places), default=0)  # parts of a row's number: what uses fewer is smaller than the rows
+    along, across = set[str](), set[str]()
+    for (tensor, found), place in zip(walks, places, strict=True):
+        if len(place) == rows > 0 and (beside := {name[0] for factor, name in found if not factor}):
+            (along if "r" in beside else across).add(tensor)
+    return elements * min(len(along), len(across))
 
 
 def describe_attention(kernel: Any, source: str) -> str:

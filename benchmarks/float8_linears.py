@@ -1,0 +1,120 @@
+"""Float8 linear layers, forward and backward, beside bf16: ``python -m benchmarks.float8_linears [--shape 8192x4096x4096]``.
+
+torchao's documentation has a table of how much faster a layer norm, a linear layer and a sigmoid are with row-wise scaled
+float8 than in bf16, compiled, by the sizes of the product: the sum of all kernels' times on an H100 (pytorch/ao, fdddb2cfa,
+``docs/static/fp8-rowwise-perf.png``, PyTorch 2.8). The same module is simulated here, in both, for some of these sizes.
+Nothing was fitted to them. Needs torchao.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+import autosac
+from autosac.errors import UsageError
+from autosac.trace import Op
+from benchmarks.ending import exit_code
+
+_GPU = "h100-sxm-96gb-meta"
+# Rows, width of the input, width of the output: speed in float8, relative to bf16.
+_PUBLISHED = {
+    (4096, 4096, 4096): 0.84,
+    (8192, 4096, 1024): 0.52,
+    (8192, 4096, 4096): 1.00,
+    (8192, 4096, 16384): 1.17,
+    (8192, 16384, 4096): 1.03,
+    (16384, 1024, 8192): 0.86,
+    (32768, 4096, 4096): 1.04,
+    (8192, 8192, 8192): 1.20,
+    (32768, 8192, 8192): 1.41,
+    (8192, 16384, 16384): 1.37,
+    (16384, 16384, 16384): 1.42,
+}
+_LARGE = 8192  # products take most of the time
+
+
+class Layer(nn.Module):
+    """What torchao's `float8_roofline.py` measures."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.ln = nn.LayerNorm(width, elementwise_affine=False)
+        self.fc = nn.Linear(width, out, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Norm, product, sigmoid."""
+        return torch.sigmoid(self.fc(self.ln(x)))
+
+
+def make_step(device: torch.device, *, shape: tuple[int, int, int], float8: bool) -> Any:
+    """A forward and a backward, compiled."""
+    rows, width, out = shape
+    with device:
+        model: nn.Module = Layer(width, out).to(torch.bfloat16)
+    if float8:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        model = convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name("rowwise"))
+    compiled = torch.compile(model)
+    x = torch.empty(rows, width, dtype=torch.bfloat16, device=device, requires_grad=True)
+    gradient = torch.empty(rows, out, dtype=torch.bfloat16, device=device)
+
+    def step() -> None:
+        compiled(x).backward(gradient)
+        x.grad = None
+        model.zero_grad()
+
+    return model, step
+
+
+def kernels_ms(shape: tuple[int, int, int], float8: bool) -> float:
+    """The sum of the kernels' times."""
+    simulation = autosac.simulate(functools.partial(make_step, shape=shape, float8=float8), gpu=_GPU)
+    pairs = zip(simulation.trace.events, simulation.pricing.event_ms, strict=True)
+    return float(sum(ms for event, ms in pairs if type(event) is Op))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Simulate the shapes that were asked for and print them."""
+    wanted = [tuple(int(n) for n in text.split("x")) for text in options.shape or ()]
+    for shape in wanted:
+        if shape not in _PUBLISHED:
+            raise UsageError(f"--shape: give one of {', '.join('x'.join(map(str, known)) for known in _PUBLISHED)}")
+    print("rows x width x output       bf16 ms  float8 ms     speed  published    error", flush=True)
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for shape, published in _PUBLISHED.items():
+        if wanted and shape not in wanted:
+            continue
+        plain, narrow = (kernels_ms(shape, float8) for float8 in (False, True))
+        error, large = plain / narrow / published - 1, min(shape) >= _LARGE
+        errors[large].append(abs(error))
+        name = " x ".join(f"{n:,}" for n in shape)
+        figures = f"{plain:8.2f} {narrow:10.2f} {plain / narrow:9.2f} {published:10.2f} {error:+8.1%}"
+        print(f"{name:<26} {figures}", flush=True)
+    for large, found in errors.items():
+        if found:
+            print(
+                f"mean error of {f'sizes of {_LARGE:,} and more' if large else 'the others'}: {statistics.fmean(found):.1%}"
+            )
+
+
+def main() -> int:
+    """Parse the arguments, run, and turn errors into a message and an exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.float8_linears",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--shape", action="append", help="only these sizes, as 8192x4096x4096 (may be repeated)")
+    return exit_code(lambda: run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
