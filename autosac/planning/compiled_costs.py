@@ -1,8 +1,8 @@
 """What each unit takes of a step that runs compiled: the time of its kernels and collectives, and the bytes that it saves.
 
 Both come from the captured step, so they are what the partitioner and the fusion made of the unit's policy. A storage is
-*saved* by the unit in whose forward it was allocated if the backward of that unit uses it. A unit's inputs do not count, and its
-results only where its own backward needs them: that of the next unit, or the sender to another pipeline stage, may hold
+*saved* by the unit in whose forward it was allocated if the backward of that unit uses it. Inputs of a unit do not count, and
+its results only where its own backward needs them: that of the next unit, or the sender to another pipeline stage, may hold
 them as well. With several microbatches under way, what counts for a budget is the most that is saved at once (`unit_costs`);
 a plan states what one forward saves (`as_executed`).
 """
