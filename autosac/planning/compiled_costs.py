@@ -20,7 +20,8 @@ from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase
 
 _WORKING = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
 _USING = (Phase.BACKWARD, Phase.RECOMPUTE)
-_NOT_SAVED = (Label.PARAMETER, Label.UNSHARDED_PARAMETER, Label.GRADIENT)
+# What a forward allocates and is no gradient may have that label: the compiled backward reuses its memory for one.
+_NOT_SAVED = (Label.PARAMETER, Label.UNSHARDED_PARAMETER)
 _OF_MODEL = "_c10d_functional."  # results of the model's own collectives, not buffers of FSDP
 
 

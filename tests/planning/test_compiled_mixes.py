@@ -37,7 +37,9 @@ def test_who_takes_a_memory_budget_for_a_module(version: str, expected: bool) ->
 
 
 def test_what_a_unit_takes() -> None:
-    """Its kernels in both directions, those of modules inside too; of its storages those that its own backward uses."""
+    """Its kernels in both directions, those of modules inside too; of its storages those that its own backward uses, also if it
+    then puts a gradient there.
+    """
     builder = TraceBuilder()
     builder.enter("layers.0")
     builder.op("a")
@@ -47,7 +49,7 @@ def test_what_a_unit_takes() -> None:
     of_fsdp = builder.alloc(500, Label.COMMUNICATION)
     builder.enter("layers.0.attention")
     builder.op("b")
-    inner, result = builder.alloc(20), builder.alloc(9)
+    inner, result = builder.alloc(20, Label.GRADIENT), builder.alloc(9)
     builder.free(passing)
     builder.leave("layers.0.attention")
     builder.enter("layers.1")
