@@ -37,8 +37,8 @@ def test_who_takes_a_memory_budget_for_a_module(version: str, expected: bool) ->
 
 
 def test_what_a_unit_takes() -> None:
-    """Its kernels in both directions, those of modules inside too; of its storages those that its own backward uses, also if it
-    then puts a gradient there.
+    """Its kernels in both directions, those of modules inside too; of its storages those that its own backward uses, also
+    if that puts a gradient there.
     """
     builder = TraceBuilder()
     builder.enter("layers.0")
