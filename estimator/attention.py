@@ -17,7 +17,8 @@ The backward adds up the queries' gradient in float32: one kernel before it read
 the sum, one after it converts the sum. Their traffic grows with the length where the rest grows with its square; with
 it, what remains of backward / forward is the same number from 2k to 32k.
 
-Dropout inside the kernel costs a constant factor (`_DROPOUT`, an estimate).
+Dropout inside the kernel costs a constant factor (`_DROPOUT`, an estimate). Pairs that a window or a mask of flexible attention
+leaves out take no time, but what is read and written does: no price is below that.
 
 With context parallelism a rank attends to its own keys, then to those that it receives, of which it takes one half, or
 one half of its queries. These chunks take longer than kernels of their size do (`_RECEIVED`). Why is not known: neither
@@ -114,7 +115,9 @@ class LearnedAttention:
             std = math.hypot(bundle.rel_std["attention"], _TRAINING_STD if exact else _CORRECTED_STD)
             if _adds_up_in_memory(shape):
                 std = math.hypot(std, _IN_MEMORY_STD)
-            corrected = ms * _correction(shape, capability) / sustained(self._hardware)
+            corrected = ms * _correction(shape, capability) / sustained(self._hardware) * shape.share
+            if shape.share < 1:
+                corrected = max(corrected, _moved(shape) / (self._rates.bandwidth * STREAMED) * 1e3)
             corrected += accumulation if shape.backward else 0.0
             estimates.append(scaled_estimate(self._hardware, bundle, corrected, "attention", std))
         return estimates
@@ -166,6 +169,12 @@ def _row(shape: AttentionShape) -> Array:
     query = math.ceil(shape.query_length / _QUERY_TILE) * _QUERY_TILE
     key = math.ceil(shape.key_length / _KEY_TILE) * _KEY_TILE
     return np.array([[shape.batch, shape.heads, shape.kv_heads, query, key, size, shape.causal]], dtype=np.float64)
+
+
+def _moved(shape: AttentionShape) -> float:
+    """Bytes that a kernel reads and writes at the least; a backward twice as many as a forward."""
+    rows = shape.heads * shape.query_length + shape.kv_heads * shape.key_length
+    return 2.0 * shape.batch * rows * (shape.head_size + shape.value_size) * (2 if shape.backward else 1)
 
 
 def _adds_up_in_memory(shape: AttentionShape) -> bool:

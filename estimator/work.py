@@ -10,8 +10,8 @@ Everything that a cost model may ask about an operator's shape is worked out her
                   what they output; operators that fill read nothing; in-place outputs are written, and read unless the
                   operator overwrites them
 
-A multiplication with addition counts as two operations. A causal mask halves attention. Attention's backward
-needs 2.5 times the operations of its forward (five matrix products instead of two).
+A multiplication with addition counts as two operations. A causal mask halves attention; a window leaves out more (`_share`).
+Attention's backward needs 2.5 times the operations of its forward (five matrix products instead of two).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Matmul(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """`causal_share`: the share of the query-key pairs that is computed."""
+    """`share`: that of the query-key pairs which is computed, beside what `causal` says (1: that much)."""
 
     batch: int
     heads: int
@@ -84,11 +84,12 @@ class AttentionShape(NamedTuple):
     backend: str
     dtype: str
     dropout: float
+    share: float = 1.0
 
     @property
     def flops(self) -> float:
         """Operations of the forward, or of the backward."""
-        pairs = self.batch * self.heads * self.query_length * self.key_length * (0.5 if self.causal else 1.0)
+        pairs = self.batch * self.heads * self.query_length * self.key_length * (0.5 if self.causal else 1.0) * self.share
         return 2.0 * pairs * (self.head_size + self.value_size) * (_BACKWARD_FLOPS if self.backward else 1.0)
 
 
@@ -282,6 +283,7 @@ def attention_shape(signature: Signature) -> AttentionShape | None:
         1,
         2,
     )
+    causal = causal or base.startswith("flex")
     dropout = argument(signature, "dropout_p", 0.0)
     return AttentionShape(
         batch=batch,
@@ -291,12 +293,42 @@ def attention_shape(signature: Signature) -> AttentionShape | None:
         key_length=k_len,
         head_size=size,
         value_size=value.shape[-1],
-        causal=causal or base.startswith("flex"),
+        causal=causal,
         backward=backward,
         backend=_backend(base),
         dtype=query.dtype,
         dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
+        share=_share(signature, q_len, k_len, causal),
     )
+
+
+def _share(signature: Signature, queries: int, keys: int, causal: bool) -> float:
+    """What a mask of flexible attention, or a window of so many keys to the left and to the right of a query (-1: all), leaves
+    of the pairs that are computed without.
+    """
+    plain = 0.5 if causal else 1.0
+    computed = argument(signature, "computed")
+    if isinstance(computed, float):
+        return computed / plain
+    window = argument(signature, "window_size")
+    sides = window if isinstance(window, tuple) and len(window) == 2 else (None, None)
+    sides = (argument(signature, "window_size_left", sides[0]), argument(signature, "window_size_right", sides[1]))
+    left, right = (side if isinstance(side, int) else -1 for side in sides)
+    longest = max(queries, keys) - 1
+    if not (0 <= left < longest or (not causal and 0 <= right < longest)):
+        return 1.0
+    return _pairs(queries, keys, left, 0 if causal else right) / (queries * keys * plain)
+
+
+@lru_cache(maxsize=256)
+def _pairs(queries: int, keys: int, left: int, right: int) -> int:
+    """Pairs within a window; the last query is beside the last key."""
+    total = 0
+    for at in range(keys - queries, keys):
+        begin = 0 if left < 0 else max(0, at - left)
+        end = keys - 1 if right < 0 else min(keys - 1, at + right)
+        total += max(0, end - begin + 1)
+    return total
 
 
 def _documents(signature: Signature) -> int:

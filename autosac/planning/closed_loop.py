@@ -24,6 +24,7 @@ from autosac.derivation import CaptureSource as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
 from autosac.planning.candidates import Candidate
+from autosac.planning.compiled_costs import as_executed
 from autosac.planning.compiled_policies import compiled_prices, groups_of
 from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.offloading import Offloading
@@ -153,6 +154,10 @@ class Loop:
             return None
         return Candidate(plan=plan_of(self.base, goal, ()), simulation=none)
 
+    def stated(self, candidate: Candidate) -> Candidate:
+        """With what the units of a compiled step save and take in its simulation, whatever was expected of their policies."""
+        return replace(candidate, plan=as_executed(candidate.plan, candidate.simulation, self.baselines["none"]))
+
     def find(self, goal: Goal, meanwhile: Callable[[], object]) -> tuple[Candidate, tuple[str, ...]]:
         """The plan for a goal, and what is worth telling of it; see `find_verified`."""
         best = self.without(goal)
@@ -160,6 +165,7 @@ class Loop:
             return best, (FITS_WITHOUT,)
         best = find_verified(self.search, self.derivation, goal, self.baselines, self.progress, meanwhile)
         best, hosted = self.offloading.improved(goal, best) if self.offloading else (best, ())
+        best = self.stated(best)
         return best, (*self.search.notes(goal, best), *hosted, *self.derivation.notes())
 
 

@@ -8,7 +8,8 @@ here and measured as compiled (`compiled_costs`). Proposed are
 - policies of the unit's trade-off curve, by prices of what the compiler calls as it is (`compiled_prices`), evenly spread over
   the bytes that they keep;
 - every second product, what is no product and launches a kernel of its own kept (TorchTitan's selective checkpointing);
-- memory budgets of PyTorch's partitioner, where it takes one for a module (from PyTorch 2.13 on).
+- memory budgets of PyTorch's partitioner, where it takes one for a module (from PyTorch 2.13 on, not for modules that change
+  buffers or draw random numbers).
 
 A unit is *compiled as a whole* if no module inside it was entered in the compiled step. One that is compiled in parts (a block
 with experts) is recomputed as a whole or not at all.
@@ -205,10 +206,21 @@ def proposed(unit: UnitPolicy, budgets: Sequence[float] = BUDGETS) -> tuple[Comp
 
 def _of_whole(unit: UnitPolicy, trace: Trace, budgets: Sequence[float]) -> tuple[CompiledPolicy, ...]:
     known = inlined(unit, trace)
+    if not _takes_budgets(unit, trace):
+        budgets = ()
     if known is not None:
         return proposed(known, budgets)
     to_compiler = (CompiledPolicy(name=_budget_name(b), template=_left_to_compiler(unit, b)) for b in budgets)
     return (*all_or_nothing(unit), *to_compiler)
+
+
+def _takes_budgets(unit: UnitPolicy, trace: Trace) -> bool:
+    """Whether the compiler takes a memory budget for a unit. It refuses one where the graph has operators that are not of the
+    unit's own code: what writes changed buffers back (batch norms), and the seeds of random numbers.
+    """
+    calls = trace.regions[unit.sac.stats.region].calls
+    made = {storage for call in calls for storage in call.created}
+    return not any(call.is_random or not made.issuperset(call.writes) for call in calls)
 
 
 def _budget_name(budget: float) -> str:

@@ -84,8 +84,9 @@ class CompiledMixes:
         bracket = Bracket(goal.target_bytes - self._excess, goal.budget_bytes, goal.target_bytes)
         seen: set[tuple[Unit, ...]] = set()
         for _ in range(goal.rounds):
+            costs = self._costs()
             try:
-                choice = best_mix(_sizes(self._groups, self._costs()), bracket.inner, _GRAPH * self.none.step_ms)
+                choice = best_mix(_sizes(self._groups, costs), bracket.inner, _GRAPH * self.none.step_ms)
             except InfeasibleError:
                 bracket.unsolved()
                 continue
@@ -94,7 +95,8 @@ class CompiledMixes:
             for baseline in self._baselines.values():
                 baseline.prediction()  # worked out while that capture goes on
             candidate = candidates.verify(plan)
-            self._excess = candidate.simulation.peak_bytes(goal.budget_kind) - choice.nbytes
+            saved_bytes = self._learn_used(candidate, choice, costs)
+            self._excess = candidate.simulation.peak_bytes(goal.budget_kind) - saved_bytes
             again = candidate.plan.units in seen
             seen.add(candidate.plan.units)
             is_done = candidate.fits(goal) and (
@@ -281,6 +283,20 @@ class CompiledMixes:
             units = [unit for unit in group.units if unit.name in there]
             for turn, policy in enumerate(policies[: len(units)]):  # a group may have fewer units than policies
                 known.setdefault(policy, _typical([costs[unit.name] for unit in units[turn :: len(policies)]]))
+
+    def _learn_used(
+        self, candidate: Candidate, choice: MixChoice, costs: Sequence[Mapping[CompiledPolicy, Cost]]
+    ) -> int:
+        """What policies cost that have not been measured, from a step in which units follow them; the bytes that all save."""
+        found = unit_costs(candidate.simulation, [unit.name for group in self._groups for unit in group.units])
+        saved_bytes = 0
+        for group, known, before, mix in zip(self._groups, self._measured, costs, choice.mixes, strict=True):
+            policies, first = list(before), 0
+            for p, count in mix:
+                own = [found[unit.name] for unit in group.units[first : first + count]]
+                first += count
+                saved_bytes += count * known.setdefault(policies[p], _typical(own)).nbytes
+        return saved_bytes
 
     # ---- mixes ------------------------------------------------------------------------------------------------------
 

@@ -260,5 +260,6 @@ class _Pipeline:
         if candidate.plan.units:
             notes = (*loop.search.notes(self._goal, candidate, is_stage=True), *stage.hosted, *loop.derivation.notes())
         notes = (*notes, *failing(loop.captures), *candidate.simulation.trace.info.notes)
-        made_for = replace(candidate.plan.made_for, budget_bytes=self._goal.budget_bytes)
-        return Planned(plan=replace(candidate.plan, made_for=made_for), simulation=candidate.simulation, notes=notes)
+        plan = loop.stated(candidate).plan
+        made_for = replace(plan.made_for, budget_bytes=self._goal.budget_bytes)
+        return Planned(plan=replace(plan, made_for=made_for), simulation=candidate.simulation, notes=notes)

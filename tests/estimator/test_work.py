@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from autosac.estimator.work import attention_shape, convolution_flops, family, kernel_count, matmul_shape, work_of
-from autosac.trace import Signature, TensorMeta
+from autosac.trace import Scalar, Signature, TensorMeta
 
 Meta = Callable[..., TensorMeta]
 
@@ -281,3 +282,33 @@ def test_some_operators_launch_several_kernels(meta: Meta) -> None:
     assert kernel_count(Signature("aten.native_group_norm.default", (x,), (x, w, w))) == 2
     assert kernel_count(Signature("aten.native_group_norm.default", (x, w, w), (x, w, w))) == 3
     assert kernel_count(Signature("aten.add_.Tensor", (x, x), (x,))) == 1
+
+
+def _meta(*shape: int) -> TensorMeta:
+    return TensorMeta(shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "share"),
+    [
+        ("torch_attn._varlen_attn.default", (("is_causal", True), ("window_size", (-1, 0))), 1.0),
+        ("torch_attn._varlen_attn.default", (("window_size", (2, 0)),), 21 / 64),
+        ("torch_attn._varlen_attn.default", (("window_size", (1, 1)),), 22 / 64),
+        ("torch_attn._varlen_attn.default", (("window_size", (-1, -1)),), 1.0),
+        ("aten._flash_attention_forward.default", (("is_causal", True), ("window_size_left", 2)), 21 / 32),
+        ("aten._flash_attention_forward.default", (("is_causal", True), ("window_size_left", 7)), 1.0),
+    ],
+)
+def test_windows_leave_out_pairs(name: str, arguments: tuple[tuple[str, Scalar], ...], share: float) -> None:
+    """Of 8 positions, with so many to the left and right: the pairs counted by hand, beside what is computed without."""
+    signature = Signature(name, (_meta(8, 2, 16),) * 3, (_meta(8, 2, 16),), arguments)
+    shape = attention_shape(signature)
+    assert shape is not None and shape.share == share
+    assert shape.flops == 2 * 2 * 64 * (0.5 if shape.causal else 1) * share * 32
+
+
+def test_masks_of_flexible_attention_leave_out_pairs() -> None:
+    """What the capture says of the mask; without, it is causal."""
+    heads = (_meta(1, 2, 8, 16),) * 3
+    shapes = [attention_shape(Signature("flex_attention", heads, heads[:1], a)) for a in ((), (("computed", 0.125),))]
+    assert [shape and shape.flops for shape in shapes] == [2 * 2 * 64 * 0.5 * 32, 2 * 2 * 64 * 0.125 * 32]

@@ -12,7 +12,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator import Pricing
 from autosac.planning.closed_loop import planner_for
-from autosac.planning.compiled_costs import unit_costs
+from autosac.planning.compiled_costs import as_executed, kept_bytes, unit_costs
 from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, groups_of, modules_have_budgets, nearest
 from autosac.planning.planner import Goal
 from autosac.plans import Decision, Plan, Unit
@@ -37,33 +37,44 @@ def test_who_takes_a_memory_budget_for_a_module(version: str, expected: bool) ->
 
 
 def test_what_a_unit_takes() -> None:
-    """Its kernels in both directions, those of modules inside too; of its storages those that wait for its backward."""
+    """Its kernels in both directions, those of modules inside too; of its storages those that its own backward uses, also
+    if that puts a gradient there.
+    """
     builder = TraceBuilder()
     builder.enter("layers.0")
     builder.op("a")
     saved, passing = builder.alloc(100), builder.alloc(7)
-    builder.alloc(1000, Label.UNSHARDED_PARAMETER)
+    gathered = builder.alloc(1000, Label.UNSHARDED_PARAMETER)
+    of_tensor_parallelism = builder.alloc(50, Label.COMMUNICATION, "_c10d_functional.all_gather_into_tensor.default")
+    of_fsdp = builder.alloc(500, Label.COMMUNICATION)
     builder.enter("layers.0.attention")
     builder.op("b")
-    inner = builder.alloc(20)
+    inner, result = builder.alloc(20, Label.GRADIENT), builder.alloc(9)
     builder.free(passing)
     builder.leave("layers.0.attention")
     builder.enter("layers.1")
-    builder.op("c")
+    builder.op("c", (result,))
     other = builder.alloc(3)
     builder.phase, builder.module = Phase.BACKWARD, "layers.1"
-    builder.op("d")
+    builder.op("d", (result, other))
     builder.free(other)
     builder.module = "layers.0"
-    builder.op("e")
-    builder.free(saved, inner)
+    builder.op("e", (saved, gathered, of_tensor_parallelism, of_fsdp), (inner,))
+    builder.free(result, saved, inner)
     simulation = simulation_with(builder, [1.0, 2.0, 4.0, 8.0, 16.0])
-    assert unit_costs(simulation, ("layers.0", "layers.1")) == {"layers.0": (120, 19.0), "layers.1": (3, 12.0)}
+    assert unit_costs(simulation, ("layers.0", "layers.1")) == {"layers.0": (170, 19.0), "layers.1": (3, 12.0)}
+    assert kept_bytes(simulation.trace, ("layers.0", "layers.1")) == {"layers.0": 170, "layers.1": 3}
 
 
 def simulation_with(builder: TraceBuilder, operators_ms: list[float]) -> Simulation:
     """The trace with these prices."""
-    trace = trace_of(builder.events, signatures=builder.signatures, storages=builder.storages, modules=builder.modules)
+    trace = trace_of(
+        builder.events,
+        signatures=builder.signatures,
+        storages=builder.storages,
+        modules=builder.modules,
+        compiled=True,
+    )
     ms = np.zeros(len(builder.events))
     ms[[i for i, event in enumerate(builder.events) if hasattr(event, "signature")]] = operators_ms
     nobody = np.full(len(ms), -1, np.int16)
@@ -71,19 +82,42 @@ def simulation_with(builder: TraceBuilder, operators_ms: list[float]) -> Simulat
     return Simulation(trace=trace, target=Target.of("h100-sxm-80gb", 1), other_prices=prices)
 
 
-def test_what_is_made_after_the_last_backward() -> None:
-    """Microbatches: what waits for its own backward, not for an earlier one, and what waits for the end of the step."""
-    builder = TraceBuilder()
-    for nbytes in (100, 300):
-        builder.phase, builder.module = Phase.FORWARD, "layers.0"
+def microbatches(under_way: int, saved: int, backward_ms: float = 2.0) -> Simulation:
+    """Four microbatches of a compiled unit that saves so many bytes of each, beside a result; so many are under way."""
+    builder, prices = TraceBuilder(), list[float]()
+    waiting: list[tuple[int, int]] = []
+    for number in range(4):
+        builder.phase = Phase.FORWARD
+        builder.enter("layers.0")
         builder.op("a")
-        saved, passing = builder.alloc(nbytes), builder.alloc(1000)
-        builder.free(passing)
-        if nbytes == 100:
-            builder.phase = Phase.BACKWARD
-            builder.op("b")
-            builder.free(saved)
-    assert unit_costs(simulation_with(builder, [1.0, 2.0, 4.0]), ("layers.0",)) == {"layers.0": (300, 7.0)}
+        held, result = builder.alloc(saved), builder.alloc(1000)
+        builder.leave("layers.0")
+        prices.append(1.0)
+        waiting = [(held, result)] if not number % under_way else [*waiting, (held, result)]
+        if len(waiting) == under_way:
+            builder.phase, builder.module = Phase.BACKWARD, "layers.0"
+            for pair in waiting:
+                builder.op("b", pair[:1])
+                builder.free(*pair)
+                prices.append(backward_ms)
+    return simulation_with(builder, prices)
+
+
+@pytest.mark.parametrize("under_way", [1, 2, 4])
+def test_microbatches_under_way(under_way: int) -> None:
+    """A budget has to hold what all that are under way save; a plan states what one of them saves."""
+    simulation = microbatches(under_way, saved=100)
+    assert unit_costs(simulation, ("layers.0",)) == {"layers.0": (100 * under_way, 12.0)}
+    assert kept_bytes(simulation.trace, ("layers.0",)) == {"layers.0": 100}
+
+
+def test_a_plan_states_what_is_executed() -> None:
+    """Bytes, share and time of a unit are those of the compiled step under the plan, whatever was expected of its policy."""
+    expected = _policy("", 77).template
+    assert expected is not None
+    none, under = microbatches(2, saved=100), microbatches(2, saved=25, backward_ms=3.0)
+    (unit,) = as_executed(Plan(made_for=MADE_FOR, units=(expected,)), under, none).units
+    assert unit == replace(expected, kept_bytes=25, discard_fraction=0.75, recompute_ms=4.0)
 
 
 def _policy(name: str, kept_bytes: int = 0, budget: float | None = None) -> CompiledPolicy:

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autosac.capture.compiler import symmetric
 from autosac.capture.compiler.symmetric import into
 from autosac.capture.device.device import device_type
+from autosac.capture.device.masks import COMPUTED, share_of
 
 _WORK = "# work: "
 _ATTENTION = "# attention: "
@@ -70,7 +71,9 @@ class GeneratedKernel:
             return tuple(_view(arguments[self._positions[name]], *place) for name, *place in self._attention[role])
 
         operator = getattr(torch.ops.higher_order, self._attention["operator"])
-        mode.log.operator(operator, operands("reads"), {}, operands("writes"), None, None)
+        share = self._attention.get("share")
+        masked = {} if share is None else {COMPUTED: share}
+        mode.log.operator(operator, operands("reads"), masked, operands("writes"), None, None)
 
 
 def describe(kernel: Any, source: str) -> str:
@@ -124,8 +127,10 @@ def describe_attention(kernel: Any, source: str) -> str:
     operands = {name: [buffers[n.get_name()], *_place(n)] for name, n in nodes.items() if n.get_name() in buffers}
     written = [operands.pop(name) for name in (("DQ", "DV") if is_backward else ("LSE", "MAX")) if name in operands]
     written.append([kernel.args.output_buffers[result.get_name()], *_place(result)])
+    calls = [node for node in result.origins if share_of(node.target, node.args) is not None]
     described = {
         "operator": "flex_attention_backward" if is_backward else "flex_attention",
+        "share": share_of(calls[0].target, calls[0].args) if calls else None,
         "reads": list(operands.values()),
         "writes": written,
     }

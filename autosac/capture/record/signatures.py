@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from autosac.capture.device.masks import COMPUTED, share_of
 from autosac.capture.device.operators import per_operator
 from autosac.trace import Scalar, Signature, TensorMeta
 
@@ -111,7 +112,8 @@ def scalar_arguments(func: Any, args: Any, kwargs: Any) -> tuple[tuple[str, Scal
         scalar = _scalar(value)
         if scalar is not None:
             found.append((name, scalar))
-    return tuple(found)
+    share = share_of(func, args) if schema is None else None
+    return (*found, (COMPUTED, share)) if share is not None else tuple(found)
 
 
 def _scalar(value: Any) -> Scalar:

@@ -1,0 +1,1 @@
+"""Whether compiled modules save what their plan states."""
