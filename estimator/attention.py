@@ -17,8 +17,8 @@ The backward adds up the queries' gradient in float32: one kernel before it read
 the sum, one after it converts the sum. Their traffic grows with the length where the rest grows with its square; with
 it, what remains of backward / forward is the same number from 2k to 32k.
 
-Dropout inside the kernel costs a constant factor (`_DROPOUT`, an estimate). Pairs that a window or a mask of flexible attention
-leaves out take no time, but what is read and written does: no price is below that.
+Dropout inside the kernel costs a constant factor (`_DROPOUT`, an estimate). Pairs that a window or a mask of flexible
+attention leaves out take no time, but what is read and written does: no price is below that.
 
 With context parallelism a rank attends to its own keys, then to those that it receives, of which it takes one half, or
 one half of its queries. These chunks take longer than kernels of their size do (`_RECEIVED`). Why is not known: neither

@@ -89,7 +89,8 @@ class AttentionShape(NamedTuple):
     @property
     def flops(self) -> float:
         """Operations of the forward, or of the backward."""
-        pairs = self.batch * self.heads * self.query_length * self.key_length * (0.5 if self.causal else 1.0) * self.share
+        share = self.share * (0.5 if self.causal else 1.0)
+        pairs = self.batch * self.heads * self.query_length * self.key_length * share
         return 2.0 * pairs * (self.head_size + self.value_size) * (_BACKWARD_FLOPS if self.backward else 1.0)
 
 
