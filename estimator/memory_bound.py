@@ -203,8 +203,8 @@ class LearnedMemory:
         if name in _ISSUED:
             factor = min(factor, max(1.0, factor * self._fed))
         if name in _LATE:  # what is slower is the traffic, not the start
-            return self._floor_ms + self._late_ms + traffic_ms * factor
-        return max((self._floor_ms + traffic_ms) * factor, self._waits_ms if name in _NORMS else 0.0)
+            return float(self._floor_ms + self._late_ms + traffic_ms * factor)
+        return float(max((self._floor_ms + traffic_ms) * factor, self._waits_ms if name in _NORMS else 0.0))
 
     def _before_ms(self, signature: Signature) -> float:
         """A kernel that comes before: the result filled, to be padded, or copied, to be masked."""
