@@ -2,9 +2,9 @@
 
     python -m benchmarks.fit_elementwise
 
-Fitted to the even ones of the profiled steps on an H100 (`benchmarks/step_kinds`). Prints what the fit finds beside the constants
-that are shipped, and median errors of the shipped ones on the even and on the odd steps, by how a kernel walks. Constants are
-rounded, and the share of the peak bandwidth is lower than the fit's: another H100 reached less (`docs/causes.md`).
+Fitted to the even ones of the profiled steps on an H100 (`benchmarks/step_kinds`). Prints what the fit finds beside the
+constants that are shipped, and median errors of the shipped ones on the even and on the odd steps, by how a kernel walks.
+Constants are rounded, and the share of the peak bandwidth is lower than the fit's: another H100 reached less.
 """
 
 from __future__ import annotations

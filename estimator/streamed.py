@@ -44,7 +44,7 @@ class Streamed:
             return np.zeros_like(nbytes)
         full, none = CACHED
         left = np.log(none * self.hardware.l2_bytes) - np.log(np.maximum(nbytes, 1.0))
-        return np.clip(left / math.log(none / full), 0.0, 1.0)
+        return np.asarray(np.clip(left / math.log(none / full), 0.0, 1.0))
 
     def traffic_ms(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """What the bytes take, without a start."""
