@@ -14,9 +14,9 @@ nothing, the more the less it stands out (a positive-part estimator, as James an
 
     correction = m * max(0, 1 - (transfer^2 + share * variance) / m^2)
 
-The variances of the terms, `transfer` and `share` are constants. They were chosen among 40 sets by calibrating with one or four
-jobs of 20 profiled steps on an H100 and judging the others, by leaving out one trace of a GPU at a time, and by five folds of
-each (`benchmarks/traces.py`).
+The variances of the terms, `transfer` and `share` are constants. They were chosen among some 25 sets by calibrating with
+one or four jobs of 20 profiled steps on an H100 and judging the others, by leaving out one trace of a GPU at a time, and by
+five folds of each.
 
 Shapes are the features of `calibration.shapes`, in octaves, and the shipped model's own time. A family without evidence
 is left to the shipped models. Collectives are treated alike: their family is their kind, their operator the number of
