@@ -1,4 +1,4 @@
-"""Fits the memory-bound models: the three segments of elementwise kernels, and the slowdowns of the other families.
+"""Fits the memory-bound models: the slowdowns of families other than elementwise kernels.
 
 The measurements are of modules, not of kernels, so each is written down as the eager kernels that it launches
 (`RECIPES`): a family and how often a tensor of the stated size is read or written. All were made with a cold L2 for the
@@ -19,8 +19,9 @@ from measurements import eager, norms
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from autosac.estimator import Hardware, load_hardware
-from autosac.estimator.memory_bound import Segments, Slowdown, row_features
+from autosac.estimator import load_hardware
+from autosac.estimator.memory_bound import Slowdown, row_features
+from autosac.estimator.streamed import Streamed
 
 _LARGE_VOCABULARY = 32768
 _REFERENCE = "h100-sxm-80gb"
@@ -125,43 +126,25 @@ def read(data: Path) -> list[Row]:
     return found
 
 
-def _segments(values: NDArray[np.float64], hardware: Hardware) -> Segments:
-    slope1, slope2, knot1, gap, share = values
-    return Segments(
-        slope1=float(slope1),
-        slope2=float(slope2),
-        knot1_bytes=float(np.exp(knot1)),
-        knot2_bytes=float(np.exp(knot1 + gap)),
-        bandwidth_gbps=float(share * hardware.mem_bandwidth_gbps),
-    )
+def _times(row: Row) -> NDArray[np.float64]:
+    """What elementwise kernels of the same bytes take, with a cold L2."""
+    streamed = Streamed(hardware=load_hardware(row.gpu), warm=False)
+    return streamed.milliseconds(np.array([b for _, b in row.kernels]))
 
 
-def fit_segments(rows: list[Row]) -> tuple[Segments, float]:
-    """Least squares of the log times of rows that are elementwise only, on the reference GPU."""
-    hardware = load_hardware(_REFERENCE)
+def elementwise_std(rows: list[Row]) -> float:
+    """How far elementwise kernels of the reference GPU are from `streamed.py`, which was not fitted to them."""
     chosen = [r for r in rows if r.gpu == _REFERENCE and all(kind == "elementwise" for kind, _ in r.kernels)]
-
-    def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        segments = _segments(values, hardware)
-        return np.array(
-            [math.log(segments.milliseconds(np.array([b for _, b in r.kernels])).sum() / r.ms) for r in chosen]
-        )
-
-    start = np.array([0.1, 0.7, math.log(4e6), 3.0, 0.87])
-    bounds = ([0.0, 0.2, math.log(2.5e5), 0.1, 0.5], [0.5, 1.0, math.log(5e7), 5.0, 1.0])
-    solution = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.1)
-    return _segments(solution.x, hardware), float(residuals(solution.x).std())
+    return float(np.std([math.log(_times(r).sum() / r.ms) for r in chosen]))
 
 
-def fit_slowdown(rows: list[Row], family: str, segments: Segments) -> Slowdown:
+def fit_slowdown(rows: list[Row], family: str) -> Slowdown:
     """Robust regression of log(time / elementwise time of the same bytes) on how long the rows are."""
-    reference = load_hardware(_REFERENCE)
     features, targets = [], []
     for row in rows:
         if not any(kind == family for kind, _ in row.kernels):
             continue
-        scaled = segments.scaled(reference, load_hardware(row.gpu))
-        times = scaled.milliseconds(np.array([b for _, b in row.kernels]))
+        times = _times(row)
         mine = sum(t for t, (kind, _) in zip(times, row.kernels, strict=True) if kind == family)
         rest = float(times.sum() - mine)
         features.append(row_features(row.row_bytes))
@@ -185,12 +168,10 @@ def fit_slowdown(rows: list[Row], family: str, segments: Segments) -> Slowdown:
 def fit_memory(data: Path) -> dict[str, Any]:
     """The parameters of `autosac.estimator.memory_bound`."""
     rows = read(data)
-    segments, rel_std = fit_segments(rows)
-    slowdowns = {f: fit_slowdown(rows, f, segments) for f in ("strided", "norm", "norm_backward", "softmax", "gather")}
+    slowdowns = {f: fit_slowdown(rows, f) for f in ("strided", "norm", "norm_backward", "softmax", "gather")}
     return {
         "reference": _REFERENCE,
-        "segments": {name: float(f"{value:.6g}") for name, value in asdict(segments).items()},
-        "rel_std": round(rel_std, 4),
+        "rel_std": round(elementwise_std(rows), 4),
         "slowdowns": {name: asdict(slowdown) for name, slowdown in slowdowns.items()},
         "rows": {f: sum(any(k == f for k, _ in r.kernels) for r in rows) for f in ("elementwise", *slowdowns)},
     }

@@ -25,7 +25,6 @@ import math
 from collections.abc import Sequence
 
 from autosac.estimator.hardware import Hardware
-from autosac.estimator.memory_bound import ACROSS
 from autosac.estimator.models import Estimate
 from autosac.estimator.work import argument, generated_kind, item_bytes, tensor_bytes
 from autosac.trace import Signature
@@ -36,6 +35,11 @@ SHARE = 0.915
 TILED = 0.66
 """Of `SHARE`, for kernels that walk tiles. On H100s: 1.4 of 2.2 TB/s (pytorch issue 133242), 1.5 of 2.0 (issue 130015), 1.7 of
 2.8 (triton issue 7815).
+"""
+
+ACROSS = 0.52
+"""Elements that a processor of an H100 walks in a cycle where neighbours lie in different sectors: transposed copies of
+`autosac calibrate`. Eager kernels have a constant of their own (`walks.py`), fitted to whole steps: 0.56.
 """
 
 LAUNCH_US = {"pointwise": 6.1, "persistent": 6.8, "looped": 11.4}

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.estimator.attention import LearnedAttention, received_chunk
+from autosac.estimator.block_attention import BlockAttention
 from autosac.estimator.calibration.fitted import CalibratedCollectives, CalibratedOperators, load_calibrated
 from autosac.estimator.calibration.host_memory import memory_state_ms
 from autosac.estimator.calibration.traces.correction import CorrectedOperators, CorrectedTransfers, load_correction
@@ -86,8 +87,13 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     shipped: list[OperatorModel] = [StandIns(hardware)]
     if learned:
         streams = Streams(hardware)
-        shipped += [LearnedMatmul(hardware, tf32=tf32), TiledAttention(hardware), LearnedAttention(hardware)]
-        shipped += [GeneratedKernels(hardware), TiledMatmul(hardware, tf32=tf32), Kernels(streams)]
+        shipped += [LearnedMatmul(hardware, tf32=tf32), TiledAttention(hardware), BlockAttention(hardware)]
+        shipped += [
+            LearnedAttention(hardware),
+            GeneratedKernels(hardware),
+            TiledMatmul(hardware, tf32=tf32),
+            Kernels(streams),
+        ]
         shipped += [Latencies(hardware), streams.memory, Convolutions(streams, tf32=conv_tf32)]
         shipped.append(Recurrent(hardware))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))

@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autosac.estimator.memory_bound import access, row_bytes
+from autosac.estimator.memory_bound import row_bytes
+from autosac.estimator.walks import access
 from autosac.estimator.work import (
     argument,
     attention_shape,

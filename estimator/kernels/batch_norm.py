@@ -13,7 +13,7 @@ small block each. With many channels and small images these blocks take longer t
 
     elements   = max(bytes / bandwidth, waves * (start + wait * steps of a block))
 
-A vendor's library, which takes float16 and float32 in most calls, and tensors with channels last have other kernels.
+A vendor's library, which takes float16 and float32, and tensors with channels last have other kernels (`latencies.py`).
 Fitted to 70 single calls of `autosac calibrate` on an H100; held out: both steps with batch norms in `benchmarks/step_kinds`.
 """
 
@@ -27,6 +27,7 @@ from autosac.memory_sim.tensor_sizes import elements
 from autosac.trace import Signature, TensorMeta
 
 _BLOCK = 512
+_OWN_TYPE = "bfloat16"  # which PyTorch does not give to cuDNN; a capture calls both `native_batch_norm`
 # Microseconds: from the L2 and from memory; both passes' accesses of a step backwards.
 _WAIT, _WAIT_BACKWARD = (0.22, 0.44), (0.42, 0.97)
 _ISSUE, _ISSUE_BACKWARD = 0.118, 0.196  # microseconds of a step, where many blocks share a processor
@@ -43,8 +44,8 @@ def _lanes(positions: int) -> int:
 
 
 def _walked(data: TensorMeta) -> tuple[int, int, int, int] | None:
-    """Images, channels, positions and the steps of a block; None for other layouts."""
-    if len(data.shape) < 2 or data.stride[1] == 1 or not elements(data):
+    """Images, channels, positions and the steps of a block; None for other types and layouts."""
+    if data.dtype != _OWN_TYPE or len(data.shape) < 2 or data.stride[1] == 1 or not elements(data):
         return None
     images, channels, positions = data.shape[0], data.shape[1], math.prod(data.shape[2:])
     lanes = _lanes(positions)

@@ -13,8 +13,8 @@ Fitted to 42 concatenations of `autosac calibrate` on an H100, and to `roll` in 
 from __future__ import annotations
 
 from autosac.estimator.kernels.streams import Streams
-from autosac.estimator.work import argument, item_bytes, tensor_bytes
-from autosac.memory_sim.tensor_sizes import elements
+from autosac.estimator.work import argument, base_name, item_bytes, tensor_bytes
+from autosac.memory_sim.tensor_sizes import elements, is_contiguous
 from autosac.trace import Signature, TensorMeta
 
 _ONE, _MOST = 0.64, 1.03  # elements a cycle and processor: of one tensor's grid, and of any
@@ -23,13 +23,14 @@ _ROLLED = 0.85
 
 
 def concatenation_us(streams: Streams, signature: Signature) -> float | None:
-    """`cat`."""
+    """`cat`, and `stack`, which concatenates tensors with one more dimension."""
     out = signature.outputs[0]
     inputs = [meta for meta in signature.inputs if elements(meta)]
     if not inputs or not elements(out) or any(meta.dtype != out.dtype for meta in inputs):
         return None
     plain = streams.plain_us(2 * tensor_bytes([out]))
-    if len(inputs) == len(signature.inputs) and all(_dense(meta) for meta in inputs):
+    whole = is_contiguous if base_name(signature.name) == "stack" else _dense
+    if len(inputs) == len(signature.inputs) and all(map(whole, inputs)):
         return plain
     rate = min(_ONE * len(inputs), _MOST) * streams.elements_per_us
     return max(plain, _LATE_US + streams.kernel_us + elements(out) / rate)

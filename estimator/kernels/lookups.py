@@ -11,6 +11,7 @@ Fitted to the even steps on an H100 (seven tables), judged on the odd ones.
 
 from __future__ import annotations
 
+from autosac.estimator.kernels.copies import lookup_us
 from autosac.estimator.kernels.streams import Streams
 from autosac.estimator.work import tensor_bytes
 from autosac.memory_sim.tensor_sizes import elements
@@ -34,3 +35,9 @@ def embedding_gradient_us(streams: Streams, signature: Signature) -> float | Non
     if count <= _SORTED:
         return fill + streams.slower * (_START_US + count * _TURN_US)
     return fill + streams.slower * _SORT_US + count * width / (_ELEMENTS * streams.elements_per_us)
+
+
+def bag_us(streams: Streams, signature: Signature) -> float | None:
+    """`_embedding_bag`: a lookup whose rows are added up; two kernels before it write which bag an index is in."""
+    looked_up = lookup_us(streams, signature)
+    return None if looked_up is None else looked_up + 2 * streams.kernel_us

@@ -30,6 +30,10 @@ _THREADS, _TURN_US = 1024, 0.95
 _LIKELIHOOD_US, _GRADIENT_US = 3.0, 3.0
 # Rows of the step's loss that left the caches: 18 to 22 us for 512 to 16,384 of them, found by chance.
 _UNCACHED_US = 19.0
+# Of images: an eighth of a thousand blocks' worth of positions is one block's. One step of a 3D U-Net, both ways.
+_IMAGE_BLOCKS, _IMAGE_TURN_US, _IMAGE_GRADIENT_TURN_US = 128, 1.0, 0.55
+# A step of CTC's recursion over time, which all samples take at once: one step of a wave encoder, both ways.
+_RECURSION_US, _RECURSION_GRADIENT_US = 0.54, 1.1
 
 
 def softmax_us(streams: Streams, signature: Signature) -> float | None:
@@ -68,3 +72,26 @@ def likelihood_gradient_us(streams: Streams, signature: Signature) -> float | No
         return None
     turns = math.ceil(signature.inputs[1].shape[0] / _THREADS)
     return streams.fill_us(tensor_bytes(signature.outputs)) + streams.slower * (_GRADIENT_US + turns * _TURN_US)
+
+
+def likelihood_of_images_us(streams: Streams, signature: Signature) -> float | None:
+    """`nll_loss2d_forward` and its gradient, over [images, classes, height, width] (NLLLoss2d.cu): few blocks for an image."""
+    backward = "backward" in signature.name
+    data = signature.inputs[1 if backward else 0]
+    if len(data.shape) != 4:
+        return None
+    positions = data.shape[2] * data.shape[3]
+    blocks = max(1, math.ceil(positions / _THREADS) // _IMAGE_BLOCKS)
+    turns = math.ceil(positions / (_THREADS * blocks)) * streams.waves(data.shape[0] * blocks, _THREADS)
+    walked = streams.slower * turns * (_IMAGE_GRADIENT_TURN_US if backward else _IMAGE_TURN_US)
+    return walked + (streams.fill_us(tensor_bytes(signature.outputs)) if backward else streams.kernel_us)
+
+
+def recursion_us(streams: Streams, signature: Signature) -> float | None:
+    """`_ctc_loss` and its gradient (LossCTC.cu): as many steps as there are times, one after the other."""
+    backward = "backward" in signature.name
+    data = signature.inputs[1 if backward else 0]
+    if not data.shape:
+        return None
+    step = _RECURSION_GRADIENT_US if backward else _RECURSION_US
+    return streams.kernel_us + streams.slower * data.shape[0] * step

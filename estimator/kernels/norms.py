@@ -12,7 +12,11 @@ The gradient of weight and bias gives 32 columns to one block of 1,024 threads, 
 512 columns 16 blocks are at work, whatever the GPU's size. Above 65,536 rows a grid shares them (since PyTorch 2.8).
 Tensors that are not contiguous are copied first.
 
-Group norm's gradient sums each image's channels in blocks of their own, then writes the input's gradient with operands that
+Group norm reads each group in one block of 512 threads, then scales with operands that are broadcast:
+
+    t = 3 starts + max(1, groups / resident) * ceil(group / 512) * wait + broadcast product
+
+Its gradient sums each image's channels in blocks of their own, then writes the input's gradient with operands that
 are broadcast:   t = start + blocks / resident * wait + elements / (0.55 a cycle * processors * clock)
 
 Fitted to single calls of `autosac calibrate` (14 of each kind) and the even steps on an H100, judged on the odd ones.
@@ -23,7 +27,7 @@ from __future__ import annotations
 import math
 
 from autosac.estimator.kernels.streams import Streams
-from autosac.estimator.work import argument, item_bytes
+from autosac.estimator.work import argument, item_bytes, tensor_bytes
 from autosac.memory_sim.tensor_sizes import elements, is_contiguous
 from autosac.trace import Signature, TensorMeta
 
@@ -34,6 +38,7 @@ _START_BACKWARD, _WAIT_BACKWARD_US, _LONGER_BACKWARD_US = 0.87, 0.39, 0.074
 _PASSES_BACKWARD = 5
 _COLUMNS, _MANY_ROWS, _TURN_US = 32, 65_536, 0.80
 _TURNS = ((256, 256), (128, 128), (64, 64), (0, 8))  # from so many rows on: rows of a turn
+_GROUP_BLOCK, _GROUP_TURN_US = 512, 0.45
 _GROUP_START_US, _GROUP_WAIT_US, _GROUP_ELEMENTS = 15.1, 1.13, 0.55
 
 
@@ -88,6 +93,19 @@ def _weight_us(streams: Streams, rows: int, length: int, nbytes: float) -> float
     turn = next(turn for least, turn in _TURNS if rows >= least)
     turns = math.ceil(rows / turn) * max(1.0, length / _COLUMNS / processors / 2)
     return max(read, streams.slower * turns * _TURN_US)
+
+
+def group_norm_us(streams: Streams, signature: Signature) -> float | None:
+    """`native_group_norm`."""
+    data, groups = signature.inputs[0], argument(signature, "group")
+    if len(data.shape) < 3 or not isinstance(groups, int) or not elements(data):
+        return None
+    rows = data.shape[0] * groups
+    turns = math.ceil(elements(data) / rows / _GROUP_BLOCK) * streams.waves(rows, _GROUP_BLOCK)
+    read = tensor_bytes([data]) / streams.bytes_per_us
+    scales = data._replace(shape=(*data.shape[:2], *(1,) * (len(data.shape) - 2)), stride=(1,) * len(data.shape))
+    scaled = streams.walked_us(Signature("aten.mul.Tensor", (data, scales), signature.outputs[:1]))
+    return 2 * streams.kernel_us + max(read, streams.slower * turns * _GROUP_TURN_US) + scaled
 
 
 def group_norm_gradient_us(streams: Streams, signature: Signature) -> float | None:

@@ -43,7 +43,11 @@ class Streams:
 
     def copy_us(self, source: TensorMeta, target: TensorMeta) -> float:
         """A copy into memory that is there, whatever the layouts."""
-        (answer,) = self.memory.estimate([Signature("aten.copy_.default", (target, source), (target,), mutates=(0,))])
+        return self.walked_us(Signature("aten.copy_.default", (target, source), (target,), mutates=(0,)))
+
+    def walked_us(self, signature: Signature) -> float:
+        """An elementwise kernel, however it walks its memory."""
+        (answer,) = self.memory.estimate([signature])
         assert answer is not None
         return answer.ms * 1e3
 

@@ -100,7 +100,7 @@ def test_the_figures_at_the_top_of_the_accuracy_page_are_those_of_its_tables() -
         assert found is not None, pattern
         return tuple(text if "of" in text else f"{float(text):.1f}" for text in found.groups())
 
-    study = printed(r"^all +18 .*?\) +([\d.]+)% \( *([\d.]+)%\) +([\d.]+)% \( *([\d.]+)%\)$")
+    study = printed(r"^all +23 .*?\) +([\d.]+)% \( *([\d.]+)%\) +([\d.]+)% \( *([\d.]+)%\)$")
     memory, throughput = (
         printed(r"^reserved memory: mean error ([\d.]+)%"),
         printed(r"^throughput: mean error ([\d.]+)%"),

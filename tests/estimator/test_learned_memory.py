@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosac.estimator import LearnedMemory, load_hardware
-from autosac.estimator.memory_bound import ScaledSegments, Segments, Slowdown, access, row_bytes
+from autosac.estimator.memory_bound import Slowdown, row_bytes
 from autosac.estimator.sectors import overfetched_bytes
+from autosac.estimator.streamed import Streamed
+from autosac.estimator.walks import access
 from autosac.trace import Signature, TensorMeta
 
 H100 = load_hardware("h100-sxm-80gb")
@@ -22,31 +24,27 @@ LEARNED = ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb",
 Meta = Callable[..., TensorMeta]
 
 
-def test_three_segments_by_hand() -> None:
-    """Knots at 1 and 16 MB, 1000 GB/s: 16 us at 16 MB, a quarter of that at 1 MB (slope 1/2), flat below."""
-    segments = Segments(slope1=0.0, slope2=0.5, knot1_bytes=1e6, knot2_bytes=16e6, bandwidth_gbps=1000.0)
-    times = segments.milliseconds(np.array([1e3, 1e6, 4e6, 16e6, 64e6]))
-    assert times == pytest.approx([0.004, 0.004, 0.008, 0.016, 0.064])
+def test_traffic_by_hand() -> None:
+    """1 MB comes from the L2 (18 bytes a cycle from each of 132 processors), 1 GB from memory (89.5 % of 3,350 GB/s)."""
+    small, large = Streamed(hardware=H100).milliseconds(np.array([1e6, 1e9]))
+    assert small == pytest.approx(0.0026 + 1e6 / (18 * 132 * 1830e3))
+    assert large == pytest.approx(0.0026 + 1e9 / (0.895 * 3350e6))
 
 
-def test_segments_scale_with_cache_and_bandwidth() -> None:
-    """An H200 has the same cache and processors and 4800/3350 of the bandwidth: only large kernels are faster, by that."""
-    segments = Segments(slope1=0.1, slope2=0.5, knot1_bytes=1e6, knot2_bytes=16e6, bandwidth_gbps=3350.0)
-    h200 = replace(load_hardware("h200-sxm-141gb"), boost_mhz=H100.boost_mhz)
-    same, faster = (ScaledSegments(segments=segments, source=H100, target=gpu) for gpu in (H100, h200))
-    sizes = np.array([1.0, 5e5, 1e9])
-    assert same.milliseconds(sizes) == pytest.approx(np.maximum(segments.milliseconds(sizes), 0.0026))
-    assert faster.milliseconds(sizes[:2]) == pytest.approx(same.milliseconds(sizes[:2]))
-    assert faster.milliseconds(sizes[2:])[0] == pytest.approx(1e9 / 4800e6)
+def test_between_cache_and_memory_the_share_of_hits_falls_with_the_logarithm() -> None:
+    """All hits at 0.68 of the L2, none at 1.66 times, half of them at the geometric mean; none at all without a warm cache."""
+    sizes = np.array([0.68, math.sqrt(0.68 * 1.66), 1.66]) * H100.l2_bytes
+    assert Streamed(hardware=H100).cached(sizes) == pytest.approx([1.0, 0.5, 0.0])
+    assert Streamed(hardware=H100, warm=False).cached(sizes) == pytest.approx([0.0, 0.0, 0.0])
 
 
-def test_small_kernels_follow_the_clock() -> None:
-    """With half the clock, what 1 MB takes beyond the shortest kernel (16 us / 4 - 2.6 us) doubles."""
-    segments = Segments(slope1=0.0, slope2=0.5, knot1_bytes=1e6, knot2_bytes=16e6, bandwidth_gbps=1000.0)
-    slow = replace(H100, boost_mhz=H100.boost_mhz / 2, kernel_us=3.0)
-    scaled = ScaledSegments(segments=segments, source=H100, target=slow)
-    assert scaled.milliseconds(np.array([1e6]))[0] == pytest.approx(0.003 + 2 * (0.004 - 0.0026))
-    assert scaled.milliseconds(np.array([16e6]))[0] == pytest.approx(0.016)
+def test_traffic_scales_with_bandwidth_only_where_it_leaves_the_cache() -> None:
+    """With 4,000 of 3,350 GB/s 1 MB takes as long and 1 GB less; the L2 is never slower than the memory."""
+    gpus = [replace(H100, mem_bandwidth_gbps=gbps) for gbps in (3350.0, 4000.0, 6000.0)]
+    same, faster, fastest = (Streamed(hardware=gpu).traffic_ms(np.array([1e6, 1e9])) for gpu in gpus)
+    assert faster[0] == pytest.approx(same[0])
+    assert faster[1] == pytest.approx(same[1] * 3350 / 4000)
+    assert fastest[0] == pytest.approx(fastest[1] / 1000)
 
 
 def test_slowdown_by_hand() -> None:
@@ -97,46 +95,81 @@ def test_kernels_that_change_types_are_not_vectorised(meta: Meta) -> None:
     assert access(Signature("aten.gt.Tensor", (whole, whole), (meta((64, 32), "bool"),))) == "elementwise"
 
 
+def walked_ms(elements: float, cycles: float, nbytes: float) -> float:
+    """A kernel on an H100 that is not vectorised and moves more than its L2: see `walks.py`."""
+    walk, traffic = elements * cycles / (132 * 1830e3), nbytes / (0.895 * 3350e6)
+    return 0.0026 + 1850 / 1830e3 + float((walk**2.2 + traffic**2.2) ** (1 / 2.2))
+
+
 def test_addresses_cost_a_start_and_divisions(meta: Meta) -> None:
-    """1,850 cycles more than a vectorised kernel's start, and 8 % of an element's issue for the third and fourth dimension."""
+    """1,850 cycles more than a vectorised kernel's start; 0.043 cycles for the third and for the fourth dimension; half of the
+    traffic is loads, which wait 0.13 cycles.
+    """
     tiny, small = meta((4, 4), "float32"), TensorMeta((4, 4), (1, 4), "float32")
     plain, across = LearnedMemory(H100).estimate([Signature("aten.neg.default", (m,), (tiny,)) for m in (tiny, small)])
     assert plain is not None and across is not None
-    assert across.ms - plain.ms == pytest.approx(1850 / 1830e3)
+    assert across.ms - plain.ms == pytest.approx(1850 / 1830e3, rel=0.01)
     out = meta((64, 16, 512, 64))
     rows = TensorMeta((64, 16, 512, 64), (524288, 64, 1024, 1), "bfloat16")  # heads beside positions: four dimensions
-    issued = math.prod(out.shape) / (1.5 * 132 * 1830e3)
     (answer,) = LearnedMemory(H100).estimate([Signature("aten.clone.default", (rows,), (out,))])
     assert answer is not None
-    assert answer.ms == pytest.approx(1850 / 1830e3 + issued * 1.16)
+    assert answer.ms == pytest.approx(walked_ms(2**25, 0.484 + 2 * 0.043 + 0.13 / 2, 2**27))
 
 
 def test_a_walk_across_sectors_is_bound_by_loads(meta: Meta) -> None:
-    """A transposed copy: 0.52 elements a cycle and processor. Turns of 40 elements use half of the sectors again."""
-    across, x = TensorMeta((4096, 2048), (1, 4096), "bfloat16"), meta((4096, 2048))
+    """A transposed copy: 1.78 cycles an element. Turns of 40 elements use half of the sectors again."""
+    across, x = TensorMeta((4096, 8192), (1, 4096), "bfloat16"), meta((4096, 8192))
     short, y = TensorMeta((2**17, 32, 40), (1280, 1, 32), "bfloat16"), meta((2**17, 32, 40))
     answers = LearnedMemory(H100).estimate(
         [Signature("aten.clone.default", (a,), (b,)) for a, b in ((across, x), (short, y))]
     )
-    late, cycle = 1850 / 1830e3, 132 * 1830e3
     assert answers[0] is not None and answers[1] is not None
-    assert answers[0].ms == pytest.approx(late + 2**23 / (0.52 * cycle))
-    assert answers[1].ms == pytest.approx(late + 2**22 * 40 / (0.52 / 0.5 * cycle))
+    moved = 2**27 + overfetched_bytes(Signature("aten.clone.default", (across,), (x,)), H100.l2_bytes)
+    assert answers[0].ms == pytest.approx(walked_ms(2**25, 1.78, moved))
+    assert answers[1].ms == pytest.approx(walked_ms(2**22 * 40, 1.78 / 2, 2**24 * 40))
+
+
+def test_operands_of_several_types_cost_a_cast_if_one_is_repeated(meta: Meta) -> None:
+    """0.40 cycles an element for bfloat16 times a float32 row; a mask of truth values is not cast."""
+    x, row, mask = meta((2**14, 2**12)), meta((2**12,), "float32"), meta((2**14, 1), "bool")
+    product, masked = LearnedMemory(H100).estimate(
+        [
+            Signature("aten.mul.Tensor", (x, row), (meta((2**14, 2**12), "float32"),)),
+            Signature("aten.masked_fill_.Scalar", (x, mask), (x,), mutates=(0,)),
+        ]
+    )
+    assert product is not None and masked is not None
+    loaded = 2 / 6  # of the traffic, but for the row
+    assert product.ms == pytest.approx(walked_ms(2**26, 0.484 + 0.014 + 0.40 + 0.13 * loaded, 6 * 2**26), rel=1e-3)
+    assert masked.ms == pytest.approx(walked_ms(2**26, 0.484 + 0.014 + 0.13 / 2, 4 * 2**26), rel=1e-3)
+
+
+def test_masking_copies_and_padding_nothing_clones(meta: Meta) -> None:
+    """`masked_fill` is a copy and `masked_fill_`; a tensor that is padded by nothing is cloned, otherwise filled before."""
+    x, mask, wide = meta((2**14, 2**12)), meta((2**14, 1), "bool"), meta((2**14, 2**12 + 64))
+    signatures = [
+        Signature("aten.masked_fill.Scalar", (x, mask), (x,)),
+        Signature("aten.masked_fill_.Scalar", (x, mask), (x,), mutates=(0,)),
+        Signature("aten.clone.default", (x,), (x,)),
+        Signature("aten.constant_pad_nd.default", (x,), (x,), (("pad", (0, 0)),)),
+        Signature("aten.constant_pad_nd.default", (x,), (wide,), (("pad", (0, 64)),)),
+    ]
+    masked, in_place, copy, unpadded, padded = (a.ms for a in LearnedMemory(H100).estimate(signatures) if a is not None)
+    assert masked == pytest.approx(in_place + copy)
+    assert unpadded == copy
+    assert padded > 1.4 * copy
 
 
 def test_a_starved_processor_is_not_slowed_down_by_itself(meta: Meta) -> None:
-    """Norms take 1.43 times an elementwise kernel's time on an H100. An RTX 4090's memory offers a processor 22 % of the bytes
-    in a cycle: there both take the same time. A stride costs on both.
+    """Norms take 1.48 times an elementwise kernel's time on an H100. An RTX 4090's memory offers a processor 22 % of the bytes
+    in a cycle: there both take the same time.
     """
-    x, across = meta((8192, 4096), "float32"), TensorMeta((8192, 4096), (8192, 1), "float32")
+    x = meta((8192, 4096), "float32")
     norm = Signature("aten.native_layer_norm.default", (x,), (x,), (("normalized_shape", (4096,)),))
-    copies = [Signature("aten.clone.default", (source,), (x,)) for source in (x, across)]
-    for gpu, expected in (("h100-sxm-80gb", math.exp(0.3549 + 0.0513)), ("rtx-4090", 1.0)):
-        hardware = load_hardware(gpu)
-        times = [a.ms for a in LearnedMemory(hardware).estimate([norm, *copies]) if a is not None]
-        shortest_ms, late_ms = hardware.kernel_us * 1e-3, 1850 / (hardware.boost_mhz * 1e3)
-        assert times[0] == pytest.approx(expected * times[1])
-        assert times[2] - late_ms - shortest_ms == pytest.approx(math.exp(0.26) * (times[1] - shortest_ms))
+    for gpu, expected in (("h100-sxm-80gb", math.exp(0.2954 + 0.0999)), ("rtx-4090", 1.0)):
+        times = LearnedMemory(load_hardware(gpu)).estimate([norm, Signature("aten.clone.default", (x,), (x,))])
+        assert times[0] is not None and times[1] is not None
+        assert times[0].ms == pytest.approx(expected * times[1].ms)
 
 
 @pytest.mark.parametrize(
@@ -167,16 +200,8 @@ def test_softmax_has_three_regimes(meta: Meta, name: str, row: int, dtype: str, 
         ]
     )
     assert copy is not None and softmax is not None
-    assert softmax.ms == pytest.approx(factor * copy.ms)
+    assert softmax.ms == pytest.approx(factor * copy.ms, rel=2e-3)  # one start, whatever the passes
     assert softmax.source == "learned:softmax"
-
-
-def test_a_kernel_that_computes_every_address_is_bound_by_what_it_issues(meta: Meta) -> None:
-    """2^28 halves times a row, on 132 processors at 1,830 MHz: 1.5 elements a cycle and processor, 1,850 cycles late."""
-    x, row = meta((2**16, 2**12)), meta((2**12,))
-    (answer,) = LearnedMemory(H100).estimate([Signature("aten.mul.Tensor", (x, row), (x,))])
-    assert answer is not None
-    assert answer.ms == pytest.approx((2**28 / (1.5 * 132) + 1850) / 1830e3)
 
 
 def test_a_stride_fetches_whole_sectors_again_if_the_cache_has_lost_them(meta: Meta) -> None:
@@ -210,13 +235,13 @@ def test_scalars_have_no_rows(meta: Meta) -> None:
 
 
 def test_a_large_addition_runs_near_the_memory_bandwidth(meta: Meta) -> None:
-    """3 GiB at 75 to 95 % of 3350 GB/s; the same with a transposed operand takes longer."""
+    """3 GiB at 85 to 95 % of 3350 GB/s; the same with a transposed operand takes longer."""
     x, flipped = meta((2**14, 2**14), "float32"), TensorMeta((2**14, 2**14), (1, 2**14), "float32")
     plain, strided = LearnedMemory(H100).estimate(
         [Signature("aten.add.Tensor", (x, x), (x,)), Signature("aten.add.Tensor", (x, flipped), (x,))]
     )
     assert plain is not None and strided is not None
-    assert 0.75 < 3 * 2**30 / 3350e6 / plain.ms < 0.95
+    assert 0.85 < 3 * 2**30 / 3350e6 / plain.ms < 0.95
     assert strided.ms > plain.ms
     assert (plain.source, strided.source) == ("learned:elementwise", "learned:strided")
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autosac.errors import HardwareError
 from autosac.estimator import load_hardware
@@ -83,7 +85,29 @@ def test_one_doubtful_measurement_is_shrunk() -> None:
     doubtful = _times(Correction.fit([_observed(_mm(512), 3.0, 1.0)]), [_mm(512)], Flat())[0]
     assert sure is not None
     assert doubtful is not None
-    assert 0.1 < doubtful.ms < sure.ms < 0.3
+    assert 0.1 == doubtful.ms < sure.ms < 0.3
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    ratios=st.lists(st.floats(0.5, 2.0), min_size=1, max_size=12),
+    size=st.integers(16, 8192),
+)
+def test_a_correction_never_overshoots_its_evidence(ratios: list[float], size: int) -> None:
+    """Whatever was measured of one family, corrections lie between nothing and the furthest measurement."""
+    observed = [_observed(_mm(64 << i % 7), ratio) for i, ratio in enumerate(ratios)]
+    answer = _times(Correction.fit(observed), [_mm(size)], Flat())[0]
+    assert answer is not None
+    assert min(1.0, *ratios) * 0.1 - 1e-9 <= answer.ms <= max(1.0, *ratios) * 0.1 + 1e-9
+
+
+def test_small_errors_of_one_job_are_not_carried_over() -> None:
+    """Thirty shapes that all took 4 % longer leave another shape as it is; 40 % longer do not."""
+    for ratio, changed in ((1.04, False), (1.4, True)):
+        correction = Correction.fit([_observed(_mm(64 + 8 * i), ratio) for i in range(30)])
+        answer = _times(correction, [_mm(1024)], Flat())[0]
+        assert answer is not None
+        assert (answer.ms > 0.105) is changed
 
 
 def test_the_file_holds_the_whole_correction(tmp_path: Path) -> None:

@@ -241,3 +241,24 @@ def test_the_wire_format_is_protobufs() -> None:
     made = schema.messages().Node(id=3, type=4, data_deps=[1, 2], duration_micros=150)
     assert schema.packed(made) == bytes.fromhex("0b" + "0803" + "1804" + "2a020102" + "389601")
     assert proto.parse_length_prefixed(schema.messages().Node, io.BytesIO(schema.packed(made))) == made
+
+
+def test_mlcommons_own_tools_read_the_traces(exported: Path) -> None:
+    """Where MLCommons' package is installed: its reader knows every field of every node, and all dependencies are nodes."""
+    messages = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
+    reader = pytest.importorskip("chakra.src.third_party.utils.protolib")
+    unknown = pytest.importorskip("google.protobuf.unknown_fields")
+    found = []
+    with reader.openFileRd(str(exported / "job.0.et")) as file:
+        about, node = messages.GlobalMetadata(), messages.Node()
+        assert reader.decodeMessage(file, about)
+        while reader.decodeMessage(file, node):
+            found.append(node)
+            node = messages.Node()
+    mine = nodes_of(exported / "job.0.et")
+    assert about.version == schema.VERSION
+    assert [(n.id, n.name, n.type, list(n.data_deps)) for n in found] == [
+        (n.id, n.name, n.type, list(n.data_deps)) for n in mine
+    ]
+    assert not any(len(unknown.UnknownFieldSet(n)) for n in found)
+    assert {d for n in found for d in (*n.data_deps, *n.ctrl_deps)} <= {n.id for n in found}

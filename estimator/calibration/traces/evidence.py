@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosac.estimator.memory_bound import access
+from autosac.estimator.walks import access
 from autosac.estimator.work import family
 from autosac.kineto import Attribution, HostEvent, Kernel, OperatorCall, Profile, Unreadable, attribute, to_signature
 from autosac.trace import Signature

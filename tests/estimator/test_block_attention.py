@@ -1,0 +1,68 @@
+"""Attention of short sequences by blocks: figures worked out by hand for an H100."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autosac.estimator import load_hardware
+from autosac.estimator.block_attention import BlockAttention
+from autosac.estimator.models import Estimate
+from autosac.trace import Signature, TensorMeta
+
+Meta = Callable[..., TensorMeta]
+
+
+def _answer(
+    meta: Meta, shape: tuple[int, ...], kind: str, dtype: str, *, causal: bool = False, gpu: str = "h100-sxm-80gb"
+) -> Estimate | None:
+    q = meta(shape, dtype)
+    inputs = (q,) * (5 if "backward" in kind else 3)
+    signature = Signature(
+        f"aten._scaled_dot_product_{kind}.default", inputs, (q,), (("dropout_p", 0.0), ("is_causal", causal))
+    )
+    return BlockAttention(load_hardware(gpu)).estimate([signature])[0]
+
+
+@pytest.mark.parametrize(
+    ("heads", "length", "causal", "us"),
+    [
+        (1056, 128, False, 2.6 + 8 * (3.2 + 1.25)),  # eight blocks of a tile on each processor
+        (528, 256, False, 2.6 + 8 * (3.2 + 2 * 1.25)),
+        (528, 256, True, 2.6 + 4 * (2 * 3.2 + 3 * 1.25)),  # the tile above the diagonal is left out
+        (4, 384, False, 2.6 + 2.6 + 3 * 1.25 * 1.5),  # fewer blocks than processors: one block, alone
+    ],
+)
+def test_flash_attention_in_blocks_of_128(meta: Meta, heads: int, length: int, causal: bool, us: float) -> None:
+    """Heads of 64: 3.2 us a block and 1.25 a tile."""
+    answer = _answer(meta, (1, heads, length, 64), "flash_attention", "bfloat16", causal=causal)
+    assert answer is not None
+    assert answer.ms * 1e3 == pytest.approx(us)
+    assert answer.source == "blocks:attention"
+
+
+def test_the_backward_has_three_kernels_and_adds_up(meta: Meta) -> None:
+    """6.5 us a block, 4.5 a tile, and 14 bytes of traffic for each element of the queries."""
+    answer = _answer(meta, (1, 1056, 128, 64), "flash_attention_backward", "bfloat16")
+    assert answer is not None
+    added = 14 * 1056 * 128 * 64 / (3350e3 * 0.88)
+    assert answer.ms * 1e3 == pytest.approx(3 * 2.6 + 8 * 11.0 + added)
+
+
+@pytest.mark.parametrize(("size", "tile"), [(32, 3.2), (64, 3.9), (128, 5.3 * 2.1)])
+def test_float32_in_blocks_of_64(meta: Meta, size: int, tile: float) -> None:
+    """2 us a block; heads of 128 take 2.1 times as long as their size says."""
+    answer = _answer(meta, (1, 1056, 128, size), "efficient_attention", "float32")
+    assert answer is not None
+    assert answer.ms * 1e3 == pytest.approx(2.6 + 8 * 2 * (2.0 + 2 * tile))
+
+
+def test_what_it_does_not_know(meta: Meta) -> None:
+    """More than 512 keys, other GPUs' FlashAttention-2, cuDNN's kernels, and GPUs of AMD are left to other models."""
+    short, long = (1, 64, 256, 64), (1, 64, 1024, 64)
+    assert _answer(meta, long, "flash_attention", "bfloat16") is None
+    assert _answer(meta, short, "flash_attention", "bfloat16", gpu="a100-sxm-80gb") is None
+    assert _answer(meta, short, "cudnn_attention", "bfloat16") is None
+    assert _answer(meta, short, "efficient_attention", "float32", gpu="mi300x") is None
+    assert _answer(meta, short, "efficient_attention", "float32", gpu="a100-sxm-80gb") is not None
