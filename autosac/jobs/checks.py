@@ -1,9 +1,9 @@
 """Checks of a TorchTitan 0.2 job before anything is captured: what its file and arguments say, by the names of the settings.
 
 TorchTitan checks little of a job file's types and tells of impossible settings by assertions deep inside, seconds later.
-Checked here: that the file is TOML and says something, that its settings and those of arguments exist, that the file's have the
-right types, that numbers are within their ranges, that the degrees of parallelism fill the world, and that sequence, batch,
-heads and layers can be divided as the degrees ask for. What shows only when the job runs is left to TorchTitan.
+Checked here: that the file is TOML and says something, that its settings and those of arguments exist, that the file's have
+the right types, that numbers are within their ranges, that the degrees of parallelism fill the world, and that sequence,
+batch, heads and layers can be divided as the degrees ask for. What shows only when the job runs is left to TorchTitan.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ def test_parameters_are_gathered_after_every_forward() -> None:
 
 
 def test_forwards_that_gather_wait_for_it() -> None:
-    """One rank alone, three microbatches: GPipe's second and third forward gather, 1F1B's follow a backward, which frees nothing.
-    A rank's work does not grow by that.
+    """One rank alone, three microbatches: GPipe's second and third forward gather, 1F1B's follow a backward, which frees
+    nothing. A rank's work does not grow by that.
     """
     waiting = [StageTimes(1, 2, awaited=5)]
     assert longest_path_ms("GPipe", 1, 3, waiting, [0.0]) == 3 * 3 + 2 * 5

@@ -11,10 +11,10 @@ after which it begins its next step. With lower bounds of the durations, the lon
 Seven things lengthen it:
 
 - What one stage has made is sent to the next before that begins.
-- A forward that gathers parameters waits for its first layer's: FSDP lets its gathers wait for whatever its rank has
-  begun when a model's forward is called, the transfer of its input among it. That one layer's gather lies beside nothing. The
-  next layers' lie in this forward as well, for each is copied before its layer begins, and slow down what they lie beside. Of the
-  first forward in a step nothing is said: what it waits for is the optimizer.
+- A forward that gathers parameters waits for its first layer's: when a model's forward is called, FSDP lets its gathers wait
+  for all that its rank has been given to do, the transfer of its input among it. That layer's gather lies beside nothing. The
+  next layers' lie in this forward as well, for each is copied before its layer begins, and slow down what they lie beside. Of
+  the first forward in a step nothing is said.
 - A rank recomputes for r in the step, at least, in the backwards of its m microbatches; how much of it in which of its stages
   is not known. What is freed of one microbatch of a stage is freed of all. So with shares x of its stages (sum x = 1), stage j
   adds x_j r / m to each of its backwards. A path with c_j of them takes a + (r / m) sum x_j c_j, which is linear in x; the
@@ -257,5 +257,3 @@ def _walked(
         [int(n) for n in numbers[1]],
         np.array([shares[rank::ranks].min() for rank in range(ranks)]),
     )
-
-
