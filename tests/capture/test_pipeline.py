@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TypeGuard
 
 import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
-from autosac.trace import Alloc, Collective, Event, Free, Op, Phase, StreamWait, Trace, WorkWait
+from autosac.trace import Alloc, Collective, Free, Op, Phase, StreamWait, Trace, WorkWait
 
 LAYERS, MICROBATCHES, STAGES = 6, 4, 2  # of llama3's debug model
 MATMULS = 7  # linear layers of a block: q, k, v, output, gate, up, down
@@ -155,17 +154,16 @@ def test_gathers_of_a_forward_wait_for_the_stream_of_the_model(
             waiting.clear()
         elif type(event) is StreamWait and event.other == 0:
             waiting.add(event.stream)
-        elif is_gather_of(trace, event, first):
+        elif type(event) is Collective and is_gather_of(trace, event, first):
             assert event.stream in waiting
             gathered += 1
     assert gathered == count
 
 
-def is_gather_of(trace: Trace, event: Event, layer: int) -> TypeGuard[Collective]:
+def is_gather_of(trace: Trace, event: Collective, layer: int) -> bool:
     """Whether a forward gathers a layer's parameters."""
-    if type(event) is not Collective or event.stream == 0:
-        return False
-    return (event.kind, event.phase, trace.modules[event.module]) == ("all_gather", Phase.FORWARD, f"layers.{layer}")
+    made = (event.kind, event.phase, trace.modules[event.module])
+    return event.stream != 0 and made == ("all_gather", Phase.FORWARD, f"layers.{layer}")
 
 
 def layers_of(trace: Trace) -> set[int]:
