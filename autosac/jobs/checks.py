@@ -1,14 +1,15 @@
 """Checks of a TorchTitan 0.2 job before anything is captured: what its file and arguments say, by the names of the settings.
 
 TorchTitan checks little of a job file's types and tells of impossible settings by assertions deep inside, seconds later.
-Checked here: that the file is TOML and says something, that its settings exist and have the right types, that numbers are
-within their ranges, that the degrees of parallelism fill the world, and that sequence, batch, heads and layers can be divided
-as the degrees ask for. What shows only when the job runs is left to TorchTitan.
+Checked here: that the file is TOML and says something, that its settings and those of arguments exist, that the file's have
+the right types, that numbers are within their ranges, that the degrees of parallelism fill the world, and that sequence,
+batch, heads and layers can be divided as the degrees ask for. What shows only when the job runs is left to TorchTitan.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -61,6 +62,8 @@ def check_job_file(path: str, overrides: Sequence[str], world_size: int) -> None
         return
     own = _own_settings(document, overrides)
     _check_types(document, known, path, own)
+    if not own:
+        _check_arguments(overrides, known)
     settings = _Settings(document, known, overrides, path)
     settings.check_ranges()
     _check_degrees(settings, world_size)
@@ -79,6 +82,20 @@ def read_setting(path: str, overrides: Sequence[str]) -> Callable[[str], Any]:
         return None if value is UNKNOWN else value
 
     return read
+
+
+def _check_arguments(overrides: Sequence[str], known: Mapping[str, Mapping[str, Field]]) -> None:
+    """UsageError for the first argument that names no setting. What is written otherwise is left to TorchTitan."""
+    for word in overrides:
+        section, dot, key = word.partition("=")[0].removeprefix("--").replace("-", "_").partition(".")
+        if not word.startswith("--") or not dot or "." in key:
+            continue
+        if section not in known:
+            raise UsageError(f"argument {printable(word)}: there is no section {section}; it may be {', '.join(known)}")
+        if not {key, key.removeprefix("no_")} & known[section].keys():
+            near = [f"--{section}.{name}" for name in difflib.get_close_matches(key, known[section], n=3)]
+            hint = f"perhaps {' or '.join(near)}" if near else f"[{section}] has {', '.join(known[section])}"
+            raise UsageError(f"argument {printable(word)}: there is no such setting; {hint}")
 
 
 def _own_settings(document: Mapping[str, Any], overrides: Sequence[str]) -> bool:

@@ -127,8 +127,14 @@ def notes(result: SearchResult) -> list[str]:
     plans = (
         f"; {counts.derived:,} plan{'' if counts.derived == 1 else 's'} derived, {counts.confirmed:,} of them captured"
     )
+    if result.confidence is not None:
+        sure = f"{result.confidence:.4%}".rstrip("0%").rstrip(".")
+        found.append(
+            f"what fits does so with a probability of {sure}% at least: the budget has room for the prediction's error"
+        )
+    layouts = f"{counts.legal:,} layout{'' if counts.legal == 1 else 's'}"
     found.append(
-        f"{counts.configurations:,} configurations in {counts.legal:,} layouts: {counts.bounded:,} ruled out by bounds, "
+        f"{counts.configurations:,} configurations in {layouts}: {counts.bounded:,} ruled out by bounds, "
         f"{counts.evaluated:,} simulated, {counts.refused:,} refused{untried}{left}; {sheets}{plans if counts.derived else ''}"
     )
     if counts.reused:

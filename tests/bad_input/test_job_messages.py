@@ -238,3 +238,23 @@ def test_settings_are_read_where_they_are_said(torchtitan: None, tmp_path: Path)
 def test_settings_of_arguments(words: str, found: dict[str, str]) -> None:
     """With a value behind or after an equals sign, and switches; the last one counts."""
     assert given_settings(words.split()) == found
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--training.seq_lens=3", "there is no such setting; perhaps --training.seq_len"),
+        ("--job.no-such", "there is no such setting; [job] has custom_config_module"),
+        ("--trainer.seq_len", "there is no section trainer; it may be job, model, training, parallelism, autosac"),
+        ("--training.no-loader", "fine"),
+        ("--training.loader.workers", "fine"),
+        ("stray", "fine"),
+    ],
+)
+def test_arguments_that_name_no_setting(torchtitan: None, tmp_path: Path, argument: str, said: str) -> None:
+    """They are refused by name, with those that are near, unless the job brings settings of its own."""
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\nname = "mine"\n')
+    assert answer(path, (argument,), 8) == (said if said == "fine" else f"argument {argument}: {said}")
+    own = ("--job.custom_config_module=mine", argument)
+    assert answer(path, own, 8) == "fine"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.bounds.beside import beside_ms
+from autosac.configurations.bounds.beside import awaited_ms, beside_ms, received_bytes
 from autosac.configurations.bounds.bounds import (
     any_split_bound_ms,
     bound_ms,
@@ -27,6 +27,7 @@ from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts, OtherTi
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.bounds.traffic import Traffic
 from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.schedules import places
 from autosac.estimator import load_hardware
 from autosac.estimator.power import Mix, PowerBudget, sustained_clock
 
@@ -410,6 +411,42 @@ def test_transfers_lengthen_the_computation_beside_them() -> None:
     assert time_bound_ms(layout, model) == pytest.approx(6 + 14 / 2)
     waiting = replace(model, layer=replace(model.layer, waits_ms=1.0))
     assert time_bound_ms(layout, waiting) == pytest.approx(6 + 12 / 2)
+
+
+def test_forwards_wait_for_what_they_gather() -> None:
+    """Six layers on two ranks, three on each, gathered in 10 ms each: 10 ms for the first layer; the other two's 20 ms, less
+    3 ms in which the layers wait for transfers, slow by a half what they lie beside. So the second of two forwards is longer,
+    on both ranks. Nothing where parameters stay, where messages hold parts of layers, and where four stages of a rank let some
+    gather ahead.
+    """
+    layer = LayerCosts(forward_ms=50.0, backward_ms=99.0, waits_ms=1.0)
+    model = replace(
+        shape(6, 1.0, 2.0, parameters=100.0),
+        layer=layer,
+        least_parameters=100.0,
+        traffic=Traffic(gather_ms=10.0, gather_links_ms=(0.0,), scatter_links_ms=(0.0,), slowdown=2.0),
+        sharding=Sharding(gathered_bytes=200.0),
+    )
+    layout = replace(pipeline(2, 4, "GPipe"), shard=2, reshard="always")
+    assert awaited_ms(layout, model, 3, 0) == pytest.approx(10 + (20 - 3) / 2)
+    assert awaited_ms(layout, model, 0, 0) == 0
+    assert awaited_ms(replace(layout, reshard="never"), model, 3, 0) == 0
+    assert awaited_ms(layout, replace(model, sharding=NOTHING_KNOWN), 3, 0) == 0
+    assert awaited_ms(replace(layout, schedule="Interleaved1F1B", stages=4), model, 3, 0) == 0
+    without = path_bound_ms(layout, replace(model, sharding=NOTHING_KNOWN))
+    assert path_bound_ms(layout, model) == pytest.approx(without + 2 * 18.5)
+
+
+def test_stages_hold_what_they_receive() -> None:
+    """Eight microbatches of 1 MB: of one neighbour at the ends, of two in the middle; two stages of a rank have one more."""
+    model = replace(shape(12, 1.0, 2.0), hop_bytes=1e6)
+    looped, plain = pipeline(4, 8, "Interleaved1F1B"), pipeline(4, 8, "1F1B")
+    for layout, counts in ((plain, (8, 16, 16, 8)), (looped, (24, 32, 32, 24))):
+        of_stages = split_of(layout, model)
+        ranks = places(layout, of_stages, 0)
+        assert [received_bytes(layout, model, rank) / 1e6 for rank in ranks] == list(counts)
+    assert memory_bound_bytes(plain, model) == 16e6
+    assert received_bytes(pipeline(4, 8, "ZBVZeroBubble"), model, ranks[0]) == 0
 
 
 def test_recomputing_everything_is_a_bound() -> None:

@@ -52,7 +52,8 @@ def executed_ms(
             waits.append(end_ms("B", stage + 1, i) + hop_ms if stage < last else end_ms("F", stage, i))
         times = stages[stage]
         own_ms = times.forward if kind == "F" else times.backward + again_ms[stage] + bool(i) * times.accumulated
-        own_ms += times.gathered if (kind, stage, i) in follows_forward else 0.0
+        if (kind, stage, i) in follows_forward:
+            own_ms += times.gathered + (times.awaited if kind == "F" and i else 0.0)
         return max(waits) + own_ms
 
     return end_ms(*works[0][-1])
@@ -65,7 +66,7 @@ def test_no_schedule_is_faster_than_its_longest_path(
     """However a rank's recomputation is divided over its stages; with one stage on a rank the path is what it takes."""
     of_rank, m = several if schedule == "Interleaved1F1B" else 1, ranks * rounds
     count = of_rank * ranks
-    stages = [StageTimes(*data.draw(st.tuples(MS, MS, MS, MS))) for _ in range(count)]
+    stages = [StageTimes(*data.draw(st.tuples(*[MS] * 5))) for _ in range(count)]
     again = data.draw(st.lists(MS, min_size=count, max_size=count))
     extra = [m * sum(again[rank::ranks]) for rank in range(ranks)]
     hop_ms = data.draw(MS)
@@ -85,11 +86,11 @@ def test_no_schedule_is_faster_than_its_path_at_the_clock_of_each_rank(
     """
     of_rank, m = several if schedule == "Interleaved1F1B" else 1, ranks * rounds
     count = of_rank * ranks
-    stages = [StageTimes(*data.draw(st.tuples(MS, MS, MS, MS))) for _ in range(count)]
+    stages = [StageTimes(*data.draw(st.tuples(*[MS] * 5))) for _ in range(count)]
     again = data.draw(st.lists(MS, min_size=count, max_size=count))
     extra = [m * sum(again[rank::ranks]) for rank in range(ranks)]
     factors = [
-        StageTimes(*data.draw(st.tuples(*[st.floats(1.0, 2.0)] * 4))) for _ in range(count)
+        StageTimes(*data.draw(st.tuples(*[st.floats(1.0, 2.0)] * 4)), awaited=1.0) for _ in range(count)
     ]  # of products, which are another part of each kind
     real = [
         StageTimes(*(ms * factor for ms, factor in zip(times, some, strict=True)))
@@ -146,3 +147,13 @@ def test_parameters_are_gathered_after_every_forward() -> None:
     """One rank alone: GPipe gathers before each of 3 forwards and before the first backward; 1F1B after each forward, too."""
     assert longest_path_ms("GPipe", 1, 3, [StageTimes(0, 0, 1)], [0.0]) == 4
     assert longest_path_ms("1F1B", 1, 3, [StageTimes(0, 0, 1)], [0.0]) == 4
+
+
+def test_forwards_that_gather_wait_for_it() -> None:
+    """One rank alone, three microbatches: GPipe's second and third forward gather, 1F1B's follow a backward, which frees
+    nothing. A rank's work does not grow by that.
+    """
+    waiting = [StageTimes(1, 2, awaited=5)]
+    assert longest_path_ms("GPipe", 1, 3, waiting, [0.0]) == 3 * 3 + 2 * 5
+    assert longest_path_ms("1F1B", 1, 3, waiting, [0.0]) == 3 * 3
+    assert works_ms(waiting, 1, 3) == [9]

@@ -19,6 +19,7 @@ from autosac.configurations.evaluating.workers import ThreadWorker
 from autosac.configurations.found.best_files import write_best
 from autosac.configurations.found.results import SearchResult
 from autosac.configurations.running.engine import PendingWork, Value
+from autosac.configurations.running.jobs import check_space
 from autosac.configurations.running.search import TitanSearch
 from autosac.configurations.running.sessions import searching
 from autosac.configurations.space.layout import Layout
@@ -281,6 +282,10 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
         (["--gpu", "h100-sxm-80gb", "--resume", "none"], "there is no study"),
         (["--gpu", "h100-sxm-80gb", "--world-size", "2", "--space", "EXPERTS"], "is not known to have experts"),
         (["--gpu", "h100-sxm-80gb", "-o", "FOLDER/best.toml"], "best.plan.json is a folder"),
+        (
+            ["--gpu", "h100-sxm-80gb", "--", "--training.seq_lenght", "8"],
+            "there is no such setting; perhaps --training.seq_len",
+        ),
         (["--gpu", "h100-sxm-80gb", "--", "--parallelism.tensor_parallel_degree", "2"], "is a knob of the search"),
     ],
 )
@@ -301,6 +306,17 @@ def test_wrong_input_is_one_line(
     complaint = capfd.readouterr().err
     assert code == 2 and message in complaint and complaint.count("\n") == 1
     assert not (tmp_path / "study").exists()  # which the corrected command would be refused for
+
+
+def test_float8_needs_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A space that has it, alone or beside other values, is refused without torchao, and taken with it."""
+    with_float8 = Space(float8=(False, True))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs torchao, which is not installed \(pip install torchao\)"):
+        check_space(with_float8, None)
+    check_space(Space(), None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    check_space(with_float8, None)
 
 
 def test_the_search_from_python_does_what_the_command_does(search: TitanSearch, job: Path, tmp_path: Path) -> None:

@@ -73,8 +73,9 @@ def test_a_solver_that_is_not_installed(autosac: Run, job_file: str, monkeypatch
     [
         (("--model.name", "llama9"), 2, "unknown model 'llama9'"),
         (("--model.flavor", "9B"), 2, "unknown flavor '9B' of llama3; it has: debugmodel"),
-        (("--training.no_such", "1"), 2, "Unrecognized options: --training.no_such"),
+        (("--training.no_such", "1"), 2, "argument --training.no_such: there is no such setting; [training] has "),
         (("--optimizer.name", "Magic"), 1, "Optimizer Magic"),
+        (("--training.seq_len", "128", "more"), 2, "Unrecognized options: more"),
     ],
 )
 def test_refused_by_torchtitan(autosac: Run, job_file: str, overrides: tuple[str, ...], code: int, text: str) -> None:

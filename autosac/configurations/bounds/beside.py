@@ -1,14 +1,16 @@
 """What a rank does in a step beside its layers, at least, and what it does at most that only leaves power to products:
-copies of FSDP's messages, additions of gradients, the optimizer. Why is said in `bounds.bounds`.
+copies of FSDP's messages, additions of gradients, the optimizer. Why is said in `bounds.bounds`. What a pipeline's transfers
+make it wait for, and hold.
 """
 
 from __future__ import annotations
 
 from autosac.configurations.bounds.shapes import ModelCosts
 from autosac.configurations.space.layout import Layout
-from autosac.configurations.space.schedules import WHOLE_BACKWARDS
+from autosac.configurations.space.schedules import WHOLE_BACKWARDS, PipelineRank
 
 REDUCED_BYTES = 4  # of a gradient as FSDP reduces it, in float32
+_ACTIVE_STAGES = 3  # of more on one rank, PyTorch's schedules gather some ahead of their forwards
 
 
 def messages_of(shape: ModelCosts, layers: int, leading: int) -> float:
@@ -49,6 +51,24 @@ def scatter_copy_ms(layout: Layout, shape: ModelCosts) -> float:
     return ns * REDUCED_BYTES * shape.layer_parameters / expert_shards(layout) / 1e6
 
 
+def awaited_ms(layout: Layout, shape: ModelCosts, layers: int, leading: int) -> float:
+    """By how much FSDP's gathers lengthen a pipeline's forward of so many layers, of which so many are leading ones, if it has
+    to gather them. 0 where parts of layers have messages of their own.
+
+    The first layer's gather lies beside nothing (`pipeline_paths`). The others', X in all, lie in the forward. At most all
+    that it waits for lies beside transfers of the model, and what lies beside its computation makes that slower: as in
+    `bounds.bounds`, 6.
+    """
+    known = shape.sharding.gathered_bytes and shape.least_parameters and layout.stages_per_rank <= _ACTIVE_STAGES
+    if not gathers_of(layout) or layout.keeps_parameters or not known:
+        return 0.0
+    traffic, messages = shape.traffic, messages_of(shape, layers, leading)
+    first = min(1.0, messages, shape.lead_parameters / shape.layer_parameters if leading else 1.0)
+    waits = (layers - leading) * shape.layer.waits_ms + leading * shape.lead.waits_ms
+    beside = (messages - first) * traffic.gather_ms - waits
+    return first * traffic.gather_ms + (1 - 1 / traffic.slowdown) * max(0.0, beside)
+
+
 def adds_ms(layout: Layout, shape: ModelCosts) -> float:
     """What a pipeline's additions of one layer's gradients take in a step at least."""
     return (layout.microbatches - 1) * add_ms(layout, shape)
@@ -78,6 +98,17 @@ def own_parameters(layout: Layout, shape: ModelCosts, layers: int, leading: int)
     """The parameters of a rank with so many layers, at least; FSDP's, tensor and expert parallelism's parts of them."""
     parameters = shape.parameters(layers, leading) + (shape.outside_parameters if layout.pipeline == 1 else 0.0)
     return parameters / (layout.tensor * layout.shard * layout.context)
+
+
+def received_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank) -> float:
+    """What a pipeline rank holds during the whole step to receive in, at least. PyTorch allocates it once, before the first
+    step, for every microbatch of each of its stages: what the stage before sends, and the gradients of the stage behind. Of
+    V-shaped schedules, which have neighbours on one rank, nothing is said.
+    """
+    if layout.pipeline == 1 or layout.schedule not in WHOLE_BACKWARDS:
+        return 0.0
+    received = 2 * len(place.counts) - (place.rank == 0) - place.last
+    return received * layout.microbatches * shape.hop_bytes
 
 
 def expert_shards(layout: Layout) -> int:

@@ -48,7 +48,8 @@ unit of checkpointing is a layer or lies in one, and what it recomputes from is 
 runs, between their forward and their backward, all that the layers keep is there, and what the operator at work reads and
 writes. Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward
 first: as they were computed, and in float32 as one message; and as the next layer's backward ends, with what it gathered and
-its gradients, while that message waits. A budget of reserved memory holds, at any time, the most that is there at once of what
+its gradients, while that message waits. A pipeline's stages hold what they receive, for all microbatches of the step
+(`beside.received_bytes`). A budget of reserved memory holds, at any time, the most that is there at once of what
 FSDP allocates on streams of its own (`bounds.sharding`): gathered messages, and reduced gradients.
 
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
@@ -70,6 +71,7 @@ from autosac.configurations.bounds.beside import (
     REDUCED_BYTES,
     add_ms,
     adds_ms,
+    awaited_ms,
     beside_ms,
     copies_ms,
     expert_shards,
@@ -78,6 +80,7 @@ from autosac.configurations.bounds.beside import (
     messages_of,
     optimizer_ms,
     own_parameters,
+    received_bytes,
     scatter_copy_ms,
     scatters_of,
 )
@@ -240,6 +243,7 @@ def _path_ms(
             backward=_stage_sum(shape, count, lead, stage == last, lambda part: part.backward_ms),
             gathered=messages_of(shape, count, lead) * gathered,
             accumulated=messages_of(shape, count, lead) * added,
+            awaited=awaited_ms(layout, shape, count, lead),
         )
         for stage, (count, lead) in enumerate(zip(counts, leading, strict=True))
     ]
@@ -253,7 +257,7 @@ def _path_ms(
         after_ms=optimizer_ms(layout, shape, own, leads)
         + messages_of(shape, own, leads) * scatters_of(layout) * scatter_copy_ms(layout, shape)
         + shape.traffic.gather_ms
-        + shape.traffic.scatter_ms,
+        + messages_of(shape, counts[0], leading[0]) * shape.traffic.scatter_ms,
         lengthened_ms=_lengthened_ms(layout, shape, counts, stages, extra_ms, products_ms),
     )
 
@@ -298,6 +302,7 @@ def _before_backward_bytes(layout: Layout, shape: ModelCosts, place: PipelineRan
     """States and what is whole of parameters and gradients, at a moment when a rank holds most activations. See the module."""
     accumulated = layout.pipeline == 1 and layout.microbatches > 1
     found = _states_bytes(layout, shape, place, gradients=accumulated or _pools(layout, shape).gradients_apart)
+    found += received_bytes(layout, shape, place)
     found += _gathered_pool_bytes(layout, shape, place)
     gathers = layout.pipeline > 1 and gathers_of(layout) and not layout.keeps_parameters
     one = min(shape.layer_parameters, shape.lead_parameters) if any(place.leading) else shape.layer_parameters
@@ -404,7 +409,7 @@ def _reducing(
 
 
 def _least_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank) -> float:
-    worst = _states_bytes(layout, shape, place, gradients=True)
+    worst = _states_bytes(layout, shape, place, gradients=True) + received_bytes(layout, shape, place)
     for before, kept in _needs(layout, shape, place):
         fixed = sum(size for size, ms in kept if math.isinf(ms) and not layout.activation_offload)
         worst = max(worst, before + fixed)

@@ -73,6 +73,7 @@ class LayoutBounds:
         roads = self._machines.roads(layout.gpu)
         # Experts are shared out among fewer ranks, or by expert parallelism alone.
         moved = max(0.0, shape.layer_parameters - (shape.layer_experts if layout.expert > 1 else 0.0))
+        hop_bytes = min((size for size, ms in shape.layer.kept if math.isinf(ms)), default=0)
         return replace(
             shape,
             traffic=roads.traffic(layout, shape.layers, moved, compute_bytes, gradient_bytes),
@@ -80,7 +81,8 @@ class LayoutBounds:
             state_bytes=self._own.state_bytes,
             gradient_bytes=gradient_bytes,
             compute_bytes=compute_bytes,
-            hop_ms=roads.hop_ms(layout, min((size for size, ms in shape.layer.kept if math.isinf(ms)), default=0)),
+            hop_bytes=hop_bytes,
+            hop_ms=roads.hop_ms(layout, hop_bytes),
             host_gb_us=self._machines.target(layout).host.host_gb_us,
             memory_gbps=self._machines.target(layout).hardware.mem_bandwidth_gbps,
             budget_bytes=self._machines.room_bytes(layout),

@@ -8,9 +8,13 @@ after the other. Of stage s, microbatch i:
 Every path through these orders takes no longer than a step, from the first forward of the first rank to its last backward,
 after which it begins its next step. With lower bounds of the durations, the longest path is a lower bound.
 
-Six things lengthen it:
+Seven things lengthen it:
 
 - What one stage has made is sent to the next before that begins.
+- A forward that gathers parameters waits for its first layer's: when a model's forward is called, FSDP lets its gathers wait
+  for all that its rank has been given to do, the transfer of its input among it. That layer's gather lies beside nothing. The
+  next layers' lie in this forward as well, for each is copied before its layer begins, and slow down what they lie beside. Of
+  the first forward in a step nothing is said.
 - A rank recomputes for r in the step, at least, in the backwards of its m microbatches; how much of it in which of its stages
   is not known. What is freed of one microbatch of a stage is freed of all. So with shares x of its stages (sum x = 1), stage j
   adds x_j r / m to each of its backwards. A path with c_j of them takes a + (r / m) sum x_j c_j, which is linear in x; the
@@ -25,8 +29,8 @@ Six things lengthen it:
   same, which takes at least phi (W + d); what else it has of the rank takes no less than at full clock. So the rank's part of
   the path is longer by phi d. What is not known of an operation is in each of its kind: more of it lengthens the whole
   work. It counts no less than nothing.
-- The optimizer follows the last backward, when the first layer's gradients have been scattered; the next step begins when that
-  layer's parameters have been gathered.
+- The optimizer follows the last backward. Only after that are the gradients of the first stage reduced, of all its layers one
+  after the other. The next step begins when its first layer's parameters have been gathered.
 """
 
 from __future__ import annotations
@@ -49,13 +53,14 @@ _SAFE = 1 - 1e-7  # the solver's precision
 
 class StageTimes(NamedTuple):
     """Milliseconds of one stage and one microbatch, at least: `gathered` follows a forward, and comes first of all;
-    `accumulated` is part of every backward but the first.
+    `accumulated` is part of every backward but the first. `awaited`: by how much transfers lengthen a forward that gathers.
     """
 
     forward: float
     backward: float
     gathered: float = 0.0
     accumulated: float = 0.0
+    awaited: float = 0.0
 
 
 class _Path(NamedTuple):
@@ -142,7 +147,11 @@ class _Links(NamedTuple):
     last: int
 
 
-_BACKWARD, _GATHERS, _ADDS = 1, 2, 4  # kinds are sums of these
+_BACKWARD, _GATHERS, _AGAIN = 1, 2, 4  # kinds are sums of these; _AGAIN: not the stage's first forward or backward
+
+_ADDS, _AWAITS = _BACKWARD | _AGAIN, _GATHERS | _AGAIN
+# Work, as the first fields of `StageTimes`: (flags that tell, those of them that are set).
+_KINDS = ((_BACKWARD, 0), (_BACKWARD, _BACKWARD), (_GATHERS, _GATHERS), (_ADDS, _ADDS))
 
 
 @lru_cache(maxsize=32)
@@ -164,7 +173,7 @@ def _links(schedule: str, ranks: int, microbatches: int, count: int) -> _Links:
                 needed = _needed(is_backward, stage, i, count)
                 if needed is not None and needed not in numbers:
                     break
-                what = _BACKWARD * is_backward + _GATHERS * freed[stage] + _ADDS * (is_backward and i > 0)
+                what = _BACKWARD * is_backward + _GATHERS * freed[stage] + _AGAIN * (i > 0)
                 crosses = needed is not None and needed[1] != stage
                 needs = total if needed is None else numbers[needed]
                 numbers[is_backward, stage, i] = len(rows)
@@ -202,8 +211,9 @@ def _longest(
     for what in range(8):
         for stage, times in enumerate(stages):
             ms = times.backward + float(again_ms[stage]) if what & _BACKWARD else times.forward
-            ms += bool(what & _GATHERS) * times.gathered + bool(what & _ADDS) * times.accumulated
-            own_ms.append(ms * float(factors[stage % ranks]))
+            ms += bool(what & _GATHERS) * times.gathered + (what & _ADDS == _ADDS) * times.accumulated
+            waits_ms = (what & (_BACKWARD | _AWAITS) == _AWAITS) * times.awaited
+            own_ms.append(ms * float(factors[stage % ranks]) + waits_ms)
     ends_ms = [0.0] * (len(links.rows) + 1)
     waited_for = [0] * len(links.rows)
     for at, (what, needed, crosses, previous) in enumerate(links.rows):
@@ -235,16 +245,15 @@ def _walked(
     run = np.array(times_run).reshape(8, count)
     kinds = np.arange(8)
     numbers = np.array([run[(kinds & flag) == value].sum(0) for flag, value in _KINDS], np.float64)
+    awaited = run[(kinds & (_BACKWARD | _AWAITS)) == _AWAITS].sum(0)
     m = microbatches
     most = np.array([m, m, m + 1, m - 1], np.float64)
-    of_stages = np.array(stages).T
+    of_stages = np.array([times[: len(_KINDS)] for times in stages]).T
+    waits_ms = float(sum(n * times.awaited for n, times in zip(awaited, stages, strict=True)))
     present = np.vstack([np.ones((2, count), bool), of_stages[2:] > 0]) & (most > 0)[:, None]
     shares = np.where(present, numbers / np.maximum(most, 1)[:, None], 1.0).min(0)
     return _Path(
-        float((numbers * of_stages).sum()) + hops * hop_ms,
+        float((numbers * of_stages).sum()) + waits_ms + hops * hop_ms,
         [int(n) for n in numbers[1]],
         np.array([shares[rank::ranks].min() for rank in range(ranks)]),
     )
-
-
-_KINDS = ((_BACKWARD, 0), (_BACKWARD, _BACKWARD), (_GATHERS, _GATHERS), (_ADDS, _ADDS))  # as the fields of `StageTimes`

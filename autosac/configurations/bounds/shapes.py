@@ -73,10 +73,10 @@ class ModelCosts:
     that is not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there
     while the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced.
     `traffic`: of FSDP, for one layer. `ends_less`: how many layers fewer TorchTitan gives the first and the last stage.
-    `hop_ms`: to send a layer's input to the next pipeline stage. `reserved`: the budget is of reserved memory. `leading`:
-    how many layers at the front are like `lead`, with `lead_parameters`; all others are like `layer`. `layer_experts`:
-    the most that experts are of a layer's parameters. `others`: what a step does beside its layers that is no product.
-    `power`: what the GPU may draw.
+    `hop_bytes`, `hop_ms`: a layer's input, and to send it to the next pipeline stage. `reserved`: the budget is of reserved
+    memory. `leading`: how many layers at the front are like `lead`, with `lead_parameters`; all others are like `layer`.
+    `layer_experts`: the most that experts are of a layer's parameters. `others`: what a step does beside its layers that is
+    no product. `power`: what the GPU may draw.
     """
 
     layers: int
@@ -95,6 +95,7 @@ class ModelCosts:
     traffic: Traffic = NO_TRAFFIC
     sharding: Sharding = NOTHING_KNOWN
     ends_less: tuple[int, int] = (1, 1)
+    hop_bytes: float = 0.0
     hop_ms: float = 0.0
     reserved: bool = False
     leading: int = 0

@@ -115,7 +115,7 @@ class SearchResult:
     plans by their rows' keys. `closest`: of the layouts that bounds ruled out, the one with the least bound, and that.
     `kinds`: the same bound for each kind of GPU. `budgets_bytes`: what each GPU may use, by its kind. `offers`: the GPUs to
     choose from. `sampled`: the space was too large to list, and proposals came to an end. `python`: the job, if it is one of
-    TorchTitan 0.3.
+    TorchTitan 0.3. `confidence`: with which probability what fits does so, if that was asked for.
     """
 
     rows: tuple[ConfigurationRow, ...]
@@ -134,6 +134,7 @@ class SearchResult:
     offers: tuple[Offer, ...] = ()
     sampled: bool = False
     python: PythonJob | None = None
+    confidence: float | None = None
 
     @property
     def fitting(self) -> Sequence[ConfigurationRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,8 +80,10 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
 
 
 def check_space(space: Space, python: PythonJob | None) -> None:
-    """UsageError for what a space asks of a job of TorchTitan 0.3 and cannot be set there."""
+    """UsageError for what a space asks for and is not installed, or what cannot be set of a job of TorchTitan 0.3."""
     if python is None:
+        if True in space.float8 and importlib.util.find_spec("torchao") is None:
+            raise UsageError("float8 = [true] needs torchao, which is not installed (pip install torchao)")
         return
     if True in space.float8:
         raise UsageError(

@@ -472,6 +472,7 @@ class TitanSearch:
             offers=tuple(self._wanted.request.offers),
             sampled=self.sampled and self._ended,
             python=self._own.python,
+            confidence=self._wanted.request.confidence,
         )
 
     def _least_of_kinds(self) -> dict[str, float]:
