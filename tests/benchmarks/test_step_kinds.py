@@ -65,6 +65,6 @@ def test_calibrated_models_stand_beside_the_shipped_ones(tmp_path: Path) -> None
     kinds = [Kind(0, "a", large, 5.0, 1, 5.0, tf32=False), Kind(0, "a", COPY, 3.0, 1, 3.0, tf32=False)]
     summed, copied = prices_us(kinds, models, "h100-sxm-80gb")
     assert summed == pytest.approx(2 * 2**18 * 10 / 1e6, rel=0.05)
-    assert copied == pytest.approx(2.6)
+    assert copied == pytest.approx(2.6, rel=1e-4)  # a kernel's start, and very little traffic
     page = compared([Judged(kind, 0.0, kind.us) for kind in kinds], [10.0, 3.0])
     assert "| all | 2 | 0.0 | 50.0% | 0.0% | 100.0% | 0.0% | 1.62 | 1.00 | 0.0 | 0.0 |" in page
