@@ -9,13 +9,14 @@ once before, to find out what it mutates, and this pass is watched.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
 
 from autosac.errors import PlanError
 from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
@@ -24,16 +25,21 @@ from autosac.integrations.operators.keys import Keyer, is_random, op_name, outpu
 from autosac.integrations.recompute.entries import TracedOperator, observer
 from autosac.integrations.recompute.policy import UnitDecisions
 
+SEES_RESULTS = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters
+"""Whether PyTorch tells a policy what an operator has returned (since 2.12): without it nobody knows whose memory that is."""
+
 
 def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
     """What `torch.utils.checkpoint.checkpoint` takes as its ``context_fn`` (a plain function: Dynamo takes nothing else).
 
     `variant` names the policy: what was compiled under it is found again in the compiler's caches by another process.
-    It raises PlanError if the plan offloads, which compiled code does not do.
+    It raises PlanError if the plan offloads, which compiled code does not do, and before PyTorch 2.12.
     """
     of_old_contents: set[int] = set()
 
     def modes() -> tuple[Any, Any]:
+        if not SEES_RESULTS:
+            raise PlanError(f"{policy.fqn} is compiled, and plans of compiled modules need PyTorch 2.12 or newer")
         if offloads:
             raise PlanError(
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make a plan without offloading"
