@@ -301,7 +301,7 @@ def test_pipelines_of_one_number_of_stages() -> None:
     check_space(Space(pipeline_parallel=(1,)), own)
     check_space(Space(pipeline_parallel=(1, 2)), python_job())
     check_space(Space(pipeline_parallel=(1, 2)), python_job(pipelines=False, layers_per_stage=2))
-    check_space(Space(pipeline_split=("balanced",), float8=(True,)), None)
+    check_space(Space(pipeline_split=("balanced",)), None)
 
 
 @pytest.mark.parametrize(

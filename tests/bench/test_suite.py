@@ -68,11 +68,11 @@ def test_torchtitan_arguments(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
     (tmp_path / "suite.toml").write_text(
         'policies = ["none"]\n[[models]]\nname = "m"\njob = "job.toml"\nworld_size = 8\n'
-        'configurations = [{ name = "c", "training.seq_len" = 128, "compile.enable" = true, "job.x_y" = false }]'
+        'configurations = [{ name = "c", "training.seq_len" = 128, "compile.enable" = true, "metrics.enable_wandb" = false }]'
     )
     suite = load_suite(tmp_path / "suite.toml")
     job = titan_job(suite, suite.models[0], suite.models[0].configurations[0], lambda _: None)
-    assert job.overrides == ("--training.seq_len", "128", "--compile.enable", "--job.no-x_y")
+    assert job.overrides == ("--training.seq_len", "128", "--compile.enable", "--metrics.no-enable_wandb")
     assert job.world_size == 8
 
 
