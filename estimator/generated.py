@@ -13,7 +13,7 @@ Two things that a change of layout costs, as in the quantisation for float8 prod
 - a pointwise kernel whose inputs and outputs are contiguous along different dimensions walks tiles, and reaches `TILED` of the
   rate of others;
 - a reduction walks its rows. What it reads or writes where neighbours lie side by side in a column instead (`across`, counted
-  in elements, of the rarer direction) touches a sector for each element, as eager kernels do that walk so (`memory_bound.py`).
+  in elements, of the rarer direction) touches a sector for each element, as eager kernels do that walk so (`walks.py`).
 
 Fitted to hand-written Triton kernels of the same kinds on an H100 with a cold L2 (`benchmarks/fit_generated.py`, which also
 prints how far kernels that the fit has not seen are off). A launch is scaled with the GPU's shortest kernel.
