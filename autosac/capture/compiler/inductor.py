@@ -113,6 +113,13 @@ def compile_graph(
     return program
 
 
+def make_ready(gpu: TargetGPU) -> None:
+    """`warm_up`, where Inductor is. Captures say why they cannot compile."""
+    if is_here():
+        with contextlib.suppress(Exception):
+            warm_up(gpu)
+
+
 def warm_up(gpu: TargetGPU) -> None:
     """Compile a small graph, for a process that forks captures: patterns, imports and caches of Inductor's then are there.
 

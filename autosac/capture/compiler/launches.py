@@ -127,10 +127,10 @@ def describe_attention(kernel: Any, source: str) -> str:
     operands = {name: [buffers[n.get_name()], *_place(n)] for name, n in nodes.items() if n.get_name() in buffers}
     written = [operands.pop(name) for name in (("DQ", "DV") if is_backward else ("LSE", "MAX")) if name in operands]
     written.append([kernel.args.output_buffers[result.get_name()], *_place(result)])
-    calls = [node for node in result.origins if share_of(node.target, node.args) is not None]
+    shares = (share_of(node.target, node.args) for node in result.origins)
     described = {
         "operator": "flex_attention_backward" if is_backward else "flex_attention",
-        "share": share_of(calls[0].target, calls[0].args) if calls else None,
+        "share": next((share for share in shares if share is not None), None),
         "reads": list(operands.values()),
         "writes": written,
     }

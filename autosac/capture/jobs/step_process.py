@@ -112,9 +112,7 @@ def _serve(connection: Connection, capture: Callable[[Files, Request], None], gp
     torch.set_num_threads(1)
     imports.import_compiler()
     inductor.programs[0] = Programs(folder)
-    if inductor.is_here():
-        with contextlib.suppress(Exception):  # captures say why they cannot compile
-            inductor.warm_up(gpu)
+    inductor.make_ready(gpu)
     gc.collect()
     gc.freeze()
     with contextlib.suppress(EOFError):

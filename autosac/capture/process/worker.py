@@ -278,10 +278,8 @@ def prepare_compiler(request: TitanRequest) -> None:
     """What captures with compilation share: a compiler that has compiled something."""
     from autosac.capture.compiler import inductor
 
-    if inductor.is_here():
-        with contextlib.suppress(Exception):  # captures say why they cannot compile
-            inductor.warm_up(request.gpu)
-        gc.freeze()
+    inductor.make_ready(request.gpu)
+    gc.freeze()
 
 
 def share_functions(request: TitanRequest) -> None:
