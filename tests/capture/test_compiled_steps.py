@@ -65,6 +65,14 @@ def test_the_observed_step_is_not_compiled() -> None:
     assert any(signature.name.startswith("triton.") for signature in plain.signatures)
 
 
+def test_compiled_layers_on_the_cpu() -> None:
+    """Their graphs are interpreted with fused kernels: the CPU has no generated ones here, and the note says so."""
+    trace = capture_eager(partial(make, "layers"), EagerRequest(target="cpu"))
+    names = {signature.name for signature in trace.signatures}
+    assert "aten.mm.default" in names and "aten.tanh.default" not in names
+    assert [note.rpartition(": ")[2] for note in trace.info.notes] == ["its code for CPUs is not generated"]
+
+
 def test_a_module_that_is_compiled_before_it_is_in_the_model() -> None:
     """It could not be found in the plan's model: one line says what to do."""
     with pytest.raises(UsageError, match="build the whole model first"):

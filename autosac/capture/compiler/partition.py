@@ -59,11 +59,12 @@ def install(target: str) -> None:
     _installed.append(target)
     from torch._higher_order_ops.wrap import inductor_compiled_code
 
-    with contextlib.suppress(RuntimeError, AssertionError):  # registered already, in some versions
+    # The CPU has one already, and so have some versions.
+    with contextlib.suppress(RuntimeError, AssertionError):
         inductor_compiled_code.fallthrough(getattr(torch._C.DispatchKey, f"Autograd{key_of(target)}"))
 
     def compile_graph(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
-        return _backend(model, inputs, getattr(self, "config", None) or {})
+        return _backend(model, inputs, getattr(self, "config", None) or {}, target)
 
     wrapper: Any = torch._TorchCompileInductorWrapper
     wrapper.__call__ = compile_graph
@@ -149,7 +150,7 @@ def _states_of_compiled_optimizers() -> None:
     variable.call_method, variable.move_step_if_cpu = call, move
 
 
-def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
+def _backend(graph: Any, inputs: Any, options: dict[str, Any], target: str) -> Any:
     from torch._dynamo.exc import RestartAnalysis
 
     style = _Style(bool(options.get("wrap_inductor_compiled_regions")), bool(options.get("triton.cudagraphs")))
@@ -159,7 +160,9 @@ def _backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
         ] = None
     if any(map(options.get, inductor.TUNING)):
         _asked_for["compiled code has the kernels that Inductor chooses without tuning, which needs a GPU"] = None
-    if inductor.is_here():
+    if target == "cpu":
+        not_generated["its code for CPUs is not generated"] = None
+    elif inductor.is_here():
         try:
             return _generate(graph, inputs, options, style)
         except (RestartAnalysis, PlanMismatchWarning):  # Dynamo traces once more; a step does not follow its plan

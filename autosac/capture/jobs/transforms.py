@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -33,8 +35,17 @@ def apply_plan_file(
     each is as a real one would be.
     """
     observer[0] = RecomputationLog(recorder, strictly=strictly)
+    _say_once()
     plan = Plan.load(path)
     apply(model, plan if layers is None else of_few_layers(plan, layers))
+
+
+def _say_once() -> None:
+    """No warnings of PyTorch's that every capture under a plan would repeat: the step without a plan has said the one about
+    products, and plans know what their modules do in place.
+    """
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
 
 
 def loss_chunks_of(request: TitanRequest) -> int:

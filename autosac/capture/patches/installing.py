@@ -36,5 +36,4 @@ def install(mode: SimulatedDeviceMode, recorder: Recorder) -> None:
     libraries.install_transformers()
     # Of the hooks that say which module is running: not the job's, and they do not fire for what compile wraps.
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-    if mode.target != "cpu":
-        compiled.install(mode.target)
+    compiled.install(mode.target)
