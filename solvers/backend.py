@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from autosac.errors import UsageError
+from autosac.errors import SimulationError, UsageError
 from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
+from autosac.solvers.highs import solve_by_highs
 
 if TYPE_CHECKING:
     import pulp
@@ -101,3 +102,20 @@ def leaving_nothing(backend: pulp.LpSolver) -> Iterator[None]:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
+
+
+def is_solved(model: pulp.LpProblem, backend: pulp.LpSolver) -> bool:
+    """Whether a back end finds a solution, which the model then holds. SimulationError if the solver itself failed.
+
+    An integer program that ends CBC is solved by HiGHS.
+    """
+    import pulp
+
+    try:
+        with leaving_nothing(backend):
+            model.solve(backend)
+    except pulp.PulpSolverError as e:
+        if not backend.mip:
+            raise SimulationError(f"the MILP solver failed: {e}") from e
+        solve_by_highs(model, time_limit_s=backend.timeLimit, relative_gap=backend.optionsDict.get("gapRel") or 0.0)
+    return model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from autosac.errors import InfeasibleError
-from autosac.solvers.backend import leaving_nothing, make_backend
+from autosac.solvers.backend import is_solved, make_backend
 from autosac.solvers.local import LocalProblem, LocalSolution, greedy, knapsack
 
 if TYPE_CHECKING:
@@ -105,11 +105,7 @@ class LocalModel:
 
     def solve(self, backend: pulp.LpSolver) -> LocalSolution | None:
         """What the solver chooses, measured; None if there is nothing."""
-        import pulp
-
-        with leaving_nothing(backend):
-            self.model.solve(backend)
-        if self.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        if not is_solved(self.model, backend):
             return None
         values = [keep if isinstance(keep, int) else keep.value() or 0.0 for keep in self.keep]
         kept = {i for i, value in enumerate(values) if value > 0.5}

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autosac.errors import SimulationError
-from autosac.solvers.backend import leaving_nothing
+from autosac.solvers.backend import is_solved
 from autosac.solvers.problem import GlobalProblem, GlobalUnit
 from autosac.solvers.symmetry import classes
 
@@ -152,14 +151,7 @@ class PeakModel(ABC):
 
     def solve(self, backend: pulp.LpSolver) -> bool:
         """Whether a solution was found. SimulationError if the solver itself failed."""
-        import pulp
-
-        try:
-            with leaving_nothing(backend):
-                self.model.solve(backend)
-        except pulp.PulpSolverError as e:
-            raise SimulationError(f"the MILP solver failed: {e}") from e
-        return self.model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+        return is_solved(self.model, backend)
 
     def fix(self) -> None:
         """Hold every y at its rounded value, so that what remains is a linear program."""
