@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -20,77 +21,88 @@ from autosac.capture.process.worker import Worker
 from autosac.capture.request import TitanRequest
 from autosac.titan.version import has_python_jobs
 
-# A process captures each of some jobs before and after it has compiled for the first: (their folder, their requests).
+# A process that has imported what captures need forks one for each of some jobs. That captures its own job, perhaps another
+# one, and both again after it has compiled for its own: (the folder, each job's and the other ones' requests).
 PROGRAM = """
-import os, sys, torch
+import json, os, sys, torch
 from pathlib import Path
 from torch._dynamo.utils import counters
 from autosac.capture.process import worker
 from autosac.capture.request import TitanRequest
 
-folder, requests = Path(sys.argv[1]), [TitanRequest.from_json(text) for text in sys.argv[2:]]
+folder, jobs = Path(sys.argv[1]), [[TitanRequest.from_json(text) for text in job] for job in json.loads(sys.argv[2])]
 torch.set_num_threads(1)  # as the worker does
 server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder), (str(folder), ""))
-server.preload(requests[0])
-server.prepare(requests[0])
+server.preload(jobs[0][0])
+server.prepare(jobs[0][0])
+from autosac.capture.jobs.titan import installed_adapter  # behind the simulated device
 assert server.shares
 
-def capture(number, when):
+def forked(action):
     child = os.fork()
     if child:
         assert os.waitpid(child, 0)[1] == 0
         return
     try:
-        before = counters["frames"]["total"]
-        name = f"{number}.{when}"
-        server.capture(0, requests[number], str(folder / name))
-        (folder / f"{name}.frames").write_text(str(counters["frames"]["total"] - before))
+        action()
         os._exit(0)
     finally:
         os._exit(1)
 
-for when in ("before", "after"):
-    for number in range(len(requests)):
-        capture(number, when)
-    if server.shares:
-        server.share(requests[0])
+def capture(request, name):
+    before = counters["frames"]["total"]
+    server.capture(0, request, str(folder / name))
+    (folder / f"{name}.frames").write_text(str(counters["frames"]["total"] - before))
+
+def serve(job):
+    assert worker.compiles_functions(jobs[job][0], installed_adapter())
+    for when in ("before", "after"):
+        for number, request in enumerate(jobs[job]):
+            forked(lambda: capture(request, f"{job}.{number}.{when}"))
+        if server.shares:
+            server.share(jobs[job][0])
+
+for job in range(len(jobs)):
+    forked(lambda: serve(job))
 os._exit(0)
 """
 
 
 @pytest.mark.skipif(has_python_jobs(), reason="jobs of TorchTitan 0.3 are not built without parallelism")
-@pytest.mark.parametrize(
-    ("model", "flavor", "checkpointing", "sizes"),
-    [("gpt_oss", "debugmodel", "full", ("2",)), ("deepseek_v3", "debugmodel_flex_attn", "none", ("2", "4"))],
-)
-def test_captures_with_inherited_code_are_the_same(
-    tmp_path: Path, model: str, flavor: str, checkpointing: str, sizes: tuple[str, ...]
-) -> None:
+def test_captures_with_inherited_code_are_the_same(tmp_path: Path) -> None:
     """Masks of two kinds, or of documents, and attention over them: no byte of the trace differs, and nothing is compiled;
     another batch size is another job, which compiles what it would have compiled.
     """
     pytest.importorskip("triton")
-    overrides = ("--model.name", model, "--model.flavor", flavor, "--training.seq_len", "256")
-    requests = [
-        TitanRequest(
-            config_file=None,
-            overrides=(*overrides, "--training.local_batch_size", size),
-            world_size=2,
-            checkpointing=checkpointing,
-            layers=2,
-        ).to_json()
-        for size in sizes
+    wanted = [("gpt_oss", "debugmodel", "full", ("2",)), ("deepseek_v3", "debugmodel_flex_attn", "none", ("2", "4"))]
+    jobs = [
+        [
+            TitanRequest(
+                config_file=None,
+                overrides=(
+                    *("--model.name", model, "--model.flavor", flavor),
+                    *("--training.seq_len", "256", "--training.local_batch_size", size),
+                ),
+                world_size=2,
+                checkpointing=checkpointing,
+                layers=2,
+            ).to_json()
+            for size in sizes
+        ]
+        for model, flavor, checkpointing, sizes in wanted
     ]
-    program = [sys.executable, "-c", PROGRAM, str(tmp_path), *requests]
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path), json.dumps(jobs)]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    before, after = (
-        [int((tmp_path / f"{job}.{when}.frames").read_text()) for job in range(len(sizes))]
-        for when in ("before", "after")
-    )
-    assert min(before) > 0 and after == [0, *before[1:]]
-    for job in range(len(sizes)):
-        assert (tmp_path / f"{job}.after").read_bytes() == (tmp_path / f"{job}.before").read_bytes()
+    for job, requests in enumerate(jobs):
+        before, after = (
+            [int((tmp_path / f"{job}.{number}.{when}.frames").read_text()) for number in range(len(requests))]
+            for when in ("before", "after")
+        )
+        assert min(before) > 0 and after == [0, *before[1:]]
+        for number in range(len(requests)):
+            names = (f"{job}.{number}.{when}" for when in ("before", "after"))
+            assert len({(tmp_path / name).read_bytes() for name in names}) == 1
 
 
 class _Input:

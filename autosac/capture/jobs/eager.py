@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -66,8 +67,10 @@ class EagerRequest:
             )
 
 
-_found: dict[tuple[TargetGPU, str], list[bytes]] = {}
-"""What captures of this process have found, by GPU and target (`handover`)."""
+_found: weakref.WeakKeyDictionary[MakeStep, dict[tuple[TargetGPU, str], list[bytes]]] = weakref.WeakKeyDictionary()
+"""What captures of a step have found, by GPU and target (`handover`). Other steps get none of it: after a few dozen steps a
+capture would read for longer than it takes to find out.
+"""
 
 
 def capture_eager(
@@ -89,7 +92,8 @@ def capture_eager(
         if not files.trace.exists():
             raise errors.CaptureError(f"the capture process {how_it_ended(code)}")
         if packed := handover.load(files.found):
-            _found.setdefault((request.gpu, request.target), []).append(packed)
+            with suppress(TypeError):  # a callable that cannot be referred to weakly
+                _found.setdefault(make_step, {}).setdefault((request.gpu, request.target), []).append(packed)
         return Trace.load(files.trace, trusted=True)
 
 
@@ -102,7 +106,7 @@ def _capture_into(make_step: MakeStep, files: Files, request: EagerRequest) -> N
     torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
     gc.freeze()  # what the parent has made is none of the capture's: collections need not go through it
     try:
-        _use_found(request)
+        _use_found(make_step, request)
         capture_eager_here(make_step, request).save(files.trace)
     except BaseException as e:
         error = capture_error(e, "capturing the training step")
@@ -111,12 +115,14 @@ def _capture_into(make_step: MakeStep, files: Files, request: EagerRequest) -> N
         handover.save(files.found)
 
 
-def _use_found(request: EagerRequest) -> None:
-    """What captures before this one have found."""
-    packed = _found.get((request.gpu, request.target))
+def _use_found(make_step: MakeStep, request: EagerRequest) -> None:
+    """What captures of the step before this one have found."""
+    packed: list[bytes] = []
+    with suppress(TypeError):
+        packed = _found.get(make_step, {}).get((request.gpu, request.target), [])
     if packed and request.target == "gpu":
         prepare(request.gpu)
-    for one in packed or ():
+    for one in packed:
         handover.unpack(one)
 
 
