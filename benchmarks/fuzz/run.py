@@ -43,7 +43,7 @@ def run(work: Sequence[tuple[str, list[int]]], report: Report, *, jobs: int, pla
     """Run the trials of each family and report every outcome. `plans`: the folder of the planner's plans."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["benchmarks.fuzz.families", "benchmarks.fuzz.run", "benchmarks.fuzz.plans", "autosac.api"]
+        ["benchmarks.fuzz.families", "benchmarks.fuzz.run", "benchmarks.fuzz.plans", "autosac.api", "torch._dynamo"]
     )
     trials = [(family, number) for family, numbers in work for number in numbers]
     waiting = [_Work(trials[i : i + BATCH]) for i in range(0, len(trials), BATCH)]

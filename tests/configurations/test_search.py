@@ -51,6 +51,7 @@ SPACE = Space(
     reshard_after_forward=("always",),
 )
 TINY = SPACE.model_copy(update={"pipeline_parallel": (1,), "microbatch": (8,)})
+SIZE = ("--training.seq_len", "1024")  # as in the job's file
 BUDGET = "560MiB"  # some layouts fit as they are, some with everything recomputed, some not at all
 
 
@@ -255,7 +256,7 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
     best, page = tmp_path / "best.toml", tmp_path / "page.html"
     words = ["search", job, "--gpu", "h100-sxm-80gb", "--world-size", 2, "--budget", BUDGET, "--space", space]
     words += ["-o", best, "--html", page, "--study", tmp_path / "study", "--workers", 1, "--json", "--quiet"]
-    assert main([*map(str, words), "--", "--training.seq_len", "1024"]) == 0
+    assert main([*map(str, words), "--", *SIZE]) == 0
     document = json.loads(capfd.readouterr().out)
     row = document["best"]
     assert row["checkpointing"] == "autosac" and row["peak_reserved_bytes"] <= 560 * 2**20
@@ -401,7 +402,7 @@ def test_a_plan_that_does_not_fit_as_captured_is_made_again(
 ) -> None:
     """A plan that keeps everything does not fit: the evaluation finds one that does, which the search takes in its place."""
     space = TINY.model_copy(update={"checkpointing": ("autosac",)})
-    with searching(inputs(job, space=space)) as found:
+    with searching(inputs(job, space=space, overrides=SIZE)) as found:
         (layout,) = found.layouts
         asked = found.task(layout, math.inf)
         derived = Plan.from_bytes(asked.run(capture_server)["plan"].encode())
