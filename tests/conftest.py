@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from autosac.capture.process.server import CaptureServer
 
 os.environ["AUTOSAC_CACHE"] = "off"
-# Workers share the processors. Before anything imports numpy or PyTorch: threads that wait for each other take three quarters of
-# the time of small products.
+# Workers share the processors. Before anything imports numpy or PyTorch: threads that wait for each other take three quarters
+# of the time of small products.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 with contextlib.suppress(ImportError):  # the environment of TorchTitan 0.3 has no hypothesis, and needs none
     from hypothesis import settings
@@ -61,6 +61,9 @@ WITHOUT_CAPTURES = (
     "capture/test_speedups.py",
     "capture/test_storages.py",
     "capture/test_trace.py",
+    "derivation/test_agreement.py",
+    "derivation/test_mix.py",
+    "derivation/test_templates.py",
     "integrations/test_agreement.py",
     "integrations/test_effects.py",
     "integrations/test_first_steps.py",

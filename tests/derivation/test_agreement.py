@@ -1,4 +1,6 @@
-"""What checkpointing accounts for, on stored steps: recomputations and ends of storages, nothing else."""
+"""What checkpointing accounts for, on stored steps: recomputations and ends of storages, nothing else. Steps under plans are
+derived from no others.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from autosac.derivation import is_alike_outside
-from autosac.trace import Op, Phase, Trace
+from autosac.derivation import Deriver, NotDerivableError, is_alike_outside
+from autosac.planning.planner import Goal, Planner, plan_of
+from autosac.plans import Plan
+from autosac.simulation import Target, simulation_of
+from autosac.trace import Event, Op, Phase, Trace
 
 STORED = Path(__file__).parents[1] / "golden"
 
@@ -36,3 +41,39 @@ def test_a_step_without_one_operator_is_another(observed: Trace, phase: Phase) -
     twice = replace(outer, events=(*outer.events[:i], outer.events[i], *outer.events[i:]))
     assert not is_alike_outside(observed, without)
     assert not is_alike_outside(observed, twice)
+
+
+@pytest.fixture(scope="module")
+def plan(observed: Trace) -> Plan:
+    """The plan in which one of the outermost modules recomputes everything."""
+    base = simulation_of(observed, Target.of("h100-sxm-80gb", 8))
+    planner = Planner(base, Goal(budget_bytes=2**40))
+    unit = next(unit for unit in planner.policies.units if unit.name == "layers.0")
+    return plan_of(base, planner.goal, (unit.recompute_all(),))
+
+
+def derived(observed: Trace, events: tuple[Event, ...], plan: Plan) -> Trace:
+    """The step under the plan, by a template with these events."""
+    deriver = Deriver(observed)
+    deriver.add(replace(Trace.load(STORED / "outer.trace"), events=events))
+    return deriver.under(plan)
+
+
+def test_a_plan_for_one_module_recomputes_it(observed: Trace, plan: Plan) -> None:
+    """The stored template serves: the step differs from the observed one in recomputation of that module only."""
+    found = derived(observed, Trace.load(STORED / "outer.trace").events, plan)
+    again = {found.modules[op.module] for _, op in found.operators() if op.phase is Phase.RECOMPUTE}
+    assert again and all(name == "layers.0" or name.startswith("layers.0.") for name in again)
+    assert is_alike_outside(observed, found)
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("change", ["without", "twice"])
+def test_no_step_is_derived_from_a_template_of_another(observed: Trace, plan: Plan, place: str, change: str) -> None:
+    """One without the first or the last operator of the optimizer, and one that has it twice."""
+    events = Trace.load(STORED / "outer.trace").events
+    rows = [i for i, row in enumerate(events) if type(row) is Op and row.phase is Phase.OPTIMIZER]
+    i = rows[0] if place == "first" else rows[-1]
+    changed = (*events[:i], *((events[i], events[i]) if change == "twice" else ()), *events[i + 1 :])
+    with pytest.raises(NotDerivableError, match="depend on checkpointing"):
+        derived(observed, changed, plan)
