@@ -55,6 +55,34 @@ def test_scaled_models_say_so(pricing: Pricing) -> None:
     assert served_line(pricing) == "learned 90% (30% scaled from h100-sxm-80gb), roofline 10%"
 
 
+@pytest.mark.parametrize(
+    ("scaled", "roofline", "expected"),
+    [
+        (60.0, 6.0, "learned 100% (1% scaled from l40s), roofline 0%"),
+        (40.0, 4.0, "learned 100%"),
+        (60.0, 4.0, "learned 100% (1% scaled from l40s)"),
+        (40.0, 6.0, "learned 100%, roofline 0%"),
+    ],
+)
+def test_models_that_serve_next_to_nothing_are_left_out(scaled: float, roofline: float, expected: str) -> None:
+    """Of 10,000 ms: models of less than half a tenth of a percent; from other GPUs, less than half a percent."""
+    pricing = Pricing(
+        event_ms=np.array([10_000.0 - scaled - roofline, scaled, roofline]),
+        source=("learned:matmul", "learned:norm@l40s", "roofline"),
+        event_source=np.array([0, 1, 2], dtype=np.int16),
+        event_rel_std=np.zeros(3, dtype=np.float32),
+    )
+    assert served_line(pricing) == expected
+
+
+def test_no_model_serves_an_empty_step() -> None:
+    """Nothing has a price."""
+    pricing = Pricing(
+        event_ms=np.zeros(1), source=(), event_source=np.array([-1], np.int16), event_rel_std=np.zeros(1, np.float32)
+    )
+    assert served(pricing) == [] and served_line(pricing) == "nothing"
+
+
 def test_the_critical_path_by_kind(job, run) -> None:
     """2 ms of product, then the gather that waits for it (5), then 1 more of product: 3, 5; nothing else."""
     step = job().op(2).collective(5, work=1).op(4).wait_work(1).op(1)
