@@ -13,7 +13,7 @@ from autosac.derivation import Deriver, NotDerivableError, is_alike_outside
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.plans import Plan
 from autosac.simulation import Target, simulation_of
-from autosac.trace import Event, Op, Phase, Trace
+from autosac.trace import Event, Free, Op, Phase, Trace
 
 STORED = Path(__file__).parents[1] / "golden"
 
@@ -41,6 +41,18 @@ def test_a_step_without_one_operator_is_another(observed: Trace, phase: Phase) -
     twice = replace(outer, events=(*outer.events[:i], outer.events[i], *outer.events[i:]))
     assert not is_alike_outside(observed, without)
     assert not is_alike_outside(observed, twice)
+
+
+def test_a_step_that_ends_early_is_another(observed: Trace) -> None:
+    """The last row that is no storage's end is missing in the one or in the other."""
+    outer = Trace.load(STORED / "outer.trace")
+    short, shorter = (
+        replace(trace, events=trace.events[: max(i for i, row in enumerate(trace.events) if type(row) is not Free)])
+        for trace in (observed, outer)
+    )
+    assert not is_alike_outside(observed, shorter)
+    assert not is_alike_outside(short, outer)
+    assert is_alike_outside(short, shorter)
 
 
 @pytest.fixture(scope="module")
