@@ -2,8 +2,8 @@
 DTensor's decisions (`patches.shardings`).
 
 A capture packs what it has found; the process that has forked it, a server or a user's, keeps that and gives it to the
-captures that it forks from then on. Keys say all that decides, but for the GPU: processes keep what they know by GPU. A
-capture's trace is the same with it and without.
+captures that it forks from then on, a user's process to those of the same step. Keys say all that decides, but for the GPU:
+processes keep what they know by GPU. A capture's trace is the same with it and without.
 """
 
 from __future__ import annotations
