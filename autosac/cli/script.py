@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from autosac.scripts.captures import ScriptCaptures, plan_ranks
 from autosac.scripts.ranks import RanksResult, ranks_of, running_ranks
 from autosac.scripts.request import ScriptRequest
 from autosac.scripts.target import script_target
+from autosac.scripts.template import Template
 from autosac.simulation import Simulation
 
 _TWO_LINES = """    import autosac
@@ -52,7 +54,9 @@ def script(arguments: argparse.Namespace) -> None:
         planned = None
         if goal is not None:
             requests = [replace(request, rank=rank.trace.info.rank, shared=str(folder)) for rank in ranks]
-            planned = _planned(arguments, goal, [ScriptCaptures(each, target) for each in requests])
+            template = Template(compiles=any(rank.trace.info.compiled for rank in ranks))
+            with contextlib.closing(template):
+                planned = _planned(arguments, goal, [ScriptCaptures(each, target, template) for each in requests])
     if arguments.json:
         print(json.dumps(_document(arguments, ranks, simulation, result, planned), indent=1))
     elif planned is not None:

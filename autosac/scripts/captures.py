@@ -12,8 +12,8 @@ from autosac.planning.stage_plans import join_plans
 from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
 from autosac.quantities import format_bytes
-from autosac.scripts.launch import run_script
 from autosac.scripts.request import ScriptRequest
+from autosac.scripts.template import Template
 from autosac.simulation import Simulation, Target, simulation_of
 
 
@@ -85,13 +85,14 @@ def _plan_shared(
 class ScriptCaptures(StepCaptures):
     """Of one rank of a script. The GPU never runs out of memory meanwhile."""
 
-    def __init__(self, request: ScriptRequest, target: Target) -> None:
-        """Checks nothing: `run_script` does."""
+    def __init__(self, request: ScriptRequest, target: Target, template: Template) -> None:
+        """Checks nothing: the template does, which runs the script."""
         super().__init__()
+        self._template = template
         self._request = replace(request, quiet=True, unlimited=True, steps=1)
         self._target = target
         self.rank = request.rank
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
-        trace = run_script(replace(self._request, **changes)).trace
+        trace = self._template.run(replace(self._request, **changes)).trace
         return simulation_of(trace, self._target, plan)

@@ -17,7 +17,7 @@ from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.trace import Trace
 
 _WAIT_S = 5.0
-_MARK = "AUTOSAC_SCRIPT"
+MARK = "AUTOSAC_SCRIPT"  # an environment variable of all that a script starts
 
 
 class ScriptError(AutosacError):
@@ -47,8 +47,8 @@ class RankProcess:
         request.save(folder / "request.json")
         command = [sys.executable, "-m", "autosac.scripts.process", str(folder / "request.json")]
         command += [str(folder), str(os.getpid())]
-        self._mark = f"{_MARK}={folder}"
-        environment = {**os.environ, _MARK: str(folder)}
+        self._mark = f"{MARK}={folder}"
+        environment = {**os.environ, MARK: str(folder)}
         if silent:
             with (folder / "stderr").open("wb") as errors:
                 self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=errors)
@@ -73,24 +73,11 @@ class RankProcess:
         """Nothing that it has started outlives this call."""
         self._process.kill()
         self._process.wait()
-        _end_descendants(self._mark.encode())
+        end_marked(self._mark)
 
     def result(self) -> ScriptResult:
-        """After its end. ScriptError if the script fails by itself, CaptureError if it cannot be captured."""
-        code = self._process.returncode
-        outcome_file, trace_file = self.folder / OUTCOME, self.folder / TRACE
-        if not outcome_file.exists():
-            if code == 130:
-                raise KeyboardInterrupt
-            raise CaptureError(f"the process of the script {how_it_ended(code)}")
-        outcome = ScriptOutcome.load(outcome_file)
-        if outcome.error:
-            raise (UsageError if outcome.exit_code == UsageError.exit_code else CaptureError)(outcome.error)
-        if outcome.exit_code == 130:
-            raise KeyboardInterrupt
-        if outcome.exit_code or not trace_file.exists():
-            raise ScriptError(outcome.exit_code)
-        return ScriptResult(trace=self.trace(), outcome=outcome)
+        """After its end. Errors: as `result_in`."""
+        return result_in(self.folder, self._process.returncode)
 
     def trace(self) -> Trace:
         """The step that it has kept."""
@@ -102,11 +89,28 @@ class RankProcess:
         return path.read_text(errors="replace") if path.exists() else ""
 
 
-def run_script(request: ScriptRequest) -> ScriptResult:
-    """Run one rank of a script by itself.
+def result_in(folder: Path, code: int) -> ScriptResult:
+    """What a rank whose process has ended with this exit code has left in its folder.
 
     ScriptError if the script fails by itself, CaptureError or UsageError if it cannot be captured.
     """
+    outcome_file, trace_file = folder / OUTCOME, folder / TRACE
+    if not outcome_file.exists():
+        if code == 130:
+            raise KeyboardInterrupt
+        raise CaptureError(f"the process of the script {how_it_ended(code)}")
+    outcome = ScriptOutcome.load(outcome_file)
+    if outcome.error:
+        raise (UsageError if outcome.exit_code == UsageError.exit_code else CaptureError)(outcome.error)
+    if outcome.exit_code == 130:
+        raise KeyboardInterrupt
+    if outcome.exit_code or not trace_file.exists():
+        raise ScriptError(outcome.exit_code)
+    return ScriptResult(trace=Trace.load(trace_file, trusted=True), outcome=outcome)
+
+
+def run_script(request: ScriptRequest) -> ScriptResult:
+    """Run one rank of a script by itself. Errors: as `result_in`."""
     with temporary_folder() as folder:
         process = RankProcess(request, folder / f"rank-{request.rank}")
         try:
@@ -116,9 +120,9 @@ def run_script(request: ScriptRequest) -> ScriptResult:
         return process.result()
 
 
-def _end_descendants(mark: bytes) -> None:
+def end_marked(mark: str, *, but: int = 0) -> None:
     """Kill what the script has started and left behind, daemons too: all that have its mark in their environment (Linux)."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
+            if int(folder.name) != but and mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), signal.SIGKILL)

@@ -111,9 +111,9 @@ class _Ranks:
 
     def _start(self, rank: int) -> None:
         is_shown = rank == self._shown
-        request = self._request if is_shown else replace(self._request, rank=rank, quiet=True, fast_forward=False)
-        if request.steps == 0 and not is_shown:
-            request = replace(request, steps=1)  # no more than are compared
+        request = self._request
+        if not is_shown:  # no more steps than are compared
+            request = replace(request, rank=rank, quiet=True, fast_forward=False, steps=1)
         self._processes[rank] = RankProcess(request, self._folder / f"rank-{rank}", silent=not is_shown)
 
     def _read_messages(self) -> None:

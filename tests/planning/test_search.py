@@ -225,6 +225,8 @@ def test_how_a_plan_was_decided_is_told(method: str, level: bool, monkeypatch: p
         "1 GiB more would save about 1.0 ms of recomputation",
         "layers.9: views only",
     )
+    best.simulation.recompute_ms = 0.9  # less than a GiB is worth
+    assert found.notes(goal, best)[-2] == "1 MiB more would save about 0.001 ms of recomputation"
 
 
 def test_what_is_active_has_one_border() -> None:

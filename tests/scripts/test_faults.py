@@ -87,6 +87,7 @@ if os.fork() == 0:
     while True:
         time.sleep(1)
 print(f"reads {sys.stdin.read()!r}", flush=True)
+open("there", "w").close()
 torch.ones(1, device="cuda")
 while True:
     time.sleep(0.001)
@@ -160,7 +161,7 @@ def test_patience_ends(run_alone: Any, tmp_path: Path) -> None:
     before = processes()
     ended = run_alone(WITHOUT_END, "--patience", "6")
     assert ended.returncode == 1
-    assert "has taken no step for 6 s (at " in ended.stderr and "train.py:11)" in ended.stderr
+    assert "has taken no step for 6 s (at " in ended.stderr and "train.py:12)" in ended.stderr
     assert ended.stdout == "reads ''\n"
     assert not {pid for pid in processes() - before if _is_of(tmp_path, pid)}
 
@@ -176,16 +177,43 @@ def _is_of(folder: Path, pid: int) -> bool:
         return False
 
 
+STOPS_WHEN_PLANNED = """
+import pathlib, subprocess, sys
+import torch
+if pathlib.Path("run").exists():
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    pathlib.Path("there").touch()
+    while True:
+        pass
+pathlib.Path("run").touch()
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_leave_nothing(cache: Path, tmp_path: Path, number: int) -> None:
     """Ctrl-C in a terminal, and SIGTERM to the command: exit code 128 + N, and no process is left."""
-    (tmp_path / "train.py").write_text(WITHOUT_END)
+    _interrupt(WITHOUT_END, (), tmp_path, cache, number)
+
+
+def test_an_interrupt_while_planning_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+    """Planning runs the script again, in a process that is forked: it ends too, with a daemon that it has started."""
+    _interrupt(STOPS_WHEN_PLANNED, ("--plan", "1GiB"), tmp_path, cache, signal.SIGINT)
+
+
+def _interrupt(source: str, options: tuple[str, ...], folder: Path, cache: Path, number: int) -> None:
+    """Send a signal as soon as the script says that it has come to its end."""
+    (folder / "train.py").write_text(source)
     before = processes()
-    command = [sys.executable, "-m", "autosac", "run", "train.py", "--gpu", "h100-sxm-80gb"]
+    command = [sys.executable, "-m", "autosac", "run", "train.py", "--gpu", "h100-sxm-80gb", *options]
     environment = {**os.environ, "AUTOSAC_CACHE": str(cache)}
     with subprocess.Popen(
         command,
-        cwd=tmp_path,
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -195,7 +223,9 @@ def test_signals_leave_nothing(cache: Path, tmp_path: Path, number: int) -> None
             signal.SIGINT, signal.SIG_DFL
         ),  # which a background shell has told us to ignore
     ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"reads ''\n"
+        deadline = time.monotonic() + 120
+        while not (folder / "there").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
         if number == signal.SIGINT:
             os.killpg(process.pid, number)
         else:
@@ -205,6 +235,6 @@ def test_signals_leave_nothing(cache: Path, tmp_path: Path, number: int) -> None
         finally:
             process.kill()
     deadline = time.monotonic() + 30
-    while (left := {pid for pid in processes() - before if _is_of(tmp_path, pid)}) and time.monotonic() < deadline:
+    while (left := {pid for pid in processes() - before if _is_of(folder, pid)}) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left

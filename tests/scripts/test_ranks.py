@@ -76,3 +76,35 @@ def test_only_distinct_ranks_run(run: Any) -> None:
     assert len(ranks) == 2 and ranks[0]["rank"] == 0 and ranks[1]["rank"] in (4, 7)
     assert ranks[0]["step_ms"] == ranks[1]["step_ms"]
     assert ranks[0]["peak_active_bytes"] > ranks[1]["peak_active_bytes"]
+
+
+CONSOLIDATED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+sizes = [64, 48, 32, 16, 8, 4]
+model = nn.Sequential(*(nn.Linear(i, o, bias=False) for i, o in zip(sizes, sizes[1:]))).cuda()
+model = DistributedDataParallel(model, device_ids=[rank])
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+for step in range(3):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+optimizer.consolidate_state_dict(0)
+if rank == 0:
+    found = optimizer.state_dict()
+    print([list(state["exp_avg_sq"].shape) for state in found["state"].values()], found["state"][0]["exp_avg"].device)
+    optimizer.load_state_dict(found)
+"""
+
+
+def test_sharded_states_come_together(run: Any) -> None:
+    """Rank 0 receives the states that the other ranks have of their own parameters, and loads them again."""
+    ended = run(CONSOLIDATED, "--nproc", "2", "--steps", "9")
+    assert ended.returncode == 0, ended.stderr
+    assert "[[48, 64], [32, 48], [16, 32], [8, 16], [4, 8]] cpu" in ended.stdout

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 
 from autosac.capture.device import exchanged, shadows, values
 from autosac.capture.device.cache import CachedCall, DispatchCache
+from autosac.capture.device.composed import COMPOSED
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, called_cuda
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
 from autosac.capture.device.operators import per_operator
@@ -55,8 +56,8 @@ def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.shape == y.shape and bool((x == y).all().item())
 
 
-# What CUDA computes for a question whose answer is on the host.
-_COMPARISONS: dict[Any, Any] = {aten.allclose.default: _all_close, aten.equal.default: _equal}
+# What CUDA composes of other operators, or computes for a question whose answer is on the host.
+_COMPOSED: dict[Any, Any] = {**COMPOSED, aten.allclose.default: _all_close, aten.equal.default: _equal}
 _plain_dispatch = torch._C._disabled_torch_dispatch_impl
 
 
@@ -82,6 +83,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         self.log = log
         self.calls = DispatchCache(self)
         self._depth = 0
+        self._composing = 0  # calls of what CUDA composes of others
         # DualPipeV runs forward and backward in two threads.
         self._lock = threading.RLock()
 
@@ -127,16 +129,15 @@ class SimulatedDeviceMode(FakeTensorMode):
                 fake = True
             elif kind.__torch_dispatch__ is not _plain_dispatch:
                 return NotImplemented  # DTensor and other subclasses unwrap themselves first
-        if not fake and not self._depth:
-            if self._stays_real(func, args, kwargs):
-                if kwargs.get("pin_memory") and self.target != CUDA:  # scripts have pinned memory
-                    kwargs = {**kwargs, "pin_memory": False}
-                if _is_c10d(func):
-                    exchanged.exchange_on_host(func, args)
-                return func(*args, **kwargs)
-            if _is_composite(func):  # callers below autograd hand over undecomposed operators
-                with self:
-                    return func.decompose(*args, **kwargs)
+        if not fake and not self._depth and self._stays_real(func, args, kwargs):
+            if kwargs.get("pin_memory") and self.target != CUDA:  # scripts have pinned memory
+                kwargs = {**kwargs, "pin_memory": False}
+            if _is_c10d(func):
+                exchanged.exchange_on_host(func, args)
+            return func(*args, **kwargs)
+        if not self._depth and (self._composing or not fake) and _is_composite(func):
+            with self:  # callers below autograd hand over undecomposed operators
+                return func.decompose(*args, **kwargs)
         return self._fake(func, types, args, kwargs)
 
     def _stays_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -170,9 +171,13 @@ class SimulatedDeviceMode(FakeTensorMode):
             return out if self._depth else self._observe(func, args, kwargs, out, None, None)
         if func is _empty_like and not isinstance(args[0], FakeTensor):
             return self._materialised(func, args, kwargs)
-        if func in _COMPARISONS:
-            with self:
-                return _COMPARISONS[func](*args, **kwargs)
+        if func in _COMPOSED:
+            self._composing += 1
+            try:
+                with self:
+                    return _COMPOSED[func](*args, **kwargs)
+            finally:
+                self._composing -= 1
         if is_dynamic(func):
             real = dynamic(func, args, kwargs)
             if real is not None:

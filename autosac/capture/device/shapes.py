@@ -1,7 +1,7 @@
 """Shapes of operators for which PyTorch has none: it traces no graph with them, but CUDA trains with them.
 
 Each function makes the outputs that the CUDA kernel allocates, on the meta device (aten/src/ATen/native/cuda: RNN.cu,
-Normalization.cu, LossCTC.cu, MultiMarginLoss.cu, LogcumsumexpKernel.cu, FakeQuantizeCore.cu, Distributions.cpp).
+Normalization.cu, LossCTC.cu, MultiMarginLoss.cu, LogcumsumexpKernel.cu, FakeQuantizeCore.cu, Distributions.cpp, attention.cu).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def install(library: torch.library.Library) -> None:
         # PyTorch's own, where it has any (2.11 in Python, which counts as another's), leaves the reserve out.
         library.impl(name, function, "Meta", allow_override=True)
     for name, function in _SHAPES.items():
-        if hasattr(torch.ops.aten, name) and not torch._C._dispatch_has_kernel_for_dispatch_key(
+        if hasattr(torch.ops.aten, name.split(".")[0]) and not torch._C._dispatch_has_kernel_for_dispatch_key(
             f"aten::{name}", "Meta"
         ):
             library.impl(name, function, "Meta")
@@ -85,12 +85,29 @@ def _extremes(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return self.new_empty(()), self.new_empty(())
 
 
+def _heads_of_qkv(qkv: torch.Tensor, _: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, head by head."""
+    batch, length, width = qkv.shape
+    return tuple(qkv.new_empty(batch, heads, length, width // 3 // heads) for _ in range(3))
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """It updates parameters in place."""
+
+
 def _learnable_fake_quantize_backward(grad: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
     """The gradients of scale and zero point are one number each."""
     return torch.empty_like(grad), grad.new_empty(1), grad.new_empty(1)
 
 
 _SHAPES: dict[str, Shape] = {
+    "_fused_adam_.tensor_lr": _nothing,  # torch.optim's fused kernels; the rate may be a tensor
+    "_fused_adamw_.tensor_lr": _nothing,
+    "_fused_sgd_": _nothing,
+    "_fused_sgd_.tensor_lr": _nothing,
+    "_fused_adagrad_": _nothing,
+    "_fused_adagrad_.tensor_lr": _nothing,
+    "_transform_bias_rescale_qkv": _heads_of_qkv,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_use_cudnn_ctc_loss": lambda *_: False,  # it takes targets on the host only
