@@ -28,6 +28,9 @@ they are, and an era says what is put back to the way it was, read off TorchTita
   published row of that commit has its figures for the time before. Selective checkpointing keeps the results of all-to-all
   since 2025-09-06 (c4e229115).
 - **Optimizer**: the foreach form was the default until 2025-02-24.
+- **KempnerForge**: not TorchTitan, but a trainer of PyTorch's own parts with the same model (KempnerInstitute/KempnerForge,
+  01b461a). Parameters in bf16, blocks and a root group in FSDP2, the whole model compiled, the loss in bf16 and not compiled;
+  gradients of several microbatches are reduced with the last one; the vocabulary is gathered for the loss.
 - **Allocator**: TorchTitan's launcher sets expandable segments since 2024-10-22 (a5e57e4a9). Runs that were started otherwise
   have none (``runs.py`` names them).
 
@@ -63,6 +66,9 @@ class Era:
     deepseek_flex: bool = False
     keeps_all_to_all: bool = False
     keeps_abs: bool = False
+    widens_logits: bool = True
+    parallel_loss: bool = True
+    reduces_last_microbatch: bool = False
     optimizer: str = "fused"
     early_stop: bool = True
     preserve_rng_state: bool = False
@@ -82,6 +88,7 @@ class Era:
             *("--optimizer.implementation", self.optimizer),
             "--activation_checkpoint." + ("early_stop" if self.early_stop else "no-early_stop"),
             "--activation_checkpoint." + ("preserve_rng_state" if self.preserve_rng_state else "no-preserve_rng_state"),
+            *(() if self.parallel_loss else ("--parallelism.disable_loss_parallel",)),
         )
 
 
@@ -109,9 +116,22 @@ AUTUMN_2025 = replace(
 )
 NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True, keeps_cudnn_attention=True)
 
+FORGE = Era(
+    name="forge",
+    norm="composite",
+    compiles_loss=False,
+    compiles_whole_model=True,
+    cudnn_first="always",
+    preserve_rng_state=True,
+    widens_logits=False,
+    parallel_loss=False,
+    reduces_last_microbatch=True,
+    allocator="",
+)
+
 ERAS = (
     *(MARCH_2024, SPRING_2024, SUMMER_2024, _2024, AUTUMN_2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
-    *(JUNE_2025, SUMMER_2025, AUTUMN_2025, NOW),
+    *(JUNE_2025, SUMMER_2025, AUTUMN_2025, NOW, FORGE),
 )
 _LAST_MONTHS = (
     *(("2024-03", MARCH_2024), ("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024)),
@@ -122,6 +142,8 @@ _LAST_MONTHS = (
 
 def era_of(date: str, notes: str = "") -> Era:
     """The era of a run made in the month `date` ("2025-03"); `notes` decide where a month saw both."""
+    if "KempnerForge" in notes:
+        return FORGE
     era = next((era for month, era in _LAST_MONTHS if date <= month), NOW)
     if era is FEBRUARY_2025 and "reshard_after_forward=" in notes:
         return WINTER_2025  # the commit with this option precedes the fused optimizer's becoming the default
