@@ -39,6 +39,14 @@ _pin_memory = aten._pin_memory.default
 _record_stream = aten.record_stream.default
 _wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
 _view = aten.view.default
+# Views in their schema, copies where a layout asks for it. Callers below autograd, such as tensor subclasses, hand them over whole.
+_MAY_COPY = frozenset(
+    (
+        *(aten.contiguous.default, aten.flatten.using_ints, aten.ravel.default, aten.reshape.default),
+        *(aten.reshape_as.default, aten.to.device, aten.to.dtype, aten.to.dtype_layout, aten.to.other),
+        aten.type_as.default,
+    )
+)
 _META = torch.device("meta")
 # C++'s words, and kind, of error: scripts catch it to use `reshape`.
 _NOT_COMPATIBLE = (
@@ -137,6 +145,9 @@ class SimulatedDeviceMode(FakeTensorMode):
             if _is_composite(func):  # callers below autograd hand over undecomposed operators
                 with self:
                     return func.decompose(*args, **kwargs)
+        elif not self._depth and func in _MAY_COPY:
+            with self:
+                return func.decompose(*args, **kwargs)
         return self._fake(func, types, args, kwargs)
 
     def _stays_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
