@@ -24,6 +24,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Checkpointing**: ``early_stop`` and no RNG state, as torch's and TorchTitan's defaults were (to 2025-08-29).
 - **float8, not compiled**: selective checkpointing kept the results of ``abs``, from which scales come, from 2024-11-26
   (bcebc0de5) to 2025-02-06 (88247277c). In compiled runs of that time memory shows that it kept none.
+- **float8 casts, not compiled**: torchao cast input, weight and gradient once each until 2025-01-13, the weight until 2025-07-24
+  (``float8.py``).
 - **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), without cuDNN's, flex attention since. The
   published row of that commit has its figures for the time before. Selective checkpointing keeps the results of all-to-all
   since 2025-09-06 (c4e229115).
@@ -66,6 +68,7 @@ class Era:
     deepseek_flex: bool = False
     keeps_all_to_all: bool = False
     keeps_abs: bool = False
+    float8_casts: Literal["once", "weight once", "anew"] = "once"
     widens_logits: bool = True
     parallel_loss: bool = True
     reduces_last_microbatch: bool = False
@@ -100,11 +103,18 @@ SPRING_2024 = replace(SUMMER_2024, name="2024-04", norm="native", compiles_whole
 MARCH_2024 = replace(SPRING_2024, name="2024-03", norm="own")
 AUTUMN_2024 = Era(name="2024-11", norm="own", optimizer="foreach", microbatch_per_rank=True)
 WINTER_2025 = replace(AUTUMN_2024, name="2025-01", compiles_loss=False, keeps_abs=True)
-FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused", keeps_abs=False)
+FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused", keeps_abs=False, float8_casts="weight once")
 MARCH_2025 = replace(FEBRUARY_2025, name="2025-03", norm="composite")
 SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True, microbatch_per_rank=False)
 JUNE_2025 = replace(SPRING_2025, name="2025-06", cudnn_first="on Blackwell")
-SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False, cudnn_first="on Blackwell")
+SUMMER_2025 = Era(
+    name="2025-08",
+    norm="native",
+    root_group=False,
+    early_stop=False,
+    cudnn_first="on Blackwell",
+    float8_casts="anew",
+)
 AUTUMN_2025 = replace(
     SUMMER_2025,
     name="2025-10",

@@ -70,6 +70,7 @@ class Run:
     """One published run. Degrees are TorchTitan's; figures are None where none were published.
 
     `launched`: by TorchTitan's launcher. `memory_gib` is the reserved peak, unless `allocated`; `oom`: it ran out of memory.
+    `made`: the month ("2025-03").
     `not_compared` says why the published time is no check of the simulated one ("": it is).
     """
 
@@ -93,6 +94,8 @@ class Run:
     compiled: bool = False
     precision: str = "bf16"
     notes: str = ""
+    source: str = ""
+    made: str = ""
     launched: bool = True
     bf16_parameters: bool = False
     wide_vocabulary: bool = False
@@ -263,6 +266,8 @@ def _published_run(row: dict[str, str]) -> Run:
         compiled=row["compile"] == "yes",
         precision=_precision(row["low_precision"], source),
         notes=row["notes"],
+        source=source,
+        made=row["date"],
         launched=_LAUNCHED_TABLE in row["notes"] or not _is_from(source, _WITHOUT_LAUNCHER),
         bf16_parameters=_is_from(source, _PARAMETERS_IN_BF16),
         wide_vocabulary=_is_from(source, _WIDE_VOCABULARY),
@@ -324,6 +329,8 @@ def _torchsim(folder: Path) -> Iterator[Run]:
             cluster=_FOUR_PER_NODE,
             gpus=int(gpus),
             era=MARCH_2025,
+            source="the TorchSim paper",
+            made="2025-03",
             shard=int(gpus) // tensor,
             tensor=tensor,
             local_batch=int(batch),

@@ -253,6 +253,10 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
         attention = [block.attention.inner_attention for block in blocks.values()]
         apply_cp_to_attention_module(attention, parallel_dims.get_mesh("cp"), "sdpa")
     compiled = job_config.compile.enable and "model" in job_config.compile.components
+    if not compiled and "quantize.linear.float8" in job_config.model.converters and era.float8_casts != "anew":
+        from benchmarks.torchtitan_published import float8
+
+        float8.put_back(model, float8.Once if era.float8_casts == "once" else float8.WeightOnce)
     if job_config.activation_checkpoint.mode != "none":
         apply_ac(
             model,
