@@ -30,8 +30,9 @@ from benchmarks.torchtitan_published.runs import Run, read_runs, read_unseen
 from benchmarks.truth import truth_folder
 
 _PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
-_LINE = re.compile(r"^([A-Z]+\d+)\*? .*\| +[\d.]+ +\S+ +([+-][\d.]+)% \|")
+_LINE = re.compile(r"^([A-Z]+\d+)\*? [^|]*\|[^|]*\| +\d+ +\d+ +([+-][\d.]+)% \|")
 _FEATURES: dict[str, Callable[[Run], str]] = {
+    "all": lambda run: "runs",
     "GPU": lambda run: run.gpu,
     "compiled": lambda run: "compiled" if run.compiled else "eager",
     "precision": lambda run: run.precision.partition(" +")[0],
@@ -39,10 +40,17 @@ _FEATURES: dict[str, Callable[[Run], str]] = {
     "tensor parallelism": lambda run: "yes" if run.tensor > 1 else "no",
     "experts": lambda run: "mixture" if run.expert > 1 or "oss" in run.model else "dense",
     "made": lambda run: "since August 2025" if run.made >= "2025-08" else "before August 2025",
+    "one node of Hopper without tensor parallelism": lambda run: _alone(run),
 }
 
 
 Key = TypeVar("Key")
+
+
+def _alone(run: Run) -> str:
+    if run.gpus > 8 or run.tensor > 1 or not run.gpu.startswith("h"):
+        return "other"
+    return f"{'compiled' if run.compiled else 'eager'}, {'since' if run.made >= '2025-08' else 'before'} 8/2025"
 
 
 class Residual(NamedTuple):
@@ -87,7 +95,7 @@ def components(groups: Sequence[Sequence[float]]) -> Spread:
     sizes = [len(group) for group in groups]
     total, count = sum(sizes), len(sizes)
     if count < 2 or total == count:
-        raise UsageError("the spread within sources needs two sources, and one with two runs")
+        raise UsageError("the spread within groups needs two groups, and one with two runs")
     means = [statistics.fmean(group) for group in groups]
     mean = math.fsum(math.fsum(group) for group in groups) / total
     within = math.fsum((e - m) ** 2 for group, m in zip(groups, means, strict=True) for e in group) / (total - count)
@@ -111,10 +119,10 @@ def _mean(errors: Sequence[float]) -> str:
 
 def report(residuals: Sequence[Residual]) -> str:
     """All tables."""
-    lines = [f"{'group':<40} {'runs':>4}  {'mean':>6}  {'absolute':>6}"]
+    lines = [f"{'group':<68} {'runs':>4}  {'mean':>6}  {'absolute':>6}"]
     for name, feature in _FEATURES.items():
         for value, members in split_by(residuals, lambda one, of=feature: of(one.run)).items():
-            lines.append(f"{name + ': ' + value:<40} {len(members):>4}  {_mean([one.error for one in members])}")
+            lines.append(f"{name + ': ' + value:<68} {len(members):>4}  {_mean([one.error for one in members])}")
     lines += ["", "one job, several publications"]
     repeated = {job: ones for job, ones in split_by(residuals, _job).items() if len({o.run.source for o in ones}) > 1}
     for ones in repeated.values():

@@ -24,8 +24,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Checkpointing**: ``early_stop`` and no RNG state, as torch's and TorchTitan's defaults were (to 2025-08-29).
 - **float8, not compiled**: selective checkpointing kept the results of ``abs``, from which scales come, from 2024-11-26
   (bcebc0de5) to 2025-02-06 (88247277c). In compiled runs of that time memory shows that it kept none.
-- **float8 casts, not compiled**: torchao cast input, weight and gradient once each until 2025-01-13, the weight until 2025-07-24
-  (``float8.py``).
+- **float8 casts, not compiled**: torchao cast input, weight and gradient once each until 2025-01-13, the weight until
+  2025-07-24 (``float8.py``).
 - **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), without cuDNN's, flex attention since. The
   published row of that commit has its figures for the time before. Selective checkpointing keeps the results of all-to-all
   since 2025-09-06 (c4e229115).

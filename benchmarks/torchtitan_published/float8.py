@@ -1,7 +1,7 @@
-"""torchao's float8 linear layer as it was; needs torchao. Casts that torch.compile does only once, whatever the code asks for.
+"""torchao's float8 linear layer as it was. Needs torchao.
 
-Until 2025-01-13 (12396c648) input, weight and gradient were cast once each, until 2025-07-24 (c6de9b42a) the weight. Since then
-both products of the backward cast their factors anew.
+Until 2025-01-13 (12396c648) input, weight and gradient were cast once each, until 2025-07-24 (c6de9b42a) the weight. Since
+then both products of the backward cast their factors anew. torch.compile casts once, whatever the code asks for.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Once(WeightOnce):
 def put_back(model: nn.Module, kind: type[WeightOnce]) -> nn.Module:
     """Give the model's layers with one scale for a tensor the forward of `kind`."""
     for module in model.modules():
-        if type(module) is Float8Linear:
-            if module.config.cast_config_input.scaling_granularity is ScalingGranularity.TENSORWISE:
-                module.__class__ = kind
+        if type(module) is not Float8Linear:
+            continue
+        if module.config.cast_config_input.scaling_granularity is ScalingGranularity.TENSORWISE:
+            module.__class__ = kind
     return model

@@ -39,7 +39,8 @@ _pin_memory = aten._pin_memory.default
 _record_stream = aten.record_stream.default
 _wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
 _view = aten.view.default
-# Views in their schema, copies where a layout asks for it. Callers below autograd, such as tensor subclasses, hand them over whole.
+# Views by their schema, copies where a layout or a type asks for it. Callers below autograd
+# (tensor subclasses) hand them over whole.
 _MAY_COPY = frozenset(
     (
         *(aten.contiguous.default, aten.flatten.using_ints, aten.ravel.default, aten.reshape.default),
