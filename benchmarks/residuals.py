@@ -36,11 +36,11 @@ _FEATURES: dict[str, Callable[[Run], str]] = {
     "GPU": lambda run: run.gpu,
     "compiled": lambda run: "compiled" if run.compiled else "eager",
     "precision": lambda run: run.precision.partition(" +")[0],
-    "GPUs": lambda run: "one node" if run.gpus <= 8 else "several nodes",
+    "GPUs": lambda run: "up to 8" if run.gpus <= 8 else "more than 8",
     "tensor parallelism": lambda run: "yes" if run.tensor > 1 else "no",
     "experts": lambda run: "mixture" if run.expert > 1 or "oss" in run.model else "dense",
     "made": lambda run: "since August 2025" if run.made >= "2025-08" else "before August 2025",
-    "one node of Hopper without tensor parallelism": lambda run: _alone(run),
+    "up to 8 GPUs of Hopper without tensor parallelism": lambda run: _alone(run),
 }
 
 
