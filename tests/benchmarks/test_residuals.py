@@ -46,7 +46,10 @@ def test_one_run_of_each_source_says_nothing_about_the_spread() -> None:
 def test_jobs_of_two_publications() -> None:
     """Runs that differ in their source only are one job, whose errors are listed side by side."""
     one, two = read_unseen()[:2]
-    ones = [Residual(one, math.log(1.1), True), Residual(replace(one, case="V", source="elsewhere"), math.log(0.9), True)]
+    ones = [
+        Residual(one, math.log(1.1), True),
+        Residual(replace(one, case="V", source="elsewhere"), math.log(0.9), True),
+    ]
     twos = [Residual(two, 0.0, True), Residual(replace(two, case="W", source="elsewhere"), 0.0, True)]
     text = report([*ones, *twos])
     assert f"{one.case} +10.0%, V -10.0%" in text
