@@ -1,9 +1,13 @@
-"""Float8 linear layers, forward and backward, beside bf16: ``python -m benchmarks.float8_linears [--shape 8192x4096x4096]``.
+"""Float8 linear layers, forward and backward: ``python -m benchmarks.float8_linears [--shape 8192x4096x4096 | --casts]``.
 
 torchao's documentation has a table of how much faster a layer norm, a linear layer and a sigmoid are with row-wise scaled
 float8 than in bf16, compiled, by the sizes of the product: the sum of all kernels' times on an H100 (pytorch/ao, fdddb2cfa,
 ``docs/static/fp8-rowwise-perf.png``, PyTorch 2.8). The same module is simulated here, in both, for some of these sizes.
 Nothing was fitted to them. Needs torchao.
+
+``--casts``: a linear layer of 4,096 x 4,096 with one scale for a tensor and a squared loss, eager and compiled. torchao's
+float8nocompile (pytorch/ao, pull request 1459 of December 2024) published the sum of the kernels' times on an H100, by rows
+of the input. The layer casts as it did then (``torchtitan_published/float8.py``).
 """
 
 from __future__ import annotations
@@ -37,6 +41,14 @@ _PUBLISHED = {
     (8192, 16384, 16384): 1.37,
     (16384, 16384, 16384): 1.42,
 }
+# Rows: microseconds of all kernels, eager and compiled.
+_CASTS = {
+    16: (649.3, 409.5),
+    256: (684.3, 421.2),
+    4096: (1827.7, 1066.8),
+    65536: (22343.4, 12675.7),
+}
+_WIDTH = 4096
 _LARGE = 8192  # products take most of the time
 
 
@@ -74,11 +86,40 @@ def make_step(device: torch.device, *, shape: tuple[int, int, int], float8: bool
     return model, step
 
 
-def kernels_ms(shape: tuple[int, int, int], float8: bool) -> float:
+def make_cast_step(device: torch.device, *, rows: int, compiled: bool) -> Any:
+    """What torchao's benchmark of float8nocompile measures."""
+    from torchao.float8 import convert_to_float8_training
+
+    from benchmarks.torchtitan_published import float8
+
+    with device:
+        layers = nn.Sequential(nn.Linear(_WIDTH, _WIDTH, bias=False))
+    model = convert_to_float8_training(layers)
+    x = torch.empty(rows, _WIDTH, dtype=torch.bfloat16, device=device, requires_grad=True)
+    forward = torch.compile(model, fullgraph=True) if compiled else float8.put_back(model, float8.Once)
+
+    def step() -> None:
+        out = forward(x)
+        nn.functional.mse_loss(out, torch.zeros_like(out)).backward()
+
+    return model, step
+
+
+def kernels_ms(step: Any) -> float:
     """The sum of the kernels' times."""
-    simulation = autosac.simulate(functools.partial(make_step, shape=shape, float8=float8), gpu=_GPU)
+    simulation = autosac.simulate(step, gpu=_GPU)
     pairs = zip(simulation.trace.events, simulation.pricing.event_ms, strict=True)
     return float(sum(ms for event, ms in pairs if type(event) is Op))
+
+
+def run_casts() -> None:
+    """Simulate the layers of `_CASTS` and print them."""
+    print("rows of the input            simulated (us)   published    error", flush=True)
+    for way in (0, 1):
+        for rows, published in _CASTS.items():
+            us = 1e3 * kernels_ms(functools.partial(make_cast_step, rows=rows, compiled=bool(way)))
+            name = f"{('eager', 'compiled')[way]}, {rows:,}"
+            print(f"{name:<28} {us:14,.0f} {published[way]:11,.0f} {us / published[way] - 1:+8.1%}", flush=True)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -92,7 +133,8 @@ def run(options: argparse.Namespace) -> None:
     for shape, published in _PUBLISHED.items():
         if wanted and shape not in wanted:
             continue
-        plain, narrow = (kernels_ms(shape, float8) for float8 in (False, True))
+        steps = [functools.partial(make_step, shape=shape, float8=float8) for float8 in (False, True)]
+        plain, narrow = map(kernels_ms, steps)
         error, large = plain / narrow / published - 1, min(shape) >= _LARGE
         errors[large].append(abs(error))
         name = " x ".join(f"{n:,}" for n in shape)
@@ -112,8 +154,10 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--casts", action="store_true", help="one layer, eager and compiled, by rows of its input")
     parser.add_argument("--shape", action="append", help="only these sizes, as 8192x4096x4096 (may be repeated)")
-    return exit_code(lambda: run(parser.parse_args()))
+    options = parser.parse_args()
+    return exit_code(run_casts if options.casts else lambda: run(options))
 
 
 if __name__ == "__main__":

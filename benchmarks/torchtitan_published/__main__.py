@@ -1,8 +1,9 @@
 """Simulate the published runs: ``python -m benchmarks.torchtitan_published --truth DIR`` from the repository's root.
 
 Options: ``--case E0046`` (may be repeated), ``--era now`` (simulate with the installed TorchTitan's defaults instead of those
-of the run's time, see eras.py), ``--cache DIR`` (keep captures), ``--csv FILE``, ``--list``; ``--unseen`` in place of
-``--truth``: the runs of ``unseen.csv``, which were found after all models were fitted.
+of the run's time, see eras.py), ``--slow-products 2`` (products beside collectives inside a node take twice as long),
+``--cache DIR`` (keep captures), ``--csv FILE``, ``--list``; ``--unseen`` in place of ``--truth``: the runs of ``unseen.csv``,
+which were found after all models were fitted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.ending import exit_code
 from benchmarks.torchtitan_published import tables
 from benchmarks.torchtitan_published.eras import ERAS
 from benchmarks.torchtitan_published.runs import Run, UnreproducibleError, read_runs, read_unseen
-from benchmarks.torchtitan_published.simulated import Result, simulate_run
+from benchmarks.torchtitan_published.simulated import Result, SlowProducts, simulate_run
 from benchmarks.truth import truth_folder
 
 
@@ -34,6 +35,9 @@ def _arguments() -> argparse.ArgumentParser:
     source.add_argument("--unseen", action="store_true", help="the runs that were found after all models were fitted")
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
     parser.add_argument("--era", choices=[era.name for era in ERAS], help="TorchTitan's defaults of this time, for all")
+    parser.add_argument(
+        "--slow-products", type=float, help="products beside collectives inside a node take so many times"
+    )
     parser.add_argument("--cache", type=Path, help="folder that keeps captures")
     parser.add_argument("--csv", type=Path, help="write the figures to this file")
     parser.add_argument("--list", action="store_true", help="list the runs and stop")
@@ -62,11 +66,12 @@ def run(options: argparse.Namespace) -> None:
             print(f"{one.case:<6} {one.model:<14} {one.gpu} x {one.gpus}, {one.describe()}, {one.checkpointing}")
         return
     results: list[Result] = []
+    overlap = None if options.slow_products is None else SlowProducts(options.slow_products)
     print(tables.header(), flush=True)
     for one in runs:
         try:
             with CaptureServer(debug=options.debug) as server:
-                results.append(simulate_run(one, server, options.cache))
+                results.append(simulate_run(one, server, options.cache, overlap))
         except (UnreproducibleError, CaptureError) as e:
             print(tables.missing_line(one, str(e)), flush=True)
             continue

@@ -24,10 +24,15 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Checkpointing**: ``early_stop`` and no RNG state, as torch's and TorchTitan's defaults were (to 2025-08-29).
 - **float8, not compiled**: selective checkpointing kept the results of ``abs``, from which scales come, from 2024-11-26
   (bcebc0de5) to 2025-02-06 (88247277c). In compiled runs of that time memory shows that it kept none.
+- **float8 casts, not compiled**: torchao cast input, weight and gradient once each until 2025-01-13, the weight until
+  2025-07-24 (``float8.py``).
 - **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), without cuDNN's, flex attention since. The
   published row of that commit has its figures for the time before. Selective checkpointing keeps the results of all-to-all
   since 2025-09-06 (c4e229115).
 - **Optimizer**: the foreach form was the default until 2025-02-24.
+- **KempnerForge**: not TorchTitan, but a trainer of PyTorch's own parts with the same model (KempnerInstitute/KempnerForge,
+  01b461a). Parameters in bf16, blocks and a root group in FSDP2, the whole model compiled, the loss in bf16 and not compiled;
+  gradients of several microbatches are reduced with the last one; the vocabulary is gathered for the loss.
 - **Allocator**: TorchTitan's launcher sets expandable segments since 2024-10-22 (a5e57e4a9). Runs that were started otherwise
   have none (``runs.py`` names them).
 
@@ -63,6 +68,10 @@ class Era:
     deepseek_flex: bool = False
     keeps_all_to_all: bool = False
     keeps_abs: bool = False
+    float8_casts: Literal["once", "weight once", "anew"] = "once"
+    widens_logits: bool = True
+    parallel_loss: bool = True
+    reduces_last_microbatch: bool = False
     optimizer: str = "fused"
     early_stop: bool = True
     preserve_rng_state: bool = False
@@ -82,6 +91,7 @@ class Era:
             *("--optimizer.implementation", self.optimizer),
             "--activation_checkpoint." + ("early_stop" if self.early_stop else "no-early_stop"),
             "--activation_checkpoint." + ("preserve_rng_state" if self.preserve_rng_state else "no-preserve_rng_state"),
+            *(() if self.parallel_loss else ("--parallelism.disable_loss_parallel",)),
         )
 
 
@@ -93,11 +103,18 @@ SPRING_2024 = replace(SUMMER_2024, name="2024-04", norm="native", compiles_whole
 MARCH_2024 = replace(SPRING_2024, name="2024-03", norm="own")
 AUTUMN_2024 = Era(name="2024-11", norm="own", optimizer="foreach", microbatch_per_rank=True)
 WINTER_2025 = replace(AUTUMN_2024, name="2025-01", compiles_loss=False, keeps_abs=True)
-FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused", keeps_abs=False)
+FEBRUARY_2025 = replace(WINTER_2025, name="2025-02", optimizer="fused", keeps_abs=False, float8_casts="weight once")
 MARCH_2025 = replace(FEBRUARY_2025, name="2025-03", norm="composite")
 SPRING_2025 = replace(MARCH_2025, name="2025-04", compiles_loss=True, microbatch_per_rank=False)
 JUNE_2025 = replace(SPRING_2025, name="2025-06", cudnn_first="on Blackwell")
-SUMMER_2025 = Era(name="2025-08", norm="native", root_group=False, early_stop=False, cudnn_first="on Blackwell")
+SUMMER_2025 = Era(
+    name="2025-08",
+    norm="native",
+    root_group=False,
+    early_stop=False,
+    cudnn_first="on Blackwell",
+    float8_casts="anew",
+)
 AUTUMN_2025 = replace(
     SUMMER_2025,
     name="2025-10",
@@ -109,9 +126,22 @@ AUTUMN_2025 = replace(
 )
 NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True, keeps_cudnn_attention=True)
 
+FORGE = Era(
+    name="forge",
+    norm="composite",
+    compiles_loss=False,
+    compiles_whole_model=True,
+    cudnn_first="always",
+    preserve_rng_state=True,
+    widens_logits=False,
+    parallel_loss=False,
+    reduces_last_microbatch=True,
+    allocator="",
+)
+
 ERAS = (
     *(MARCH_2024, SPRING_2024, SUMMER_2024, _2024, AUTUMN_2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
-    *(JUNE_2025, SUMMER_2025, AUTUMN_2025, NOW),
+    *(JUNE_2025, SUMMER_2025, AUTUMN_2025, NOW, FORGE),
 )
 _LAST_MONTHS = (
     *(("2024-03", MARCH_2024), ("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024)),
@@ -122,6 +152,8 @@ _LAST_MONTHS = (
 
 def era_of(date: str, notes: str = "") -> Era:
     """The era of a run made in the month `date` ("2025-03"); `notes` decide where a month saw both."""
+    if "KempnerForge" in notes:
+        return FORGE
     era = next((era for month, era in _LAST_MONTHS if date <= month), NOW)
     if era is FEBRUARY_2025 and "reshard_after_forward=" in notes:
         return WINTER_2025  # the commit with this option precedes the fused optimizer's becoming the default

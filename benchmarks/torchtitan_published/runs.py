@@ -22,6 +22,7 @@ UNSEEN = Path(__file__).parent / "unseen.csv"
 TORCHSIM_MEMORY = "torchsim_70b_memory.csv"
 TORCHSIM_TIME = "torchsim_70b_time.csv"
 _FOUR_PER_NODE = str(Path(__file__).parent / "h100_4_per_node.toml")
+_FORGE_NODES = str(Path(__file__).parent / "h200_4_per_node.toml")
 _SETS_THE_NETWORK = (
     "Llama-3.1-70B",
     "FSDP",
@@ -42,7 +43,10 @@ _MODELS = {
 
 # Sources whose runs were not started by TorchTitan's launcher, and so without expandable segments. The page of the second
 # gives its torchrun command; of the others it shows in the memory that they report: see docs/accuracy.md.
-_WITHOUT_LAUNCHER = ("llama3_h100_202412_torchtitan", "llama3-8b_h200_202506_trainy", "commit d66b72a6a")
+_WITHOUT_LAUNCHER = (
+    *("llama3_h100_202412_torchtitan", "llama3-8b_h200_202506_trainy", "commit d66b72a6a"),
+    "KempnerForge",
+)
 # The page's table of context parallelism is of runs that the launcher started: one row shows it, the others confirm it.
 _LAUNCHED_TABLE = "Table 2 (CP)"
 # "Float8" on this page is TorchTitan's recipe of its time, with FSDP's all-gathers in float8: the memory of its pipelines,
@@ -54,7 +58,7 @@ _FULLY_CHECKPOINTED = ("commit f738a03bf", "commit b109f7d71")
 _WIDE_VOCABULARY = ("commit b109f7d71",)
 # The parameters of this tutorial's runs were in bf16, which its command does not say: from the first step to the later ones
 # reserved memory grows by 3.65 GiB, what the optimizer's states then take on each of 8 GPUs (7.5 GiB in fp32).
-_PARAMETERS_IN_BF16 = ("eager_tutorials/pretraining.rst",)
+_PARAMETERS_IN_BF16 = ("eager_tutorials/pretraining.rst", "KempnerForge")
 
 
 class UnreproducibleError(UsageError):
@@ -66,6 +70,7 @@ class Run:
     """One published run. Degrees are TorchTitan's; figures are None where none were published.
 
     `launched`: by TorchTitan's launcher. `memory_gib` is the reserved peak, unless `allocated`; `oom`: it ran out of memory.
+    `made`: the month ("2025-03").
     `not_compared` says why the published time is no check of the simulated one ("": it is).
     """
 
@@ -89,6 +94,8 @@ class Run:
     compiled: bool = False
     precision: str = "bf16"
     notes: str = ""
+    source: str = ""
+    made: str = ""
     launched: bool = True
     bf16_parameters: bool = False
     wide_vocabulary: bool = False
@@ -178,7 +185,8 @@ class Run:
         if importlib.util.find_spec("torchao") is None:
             raise UnreproducibleError(f"{self.precision} needs torchao, which is not installed")
         arguments: tuple[str, ...] = ("--model.converters", "quantize.linear.float8")
-        arguments += ("--quantize.linear.float8.filter_fqns", "output")
+        kept = "output,attention.wk,attention.wv" if "wk and wv in bf16" in self.notes else "output"
+        arguments += ("--quantize.linear.float8.filter_fqns", kept)
         if "row" in kind:
             recipe = "rowwise_with_gw_hp" if "gw_hp" in kind else "rowwise"
             return (*arguments, "--quantize.linear.float8.recipe_name", recipe)
@@ -242,7 +250,8 @@ def _published_run(row: dict[str, str]) -> Run:
         model=row["model"],
         gpu=_gpu(row["hardware"], float(row["gpu_mem_gib"])),
         gpus=int(row["n_gpus"]),
-        era=era_of(row["date"], row["notes"]),
+        era=era_of(row["date"], row["notes"] + source),
+        cluster=_FORGE_NODES if "KempnerForge" in source else None,
         replicate=degree["dp_replicate"],
         shard=degree["fsdp_shard"],
         tensor=degree["tp"],
@@ -257,6 +266,8 @@ def _published_run(row: dict[str, str]) -> Run:
         compiled=row["compile"] == "yes",
         precision=_precision(row["low_precision"], source),
         notes=row["notes"],
+        source=source,
+        made=row["date"],
         launched=_LAUNCHED_TABLE in row["notes"] or not _is_from(source, _WITHOUT_LAUNCHER),
         bf16_parameters=_is_from(source, _PARAMETERS_IN_BF16),
         wide_vocabulary=_is_from(source, _WIDE_VOCABULARY),
@@ -318,6 +329,8 @@ def _torchsim(folder: Path) -> Iterator[Run]:
             cluster=_FOUR_PER_NODE,
             gpus=int(gpus),
             era=MARCH_2025,
+            source="the TorchSim paper",
+            made="2025-03",
             shard=int(gpus) // tensor,
             tensor=tensor,
             local_batch=int(batch),

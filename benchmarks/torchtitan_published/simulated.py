@@ -11,10 +11,11 @@ import autosac
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator import price
+from autosac.estimator.work import family
 from autosac.jobs.tasks import simulation_of
-from autosac.runtime_sim import simulate
+from autosac.runtime_sim import ConstantOverlap, OverlapModel, simulate
 from autosac.simulation import Simulation, Target
-from autosac.trace import Trace
+from autosac.trace import Signature, Trace
 from benchmarks.torchtitan_published.runs import Run
 
 GIB = 2**30
@@ -52,6 +53,23 @@ class Result:
         return None if self.run.step_ms is None else self.run.step_ms / self.step_ms - 1
 
 
+class SlowProducts(OverlapModel):
+    """Products are slower by `factor` beside collectives inside a node, as where their kernels expect all processors."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor, self._usual = factor, ConstantOverlap()
+
+    def compute_slowdown(self, signature: Signature, inter_node: bool) -> float:
+        """`factor` for products inside a node, else the usual one."""
+        if not inter_node and family(signature.name) in ("matmul", "batched_matmul"):
+            return self._factor
+        return self._usual.compute_slowdown(signature, inter_node)
+
+    def communication_slowdown(self, kind: str, inter_node: bool) -> float:
+        """The usual one."""
+        return self._usual.communication_slowdown(kind, inter_node)
+
+
 @cache
 def _program() -> bytes:
     """A digest of what decides a capture besides its request: the capture's and the eras' source."""
@@ -77,9 +95,13 @@ def captured(server: CaptureServer, request: TitanRequest, folder: Path | None) 
     return trace
 
 
-def simulate_run(run: Run, server: CaptureServer, folder: Path | None = None) -> Result:
+def simulate_run(
+    run: Run, server: CaptureServer, folder: Path | None = None, overlap: OverlapModel | None = None
+) -> Result:
     """Simulate a run. UnreproducibleError if it cannot be expressed, CaptureError if it cannot be captured."""
     target = Target.of(run.gpu, run.gpus, cluster=run.cluster, allocator=run.allocator)
+    if overlap is not None:
+        target = replace(target, overlap=overlap)
     request = run.request(target.gpu, target.cluster.gpus_per_node)
     traces = [captured(server, request, folder)]
     for rank in run.later_ranks():
@@ -112,6 +134,7 @@ def _step_ms(simulations: list[Simulation], target: Target) -> float:
         [s.trace for s in simulations],
         [price(s.trace, target.hardware, target.cluster) for s in simulations],
         host=target.host,
+        overlap=target.overlap,
         gpus_per_node=target.cluster.gpus_per_node,
         selective_modules=tuple(names),
     ).makespan_ms

@@ -6,6 +6,7 @@ TorchTitan imports it as ``job.custom_config_module``; it adds nothing to the co
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -62,6 +63,10 @@ LLAMA2 = {
     ),
 }
 """Flavors that TorchTitan removed in 2024-12; the architecture is Llama 3's."""
+FORGE_13B = TransformerModelArgs(
+    dim=5120, n_layers=40, n_heads=40, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=256, rope_theta=500000
+)
+"""KempnerForge's."""
 
 
 class OwnRMSNorm(nn.RMSNorm):
@@ -154,7 +159,8 @@ def build_loss(era: Era, job_config: Any, **_: Any) -> Any:
     kept: list[torch.Tensor] = []
 
     def part(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1), reduction="sum")
+        flat = logits.flatten(0, 1)
+        return F.cross_entropy(flat.float() if era.widens_logits else flat, labels.flatten(0, 1), reduction="sum")
 
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if era.keeps_logits:
@@ -247,6 +253,10 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
         attention = [block.attention.inner_attention for block in blocks.values()]
         apply_cp_to_attention_module(attention, parallel_dims.get_mesh("cp"), "sdpa")
     compiled = job_config.compile.enable and "model" in job_config.compile.components
+    if not compiled and "quantize.linear.float8" in job_config.model.converters and era.float8_casts != "anew":
+        from benchmarks.torchtitan_published import float8
+
+        float8.put_back(model, float8.Once if era.float8_casts == "once" else float8.WeightOnce)
     if job_config.activation_checkpoint.mode != "none":
         apply_ac(
             model,
@@ -260,6 +270,8 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
         apply_compile(model, job_config.compile)
         if era.compiles_whole_model:  # FSDP's hooks split it; what follows the last block's is a graph of its own
             model.after_blocks = torch.compile(model.after_blocks, backend=job_config.compile.backend)
+    if not parallel_dims.fsdp_enabled:
+        return model
     names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
     mesh = parallel_dims.get_mesh(names)
     if era.root_group:
@@ -274,7 +286,16 @@ def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any)
             cpu_offload=job_config.training.enable_cpu_offload,
             reshard_after_forward_policy=job_config.parallelism.fsdp_reshard_after_forward,
         )
+    if era.reduces_last_microbatch:
+        reduce_with_the_last(model, job_config.training, mesh.size())
     return model
+
+
+def reduce_with_the_last(model: Any, training: Any, ranks: int) -> None:
+    """Keep the gradients of a step's microbatches until the last one's, as FSDP2's users do by hand."""
+    count = max(1, training.global_batch_size // (training.local_batch_size * ranks))
+    turns = itertools.cycle(range(count))
+    model.register_forward_pre_hook(lambda *_: model.set_requires_gradient_sync(next(turns) == count - 1))
 
 
 class EraQwen3(Qwen3Model):
@@ -306,7 +327,7 @@ def _llama_spec(era: Era) -> TrainSpec:
     return dataclasses.replace(
         spec,
         model_cls=_of_era(EraTransformer, era),
-        model_args={**spec.model_args, **LLAMA2},
+        model_args={**spec.model_args, **LLAMA2, "13B": FORGE_13B},
         parallelize_fn=partial(parallelize, era),
         build_loss_fn=partial(build_loss, era),
     )

@@ -399,6 +399,25 @@ def test_operators_that_autograd_would_take_apart(capture: Capture) -> None:
     assert [name for _, _, name in capture(make_step).placed()] == ["_to_copy", "add_"]
 
 
+def test_views_that_have_to_copy(capture: Capture) -> None:
+    """Where operators arrive whole, as in tensor subclasses, what needs another layout or type is recorded as its copy."""
+
+    def make_step(device: torch.device) -> Any:
+        x = torch.zeros(2, 4, device=device)
+
+        def step() -> None:
+            with torch._C._AutoDispatchBelowAutograd():
+                x.contiguous()  # is so already
+                x.t().contiguous()
+                x.t().reshape(8)
+                x.to(torch.float16)
+
+        return step
+
+    reading = capture(make_step)
+    assert [op for _, _, op in reading.placed()] == ["clone", "clone", "_to_copy"]
+
+
 def test_double_backward(capture: Capture) -> None:
     """A backward that creates a graph is a backward, not a recomputation, although gradients are enabled in it."""
 

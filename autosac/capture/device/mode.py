@@ -40,6 +40,15 @@ _pin_memory = aten._pin_memory.default
 _record_stream = aten.record_stream.default
 _wait_tensor = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
 _view = aten.view.default
+# Views by their schema, copies where a layout or a type asks for it. Callers below autograd
+# (tensor subclasses) hand them over whole.
+_MAY_COPY = frozenset(
+    (
+        *(aten.contiguous.default, aten.flatten.using_ints, aten.ravel.default, aten.reshape.default),
+        *(aten.reshape_as.default, aten.to.device, aten.to.dtype, aten.to.dtype_layout, aten.to.other),
+        aten.type_as.default,
+    )
+)
 _META = torch.device("meta")
 # C++'s words, and kind, of error: scripts catch it to use `reshape`.
 _NOT_COMPATIBLE = (
@@ -135,7 +144,8 @@ class SimulatedDeviceMode(FakeTensorMode):
             if _is_c10d(func):
                 exchanged.exchange_on_host(func, args)
             return func(*args, **kwargs)
-        if not self._depth and (self._composing or not fake) and _is_composite(func):
+        composes = self._composing or not fake
+        if not self._depth and (_is_composite(func) if composes else func in _MAY_COPY):
             with self:  # callers below autograd hand over undecomposed operators
                 return func.decompose(*args, **kwargs)
         return self._fake(func, types, args, kwargs)
