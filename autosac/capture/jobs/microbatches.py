@@ -7,8 +7,9 @@ logged, and what the schedule goes on to use of them (outputs, losses, gradients
 computed. Schedules, transfers, sums of losses and optimizers run as ever. The trace is the same as that of the whole step.
 
 A copied forward has no graph. If its backward then turns out to be none to copy, the capture ends with a RepetitionError and
-is made anew, whole. Schedules that split the backward of inputs from that of weights run whole, too, and so do jobs whose
-routers send every microbatch's tokens elsewhere.
+is made anew, whole. So that one microbatch is like the others, the parameters of all FSDP units must stay gathered from one to
+the next, as they do by default. Schedules that split the backward of inputs from that of weights run whole, too, and so do
+jobs whose routers send every microbatch's tokens elsewhere.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ class Microbatches:
         known.of(index).storages.give(self._recorder.storages.of_all(inputs))
         needed = (FORWARD, LOSS) if stage.is_last else (FORWARD,)
         kept = len(stage.output_chunks)
-        if _COMPARED[1] < index < (stage.chunks or 0) - 1 and all(map(known.pattern, needed)):
+        is_inner = _COMPARED[1] < index < (stage.chunks or 0) - 1
+        if is_inner and is_gathered(stage.submod) and all(map(known.pattern, needed)):
             known.copied.add(index)
             self._recorder.storages.label_inputs(inputs)
             add_forwards(stage.submod, self._pattern(known, FORWARD).forwards)
@@ -177,8 +179,8 @@ class Microbatches:
             return
         known.of(index).storages.give(self._recorder.storages.of_all(_buffers(stage, "grad_recv_info", index)))
         if index in known.copied:
-            if not named.get("full_backward", True) or not known.is_closed():
-                raise RepetitionError("a microbatch leaves memory behind")
+            if not (named.get("full_backward", True) and is_gathered(stage.submod) and known.is_closed()):
+                raise RepetitionError("a microbatch leaves memory behind, or its parameters are let go of")
             held = [stage.fwd_cache.pop(index)]
             stage.bwd_cache[index] = self._copy(known, BACKWARD, index, held.clear)
             return
@@ -197,13 +199,19 @@ class Microbatches:
             return action()
         recorder = self._recorder
         before, forwards = recorder.extent(), forwards_of(module)
+        stays = is_gathered(module)
         found = action()
+        stays = stays and is_gathered(module)
         numbering = known.of(index)
         noted = stretch(recorder, numbering, before, repeats_forward=kind == BACKWARD)
         leaves, like = pytree.tree_flatten(found)
         results = [self._result(leaf, numbering) for leaf in leaves]
         known.parts[kind, index] = None
-        if noted is not None and all(leaf is None or result for leaf, result in zip(leaves, results, strict=True)):
+        if (
+            stays
+            and noted is not None
+            and all(leaf is None or result for leaf, result in zip(leaves, results, strict=True))
+        ):
             ran = tuple(now - then for now, then in zip(forwards_of(module), forwards, strict=True))
             known.parts[kind, index] = _Part(stretch=noted, results=tuple(results), like=like, forwards=ran)
         return found
@@ -260,7 +268,7 @@ class Microbatches:
             return tensor
         kind, name, inner, beside, shape, stride = result.wrapped
         whole: torch.Tensor = kind.__tensor_unflatten__({name: tensor, **inner}, beside, shape, stride)
-        return whole
+        return whole.requires_grad_(False)  # a leaf that needs a gradient would be held by the graph of the losses' sum
 
 
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
@@ -272,6 +280,19 @@ def _buffers(stage: Any, name: str, index: int) -> list[Any]:
     """Where a stage receives what belongs to a microbatch."""
     infos = getattr(stage, name).get(index) or ()
     return [getattr(info, "buffer", None) for info in infos]
+
+
+def is_gathered(model: torch.nn.Module) -> bool:
+    """Whether no FSDP unit of a model would have to gather."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)  # from torch 2.13 on
+            if not all(g is None or g.is_unsharded for g in (groups or [getattr(state, "_fsdp_param_group", None)])):
+                return False
+    return True
 
 
 def repeats(schedule: Any) -> bool:
