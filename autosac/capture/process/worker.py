@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from autosac.capture.jobs.adapter import TitanAdapter
 
 _COURTESY = 5  # how much nicer a process is whose capture nothing is decided by: a third of a processor that it shares
-_AGAIN = 77  # the exit code of a capture that has to be made anew, without copied microbatches
+AGAIN = 77  # the exit code of a capture that has to be made anew, without copied microbatches
 _SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its own; those that run still grow
 
 
@@ -184,7 +184,7 @@ class Worker:
                 lambda info: self.answer(id=identity, early=info.document()),
             )
         except RepetitionError:
-            os._exit(_AGAIN)
+            os._exit(AGAIN)
         trace.save(path)
 
     def found_by(self, child: int) -> Path:
@@ -215,7 +215,7 @@ class Worker:
                 self.beside.discard(child)
                 message, request = self.asked.pop(child)
                 code = os.waitstatus_to_exitcode(status)
-                if code == _AGAIN:
+                if code == AGAIN:
                     self.pending.append((message, replace(request, repeats=False)))
                 elif code:
                     reason = f"the capture process {how_it_ended(code)}"
