@@ -137,6 +137,7 @@ REQUESTS = {
     "GPipe, FSDP and TP": request("GPipe", 1, sharding=2, tensor=2, checkpointing="selective-op"),
     "Interleaved1F1B, FSDP": request("Interleaved1F1B", 0, sharding=2, checkpointing="full"),
     "Interleaved1F1B, last": request("Interleaved1F1B", 1, observe=True),
+    "1F1B, accumulated": request("1F1B", 1, sharding=2, more=("--training.global_batch_size", "32")),
     "1F1B, experts": request("1F1B", 0, more=DEEPSEEK),
 }
 WHOLE = {

@@ -68,7 +68,7 @@ class _Part:
 
 @dataclass
 class _Stage:
-    """What is known of a stage's microbatches in this step."""
+    """What is known of a stage's microbatches since the schedule has begun."""
 
     numbers: dict[int, Numbering] = field(default_factory=dict)
     parts: dict[tuple[str, int], _Part | None] = field(default_factory=dict)
@@ -122,10 +122,6 @@ class Microbatches:
 
         setattr(owner, name, call)
 
-    def begin_step(self) -> None:
-        """A step begins: what microbatches do is found out anew."""
-        self._stages.clear()
-
     def _of(self, stage: Any) -> _Stage:
         return self._stages.setdefault(id(stage), _Stage())
 
@@ -136,6 +132,8 @@ class Microbatches:
     ) -> Any:
         if not stage.has_backward or not torch.is_grad_enabled():
             return original(index, args, kwargs, *more, **named)
+        if not index:  # the schedule begins, perhaps not for the first time in a step that accumulates gradients
+            self._stages.pop(id(stage), None)
         known = self._of(stage)
         inputs = (args, kwargs, _buffers(stage, "args_recv_info", index))
         known.of(index).storages.give(self._recorder.storages.of_all(inputs))

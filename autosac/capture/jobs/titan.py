@@ -110,10 +110,8 @@ def capture_titan(
             recorder.add_model(part)
         known = TraceInfo(parallelism=_degrees(trainer), cut=cut)
         stages.on_sent = lambda layouts: early(replace(known, stage_outputs=layouts))
-        microbatches = None
         if request.repeats and routing is None and known.parallelism.pp > 1 and repeats(trainer.pp_schedule):
-            microbatches = Microbatches(session.mode, recorder)
-            microbatches.install()
+            Microbatches(session.mode, recorder).install()
         trainer.step = 1
         trainer.metrics_processor.should_log = lambda _: False
         batches = trainer.batch_generator(trainer.dataloader)
@@ -121,8 +119,6 @@ def capture_titan(
             progress(f"step {step} of {last}")
             if routing is not None:
                 routing.begin_step()
-            if microbatches is not None:
-                microbatches.begin_step()
             try:
                 trainer.train_step(batches)
             except RepetitionError:
