@@ -95,6 +95,7 @@ def request(
     *,
     sharding: int = 1,
     tensor: int = 1,
+    context: int = 1,
     checkpointing: str = "none",
     observe: bool = False,
     more: Sequence[str] = (),
@@ -116,8 +117,8 @@ def request(
             *arguments,
             *more,
         ),
-        world_size=2 * sharding * tensor,
-        rank=rank * sharding * tensor,
+        world_size=2 * sharding * tensor * context,
+        rank=rank * sharding * tensor * context,
         checkpointing=checkpointing,
         observe=observe,
         stage_inputs=(
@@ -138,6 +139,7 @@ REQUESTS = {
     "Interleaved1F1B, FSDP": request("Interleaved1F1B", 0, sharding=2, checkpointing="full"),
     "Interleaved1F1B, last": request("Interleaved1F1B", 1, observe=True),
     "1F1B, accumulated": request("1F1B", 1, sharding=2, more=("--training.global_batch_size", "32")),
+    "1F1B, CP": request("1F1B", 0, more=("--parallelism.context_parallel_degree", "2"), context=2),
     "1F1B, experts": request("1F1B", 0, more=DEEPSEEK),
 }
 WHOLE = {

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.record.recorder import Recorder
-from autosac.capture.record.repeats import Numbering, RepetitionError, Stretch, copy, stretch
+from autosac.capture.record.repeats import Numbering, RepetitionError, RowStretch, copy, stretch
 from autosac.integrations.apply import add_forwards, forwards_of
 
 _COMPARED = (1, 2)
@@ -52,7 +52,7 @@ class _Part:
     often each unit of a plan runs forward.
     """
 
-    stretch: Stretch
+    stretch: RowStretch
     results: tuple[_Result | None, ...]
     like: Any
     forwards: tuple[int, ...]
@@ -142,7 +142,8 @@ class Microbatches:
         is_inner = _COMPARED[1] < index < (stage.chunks or 0) - 1
         if is_inner and is_gathered(stage.submod) and all(map(known.pattern, needed)):
             known.copied.add(index)
-            self._recorder.storages.label_inputs(inputs)
+            # What the model is called with: a later stage with what it has received.
+            self._recorder.storages.label_inputs(args if stage.is_first else inputs[2])
             add_forwards(stage.submod, self._pattern(known, FORWARD).forwards)
             output = self._copy(known, FORWARD, index)
             stage.fwd_cache[index] = (output if isinstance(output, tuple) else (output,), inputs)

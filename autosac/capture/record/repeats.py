@@ -2,8 +2,8 @@
 
 The rows of a step refer to storages, events and works by number. A microbatch makes some of them (`Numbering`), is given
 others, which differ from microbatch to microbatch (inputs), and shares the rest with all of them (parameters). In place of the
-numbers that it makes or is given, a `Stretch` has their positions among these. So two microbatches do the same if and only if
-their stretches are equal, and the rows of a third one follow from its own numbers (`copy`).
+numbers that it makes or is given, a `RowStretch` has their positions among these. So two microbatches do the same if and only
+if their stretches are equal, and the rows of a third one follow from its own numbers (`copy`).
 
 A number that is made by one microbatch and used by another one stays a number, and the stretches differ.
 """
@@ -108,7 +108,7 @@ def _translated(row: Any, storage: Translation, event: Translation, work: Transl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class RowStretch:
     """What a microbatch logged between two places. `storages` are those it made, `originals` their numbers there (they are not
     compared), `phase` that of the step at the end.
     """
@@ -123,7 +123,7 @@ class Stretch:
     phase: Phase
     originals: tuple[int, ...]
 
-    def is_like(self, other: Stretch) -> bool:
+    def is_like(self, other: RowStretch) -> bool:
         """Whether both do the same."""
         return all(
             getattr(self, name) == getattr(other, name) for name in self.__dataclass_fields__ if name != "originals"
@@ -138,7 +138,7 @@ class Stretch:
         return {row.storage for row in self.rows if type(row) is Free}
 
 
-def stretch(recorder: Recorder, numbering: Numbering, before: Extent, *, repeats_forward: bool) -> Stretch | None:
+def stretch(recorder: Recorder, numbering: Numbering, before: Extent, *, repeats_forward: bool) -> RowStretch | None:
     """What has been logged since `before`; None if it cannot be copied. `repeats_forward`: regions are of recomputations."""
     after, log = recorder.extent(), recorder.log
     made = range(before.storages, after.storages)
@@ -149,7 +149,7 @@ def stretch(recorder: Recorder, numbering: Numbering, before: Extent, *, repeats
     if not recorder.is_between or after.launches > before.launches or any(type(row) is GraphLaunch for row in rows):
         return None
     storage = numbering.storages.position
-    return Stretch(
+    return RowStretch(
         rows=tuple(map(numbering.positions, rows)),
         storages=tuple(recorder.storages.storages[before.storages :]),
         events=len(range(before.events, after.events)),
@@ -194,7 +194,7 @@ def _moved(region: Region, by: int, storage: Translation, forwards: int | None) 
 def copy(
     recorder: Recorder,
     numbering: Numbering,
-    like: Stretch,
+    like: RowStretch,
     real: Callable[[int], bool],
     let_go: Callable[[], None],
     *,
