@@ -284,18 +284,22 @@ class Simulation:
         """The peak (bytes) that a budget of this kind ("active" or "reserved") limits."""
         return self.peak_reserved_bytes if kind == "reserved" else self.peak_active_bytes
 
+    @property
+    def fits(self) -> bool:
+        """Whether the job fits the GPU's memory."""
+        return self.allocation.verdict.outcome.value != "out of memory"
+
     def work_ahead(self) -> None:
         """Compute what a prediction of the whole pipeline needs of this stage."""
         _ = self.allocation, self.unlimited_allocation, self.pricing
 
     def prediction(self) -> Prediction:
         """The figures that a plan states: step time, recomputation, peaks, and whether the step fits the GPU."""
-        verdict = self.allocation.verdict
         return Prediction(
             step_ms=self.step_ms,
             peak_active_bytes=self.peak_active_bytes,
             peak_reserved_bytes=self.peak_reserved_bytes,
-            fits=verdict.outcome.value != "out of memory",
+            fits=self.fits,
             recompute_ms=self.recompute_ms,
         )
 

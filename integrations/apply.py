@@ -138,7 +138,7 @@ class _Checkpointing:
         )
         self._of_compiler = unit.memory_budget is not None
         self._offloader = offloader
-        self._forwards = 0
+        self.forwards = 0  # so far
 
     def __deepcopy__(self, memo: Any) -> _Checkpointing:
         """Plans do not change."""
@@ -155,12 +155,12 @@ class _Checkpointing:
                 f"the plan leaves {self.policy.fqn} to the compiler, but the module is not compiled: compile it, or plan for "
                 "the job as it is"
             )
-        if not self._forwards:
+        if not self.forwards:
             quiet_hooks(module)
             compiled_parts.prepare(module)
             transforms.prepare()
-        self._forwards += 1
-        tape = Tape(self.policy, self._offloader, forward=self._forwards, audited=self._forwards <= AUDITED_FORWARDS)
+        self.forwards += 1
+        tape = Tape(self.policy, self._offloader, forward=self.forwards, audited=self.forwards <= AUDITED_FORWARDS)
         tape.gathering = Gathering(module)
         with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), RecordingMode(tape):
             out = module.original_forward(*args, **kwargs)
@@ -168,6 +168,25 @@ class _Checkpointing:
         if self._offloader is not None:
             self._offloader.forward_ended(tape)
         return out
+
+
+def _units(model: nn.Module) -> list[_Checkpointing]:
+    return [
+        module._autosac
+        for module in model.modules()
+        if isinstance(module, Checkpointed) and module._autosac is not None
+    ]
+
+
+def forwards_of(model: nn.Module) -> tuple[int, ...]:
+    """How often each unit inside of a model has run forward under its plan, in the model's order."""
+    return tuple(unit.forwards for unit in _units(model))
+
+
+def add_forwards(model: nn.Module, counts: Sequence[int]) -> None:
+    """Number the units' next forwards as if they had run so many more."""
+    for unit, count in zip(_units(model), counts, strict=True):
+        unit.forwards += count
 
 
 def _within_budget(budget: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -104,6 +104,7 @@ class _Rank:
             (overlap.compute_slowdown(s, False), overlap.compute_slowdown(s, True)) for s in trace.signatures
         ]
         self.relevant = [(i, event) for i, event in enumerate(trace.events) if type(event) in _RELEVANT]
+        self.linked = [(i, event) for i, event in self.relevant if not self._is_nothing(i, event)]
         used = 1 + max((max(_streams(event)) for _, event in self.relevant), default=0)
         self.streams = [*trace.streams, *(f"stream {i}" for i in range(len(trace.streams), used))]
         self.own: dict[tuple[int, int], int] = {}  # (group, peer or -1) -> stream
@@ -117,64 +118,71 @@ class _Rank:
         self.recorded = {event.event for event in everything if type(event) is EventRecord}
         self.started = {event.work for event in everything if type(event) is Collective}
 
+    def _is_nothing(self, index: int, event: Event) -> bool:
+        """Whether an operator launches nothing: a view, or one of the host that takes no time."""
+        if type(event) is not Op:
+            return False
+        return self.views[event.signature] or (self.engines[event.signature] == Engine.HOST and self.ms[index] == 0)
+
     def link_step(self, step: int, costs_ms: NDArray[np.float64]) -> None:
-        """Append the whole trace once more."""
+        """Append the whole trace once more. Operators, which are most of it, are added right here, which is faster."""
         issued = [0.0, *np.cumsum(costs_ms).tolist()]
         before = 0.0
-        for index, event in self.relevant:
+        program, ms, slowdowns, frontiers = self.program, self.ms, self.slowdowns, self.frontiers
+        engines = [Engine.COMPUTE if engine == Engine.HOST else engine for engine in self.engines]
+        first, points = len(program.ms), self.points
+        for index, event in self.linked:
             if type(event) is Op:
-                item = -1 if self.views[event.signature] else self._op(index, event, step)
-                if item < 0:
-                    continue
-                self.points.append(HostPoint(issued[index + 1] - before, item, (), 0.0, index))
+                stream, signature, item = event.stream, event.signature, len(program.ms)
+                program.stream.append(stream)
+                program.event.append(index)
+                program.engine.append(engines[signature])
+                program.ms.append(ms[index])
+                after = frontiers.get(stream)
+                program.dependencies.append(tuple(after.values()) if after else ())
+                program.slowdowns.append(slowdowns[signature])
+                frontiers[stream] = {stream: item}
+                self.batch = None
+                points.append(HostPoint(issued[index + 1] - before, item, (), 0.0, index))
             elif type(event) is Collective:
-                joined = self._collective(index, event, step)
+                joined = self._collective(index, event)
                 cost_ms = issued[index + 1] - before
                 if joined:  # the batch is launched when its last transfer has been issued
-                    last = self.points[-1]
-                    self.points[-1] = last._replace(cost_ms=last.cost_ms + cost_ms, event=index)
+                    last = points[-1]
+                    points[-1] = last._replace(cost_ms=last.cost_ms + cost_ms, event=index)
                 else:
-                    self.points.append(HostPoint(cost_ms, len(self.program.ms) - 1, (), 0.0, index))
+                    points.append(HostPoint(cost_ms, len(program.ms) - 1, (), 0.0, index))
             elif type(event) is HostWait:
                 waits = tuple(self._host_wait(index, event).values())
-                self.points.append(HostPoint(issued[index] - before, -1, waits, float(costs_ms[index]), index))
+                points.append(HostPoint(issued[index] - before, -1, waits, float(costs_ms[index]), index))
             else:
                 self._synchronise(index, event)
                 continue
             before = issued[index + 1]
         self.batch = None
-        self.step_ends.append(len(self.points))
-        self.points.append(HostPoint(issued[-1] - before, -1, (), 0.0, len(self.trace.events)))
+        count = len(program.ms) - first
+        program.rank += [self.position] * count
+        program.step += [step] * count
+        self.step_ends.append(len(points))
+        points.append(HostPoint(issued[-1] - before, -1, (), 0.0, len(self.trace.events)))
 
     def _frontier(self, stream: int) -> Frontier:
         return self.frontiers.setdefault(stream, {})
 
-    def _add(self, index: int, step: int, stream: int, engine: int, after: Frontier) -> int:
-        """A new item on `stream`, which is from now on what the stream's next one waits for."""
-        program, event = self.program, self.trace.events[index]
-        moving = engine == Engine.COMMUNICATION
+    def _add(self, index: int, stream: int, after: Frontier) -> int:
+        """A transfer as a new item on `stream`, which is from now on what the stream's next one waits for."""
+        program = self.program
         item = len(program.ms)
-        program.rank.append(self.position)
         program.stream.append(stream)
         program.event.append(index)
-        program.step.append(step)
-        program.engine.append(engine)
-        program.ms.append(0.0 if moving else self.ms[index])
+        program.engine.append(Engine.COMMUNICATION)
+        program.ms.append(0.0)
         program.dependencies.append(tuple(after.values()))
-        program.slowdowns.append(self.slowdowns[event.signature] if type(event) is Op else (1.0, 1.0))
+        program.slowdowns.append((1.0, 1.0))
         self.frontiers[stream] = {stream: item}
         return item
 
-    def _op(self, index: int, op: Op, step: int) -> int:
-        engine = self.engines[op.signature]
-        if engine == Engine.HOST:
-            if self.ms[index] == 0:
-                return -1
-            engine = Engine.COMPUTE
-        self.batch = None
-        return self._add(index, step, op.stream, engine, self._frontier(op.stream))
-
-    def _collective(self, index: int, event: Collective, step: int) -> bool:
+    def _collective(self, index: int, event: Collective) -> bool:
         """Whether it joined the newest item, whose batch it belongs to; else it is a new item."""
         after = self._frontier(event.stream)
         joined = self.batch is not None and event.batch >= 0 and self.batch[0] == event.batch
@@ -189,7 +197,7 @@ class _Rank:
                 stream = self._own_stream(event)
                 after = dict(after)
                 _merge(after, self._frontier(stream))
-            item = self._add(index, step, stream, Engine.COMMUNICATION, after)
+            item = self._add(index, stream, after)
             self.batch = (event.batch, item) if event.batch >= 0 else None
         self.works[event.work] = {self.program.stream[item]: item}
         self.rendezvous.join(self.position, self.trace, index, item, self.ms[index], self.link_use.get(index))

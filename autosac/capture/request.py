@@ -27,6 +27,7 @@ class TitanRequest:
     trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` the index of a cut
     made where the layers are alike, -2 for the smallest (`autosac.capture.jobs.layers`). `loss_chunks`: in how many chunks
     of rows the loss is computed (a plan decides itself). `moe_load`: how tokens spread over the experts of a mixture.
+    `repeats`: microbatches of a pipeline that do the same need not all run (`autosac.capture.jobs.microbatches`).
     """
 
     config_file: str | None
@@ -44,6 +45,7 @@ class TitanRequest:
     cut: int | None = None
     loss_chunks: int = 1
     moe_load: MoELoad = field(default_factory=MoELoad)
+    repeats: bool = True
 
     def __post_init__(self) -> None:
         if self.world_size < 1:

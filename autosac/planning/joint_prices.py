@@ -28,7 +28,7 @@ from autosac.planning.step_costs import UnitCost
 from autosac.plans import Plan
 from autosac.runtime_sim.critical_path import device_time_on
 from autosac.runtime_sim.timeline import timeline_of
-from autosac.simulation import Pipeline, Simulation
+from autosac.simulation import Pipeline
 
 # A price below this is this: of plans that take equally long, one that recomputes less is better.
 _LEAST_SHARE = 0.01
@@ -48,11 +48,11 @@ class _Point:
 
 
 class JointPrices:
-    """Prices of the units of all stages. `planners`: None for a stage that needs no checkpointing."""
+    """Prices of the units of all stages in the `observed` step. `planners`: None for a stage that needs no checkpointing."""
 
-    def __init__(self, observed: Sequence[Simulation], planners: Sequence[Planner | None]) -> None:
+    def __init__(self, observed: Pipeline, planners: Sequence[Planner | None]) -> None:
         self._planners = planners
-        joined = Pipeline(stages=tuple(observed)).joined()
+        joined = observed.joined()
         self._timeline = joined[0].timeline
         self._costs = [
             None if planner is None else planner.costs_in(stage)

@@ -152,7 +152,7 @@ class _Pipeline:
         planners = [
             loop.planner if is_planned else None for loop, is_planned in zip(loops, self._planned_stages(), strict=True)
         ]
-        prices = JointPrices([loop.base for loop in loops], planners)
+        prices = JointPrices(self._steps.pipeline([loop.base for loop in loops]), planners)
         for _ in range(_ROUNDS):
             self._progress("measuring what the step of all stages pays for recomputation")
             plans = [candidate.plan for candidate in chosen]
@@ -208,8 +208,10 @@ class _Pipeline:
         self._progress("capturing the step under the plan")
         failed = []
         for stage, candidate in zip(self._stages, chosen, strict=True):
+            if not candidate.plan.units:
+                continue  # it has been captured, and its search would begin with a capture
             derivation, search = stage.loop.derivation, stage.loop.search
-            if not candidate.plan.units or not derivation.is_derived(candidate.simulation):
+            if not derivation.is_derived(candidate.simulation):
                 continue
             if not derivation.confirm(candidate.plan, candidate.simulation, limit_bytes):
                 search.settle(candidate, derivation.under(candidate.plan))

@@ -55,14 +55,13 @@ def join_plans(
 
 
 def _prediction(stages: Sequence[Simulation], steps: JointSteps) -> Prediction:
-    """Step time of the pipeline; peaks and recomputation of the stage that has most."""
-    single = [stage.prediction() for stage in stages]
+    """Step time of the pipeline; peaks and recomputation of the stage that has most. No stage is executed by itself."""
     return Prediction(
         step_ms=steps.step_ms(stages),
-        peak_active_bytes=max(p.peak_active_bytes for p in single),
-        peak_reserved_bytes=max(p.peak_reserved_bytes or 0 for p in single),
-        fits=all(p.fits for p in single),
-        recompute_ms=max(p.recompute_ms for p in single),
+        peak_active_bytes=max(stage.peak_active_bytes for stage in stages),
+        peak_reserved_bytes=max(stage.peak_reserved_bytes for stage in stages),
+        fits=all(stage.fits for stage in stages),
+        recompute_ms=max(stage.recompute_ms for stage in stages),
     )
 
 

@@ -85,7 +85,7 @@ def test_prices_are_those_of_the_slowest_stage(make_job: MakeJob) -> None:
     plans = [planner.smallest() for planner in planners]
     stages = tuple(job.under(plan) for job, plan in zip(jobs, plans, strict=True))
     step_ms = Pipeline(stages=stages).timeline.makespan_ms
-    prices = JointPrices([planner.base for planner in planners], planners)
+    prices = JointPrices(Pipeline(stages=tuple(planner.base for planner in planners)), planners)
     prices.add(plans, step_ms)
     shares = [prices.shares(position) for position in (0, 1)]
     assert max(shares[0]) == 0.0 and min(shares[1]) == 1.0

@@ -107,7 +107,22 @@ log: DeviceLog = _Silence()
 clock: DeviceClock = _Stopped()
 _state = _State()
 _stream_ids = itertools.count()
-_event_ids = itertools.count()
+
+
+class Numbers:
+    """Numbers that are given out one after the other; `next` comes next."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self, count: int = 1) -> int:
+        """The first of so many numbers that follow each other."""
+        first = self.next
+        self.next += count
+        return first
+
+
+event_numbers = Numbers()
 
 
 def set_log(new: DeviceLog | None) -> None:
@@ -206,7 +221,7 @@ class Event:
     """The part of torch.cuda.Event that PyTorch's and TorchTitan's code use."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.event_id = next(_event_ids)
+        self.event_id = event_numbers.take()
         self._mark: Any = None
 
     def record(self, stream: Stream | None = None) -> None:

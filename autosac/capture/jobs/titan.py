@@ -21,6 +21,7 @@ from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf
 from autosac.capture.failures import IN_A_STEP, capture_error, one_line
 from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
 from autosac.capture.jobs.layers import cut_of
+from autosac.capture.jobs.microbatches import Microbatches, repeats
 from autosac.capture.jobs.notes import notes_of
 from autosac.capture.jobs.pipeline import StageMetadata
 from autosac.capture.jobs.routing import routing_of
@@ -28,6 +29,7 @@ from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.moe_load import Routing
 from autosac.capture.patches import libraries, meshes, process_group, without_triton
 from autosac.capture.record.recorder import Recorder
+from autosac.capture.record.repeats import RepetitionError
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.integrations.operators import modules
@@ -72,7 +74,8 @@ def capture_titan(
     """Run the job for `request.steps` steps (`Recorder.steps`) on the simulated device and return the last one's Trace.
 
     `early` receives what captures of other pipeline stages need (`CaptureFuture.early`) before the first step has run.
-    Once per process. UsageError for a wrong job, CaptureError (with the operator or call) for one that cannot run.
+    Once per process. UsageError for a wrong job, CaptureError (with the operator or call) for one that cannot run,
+    RepetitionError for one of which microbatches were taken for equal that are not.
     """
     session = CaptureSession(request.gpu)
     logging.disable(logging.WARNING)
@@ -107,6 +110,8 @@ def capture_titan(
             recorder.add_model(part)
         known = TraceInfo(parallelism=_degrees(trainer), cut=cut)
         stages.on_sent = lambda layouts: early(replace(known, stage_outputs=layouts))
+        if request.repeats and routing is None and known.parallelism.pp > 1 and repeats(trainer.pp_schedule):
+            Microbatches(session.mode, recorder).install()
         trainer.step = 1
         trainer.metrics_processor.should_log = lambda _: False
         batches = trainer.batch_generator(trainer.dataloader)
@@ -116,6 +121,8 @@ def capture_titan(
                 routing.begin_step()
             try:
                 trainer.train_step(batches)
+            except RepetitionError:
+                raise
             except Exception as e:
                 raise capture_error(e, f"{IN_A_STEP} {step}") from e
         known = replace(known, stage_outputs=stages.sent)

@@ -25,6 +25,7 @@ import signal
 import sys
 import tempfile
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from autosac.capture.jobs.adapter import TitanAdapter
 
 _COURTESY = 5  # how much nicer a process is whose capture nothing is decided by: a third of a processor that it shares
+AGAIN = 77  # the exit code of a capture that has to be made anew, without copied microbatches
 _SPARE_BYTES = 3 * 2**30  # a capture of a large stage takes half a GiB of its own; those that run still grow
 
 
@@ -49,6 +51,7 @@ class Worker:
         self.folder = folder
         self.programs = programs
         self.children: dict[int, int] = {}
+        self.asked: dict[int, tuple[dict[str, Any], TitanRequest]] = {}  # what children capture
         self.beside: set[int] = set()  # children whose captures nothing is decided by
         self.pending: list[tuple[dict[str, Any], TitanRequest]] = []
         self.decides = False  # any capture asked for so far
@@ -147,6 +150,7 @@ class Worker:
             return
         if child:
             self.children[child] = identity
+            self.asked[child] = (message, request)
             if not is_decisive(request):
                 self.beside.add(child)
             return
@@ -167,16 +171,21 @@ class Worker:
     def capture(self, identity: int, request: TitanRequest, path: str) -> None:
         """Capture and save."""
         from autosac.capture.jobs.titan import capture_titan
+        from autosac.capture.record.repeats import RepetitionError
 
         if self.shared is not None and not is_of_one_job(request, self.shared):
             from autosac.capture.jobs import warming
 
             warming.forget()
-        capture_titan(
-            request,
-            lambda text: self.answer(id=identity, progress=text),
-            lambda info: self.answer(id=identity, early=info.document()),
-        ).save(path)
+        try:
+            trace = capture_titan(
+                request,
+                lambda text: self.answer(id=identity, progress=text),
+                lambda info: self.answer(id=identity, early=info.document()),
+            )
+        except RepetitionError:
+            os._exit(AGAIN)
+        trace.save(path)
 
     def found_by(self, child: int) -> Path:
         """The file for what a child has found out that later captures can use."""
@@ -204,8 +213,11 @@ class Worker:
             if finished:
                 del self.children[child]
                 self.beside.discard(child)
+                message, request = self.asked.pop(child)
                 code = os.waitstatus_to_exitcode(status)
-                if code:
+                if code == AGAIN:
+                    self.pending.append((message, replace(request, repeats=False)))
+                elif code:
                     reason = f"the capture process {how_it_ended(code)}"
                     self.answer(id=identity, error=reason, kind="CaptureLostError")
                 else:

@@ -47,6 +47,19 @@ _DDP_STEPS = 3
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
+class Extent(NamedTuple):
+    """How far a capture has come: how many of each there are. `marks` and `begun` are what the step has recorded so far."""
+
+    rows: int
+    storages: int
+    works: int
+    events: int
+    regions: int
+    launches: int
+    marks: int
+    begun: int
+
+
 class KernelLaunch(NamedTuple):
     """A Triton kernel that the program launched: its row and name, and the storages that it may write to (None: any)."""
 
@@ -319,6 +332,31 @@ class Recorder:
     def last_work(self) -> int:
         """The work id of the newest collective."""
         return self._work
+
+    # ---- repetition (`repeats`) -------------------------------------------------------------------------------------
+
+    def extent(self) -> Extent:
+        """How far the capture has come."""
+        return Extent(
+            rows=len(self.log.events),
+            storages=len(self.storages.storages),
+            works=self._work + 1,
+            events=simulated.event_numbers.next,
+            regions=len(self.regions),
+            launches=len(self.launches),
+            marks=len(self.log.marks.made),
+            begun=len(self.log.works.made),
+        )
+
+    @property
+    def is_between(self) -> bool:
+        """Whether nothing is under way that what comes next would belong to."""
+        return not (self.in_batch or self.storages.awaits_addition or self.graphs.is_open)
+
+    def take_works(self, count: int) -> list[int]:
+        """So many new works' numbers."""
+        first, self._work = self._work + 1, self._work + count
+        return list(range(first, first + count))
 
     # ---- collectives ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ allocation is a storage of its own in the trace.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class StorageTable:
         self._live: dict[int, _Live] = {}
         # An addition that was in place if its first summand dies next: (summand's key, its output's key, events so far).
         self._addition: tuple[int, int, int] | None = None
+        self._copies: list[tuple[int, int]] = []  # (a copy, what it is a copy of)
 
     def of(self, tensor: torch.Tensor) -> int:
         """The present allocation that holds a tensor, -1 if it is not on the device."""
@@ -76,6 +78,22 @@ class StorageTable:
         live.reference = weakref.ref(storage, lambda _: self._died(key, live))
         self._live[key] = live
         return live.storage
+
+    def copied(self, originals: Sequence[int]) -> list[int]:
+        """New allocations like these, whose begins and ends somebody else logs; they get the same labels in the end."""
+        first = len(self.storages)
+        self.storages += [self.storages[original] for original in originals]
+        copies = list(range(first, len(self.storages)))
+        self._copies += zip(copies, originals, strict=True)
+        return copies
+
+    def adopt(self, tensor: torch.Tensor, storage: int) -> None:
+        """The allocation holds this tensor, which nobody has seen yet: it ends with it."""
+        held = tensor.untyped_storage()
+        key, live = id(held), _Live()
+        live.storage = storage
+        live.reference = weakref.ref(held, lambda _: self._died(key, live))
+        self._live[key] = live
 
     def _allocate(self, nbytes: int, name: str, stream: int, place: OperatorPlace, label: Label) -> int:
         position = len(self.storages)
@@ -118,6 +136,11 @@ class StorageTable:
     def forget_addition(self) -> None:
         """Another operator has come between: the last addition was none in place."""
         self._addition = None
+
+    @property
+    def awaits_addition(self) -> bool:
+        """Whether what dies next may change what has been logged."""
+        return self._addition is not None
 
     @property
     def settled(self) -> int:
@@ -169,6 +192,9 @@ class StorageTable:
     def finished(self) -> tuple[Storage, ...]:
         """All storages with their labels."""
         labels = self._labels
+        for copy, original in self._copies:
+            if original in labels:
+                labels.setdefault(copy, labels[original])
         return tuple(s._replace(label=labels[i]) if i in labels else s for i, s in enumerate(self.storages))
 
 

@@ -1,0 +1,232 @@
+"""Stretches of a step that repeat with other storages, events and works: logged once, compared, and copied.
+
+The rows of a step refer to storages, events and works by number. A microbatch makes some of them (`Numbering`), is given
+others, which differ from microbatch to microbatch (inputs), and shares the rest with all of them (parameters). In place of the
+numbers that it makes or is given, a `RowStretch` has their positions among these. So two microbatches do the same if and only
+if their stretches are equal, and the rows of a third one follow from its own numbers (`copy`).
+
+A number that is made by one microbatch and used by another one stays a number, and the stretches differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autosac.capture.device import device as simulated
+from autosac.capture.record.recorder import Extent, Recorder
+from autosac.trace import (
+    Alloc,
+    Call,
+    Collective,
+    EventRecord,
+    EventWait,
+    Free,
+    GraphLaunch,
+    HostWait,
+    Op,
+    Phase,
+    RecordStream,
+    Region,
+    Storage,
+    WorkWait,
+)
+
+_FIRST_MADE = -2  # -1 is no number at all
+_FIRST_GIVEN = -(1 << 40)
+Translation = Callable[[int], int]
+
+
+class RepetitionError(Exception):
+    """What was taken for a repetition is none: the job has to be captured whole."""
+
+
+class _Numbers:
+    """Numbers of one kind, and the positions that stand for them."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.given: list[int] = []
+        self._positions: dict[int, int] = {}
+
+    def make(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._positions[number] = _FIRST_MADE - len(self.made)
+            self.made.append(number)
+
+    def give(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._positions.setdefault(number, _FIRST_GIVEN - len(self.given))
+            self.given.append(number)
+
+    def position(self, number: int) -> int:
+        return self._positions.get(number, number)
+
+    def number(self, position: int) -> int:
+        if position > _FIRST_MADE:
+            return position
+        if position > _FIRST_GIVEN:
+            return self.made[_FIRST_MADE - position]
+        return self.given[_FIRST_GIVEN - position]
+
+
+class Numbering:
+    """The numbers of one microbatch, which is the step's `index`-th."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.storages, self.events, self.works = _Numbers(), _Numbers(), _Numbers()
+
+    def positions(self, row: Any) -> Any:
+        """The row with positions in place of numbers."""
+        return _translated(row, self.storages.position, self.events.position, self.works.position)
+
+    def row(self, positions: Any) -> Any:
+        """The inverse."""
+        return _translated(positions, self.storages.number, self.events.number, self.works.number)
+
+
+def _translated(row: Any, storage: Translation, event: Translation, work: Translation) -> Any:
+    kind = type(row)
+    if kind is Op:
+        return row._replace(inputs=tuple(map(storage, row.inputs)), outputs=tuple(map(storage, row.outputs)))
+    if kind is Alloc or kind is Free or kind is RecordStream:
+        return row._replace(storage=storage(row.storage))
+    if kind is Collective:
+        return row._replace(
+            work=work(row.work),
+            batch=work(row.batch),
+            inputs=tuple(map(storage, row.inputs)),
+            outputs=tuple(map(storage, row.outputs)),
+        )
+    if kind is WorkWait:
+        return row._replace(work=work(row.work))
+    if kind is EventRecord or kind is EventWait or kind is HostWait:
+        return row._replace(event=event(row.event))
+    return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStretch:
+    """What a microbatch logged between two places. `storages` are those it made, `originals` their numbers there (they are not
+    compared), `phase` that of the step at the end.
+    """
+
+    rows: tuple[Any, ...]
+    storages: tuple[Storage, ...]
+    events: int
+    works: int
+    marks: tuple[int, ...]
+    begun: tuple[int, ...]
+    regions: tuple[Region, ...]
+    phase: Phase
+    originals: tuple[int, ...]
+
+    def is_like(self, other: RowStretch) -> bool:
+        """Whether both do the same."""
+        return all(
+            getattr(self, name) == getattr(other, name) for name in self.__dataclass_fields__ if name != "originals"
+        )
+
+    def held(self) -> set[int]:
+        """Positions of the storages that begin here and do not end here."""
+        return {row.storage for row in self.rows if type(row) is Alloc} - self.freed()
+
+    def freed(self) -> set[int]:
+        """Positions of the storages that end here."""
+        return {row.storage for row in self.rows if type(row) is Free}
+
+
+def stretch(recorder: Recorder, numbering: Numbering, before: Extent, *, repeats_forward: bool) -> RowStretch | None:
+    """What has been logged since `before`; None if it cannot be copied. `repeats_forward`: regions are of recomputations."""
+    after, log = recorder.extent(), recorder.log
+    made = range(before.storages, after.storages)
+    numbering.storages.make(made)
+    numbering.events.make(range(before.events, after.events))
+    numbering.works.make(range(before.works, after.works))
+    rows = log.events[before.rows :]
+    if not recorder.is_between or after.launches > before.launches or any(type(row) is GraphLaunch for row in rows):
+        return None
+    storage = numbering.storages.position
+    return RowStretch(
+        rows=tuple(map(numbering.positions, rows)),
+        storages=tuple(recorder.storages.storages[before.storages :]),
+        events=len(range(before.events, after.events)),
+        works=len(range(before.works, after.works)),
+        marks=tuple(map(numbering.events.position, log.marks.made[before.marks :])),
+        begun=tuple(map(numbering.works.position, log.works.made[before.begun :])),
+        regions=tuple(
+            _moved(region, -before.rows, storage, -numbering.index if repeats_forward else None)
+            for region in recorder.regions[before.regions :]
+        ),
+        phase=recorder.phases.phase,
+        originals=tuple(made),
+    )
+
+
+def _moved(region: Region, by: int, storage: Translation, forwards: int | None) -> Region:
+    """The region so many rows later. `forwards`: what to add to the number of the forward that it repeats, if it does."""
+
+    def each(storages: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(storage, storages))
+
+    def moved(call: Call) -> Call:
+        return call._replace(
+            first=call.first + by,
+            last=call.last + by,
+            created=each(call.created),
+            reads=each(call.reads),
+            writes=each(call.writes),
+            results=each(call.results),
+        )
+
+    inputs = each(region.inputs) if forwards is None else tuple(number + forwards for number in region.inputs)
+    return region._replace(
+        first=region.first + by,
+        last=region.last + by,
+        calls=tuple(map(moved, region.calls)),
+        inputs=inputs,
+        outputs=each(region.outputs),
+    )
+
+
+def copy(
+    recorder: Recorder,
+    numbering: Numbering,
+    like: RowStretch,
+    real: Callable[[int], bool],
+    let_go: Callable[[], None],
+    *,
+    repeats_forward: bool,
+) -> None:
+    """Log what a stretch of another microbatch would have logged. The ends of `real` storages, which Python objects hold, are
+    logged by their deaths, of which `let_go` is the cause. RepetitionError if they do not die there.
+    """
+    log, first = recorder.log, len(recorder.log.events)
+    numbering.storages.make(recorder.storages.copied(like.originals))
+    numbering.works.make(recorder.take_works(like.works))
+    began = simulated.event_numbers.take(like.events)
+    numbering.events.make(range(began, began + like.events))
+    for positions in like.rows:
+        row = numbering.row(positions)
+        if type(row) is Free and real(row.storage):
+            before = len(log.events)
+            let_go()
+            if log.events[before:] != [row]:
+                raise RepetitionError("memory is held longer than in the microbatch before")
+        else:
+            log.events.append(row)
+    after = len(log.events)
+    let_go()
+    if len(log.events) != after or after - first != len(like.rows):
+        raise RepetitionError("memory is let go of that the microbatch before held")
+    for event in like.marks:
+        log.marks.add(numbering.events.number(event))
+    for work in like.begun:
+        log.works.add(numbering.works.number(work))
+    recorder.regions += [
+        _moved(region, first, numbering.storages.number, numbering.index if repeats_forward else None)
+        for region in like.regions
+    ]
+    recorder.phases.phase = like.phase

@@ -1,0 +1,222 @@
+"""Stages of which few microbatches run: no byte of the trace differs from that of a step in which all of them do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from autosac.capture.process.server import CaptureServer
+from autosac.capture.process.worker import AGAIN
+from autosac.capture.request import TitanRequest
+from autosac.planning.planner import Goal, Planner, plan_of
+from autosac.simulation import Target, simulation_of
+from autosac.titan.version import has_python_jobs
+from autosac.trace import Trace
+
+pytestmark = pytest.mark.skipif(has_python_jobs(), reason="the jobs are TorchTitan 0.2's")
+
+MICROBATCHES, STEPS = 8, 2
+RUN = 4  # of each step: the first three and the last
+COUNTS = {"1F1B, experts": MICROBATCHES + RUN}  # in the first step, the third microbatch is not yet like the second
+ALWAYS = ("--parallelism.fsdp_reshard_after_forward", "always")
+DEEPSEEK = ("--model.name", "deepseek_v3")
+
+# Each request is captured twice by a child, whole and with microbatches copied; it notes how many run forward each time. The
+# exit code of one that has to be captured whole is that of the capture process.
+PROGRAM = """
+import os, sys, torch
+from dataclasses import replace
+from pathlib import Path
+from torch.distributed.pipelining.stage import _PipelineStageBase
+from autosac.capture.process import worker
+from autosac.capture.request import TitanRequest
+
+requests, folder = [TitanRequest.from_json(text) for text in sys.argv[2:]], Path(sys.argv[1])
+torch.set_num_threads(1)  # as the worker does
+server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder))
+server.preload(requests[0])
+runs = [0]
+original = _PipelineStageBase.forward_maybe_with_nosync
+
+def counted(*args, **kwargs):
+    runs[0] += 1
+    return original(*args, **kwargs)
+
+_PipelineStageBase.forward_maybe_with_nosync = counted
+for number, request in enumerate(requests):
+    for name, repeats in ("whole", False), ("copied", True):
+        child = os.fork()
+        if not child:
+            try:
+                server.capture(0, replace(request, repeats=repeats), str(folder / f"{number}.{name}"))
+                (folder / f"{number}.{name}.runs").write_text(str(runs[0]))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        (folder / f"{number}.{name}.code").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+os._exit(0)
+"""
+
+
+class Captured(NamedTuple):
+    """Exit code, trace and number of microbatches' forwards of a capture."""
+
+    code: int
+    trace: bytes
+    runs: int
+
+
+def captured(folder: Path, requests: Sequence[TitanRequest]) -> list[tuple[Captured, Captured]]:
+    """Each request captured whole, and with microbatches copied."""
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), *(request.to_json() for request in requests)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+    def one(name: str) -> Captured:
+        code = int((folder / f"{name}.code").read_text())
+        if code:
+            return Captured(code, b"", 0)
+        return Captured(code, (folder / name).read_bytes(), int((folder / f"{name}.runs").read_text()))
+
+    return [(one(f"{number}.whole"), one(f"{number}.copied")) for number in range(len(requests))]
+
+
+def request(
+    schedule: str,
+    rank: int = 0,
+    *,
+    sharding: int = 1,
+    tensor: int = 1,
+    context: int = 1,
+    checkpointing: str = "none",
+    observe: bool = False,
+    more: Sequence[str] = (),
+) -> TitanRequest:
+    """A rank of one of two stages of a debug model."""
+    degrees = {"pipeline": 2, "tensor": tensor, "data_parallel_shard": sharding}
+    names = {"data_parallel_shard": "data_parallel_shard_degree"}
+    arguments = [
+        word
+        for name, degree in degrees.items()
+        for word in (f"--parallelism.{names.get(name, f'{name}_parallel_degree')}", str(degree))
+    ]
+    return TitanRequest(
+        config_file=None,
+        overrides=(
+            *("--model.name", "llama3", "--model.flavor", "debugmodel"),
+            *("--training.local_batch_size", str(MICROBATCHES), "--training.seq_len", "64"),
+            *("--parallelism.pipeline_parallel_schedule", schedule),
+            *arguments,
+            *more,
+        ),
+        world_size=2 * sharding * tensor * context,
+        rank=rank * sharding * tensor * context,
+        checkpointing=checkpointing,
+        observe=observe,
+        stage_inputs=(
+            ((1, 64 // tensor, 256), (64 // tensor * 256, 256, 1), "float32" if sharding == 1 else "bfloat16"),
+        )
+        if rank
+        else None,
+    )
+
+
+REQUESTS = {
+    "1F1B, first stage": request("1F1B", 0),
+    "1F1B, last stage": request("1F1B", 1),
+    "1F1B, FSDP, observed": request("1F1B", 0, sharding=2, observe=True),
+    "1F1B, FSDP, selective": request("1F1B", 1, sharding=2, checkpointing="selective-op"),
+    "1F1B, loss parallel, full": request("1F1B", 1, tensor=2, checkpointing="full"),
+    "GPipe, FSDP and TP": request("GPipe", 1, sharding=2, tensor=2, checkpointing="selective-op"),
+    "Interleaved1F1B, FSDP": request("Interleaved1F1B", 0, sharding=2, checkpointing="full"),
+    "Interleaved1F1B, last": request("Interleaved1F1B", 1, observe=True),
+    "1F1B, accumulated": request("1F1B", 1, sharding=2, more=("--training.global_batch_size", "32")),
+    "1F1B, CP": request("1F1B", 0, more=("--parallelism.context_parallel_degree", "2"), context=2),
+    "1F1B, experts": request("1F1B", 0, more=DEEPSEEK),
+}
+WHOLE = {
+    "parameters are let go of": request("1F1B", 0, sharding=2, more=ALWAYS),
+    "and kept by the backward": request("Interleaved1F1B", 1, sharding=2, more=ALWAYS),
+    "ZBVZeroBubble": request("ZBVZeroBubble"),
+    "InterleavedZeroBubble": request("InterleavedZeroBubble"),
+    "DualPipeV": request("DualPipeV"),
+}
+
+
+def test_copied_microbatches_change_nothing(tmp_path: Path) -> None:
+    """Under every schedule that runs a backward in one go, of both stages, with FSDP, TP, loss parallelism and experts, and
+    under all ways of checkpointing: the traces are the same, and 4 of 8 microbatches have run (of experts, only in the second
+    step).
+    """
+    for name, (whole, copied) in zip(REQUESTS, captured(tmp_path, tuple(REQUESTS.values())), strict=True):
+        assert (name, whole.code, copied.code) == (name, 0, 0)
+        assert whole.trace == copied.trace, name
+        stages = whole.runs // (STEPS * MICROBATCHES)
+        assert copied.runs == stages * COUNTS.get(name, STEPS * RUN), name
+
+
+def test_what_is_not_alike_runs_whole(tmp_path: Path) -> None:
+    """Parameters that are gathered again for some microbatches, and backwards in two parts: the traces are the same, and all
+    microbatches have run.
+    """
+    for name, (whole, copied) in zip(WHOLE, captured(tmp_path, tuple(WHOLE.values())), strict=True):
+        assert (name, whole.code, copied.code) == (name, 0, 0)
+        assert whole.trace == copied.trace, name
+        assert copied.runs == whole.runs, name
+
+
+def test_plans_of_copied_microbatches(tmp_path: Path, capture_server: CaptureServer) -> None:
+    """Under a plan that keeps nothing, and one that keeps every second result, the recomputations of all microbatches are the
+    same, and say which forward they repeat.
+    """
+    asked = REQUESTS["1F1B, FSDP, observed"]
+    base = simulation_of(capture_server.capture(asked), Target.of("h100-sxm-80gb", 2))
+    planner = Planner(base, Goal(budget_bytes=1))
+    plain = planner.smallest()
+    policies = {unit.name: unit for unit in planner.policies.units}
+    units = []
+    for unit in plain.units:
+        items = policies[unit.fqn].sac.problem.items
+        kept = [i for i, item in enumerate(items) if (item.forced if item.forced is not None else i % 2 == 0)]
+        units.append(policies[unit.fqn].keeping(kept))
+    requests = []
+    for name, plan in ("plain", plain), ("keeping", plan_of(base, planner.goal, tuple(units))):
+        plan.save(tmp_path / name)
+        requests.append(replace(asked, checkpointing="plan", plan_file=str(tmp_path / name), observe=False))
+    for whole, copied in captured(tmp_path, requests):
+        assert (whole.code, copied.code) == (0, 0)
+        assert whole.trace == copied.trace
+        assert (copied.runs, whole.runs) == (STEPS * RUN, STEPS * MICROBATCHES)
+
+
+def table() -> str:
+    """A schedule of four stages on two ranks, stage by stage: forwards, backwards of inputs, backwards of weights."""
+    rows: list[list[str]] = [[], []]
+    for action, stages in ("F", range(4)), ("I", reversed(range(4))), ("W", range(4)):
+        for stage in stages:
+            for index in range(MICROBATCHES):
+                rows[stage % 2].append(f"{stage}{action}{index}")
+                rows[1 - stage % 2].append("")
+    return "\n".join(map(",".join, rows)) + "\n"
+
+
+def test_a_wrong_guess_is_captured_whole(tmp_path: Path, capture_server: CaptureServer) -> None:
+    """A table of actions that splits backwards after forwards have been copied: the process that has copied them ends with a
+    code of its own, and the capture is made anew.
+    """
+    file = tmp_path / "actions.csv"
+    file.write_text(table())
+    asked = request("PipelineScheduleMulti", more=("--parallelism.pipeline_parallel_schedule_csv", str(file)))
+    ((whole, copied),) = captured(tmp_path, [asked])
+    assert (whole.code, copied.code) == (0, AGAIN)
+    again, first = capture_server.capture(asked), Trace.load(tmp_path / "0.whole")
+    for part in ("signatures", "storages", "prologue", "events"):
+        assert getattr(again, part) == getattr(first, part), part
