@@ -66,6 +66,19 @@ def become(module: nn.Module, kind: type[UnitModule], state: Any, variant: str =
     module.__dict__["_autosac"] = state
 
 
+def can_become(module: nn.Module) -> bool:
+    """Whether the module's class allows that. Python changes no class whose objects are laid out in another way: of
+    ``class Block(ABC, nn.Module)``, for one, where the first base has no dictionary.
+    """
+    original = type(module)
+    try:
+        module.__class__ = subclass(UnitModule, original)
+    except TypeError:
+        return False
+    module.__class__ = original
+    return True
+
+
 def subclass(kind: type[UnitModule], original: type, variant: str = "") -> type:
     """The class of the modules of `original` that have become a `kind`. It has the name of the original."""
     made = _made.get((kind, original, variant))

@@ -50,3 +50,28 @@ def test_candidates() -> None:
     """Not the root, leaves, containers, and modules without a parameter that learns."""
     assert candidate_modules(Model()) == ["block", "half", "listed.0", "named.a", "chain"]
     assert candidate_modules(nn.ModuleList([Model()]))[:2] == ["0", "0.block"]
+
+
+class Mixin:
+    """A base without a dictionary, as `abc.ABC` is."""
+
+    __slots__ = ()
+
+
+class Abstract(Mixin, nn.Module):
+    """Python cannot change the class of its objects: another base comes before nn.Module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def test_modules_whose_class_cannot_be_changed() -> None:
+    """They are left out, as what they are, and what is inside of them is not."""
+    module = Abstract()
+    assert candidate_modules(nn.Sequential(module, Block())) == ["0.inner", "1"]
+    assert type(module) is Abstract

@@ -15,6 +15,7 @@ from autosac.capture.record.signatures import is_random, is_view, mutated_argume
 from autosac.integrations.observe import RegionRecorder
 from autosac.integrations.operators.modules import clean_name, unwrapped
 from autosac.integrations.recompute.entries import Observer, TracedOperator
+from autosac.integrations.recompute.units import can_become
 from autosac.trace import UNSHARD, Alloc, Call, Free, Op, Region
 
 # Recomputing these is wrong or wasteful: a router's choice must not differ between forward and recomputation, a scaling
@@ -26,7 +27,8 @@ _MUST_SAVE = {"aten.topk.default", "aten.max.default", "aten.histc.default"}
 def candidate_modules(model: nn.Module) -> list[str]:
     """Names of the modules that could be checkpointed: called, not leaves, with parameters that need gradients.
 
-    The names are clean ones. The root is none (its loss and logits live outside), nor are containers, which are never called.
+    The names are clean ones. The root is none (its loss and logits live outside), nor are containers, which are never called,
+    nor modules whose class Python does not change.
     """
     containers = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     named = ((clean_name(name), module) for name, module in unwrapped(model).named_modules())
@@ -38,6 +40,7 @@ def candidate_modules(model: nn.Module) -> list[str]:
         and not (isinstance(module, containers) and type(module).forward is nn.Module.forward)
         and not isinstance(module, containers[:2])
         and any(p.requires_grad for p in module.parameters())
+        and can_become(module)
     ]
     return list(dict.fromkeys(found))  # a wrapper has the name of what it wraps
 
