@@ -158,6 +158,22 @@ def test_tensors_that_are_made() -> None:
     )
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", None])
+def test_generators(device: Any) -> None:
+    """A step may have generators of its own on the GPU; what they draw is there. Other generators are what they were."""
+
+    def noisy(model: nn.Module, batch: Tensor) -> Tensor:
+        generator = torch.Generator(device=device or batch.device)
+        generator.manual_seed(3)
+        assert isinstance(generator, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+        noise = torch.randn(batch.shape, device=batch.device, generator=generator)
+        assert noise.is_cuda and not isinstance(noise, torch.Generator)
+        return model(batch + torch.empty_like(noise).uniform_(generator=generator) + noise).mean()
+
+    names = [call.name for call in trace_of(noisy).signatures]
+    assert "aten.randn.generator" in names and "aten.uniform_.default" in names
+
+
 def test_modules_that_are_moved() -> None:
     """`Module.cuda` and ``Module.to("cuda")`` put parameters on the simulated GPU."""
 

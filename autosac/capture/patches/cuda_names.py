@@ -118,6 +118,26 @@ def cuda_tensors(capture: Patched) -> None:
     tensor.is_cuda = property(lambda self: self.device.type == DEVICE_TYPE or is_cuda.__get__(self))
 
 
+@patch("torch:Generator")
+def cuda_generators(capture: Patched) -> None:
+    """``torch.Generator(device)`` of the simulated GPU: PyTorch asks C++ hooks for it that are not there. The host's stands
+    for it, as no values are drawn.
+    """
+    if not _renames(capture):
+        return
+    generator: Any = torch.Generator
+
+    class Kind(type(generator)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, generator)
+
+    class Generator(generator, metaclass=Kind):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return generator("cpu" if called_cuda(device) or torch.device(device).type == DEVICE_TYPE else device)
+
+    vars(torch)["Generator"] = Generator
+
+
 @patch(*(f"torch.cuda:{name}" for name in _CALLS))
 def cuda_calls(capture: Patched) -> None:
     """Streams, events and queries of `torch.cuda`, which refuses all of them where PyTorch finds no CUDA."""
