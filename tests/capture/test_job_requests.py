@@ -22,6 +22,7 @@ OTHER = TitanRequest(
     checkpointing="plan",
     plan_file="plan.json",
     observe=True,
+    repeats=False,
     steps=3,
     ranks_per_node=4,
     stage_inputs=(((2, 128, 256), (32768, 256, 1), "bfloat16"), ((), (), "float32")),
