@@ -1,7 +1,7 @@
 """Memory budgets of PyTorch's partitioner leave random numbers alone.
 
 Below a budget of 1, the min-cut partitioner computes any operator again in the backward, also those that draw random numbers
-(seen in torch 2.11 to 2.15: ``aten.rand``, Inductor's seeds). They draw others then, and the gradients are wrong: of a block
+(seen in torch 2.13: ``aten.rand``, Inductor's seeds). They draw others then, and the gradients are wrong: of a block
 with dropout by a quarter, with a loss that is right. So graphs that draw random numbers are partitioned as without a budget.
 """
 
