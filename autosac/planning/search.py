@@ -404,9 +404,8 @@ class Search:
         elif gap is not None:
             found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
         price_ms = 0.0 if best.solution is None else best.solution.budgets.shadow_ms_per_gib
-        if (
-            price_ms > best.simulation.recompute_ms and best.costs is None
-        ):  # a small step: nobody can save more than all
+        is_small = price_ms > best.simulation.recompute_ms and best.costs is None  # nobody can save more than all
+        if is_small:
             found.append(f"1 MiB more would save about {price_ms / 1024:.3f} ms of {what}")
         elif price_ms > 0:
             found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")

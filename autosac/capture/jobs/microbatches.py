@@ -72,6 +72,7 @@ class _Stage:
 
     numbers: dict[int, Numbering] = field(default_factory=dict)
     parts: dict[tuple[str, int], _Part | None] = field(default_factory=dict)
+    patterns: dict[str, _Part | None] = field(default_factory=dict)  # of the parts that both have run
     copied: set[int] = field(default_factory=set)
     real: set[int] = field(default_factory=set)  # storages of copied microbatches that tensors hold
 
@@ -81,8 +82,10 @@ class _Stage:
 
     def pattern(self, kind: str) -> _Part | None:
         """What microbatches do in this part, if two have done the same."""
-        one, other = (self.parts.get((kind, index)) for index in _COMPARED)
-        return other if one is not None and other is not None and one.is_like(other) else None
+        if kind not in self.patterns and all((kind, index) in self.parts for index in _COMPARED):
+            one, other = (self.parts[kind, index] for index in _COMPARED)
+            self.patterns[kind] = other if one is not None and other is not None and one.is_like(other) else None
+        return self.patterns.get(kind)
 
     def is_closed(self) -> bool:
         """Whether all that a microbatch makes ends with it, but for what it returns."""

@@ -152,8 +152,8 @@ def stretch(recorder: Recorder, numbering: Numbering, before: Extent, *, repeats
     return RowStretch(
         rows=tuple(map(numbering.positions, rows)),
         storages=tuple(recorder.storages.storages[before.storages :]),
-        events=len(range(before.events, after.events)),
-        works=len(range(before.works, after.works)),
+        events=after.events - before.events,
+        works=after.works - before.works,
         marks=tuple(map(numbering.events.position, log.marks.made[before.marks :])),
         begun=tuple(map(numbering.works.position, log.works.made[before.begun :])),
         regions=tuple(
