@@ -4,8 +4,8 @@ Their processes share a folder. A message is a file, named by its group, its sen
 objects are such messages. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
 business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
 
-Files: ``need-R``: rank R is needed. ``waits-R``: R waits for a message. ``ended-R``: R has ended. ``together.json``: the
-folders of the ranks that are priced together.
+Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended.
+``together.json``: the folders of the ranks that are priced together.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Exchange:
     def _need(self, peer: int) -> None:
         if peer not in self._needed:
             self._needed.add(peer)
-            (self._folder / f"need-{peer}").touch()
+            (self._folder / f"need-{peer}-by-{self._rank}").touch()
 
     def _name(self, text: str) -> str:
         """Of the next message between these."""

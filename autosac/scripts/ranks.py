@@ -70,9 +70,11 @@ class _Ranks:
         self._processes: dict[int, RankProcess] = {}
         self._waiting = [] if only is None else list(only[1:])
         self._probes: set[int] = set()
+        self._put_off: set[int] = set()
         self._alike: dict[int, int] = {}
         self._ended: set[int] = set()
         self._traces: dict[int, Trace] = {}
+        self._among_all: bool | None = None  # not known yet
         self._cores = os.cpu_count() or 1
         self._is_over = False
 
@@ -119,10 +121,9 @@ class _Ranks:
     def _read_messages(self) -> None:
         """What has changed."""
         for path in self._folder.glob("need-*"):
-            rank = int(path.name.removeprefix("need-"))
-            if rank not in self._processes and rank not in self._waiting and self._finds:
-                self._waiting.append(rank)
-            self._probes.discard(rank)
+            rank, by = (int(part) for part in path.name.removeprefix("need-").split("-by-"))
+            if by in self._processes and (by not in self._probes or self._is_among_all):
+                self._need(rank)
         for rank, process in self._processes.items():
             if rank not in self._ended and process.has_ended:
                 self._ended.add(rank)
@@ -133,6 +134,38 @@ class _Ranks:
         while self._waiting and self._busy() < self._cores:
             self._start(self._waiting.pop(0))
         self._compare()
+
+    def _need(self, rank: int) -> None:
+        """It has to run, whatever it is like."""
+        self._probes.discard(rank)
+        self._put_off.discard(rank)
+        if rank not in self._processes and rank not in self._waiting and self._finds:
+            self._waiting.append(rank)
+            if not self._has_trace(self._shown):
+                self._put_probes_off()
+
+    def _put_probes_off(self) -> None:
+        """End those that have not kept their step."""
+        for rank in [rank for rank in self._probes if rank not in self._processes or not self._has_trace(rank)]:
+            self._end_probe(rank)
+            self._processes.pop(rank, None)
+            self._ended.discard(rank)
+            self._put_off.add(rank)
+
+    def _end_probe(self, rank: int) -> None:
+        self._probes.discard(rank)
+        if rank in self._waiting:
+            self._waiting.remove(rank)
+        if rank in self._processes:
+            self._processes[rank].end()
+            (self._folder / f"waits-{rank}").unlink(missing_ok=True)
+
+    @property
+    def _is_among_all(self) -> bool:
+        """Whether the shown rank has kept its step, and communicates with all ranks or with none."""
+        if self._among_all is None and self._has_trace(self._shown):
+            self._among_all = _among_all(self._trace(self._shown), self._request.world_size)
+        return bool(self._among_all)
 
     def _busy(self) -> int:
         """Processes that compute."""
@@ -160,19 +193,20 @@ class _Ranks:
             raise CaptureError(f"rank {rank}: {e}") from e
 
     def _drop(self, rank: int) -> None:
-        self._probes.discard(rank)
+        self._end_probe(rank)
         self._alike[rank] = self._shown
-        if rank in self._waiting:
-            self._waiting.remove(rank)
         if rank in self._processes:
-            self._processes[rank].end()
             self._ended.add(rank)
 
     def _compare(self) -> None:
         """When all have kept their step: who is like another one, and then tell the shown rank whom to meet."""
         if (self._folder / "together.json").exists() or not self._has_trace(self._shown):
             return
-        if not _among_all(self._trace(self._shown), self._request.world_size):
+        if self._is_among_all:
+            for rank in sorted(self._put_off):
+                self._probe(rank)
+            self._put_off.clear()
+        else:
             for rank in tuple(self._probes):
                 self._drop(rank)
         others = [rank for rank in self._processes if rank != self._shown and rank not in self._alike]

@@ -236,6 +236,8 @@ class ScriptRun:
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
                 self._note_step(simulation.trace)
+                if self._request.rank != self._request.shown:
+                    return  # nobody sees its clock
                 shown = self._shown = self._together(simulation)
                 self._times.keep(shown, simulation.step_ms)
                 self._differences.report(StepSize(number, self._memory.step_peak_bytes, shown.step_ms), calls)
@@ -263,8 +265,8 @@ class ScriptRun:
         )
 
     def _together(self, simulation: Simulation) -> Simulation:
-        """The step with those of other distinct ranks, where this rank is the one that is shown."""
-        if self._exchange is None or self._request.rank != self._request.shown:
+        """The step with those of other distinct ranks."""
+        if self._exchange is None:
             return simulation
         others = [Trace.load(folder / TRACE, trusted=True) for folder in self._exchange.together()]
         return ranks_of((simulation.trace, *others), self._target)[0] if others else simulation

@@ -68,7 +68,7 @@ def test_a_rank_needs_those_that_it_sends_to_or_receives_from(tmp_path: Path, ne
     exchange = end(tmp_path, 0)
     for _ in range(2):
         need(exchange)
-    assert [path.name for path in tmp_path.glob("need-*")] == ["need-3"]
+    assert [path.name for path in tmp_path.glob("need-*")] == ["need-3-by-0"]
 
 
 def test_a_broadcast_comes_from_the_shown_rank_only(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 PIPELINE = """
 import os, time
 import torch, torch.distributed as dist
@@ -52,6 +54,26 @@ for step in range(100):
     if rank == 0:
         print(f"step {step} of width {width}", flush=True)
 """
+PAIRS = """
+import sys
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+same = halves[rank // 2] if sys.argv[1] == "halves" else None
+model = nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+peer = rank ^ int(sys.argv[2])
+for step in range(100):
+    x = torch.randn(64, 1024, device="cuda")
+    dist.send(x, peer) if rank < peer else dist.recv(x, peer)
+    model(x).sum().backward()
+    dist.all_reduce(model.weight.grad, group=same)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 def test_pipeline_stages_run_together(run_alone: Any) -> None:
@@ -76,6 +98,20 @@ def test_only_distinct_ranks_run(run: Any) -> None:
     assert len(ranks) == 2 and ranks[0]["rank"] == 0 and ranks[1]["rank"] in (4, 7)
     assert ranks[0]["step_ms"] == ranks[1]["step_ms"]
     assert ranks[0]["peak_active_bytes"] > ranks[1]["peak_active_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "to_peer", "ran"),
+    [("halves", "2", [0, 2]), ("world", "1", [0, 1, 2, 3])],
+    ids=["a rank of each stage", "ranks that are alike"],
+)
+def test_ranks_like_the_last_one_run_where_all_communicate_with_all(
+    run: Any, groups: str, to_peer: str, ran: list[int]
+) -> None:
+    """A second rank of each stage does not run, unless the last is to be compared with the first: then its peer runs, too."""
+    ended = run(PAIRS, "--nproc", "4", "--json", "--", groups, to_peer)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["script"]["ran"] == ran
 
 
 CONSOLIDATED = """
