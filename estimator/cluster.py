@@ -20,7 +20,7 @@ and `default_cluster` makes one for a GPU type and a world size. Ranks fill node
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -130,7 +130,7 @@ def known_clusters() -> tuple[str, ...]:
 def load_cluster(name_or_path: str) -> Cluster:
     """A cluster by the name of a preset or from a TOML file. HardwareError if it is unknown or wrong."""
     table, path = profiles.read("clusters", name_or_path)
-    reader = profiles.Reader(table, path)
+    reader = profiles.Reader(table, path, [field.name for field in fields(Cluster)])
     cluster = Cluster(
         name=reader.text("name"),
         description=reader.text("description", ""),
@@ -149,7 +149,6 @@ def load_cluster(name_or_path: str) -> Cluster:
         nccl_buffer_bytes=reader.integer("nccl_buffer_bytes", _NCCL_BUFFER_BYTES, zero=True),
         source=reader.text("source", ""),
     )
-    reader.done()
     if cluster.oversubscription < 1:
         reader.fail("oversubscription", f"must be at least 1, not {cluster.oversubscription}")
     if cluster.intra_links not in ("switch", "mesh"):

@@ -6,7 +6,7 @@ Figures are those of one direction for links, dense for arithmetic, and 1 GB/s i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from autosac.estimator import profiles
@@ -131,7 +131,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     HardwareError if it is unknown or wrong.
     """
     table, path = profiles.read("hardware", name_or_path)
-    reader = profiles.Reader(table, path)
+    reader = profiles.Reader(table, path, [field.name for field in fields(Hardware)])
     capability = reader.integers("compute_capability", 2, 99)
     measured, calibrated = reader.text("measured", ""), reader.text("calibrated", "")
     corrected, run_corrected = reader.text("corrected", ""), reader.text("run_corrected", "")
@@ -176,7 +176,6 @@ def load_hardware(name_or_path: str) -> Hardware:
         power_limit_w=reader.number("power_limit_w", 0.0, zero=True),
         product_power=reader.number("product_power", 1.0),
     )
-    reader.done()
     if hardware.usable_bytes > hardware.memory_bytes:
         reader.fail("usable_bytes", "is above memory_bytes")
     if hardware.device not in ("cuda", "cpu"):

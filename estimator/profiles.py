@@ -8,8 +8,9 @@ the wrong type, not positive; the error is one line that names the file and the 
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -135,12 +136,19 @@ Check = Callable[[Any], Any]
 
 
 class Reader:
-    """Takes checked values out of a profile's table; `done` complains of the keys that nobody took."""
+    """Takes checked values out of a profile's table."""
 
-    def __init__(self, table: Mapping[str, Any], path: Path) -> None:
-        """Read `table`; messages name `path`."""
+    def __init__(self, table: Mapping[str, Any], path: Path, known: Sequence[str]) -> None:
+        """Read `table`, which may hold the `known` keys; messages name `path`.
+
+        HardwareError for any other key: before all else, because the key that was meant is then missing.
+        """
         self._table = dict(table)
         self._path = path
+        for key in table:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                self.fail(printable(key), "is not a known key" + (f"; {near[0]} is" if near else ""))
 
     def fail(self, key: str, message: str) -> NoReturn:
         """HardwareError on one line."""
@@ -215,14 +223,9 @@ class Reader:
                 self.fail(f"{key}.{name}", "is missing")
         return {name: self._number(f"{key}.{name}", number, least, most, zero=zero) for name, number in value.items()}
 
-    def done(self) -> None:
-        """HardwareError if a key is left over."""
-        for key in self._table:
-            self.fail(key, "is not a known key")
-
     def _take(self, key: str, default: Any) -> Any:
         if key in self._table:
-            return self._table.pop(key)
+            return self._table[key]
         if default is None:
             self.fail(key, "is missing")
         return default

@@ -142,6 +142,14 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         load_hardware(str(path))
 
 
+def test_a_misspelt_key_is_named_before_the_missing_one(tmp_path: Path) -> None:
+    """A file without a base that spells a key wrongly hears of that key, not of the one that is therefore missing."""
+    path = tmp_path / "typo.toml"
+    path.write_text('name = "x"\ncompute_capability = [9, 0]\nvendro = "NVIDIA"\n')
+    with pytest.raises(HardwareError, match="vendro is not a known key; vendor is"):
+        load_hardware(str(path))
+
+
 def test_a_base_below_the_profile(tmp_path: Path) -> None:
     """A file in a folder below may be the base; a link out of the folder may not."""
     (tmp_path / "below").mkdir()
