@@ -21,10 +21,12 @@ from autosac.configurations.space.offers import Objective, Offer
 from autosac.errors import AutosacError, InfeasibleError, UsageError
 from autosac.planning.closed_loop import Goal, PlanningCaptures, make_plan
 from autosac.plans import Plan
+from autosac.quantities import format_bytes, format_ms
 from autosac.simulation import Simulation
 
 Settings = Mapping[str, Any]
 _MOST = 10_000
+_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,14 @@ class EagerRow(Choice):
         """The price of one unit of work; 0 if the GPU has none, infinite if there is no rate."""
         return self.offer.price / 3600 / self.rate if self.rate else math.inf
 
+    def __str__(self) -> str:
+        """What was found, in a line."""
+        if self.simulation is None or not self.rate:
+            return f"{self.name}: {self.reason}"
+        plan = " with a plan" if self.plan is not None else ""
+        peak = format_bytes(self.simulation.peak_reserved_bytes)
+        return f"{self.name}: step {format_ms(self.simulation.step_ms)}{plan}, peak {peak} reserved, {self.rate:,.1f}/s"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EagerResult:
@@ -71,6 +81,13 @@ class EagerResult:
             reasons = "; ".join(dict.fromkeys(row.reason for row in self.rows))
             raise InfeasibleError(f"no settings fit: {reasons}")
         return self.rows[0]
+
+    def __str__(self) -> str:
+        """The ten best, a line for each, and how many others there are."""
+        lines = [f"{i}. {row}" for i, row in enumerate(self.rows[:_SHOWN], 1)]
+        more = len(self.rows) - len(lines)
+        lines += [f"{more} more"] if more else []
+        return "\n".join(lines + [f"{self.ruled_out} ruled out by their bounds"] * bool(self.ruled_out))
 
 
 def combinations(space: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:

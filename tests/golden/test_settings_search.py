@@ -116,6 +116,18 @@ def test_what_does_not_fit_is_planned_for(step: Callable[[str], Simulation]) -> 
         _ = searched(step, low - 1, [4]).best
 
 
+def test_a_result_is_printed_row_by_row(step: Callable[[str], Simulation]) -> None:
+    """Each setting with its step, peak and rate, or why it has none; never the captured steps themselves."""
+    found = searched(step, 2**40, [8, 7])
+    first, second, _, last = str(found).splitlines()
+    assert first.startswith("1. {'batch': 8, 'how': 'observed'} on h100: step ")
+    assert first.endswith(f" reserved, {found.best.rate:,.1f}/s")
+    assert second == "2. {'batch': 7, 'how': 'observed'} on h100: seven is too odd"
+    assert last == "1 ruled out by their bounds"
+    many = searched(step, 2**40, [7] * 6)
+    assert str(many).splitlines()[-1] == "2 more"
+
+
 def test_work_must_be_above_nothing(step: Callable[[str], Simulation]) -> None:
     """A batch of 0 is refused with its settings."""
     with pytest.raises(

@@ -10,7 +10,7 @@ from typing import Any
 from autosac.configurations.evaluating.evaluations import PredictedStep
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Objective, Offer
-from autosac.quantities import format_ms
+from autosac.quantities import format_bytes, format_ms
 from autosac.titan.python_jobs import PythonJob
 
 # Ratios between configurations of one job have been seen to be off by so much, whatever their operators
@@ -135,6 +135,14 @@ class SearchResult:
     sampled: bool = False
     python: PythonJob | None = None
     confidence: float | None = None
+
+    def __str__(self) -> str:
+        """The best, in a line."""
+        best, proven = self.best, "proven" if self.proven else "not proven"
+        if best is None:
+            return f"none of {len(self.rows)} configurations fits ({proven})"
+        step, peak = format_ms(best.measured.step_ms), format_bytes(best.measured.peak_reserved_bytes)
+        return f"best of {len(self.rows)} configurations ({proven}): {best.name}, step {step}, peak {peak} reserved"
 
     @property
     def fitting(self) -> Sequence[ConfigurationRow]:
