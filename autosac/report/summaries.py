@@ -344,7 +344,12 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     unknown = simulation.pricing.unknown
     if unknown:
         listed = ", ".join(list(unknown)[:5])
-        parts.append(Text(f"{len(unknown)} operators without a cost model are priced by their bytes: {listed}"))
+        those = (
+            "an operator without a cost model is"
+            if len(unknown) == 1
+            else f"{len(unknown)} operators without a cost model are"
+        )
+        parts.append(Text(f"{those} priced by bytes: {listed}"))
     parts += [Text(f"- {note}") for note in simulation.trace.info.notes]
     return Group(*parts)
 
