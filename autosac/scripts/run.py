@@ -212,9 +212,15 @@ class ScriptRun:
     # ---- ScriptListener ---------------------------------------------------------------------------------------------
 
     def model_called(self, module: torch.nn.Module) -> None:
-        """It is the model, if none was found before."""
-        if self._finder is not None:
-            self._finder.meet(module)
+        """It is the model, or a part of it that is called by itself, if none was found before."""
+        if self._finder is None:
+            return
+        self._finder.meet(module)
+        model, recorder = self._finder.model, self._session.recorder
+        if model is None or model is module or recorder.model_parts:
+            return
+        if any(part is module for part in model.modules()):
+            recorder.add_model(model)  # nobody calls it: this part would be taken for the model
 
     def step_ended(self, number: int) -> None:
         """Keep it, if it is the one to keep, or none better has come yet, and it has done anything on the device."""

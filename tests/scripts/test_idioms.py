@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autosac.plans import Plan
 from autosac.trace import Op, Phase, Trace
 
@@ -52,6 +54,26 @@ for step in range(9):
         x = checkpoint(layer, x, use_reentrant=False)
     x.sum().backward()
     print("step", step)
+"""
+PARTS_CALLED = """
+import autosac, torch
+from torch import nn
+
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        hidden = lambda: nn.Sequential(nn.Linear(256, 256), nn.GELU())
+        self.actor, self.critic = (nn.Sequential(*(hidden() for _ in range(6)), nn.Linear(256, 8)) for _ in range(2))
+
+    def act(self, x):
+        return self.actor(x).log_softmax(-1).mean() + self.critic(x).mean()
+
+agent = Agent().cuda()
+optimizer = torch.optim.SGD(agent.parameters(), lr=0.1)
+for step in range(9):
+    agent.act(torch.randn(65536, 256, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """
 TWO_OPTIMIZERS = """
 import torch
@@ -170,6 +192,21 @@ def test_what_is_not_trained_is_called_first(run: Any, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     plan = Plan.load(tmp_path / "plan.json")
     assert plan.units and {unit.fqn.split(".")[0] for unit in plan.units} == {"blocks"}
+
+
+def test_a_model_whose_parts_are_called(run: Any) -> None:
+    """Nobody calls the agent itself: the plan is for it, and a script that applies it has its step, peak and recomputation."""
+    ended = run(PARTS_CALLED, "--plan", "1.2GiB", "-o", "plan.json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    plan = Plan.load("plan.json")
+    assert {name.split(".")[0] for name, _ in plan.made_for.parameters} == {"actor", "critic"}
+    assert plan.units and all(unit.fqn.startswith(("actor", "critic")) for unit in plan.units)
+    ended = run(PARTS_CALLED.replace("agent = Agent()", 'agent = autosac.apply(Agent(), "plan.json")'), "--json")
+    assert ended.returncode == 0, ended.stderr
+    found, promised = json.loads(ended.stdout), plan.predictions["autosac"]
+    assert found["step"]["step_ms"] == pytest.approx(promised.step_ms, rel=1e-6)
+    assert found["step"]["recompute_ms"] == pytest.approx(promised.recompute_ms, rel=1e-6) and promised.recompute_ms > 0
+    assert found["peak_active_bytes"] == promised.peak_active_bytes
 
 
 def test_the_profiler_shows_kernels(run: Any, tmp_path: Path) -> None:

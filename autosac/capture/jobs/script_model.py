@@ -1,7 +1,8 @@
 """The model of a script, found before the script wraps it: where a plan has to be applied.
 
 Nobody says what the model is, either. A module that is about to be wrapped (DDP, FSDP, `fully_shard`, `torch.compile`), or
-else the first module that is called to be trained, belongs to it; the model is the module around all of these.
+else the first module that is called to be trained, belongs to it; the model is the module around all of these. It is found
+before the call begins: a module that is called by itself follows its plan from the first call on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class ModelFinder:
         self.is_compiled = False
 
     def install(self) -> None:
-        """Meet modules where they are wrapped."""
+        """Meet modules where they are wrapped, or called."""
+        self._meet_before_first_call()
         self._meet_before(torch, "compile", identity=not self._compiles)
         self._meet_before(nn.Module, "compile", identity=not self._compiles)
         if not dist.is_available():
@@ -43,6 +45,20 @@ class ModelFinder:
         old_place.fully_shard = fsdp.fully_shard
         for wrapper in (parallel.DistributedDataParallel, fsdp.FullyShardedDataParallel):
             self._meet_before(wrapper, "__init__", position=1)
+
+    def _meet_before_first_call(self) -> None:
+        modules: Any = nn.Module
+        original = modules.__call__
+
+        @functools.wraps(original)
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self.model is None and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+                self.meet(module)
+            if self.model is not None and modules.__call__ is call:
+                modules.__call__ = original
+            return original(module, *args, **kwargs)
+
+        modules.__call__ = call
 
     def _meet_before(self, owner: Any, name: str, position: int = 0, identity: bool = False) -> None:
         original = getattr(owner, name)

@@ -15,6 +15,8 @@ from autosac.capture.device.device import CUDA, DEVICE_TYPE
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
+from autosac.capture.record.regions import RecomputationPhases
+from autosac.integrations.recompute.entries import observer
 from autosac.target import TargetGPU
 
 _prepared: list[TargetGPU] = []
@@ -60,6 +62,7 @@ class CaptureSession:
         self.mode = SimulatedDeviceMode(target, self.recorder)
         before(self)
         patches.install(self.mode, self.recorder)
+        observer[0] = RecomputationPhases(self.recorder)  # the program may apply a plan by itself
 
     @property
     def device(self) -> torch.device:

@@ -97,6 +97,7 @@ class PhaseTracker:
         self._optimizers: list[tuple[Phase, Phase]] = []
         self._backward_module = ROOT
         self._creates_graph = False
+        self._again = ROOT  # the unit that is, or was last, recomputed
         self._repeated: OperatorPlace | None = None  # while a unit is recomputed: where its operators belong
         # (sequence number after the operator, (module, source)), ascending: who made which autograd nodes.
         self._node_numbers: list[int] = []
@@ -181,21 +182,24 @@ class PhaseTracker:
         return self._stack[-1], self.sources.add(calling_line())
 
     def begin_recomputation(self, fqn: str) -> None:
-        """The operators of a unit run again, without its modules."""
-        module = self.modules.names.index(fqn)
+        """The operators of a unit run again, without its modules. A name that the model does not have stands for all of it:
+        a program may give a plan to a part of its model.
+        """
+        module = self.modules.names.index(fqn) if fqn in self.modules.names else ROOT
         if self.phase is Phase.BACKWARD:
             self._move_backward(self._owner(_current_node())[0])
         self._log.add(ModuleEnter(module, Phase.RECOMPUTE))
+        self._again = module
         self._repeated = OperatorPlace(Phase.RECOMPUTE, module, 0)
 
     def repeat(self, place: tuple[int, int]) -> None:
         """The next operator of the recomputation belongs where it belonged in the forward."""
         self._repeated = OperatorPlace(Phase.RECOMPUTE, *place)
 
-    def end_recomputation(self, fqn: str) -> None:
+    def end_recomputation(self) -> None:
         """They have run."""
         self._repeated = None
-        self._log.add(ModuleExit(self.modules.names.index(fqn), Phase.RECOMPUTE))
+        self._log.add(ModuleExit(self._again, Phase.RECOMPUTE))
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 

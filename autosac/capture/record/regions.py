@@ -56,7 +56,30 @@ class RegionLog:
         return _OpenRegion(self._recorder, fqn, args, kwargs)
 
 
-class RecomputationLog(Observer):
+class RecomputationPhases(Observer):
+    """Tells the operators that units run again from the rest of the backward."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def place(self) -> tuple[int, int]:
+        """Module and line of the operator that just ran."""
+        return self._recorder.phases.here()
+
+    def begin(self, fqn: str, forward: int) -> None:
+        """The recomputation of a unit begins, of its forward of this number."""
+        self._recorder.phases.begin_recomputation(fqn)
+
+    def operator(self, place: tuple[int, int], key: tuple[str, int]) -> None:
+        """The operator with this key runs again."""
+        self._recorder.phases.repeat(place)
+
+    def end(self) -> None:
+        """The recomputation has ended."""
+        self._recorder.phases.end_recomputation()
+
+
+class RecomputationLog(RecomputationPhases):
     """Logs the recomputations of a plan's units: each as a region, whose calls are the operators that run again.
 
     In place of inputs it has the number of the forward that it repeats, counted from the module's first.
@@ -66,7 +89,8 @@ class RecomputationLog(Observer):
     """
 
     def __init__(self, recorder: Recorder, *, strictly: bool = True) -> None:
-        self._recorder, self._strictly = recorder, strictly
+        super().__init__(recorder)
+        self._strictly = strictly
         self._fqn = ""
         self._first = self._forward = 0
         self._marks: list[tuple[tuple[str, int] | None, int]] = []  # what begins at which row
@@ -76,20 +100,16 @@ class RecomputationLog(Observer):
         self._recorder.traced[fqn] = []
         return self._recorder.traced[fqn]
 
-    def place(self) -> tuple[int, int]:
-        """Module and line of the operator that just ran."""
-        return self._recorder.phases.here()
-
     def begin(self, fqn: str, forward: int) -> None:
         """The recomputation of a unit begins, of its forward of this number."""
         self._forward = forward
-        self._recorder.phases.begin_recomputation(fqn)
+        super().begin(fqn, forward)
         self._fqn, self._first, self._marks = fqn, len(self._recorder.log.events) - 1, []
 
     def operator(self, place: tuple[int, int], key: tuple[str, int]) -> None:
         """The operator with this key runs again."""
         self._mark(key)
-        self._recorder.phases.repeat(place)
+        super().operator(place, key)
 
     def gather(self, module: nn.Module) -> None:
         """FSDP gathers a module's parameters: a call by itself, which belongs to the unit whatever asks for them."""
@@ -117,7 +137,7 @@ class RecomputationLog(Observer):
     def end(self) -> None:
         """The recomputation has ended."""
         recorder = self._recorder
-        recorder.phases.end_recomputation(self._fqn)
+        super().end()
         if not recorder.log.recording:
             return
         last = len(recorder.log.events)
