@@ -24,7 +24,7 @@ def plan_ranks(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callabl
     same names, these ranks follow the same decisions: the plan of one of them, with which all fit.
     """
     if len(captures) == 1:
-        return make_plan(captures[0], goal, progress)
+        return _of_one(captures[0], goal, progress)
     shapes = [rank.observed().trace.info.parameter_shapes for rank in captures]
     parameters = _of_all(shapes)
     if len(parameters) < sum(map(len, shapes)):
@@ -33,6 +33,13 @@ def plan_ranks(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callabl
     joined = join_plans(planned, [rank.baselines() for rank in captures])
     assert isinstance(joined, Planned)
     return replace(joined, plan=_for_stages(joined.plan, len(captures)))
+
+
+def _of_one(captures: ScriptCaptures, goal: Goal, progress: Callable[[str], None]) -> Planned:
+    try:
+        return make_plan(captures, goal, progress)
+    except InfeasibleError as e:
+        raise type(e)("; ".join([str(e), *captures.observed().trace.info.notes])) from e
 
 
 def _for_stages(plan: Plan, stages: int) -> Plan:

@@ -23,7 +23,7 @@ from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_graphs import ScriptGraphs
-from autosac.capture.jobs.script_model import ModelFinder
+from autosac.capture.jobs.script_model import ModelFinder, owned_by_modules
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
 from autosac.capture.moe_load import MoELoad, Routing
@@ -342,7 +342,24 @@ class ScriptRun:
             compiled=any(_is_compiled(part) for part in parts) or bool(self._finder and self._finder.is_compiled),
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
+            notes=self._left_alone(),
         )
+
+    def _left_alone(self) -> tuple[str, ...]:
+        """What plans do not decide about."""
+        model = self._finder.model if self._finder is not None else None
+        if model is None:
+            return ()
+        of_model = {id(p) for p in model.parameters()}
+        groups = [group for optimizer in self._session.recorder.optimizers.values() for group in optimizer.param_groups]
+        trained = [p for group in groups for p in group["params"]]
+        others = [p for p in trained if id(p) not in of_model]
+        owned = owned_by_modules() if others else set()  # not an optimizer's own copies
+        outside = sum(p.numel() for p in others if id(p) in owned)
+        if not outside:
+            return ()
+        share = f"{outside / sum(p.numel() for p in trained):.0%} of what is trained"
+        return (f"plans are for {type(model).__name__}; modules outside of it, with {share}, stay as they are",)
 
 
 def _trains_on_host(optimizers: Iterable[torch.optim.Optimizer]) -> bool:

@@ -117,6 +117,20 @@ for step in range(4):
         with torch.no_grad():
             model(torch.randn(16384, 256, device="cuda"))
 """
+TWO_MODELS = """
+import torch
+from torch import nn
+
+def layers(count):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU()) for _ in range(count))).cuda()
+
+generator, discriminator = layers(1), layers(4)
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, discriminator)]
+for step in range(9):
+    discriminator(generator(torch.randn(8, 64, device="cuda"))).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+"""
 
 
 def test_generation_goes_on_to_its_limit(run: Any) -> None:
@@ -171,6 +185,14 @@ def test_one_plan_for_ranks_with_the_same_modules(run: Any, tmp_path: Path) -> N
     assert "modules of the distinct ranks have the same names: all follow the same decisions" in ended.stdout
     names = [unit["fqn"] for unit in json.loads((tmp_path / "plan.json").read_text())["units"]]
     assert names and len(set(names)) == len(names) and set(names) <= {"0", "1", "2", "3"}
+
+
+def test_a_second_model_is_said_to_stay_as_it_is(run: Any) -> None:
+    """Of a generator and a discriminator the first that is called has the plan; the other has four fifths of the parameters."""
+    ended = run(TWO_MODELS, "--plan", "1MiB", "--quiet")
+    assert ended.returncode == 1
+    said = "plans are for Sequential; modules outside of it, with 80% of what is trained, stay as they are"
+    assert ended.stderr.strip().endswith(said)
 
 
 def test_a_plan_for_steps_of_several_sizes(run: Any) -> None:

@@ -96,3 +96,9 @@ def outermost(module: nn.Module) -> nn.Module:
         module = parents[id(module)]
         seen.add(id(module))
     return module
+
+
+def owned_by_modules() -> set[int]:
+    """The identities of all parameters that any module has."""
+    modules = (module for module in gc.get_objects() if isinstance(module, nn.Module))
+    return {id(p) for module in modules for p in vars(module).get("_parameters", {}).values() if p is not None}
