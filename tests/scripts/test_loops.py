@@ -188,7 +188,7 @@ def test_one_plan_for_ranks_with_the_same_modules(run: Any, tmp_path: Path) -> N
 
 
 def test_a_second_model_is_said_to_stay_as_it_is(run: Any) -> None:
-    """Of a generator and a discriminator the first that is called has the plan; the other has four fifths of the parameters."""
+    """Of a generator and a discriminator the one called first has the plan; the other has four fifths of the parameters."""
     ended = run(TWO_MODELS, "--plan", "1MiB", "--quiet")
     assert ended.returncode == 1
     said = "plans are for Sequential; modules outside of it, with 80% of what is trained, stay as they are"
