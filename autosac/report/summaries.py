@@ -335,7 +335,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
         moving = f"{format_ms(breakdown.communication_ms)} (slows computation beside it by "
         facts.add_row("communication", f"{moving}{format_ms(breakdown.interference_ms)})")
     facts.add_row("priced by", served_line(simulation.pricing))
-    facts.add_row("peak active", f"{format_bytes(report.nbytes)} {_place_of_peak(report)}")
+    facts.add_row("peak active", f"{format_bytes(simulation.peak_active_bytes)} {_place_of_peak(report)}")
     facts.add_row("peak reserved", format_bytes(simulation.peak_reserved_bytes))
     outside = simulation.target.hardware.context_bytes + simulation.nccl_bytes
     facts.add_row("outside of PyTorch", f"{format_bytes(outside)} (CUDA context, NCCL)")
