@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from autosac.errors import PlanError
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import find_module, is_compiled, parameters_of
-from autosac.integrations.random_numbers import leave_alone
+from autosac.integrations.partitioner import save_what_changes
 from autosac.integrations.recompute import compiled_parts, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
@@ -91,7 +91,7 @@ def _set_partitioner(budget: float) -> None:
     """For all that is compiled from now on."""
     from torch._functorch import config  # which `import torch` does not import
 
-    leave_alone()
+    save_what_changes()
     if budget != 1:
         config.activation_memory_budget = budget
     if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
