@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.fx.traceback
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -36,7 +37,7 @@ def save_what_changes() -> None:
     from torch._functorch import partitioners
 
     patched: Any = partitioners
-    original = patched.choose_saved_values_set
+    original, classify = patched.choose_saved_values_set, patched.classify_nodes
     if not hasattr(original, "__wrapped__"):
 
         @functools.wraps(original)
@@ -44,10 +45,29 @@ def save_what_changes() -> None:
             saved: list[Node] = original(joint, info, memory_budget, *args, **kwargs)
             return [*saved, *unrepeatable(joint, info, saved)]
 
-        patched.choose_saved_values_set = choose
+        @functools.wraps(classify)
+        def classified(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+            info = classify(module, *args, **kwargs)
+            _give_views_the_budget(info.required_fw_nodes)
+            return info
+
+        patched.choose_saved_values_set, patched.classify_nodes = choose, classified
     tag = torch.compiler.config.cache_key_tag
     if MARK not in tag:
         torch.compiler.config.cache_key_tag = f"{tag} {MARK}".strip()
+
+
+def _give_views_the_budget(forward: Sequence[Node]) -> None:
+    """A module's own budget holds for the views that AOTAutograd makes of its results, too. PyTorch refuses budgets that do
+    not cover all of a graph's forward.
+    """
+    key = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", None)  # since torch 2.13
+    budgets = {node.meta["custom"][key] for node in forward if key in (node.meta.get("custom") or ())}
+    if len(budgets) == 1:
+        (budget,) = budgets
+        for node in forward:
+            if getattr(node.target, "is_view", False):
+                node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
 
 
 def unrepeatable(joint: Graph, info: Any, saved: Sequence[Node]) -> list[Node]:
