@@ -35,6 +35,10 @@ class CaptureError(AutosacError):
     """The job could not be captured. The message names the operator or call, and says what to do."""
 
 
+class PlanNotFollowedError(PlanError, CaptureError):
+    """A module of a running job cannot do what the plan says. In a capture: a policy that must not be proposed."""
+
+
 class CaptureLostError(CaptureError):
     """The process that captured has ended before its answer. Nothing is known of the job, which may be captured again."""
 

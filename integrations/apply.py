@@ -12,9 +12,10 @@ FSDP. Before anything is changed, the plan is compared with the model (`check`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,10 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.utils.checkpoint import checkpoint
 
-from autosac.errors import PlanError
+from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import find_module, is_compiled, parameters_of
-from autosac.integrations.random_numbers import leave_alone
+from autosac.integrations.partitioner import save_what_changes
 from autosac.integrations.recompute import compiled_parts, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
@@ -91,7 +92,7 @@ def _set_partitioner(budget: float) -> None:
     """For all that is compiled from now on."""
     from torch._functorch import config  # which `import torch` does not import
 
-    leave_alone()
+    save_what_changes()
     if budget != 1:
         config.activation_memory_budget = budget
     if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
@@ -113,7 +114,7 @@ class Checkpointed(UnitModule):
         if state is None:
             return self.original_forward(*args, **kwargs)
         if torch.compiler.is_compiling():
-            return state.compiled(self.original_forward, *args, **kwargs)
+            return state.in_one_piece(self, args, kwargs)
         if not torch.is_grad_enabled() or is_transformed():
             return self.original_forward(*args, **kwargs)
         if torch._guards.TracingContext.try_get() is not None:
@@ -150,10 +151,26 @@ class _Checkpointing:
         """Pickled by what it was made of."""
         return _checkpointing, (*self._made_of, self._offloader is not None)
 
+    def in_one_piece(self, module: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward inside of what is being compiled; without the compiler, if the graph breaks in the module.
+
+        PyTorch's checkpointing would run broken code in Python a second time: with other numbers of Python's and numpy's
+        generators, and counters that count twice.
+        """
+        with _unbroken():
+            if torch.compiler.is_compiling():
+                return self.compiled(module.original_forward, *args, **kwargs)
+        if self._of_compiler:
+            raise PlanNotFollowedError(
+                f"the plan gives {self.policy.fqn} a memory budget of its own, but the module cannot be compiled in one "
+                "piece: remove the graph break inside, or make the plan with the model as it is"
+            )
+        return torch._dynamo.disable(self.run)(module, args, kwargs)
+
     def run(self, module: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward with gradients, outside of compiled code."""
         if self._of_compiler:
-            raise PlanError(
+            raise PlanNotFollowedError(
                 f"the plan leaves {self.policy.fqn} to the compiler, but the module is not compiled: compile it, or plan for "
                 "the job as it is"
             )
@@ -170,6 +187,12 @@ class _Checkpointing:
         if self._offloader is not None:
             self._offloader.forward_ended(tape)
         return out
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """Dynamo compiles what is inside as a whole, or runs the function around as it is: it cannot resume in here."""
+    yield
 
 
 def _units(model: nn.Module) -> list[_Checkpointing]:
@@ -193,11 +216,6 @@ def add_forwards(model: nn.Module, counts: Sequence[int]) -> None:
 
 def _within_budget(budget: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The module's result; the partitioner of its graph obeys the budget (a text: Dynamo makes variables of numbers)."""
-    if not torch.compiler.is_compiling():  # a constant where this is traced
-        raise PlanError(
-            f"the plan gives a module a memory budget of its own ({budget}), but the module cannot be compiled in one piece: "
-            "remove the graph break inside, or make the plan with the model as it is"
-        )
     with torch.autograd.graph.region_activation_memory_budget(float(budget)):
         return forward(*args, **kwargs)
 

@@ -10,8 +10,8 @@ way really saves and what it computes again, and takes of those that fit the one
     choose argmin C(r), then argmin B(r), over the r with B(r) <= budget
 
 Ways that another one beats in both are left out first, so the saved bytes rise with the budget and the recomputation falls. If
-no way fits, the one that saves least is taken, with a warning that says how much that is. A graph that draws random numbers
-has one way only (`random_numbers`).
+no way fits, the one that saves least is taken, with a warning that says how much that is. What must not be computed again
+is saved in each of them (`partitioner`).
 
 torch 2.11 to 2.13.
 """
@@ -28,7 +28,7 @@ import torch._functorch.config as functorch_config
 from torch._functorch.partitioners import estimate_runtime, min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from autosac.integrations.random_numbers import draws
+from autosac.integrations.partitioner import MARK, save_what_changes
 
 RATIOS = (0.0, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 1.0)
 
@@ -46,13 +46,14 @@ class BudgetPartitioner(CustomPartitionerFn):
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
+        save_what_changes()
 
     def __call__(
         self, gm: torch.fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """The forward and the backward graph."""
         ways: list[Way] = []
-        for ratio in (1.0,) if draws(gm.graph) else RATIOS:
+        for ratio in RATIOS:
             joint = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
             joint.meta.update(gm.meta)
             with functorch_config.patch(activation_memory_budget=ratio):
@@ -73,7 +74,7 @@ class BudgetPartitioner(CustomPartitionerFn):
 
     def uuid(self) -> Any:
         """For the compiler's caches."""
-        return f"autosac budget {self._budget_bytes}"
+        return f"autosac budget {self._budget_bytes}: {MARK}"
 
 
 def _undominated(ways: Sequence[Way]) -> list[Way]:

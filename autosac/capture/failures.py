@@ -61,6 +61,9 @@ _REMEDIES = {
         "parallelism, in the real job too; use torch 2.11 or 2.14.1, or a plan of AutoSAC, which leaves the layers to the "
         "compiler"
     ),
+    "'CondOp' object has no attribute": (
+        "torch.cond chooses a branch by the value of a simulated tensor, which is not known: choose it on the host"
+    ),
     "DataDependentOutputException": (
         "the step checks the values of tensors, and simulated tensors have none: leave the check out"
     ),

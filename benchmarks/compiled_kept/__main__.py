@@ -1,12 +1,13 @@
 """Whether compiled modules save what their plan states, and have the gradients of no plan: random models, on the CPU.
 
-    python -m benchmarks.compiled_kept [--models 4] [--plans 3] [--seed 1]
+    python -m benchmarks.compiled_kept [--models 4] [--plans 3] [--seed 1] [--pipelines]
 
 A model is a row of small blocks (`blocks`), each compiled by itself; length, batch and vocabulary are random. Plans give each
 block one of the policies that the planner proposes for it. The step under a plan is captured; what the plan then states of
 each block (`autosac.planning.compiled_costs.as_executed`) is compared, to the byte, with what the block saves in a real step
 (`real`), and its gradients with those without a plan, bit by bit. Ends with 1 if any of that differs. Blocks that save more
-under a policy than without are listed, but not wrong: the planner measures them, and does not choose such a policy.
+under a policy than without are listed, but not wrong: the planner measures them, and does not choose such a policy. With
+`--pipelines`, plans of compiled pipelines instead (`pipelines`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from autosac.planning.compiled_policies import groups_of
 from autosac.planning.traced import as_traced
 from autosac.plans import Plan, Unit
 from autosac.simulation import Target
+from benchmarks.compiled_kept import pipelines
 from benchmarks.compiled_kept.blocks import KINDS, Model
 from benchmarks.compiled_kept.real import Counting
 
@@ -167,7 +169,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--models", type=int, default=4)
     parser.add_argument("--plans", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pipelines", action="store_true")
     options = parser.parse_args(argv)
+    if options.pipelines:
+        staged = [row for schedule in pipelines.SCHEDULES for row in pipelines.rows_of(schedule)]
+        print(pipelines.table(staged))
+        return int(not all(row.is_right for row in staged))
     rows = [
         row for i in range(options.models) for row in trial(Step.of(options.seed + i), options.seed + i, options.plans)
     ]

@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
 
-from autosac.errors import PlanError
+from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
 from autosac.integrations.operators.facts import facts_of
 from autosac.integrations.operators.keys import Keyer, is_random, op_name, output_metadata
@@ -123,7 +123,7 @@ class _Pass:
         if place in self._made:
             return
         if not isinstance(tensor, FunctionalTensor):
-            raise PlanError(
+            raise PlanNotFollowedError(
                 f"{self._policy.fqn} is compiled by a backend that runs PyTorch's checkpointing as it is, and changes a "
                 f"tensor that is not its own ({op_name(func)}): the recomputation would change it again; leave the module "
                 "out of the plan"

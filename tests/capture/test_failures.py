@@ -76,3 +76,18 @@ def test_what_this_torch_cannot_compile_is_told() -> None:
     told = str(capture_error(error, "training step 1"))
     assert told.startswith(f"training step 1: this torch ({torch.__version__}) cannot train the job")
     assert "use torch 2.11 or 2.14.1" in told and "\n" not in told
+
+
+def test_branches_that_depend_on_values(capture: Capture) -> None:
+    """What `torch.cond` would choose by is not known in a capture; the line says what to do."""
+
+    def make_step(device: torch.device) -> Any:
+        x = torch.ones(4, device=device, requires_grad=True)
+
+        def step() -> None:
+            torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).sum().backward()
+
+        return step
+
+    with pytest.raises(Exception, match=r"torch\.cond chooses a branch by the value of a simulated tensor"):
+        capture(make_step)

@@ -176,7 +176,7 @@ def test_a_unit_with_a_budget_that_breaks_its_graph() -> None:
     layer: nn.Module = model["layers"][0]  # type: ignore[index]
     layer.compile(backend="aot_eager_decomp_partition")
     with pytest.raises(
-        PlanError, match=r"a memory budget of its own \(0\.5\), but the module cannot be compiled in one piece"
+        PlanError, match=r"gives layers\.0 a memory budget of its own, but the module cannot be compiled in one piece"
     ):
         layer(torch.randn(TOKENS, WIDTH))
 

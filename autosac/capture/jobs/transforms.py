@@ -14,7 +14,6 @@ from autosac.capture.record.regions import RecomputationLog, RegionLog, candidat
 from autosac.capture.request import TitanRequest
 from autosac.integrations.apply import apply
 from autosac.integrations.observe import observe
-from autosac.integrations.random_numbers import WITHOUT_BUDGET
 from autosac.integrations.recompute.entries import observer
 from autosac.plans import Plan
 from autosac.plans.layers import of_few_layers
@@ -42,11 +41,10 @@ def apply_plan_file(
 
 
 def _say_once() -> None:
-    """No warnings that every capture under a plan would repeat: the step without a plan has said the one about products, plans
-    know what their modules do in place, and captures show what budgets that are left out save.
+    """No warnings that every capture under a plan would repeat: the step without a plan has said the one about products, and
+    plans know what their modules do in place.
     """
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-    warnings.filterwarnings("ignore", message=WITHOUT_BUDGET)
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
 
 

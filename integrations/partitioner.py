@@ -1,0 +1,142 @@
+"""Memory budgets of PyTorch's partitioner do not change what a compiled graph computes.
+
+Below a budget of 1, the min-cut partitioner computes any operator again in the backward. Two kinds of them give another result
+then, and the gradients are wrong, with a loss that is right (seen in torch 2.13):
+
+- what draws random numbers (of a block with dropout, gradients were a quarter off);
+- what reads an input that the graph changes, a buffer say: the backward reads the changed one (twice the gradient, of a layer
+  that updates a codebook).
+
+So their results are saved as well, whatever the budget, where the backward would need them again. With Inductor it is the
+seeds of random numbers that are saved, not the numbers.
+
+A graph that PyTorch has partitioned without this, under the job's own budget, must not be found in the compiler's caches: they
+are marked (`MARK`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx.traceback
+from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from autosac.integrations.operators.keys import is_random
+
+MARK = "autosac: saves what cannot be computed again"
+"""What the caches' keys say of graphs that are partitioned like this."""
+
+
+def save_what_changes() -> None:
+    """From now on, in this process: see the module's docstring."""
+    from torch._functorch import partitioners
+
+    patched: Any = partitioners
+    original, classify = patched.choose_saved_values_set, patched.classify_nodes
+    if not hasattr(original, "__wrapped__"):
+
+        @functools.wraps(original)
+        def choose(joint: Graph, info: Any, memory_budget: float = 1, *args: Any, **kwargs: Any) -> list[Node]:
+            saved: list[Node] = original(joint, info, memory_budget, *args, **kwargs)
+            return [*saved, *unrepeatable(joint, info, saved)]
+
+        @functools.wraps(classify)
+        def classified(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+            info = classify(module, *args, **kwargs)
+            _give_views_the_budget(info.required_fw_nodes)
+            return info
+
+        patched.choose_saved_values_set, patched.classify_nodes = choose, classified
+    tag = torch.compiler.config.cache_key_tag
+    if MARK not in tag:
+        torch.compiler.config.cache_key_tag = f"{tag} {MARK}".strip()
+
+
+def _give_views_the_budget(forward: Sequence[Node]) -> None:
+    """A module's own budget holds for the views that AOTAutograd makes of its results, too. PyTorch refuses budgets that do
+    not cover all of a graph's forward.
+    """
+    key = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", None)  # since torch 2.13
+    budgets = {node.meta["custom"][key] for node in forward if key in (node.meta.get("custom") or ())}
+    if len(budgets) == 1:
+        (budget,) = budgets
+        for node in forward:
+            if getattr(node.target, "is_view", False):
+                node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
+
+
+def unrepeatable(joint: Graph, info: Any, saved: Sequence[Node]) -> list[Node]:
+    """What has to be saved beside `saved`: results that the backward would compute again, and others than in the forward.
+
+    `info`: the partitioner's ``NodeInfo`` of the graph.
+    """
+    changed = {_memory(node) for node in _changed_inputs(joint)} - {None}
+    gradients = set(info.tangents_closure)
+    known, found = set(saved), dict[Node, None]()
+    waiting = [n for node in info.tangents_closure for n in node.all_input_nodes]
+    waiting += [node for node in info.required_bw_nodes if node not in gradients]  # returned as a gradient
+    while waiting:
+        node = waiting.pop()
+        if node in known or node in gradients or node.op != "call_function":
+            continue
+        known.add(node)
+        source = node.args[0] if node.target is operator.getitem else node
+        if _memory(node) in changed or not isinstance(source, Node):
+            continue
+        if _is_lost(source) or any(_memory(n) in changed for n in source.all_input_nodes):
+            found[node] = None
+        else:
+            waiting += node.all_input_nodes
+    return list(found)
+
+
+def _changed_inputs(joint: Graph) -> Iterator[Node]:
+    """The inputs that the graph changes, or that the runtime changes after it."""
+    inputs = joint.find_nodes(op="placeholder")
+    described = {node.meta.get("desc"): node for node in inputs}
+    for output in joint.find_nodes(op="output"):
+        for description in output.meta.get("desc") or ():
+            node = described.get(getattr(description, "mutated_input", None))
+            if node is not None:
+                yield node
+    for node in joint.nodes:
+        schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+        if schema is not None and schema.is_mutable and node.args and isinstance(node.args[0], Node):
+            yield node.args[0]
+
+
+def _memory(node: Node) -> int | None:
+    """Equal for values that share memory; None for what has none."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not torch._C._has_storage(value):
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
+def _is_lost(node: Node) -> bool:
+    """Whether a budget would draw other numbers, or recompute what a policy of the job's keeps (a budget of 0 does not ask).
+
+    Random numbers that a policy recomputes are the same: PyTorch restores the generator for those.
+    """
+    wanted = node.meta.get("recompute")
+    if wanted == CheckpointPolicy.MUST_SAVE:
+        return True
+    recomputes = wanted in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+    return not recomputes and _is_random(node)
+
+
+def _is_random(node: Node) -> bool:
+    """Whether the operator draws random numbers, or a graph that it runs."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return is_random(node.target, node.args, dict(node.kwargs))
+    inner = (getattr(node.graph.owning_module, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr")
+    return any(_is_random(n) for graph in inner if isinstance(graph, torch.fx.GraphModule) for n in _calls(graph.graph))
+
+
+def _calls(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]

@@ -1,0 +1,121 @@
+"""Compiled units that Dynamo cannot compile in one piece: they run without the compiler, as eager units do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autosac.errors import CaptureError, PlanError, PlanNotFollowedError
+from autosac.integrations.apply import apply
+from autosac.plans import Plan, Settings, Unit
+from plans import MADE_FOR
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+WIDTH = 16
+
+
+class Block(nn.Module):
+    """Two products around Python code."""
+
+    def __init__(self, between: Callable[[Block, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.between, self.calls = between, 0
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        result: Tensor = self.down(self.between(self, torch.tanh(self.up(x))).sin())
+        return x + result
+
+
+def counted(block: Block, x: Tensor) -> Tensor:
+    """A counter that changes what is computed."""
+    block.calls += 1
+    return x * (0.5 if block.calls % 2 else 2.0)
+
+
+def drawn(_: Block, x: Tensor) -> Tensor:
+    """Python's random numbers, in a branch."""
+    return x * 1.5 if random.random() < 0.5 else x.cos()
+
+
+def read(_: Block, x: Tensor) -> Tensor:
+    """A value that the host reads."""
+    return x / (1.0 + float(x.detach().abs().max()))
+
+
+def simple(_: Block, x: Tensor) -> Tensor:
+    """Nothing that breaks a graph."""
+    return x.cos()
+
+
+def plan(budget: float | None = None) -> Plan:
+    """Recompute all of a block, or what the partitioner likes."""
+    unit = Unit(
+        fqn="0", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=(), parameters={}, memory_budget=budget
+    )
+    return Plan(made_for=MADE_FOR, units=(unit,), settings=Settings())
+
+
+def gradients(between: Callable[[Block, Tensor], Tensor], made: Plan | None, **options: Any) -> list[Tensor]:
+    """Of three steps."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    random.seed(0)
+    model, x = nn.Sequential(Block(between)), torch.randn(4, WIDTH)
+    if made is not None:
+        apply(model, made)
+        model[0].compile(backend="aot_eager", **options)
+    for _ in range(3):
+        model(x).square().sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("between", [counted, drawn, read, simple], ids=lambda between: between.__name__)
+def test_python_code_of_a_unit_runs_once(between: Callable[[Block, Tensor], Tensor]) -> None:
+    """Gradients are those of eager code, to the bit. PyTorch's checkpointing would count twice, and draw again."""
+    torch.testing.assert_close(gradients(between, plan()), gradients(between, None), rtol=0, atol=0)
+
+
+def test_units_without_breaks_are_compiled_as_a_whole() -> None:
+    """The compiler accepts nothing else with `fullgraph`."""
+    found = gradients(simple, plan(), fullgraph=True)
+    torch.testing.assert_close(found, gradients(simple, None), rtol=0, atol=0)
+
+
+def test_a_budget_for_what_cannot_be_compiled_in_one_piece() -> None:
+    """A capture that finds that out says that the policy cannot be had, as of what cannot be captured."""
+    with pytest.raises(PlanNotFollowedError, match="cannot be compiled in one piece"):
+        gradients(read, plan(0.4))
+    assert issubclass(PlanNotFollowedError, PlanError)
+    assert issubclass(PlanNotFollowedError, CaptureError)
+
+
+class Returned(Block):
+    """A result that is a view, which AOTAutograd makes a second time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        result: Tensor = self.down(torch.tanh(self.up(x.flatten(0, 0)))).flatten().view(x.shape)
+        return result
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.4])
+def test_a_budget_for_a_module_that_returns_a_view(budget: float) -> None:
+    """PyTorch refuses it: the view that AOTAutograd adds has no budget."""
+    found = []
+    for made in (plan(budget), None):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Returned(simple)), torch.randn(4, WIDTH)
+        if made is not None:
+            apply(model, made)
+            model[0].compile(backend="aot_eager")
+        model(x).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
