@@ -55,6 +55,7 @@ WITHOUT_CAPTURES = (
     "capture/test_imports.py",
     "capture/test_job_requests.py",
     "capture/test_log.py",
+    "capture/test_recurrent_shapes.py",
     "capture/test_routing.py",
     "capture/test_shapes.py",
     "capture/test_signatures.py",

@@ -304,7 +304,7 @@ def test_captures_are_the_same(tmp_path: Path) -> None:
     """
     degrees = (f"--parallelism.{kind}_parallel_degree" for kind in ("tensor", "pipeline"))
     overrides = ("--model.flavor", "debugmodel", "--training.seq_len", "256", *(w for d in degrees for w in (d, "2")))
-    job = {"config_file": None, "overrides": overrides, "world_size": 8}
+    job = {"config_file": None, "overrides": overrides, "world_size": 8, "layers": 4}
     requests = [
         TitanRequest(**job, checkpointing="none", observe=True),  # type: ignore[arg-type]
         TitanRequest(**job, checkpointing="full"),  # type: ignore[arg-type]
