@@ -52,6 +52,7 @@ WITHOUT_CAPTURES = (
     "benchmarks/test_matrix.py",
     "benchmarks/test_step_kinds.py",
     "capture/test_dispatch_cache.py",
+    "capture/test_exchanged_values.py",
     "capture/test_imports.py",
     "capture/test_job_requests.py",
     "capture/test_log.py",
@@ -75,10 +76,13 @@ WITHOUT_CAPTURES = (
     "integrations/test_transforms.py",
     "integrations/test_units.py",
     "integrations/test_witness.py",
+    "scripts/test_alike_ranks.py",
     "scripts/test_clock.py",
     "scripts/test_exchange.py",
+    "scripts/test_monitors.py",
     "scripts/test_requests.py",
     "scripts/test_step_times.py",
+    "scripts/test_synthetic_data.py",
 )
 SLOW = (
     "bad_input/test_generator.py",
