@@ -57,6 +57,7 @@ WITHOUT_CAPTURES = (
     "capture/test_exchanged_values.py",
     "capture/test_imports.py",
     "capture/test_job_requests.py",
+    "capture/test_layering.py",
     "capture/test_log.py",
     "capture/test_masks.py",
     "capture/test_programs.py",
