@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,19 +113,17 @@ class _Durations:
         return whole
 
 
-@dataclass
 class _Stage:
-    """The nodes of one simulated rank."""
+    """The nodes of one simulated rank, by its position in a timeline."""
 
-    alone: Timeline
-    position: int
-    nodes: list[bytes | _Leg] = field(default_factory=list)
-    durations: dict[int, _Durations] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.trace: Trace = self.alone.problem.traces[self.position]
+    def __init__(self, alone: Timeline, position: int) -> None:
+        self.alone = alone
+        self.position = position
+        self.nodes: list[bytes | _Leg] = []
+        self.durations: dict[int, _Durations] = {}
+        self.trace: Trace = alone.problem.traces[position]
         self.rank = self.trace.info.rank
-        self.program: Program = self.alone.program
+        self.program: Program = alone.program
         self.work: dict[int, Work] = {}
         self.of_item: dict[int, list[int]] = {}
         self.host = 0  # the newest node of the host; 0: none

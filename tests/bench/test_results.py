@@ -81,6 +81,13 @@ def test_a_plan_above_the_budget_is_a_miss(row: Make) -> None:
     assert results(row("none", 120, 0.0), row("ilp", 101, 1.0)).claims()[0].misses == ("net C1 ilp (101.0%)",)
 
 
+@pytest.mark.parametrize(("peak", "held"), [(96, False), (97, True), (100, True), (101, False)])
+def test_limits_of_a_good_use_belong_to_it(row: Make, peak: int, held: bool) -> None:
+    """97 % of the budget is enough, and all of it is not too much."""
+    use = results(row("none", 120, 0.0), row("ilp", peak, 1.0)).claims()[0]
+    assert (use.cases, not use.misses) == (1, held)
+
+
 def test_a_plan_that_runs_out_of_memory_is_a_miss(row: Make) -> None:
     """Live tensors may fit a budget while the caching allocator runs out of the GPU's memory."""
     assert results(row("ilp", 99, 1.0, fits_gpu=False)).claims()[1].misses == ("net C1 ilp",)

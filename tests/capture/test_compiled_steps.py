@@ -16,7 +16,7 @@ from autosac.planning.closed_loop import Goal, full_plan, make_plan
 from autosac.planning.traced import follows
 from autosac.simulation import Target
 
-WIDTH, TOKENS, LAYERS = 256, 4096, 3
+WIDTH, TOKENS, LAYERS = 256, 4096, 2
 
 
 class Layer(nn.Module):

@@ -13,7 +13,7 @@ from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.trace import Alloc, Op, Phase, Trace
 
-LAYERS, WIDTH, HIDDEN, TOKENS = 6, 256, 768, 2 * 64  # llama3's debug model, and the batch of `trace`
+LAYERS, WIDTH, HIDDEN, TOKENS = 2, 256, 768, 2 * 64  # llama3's debug model with two layers, and the batch of `trace`
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def trace(capture_server: CaptureServer) -> Trace:
         *("--compile.enable", "--compile.components", "model"),
     )
     return capture_server.capture(
-        TitanRequest(config_file=None, overrides=arguments, world_size=2, checkpointing="none")
+        TitanRequest(config_file=None, overrides=arguments, world_size=2, checkpointing="none", layers=LAYERS)
     )
 
 

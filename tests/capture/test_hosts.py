@@ -50,10 +50,10 @@ pathlib.Path(os.environ["PROBE_REPORT"]).write_text(repr(found))
 
 
 def request(tmp_path: Path, *overrides: str) -> TitanRequest:
-    """The job's step."""
+    """The job's step, with a dense layer and one of experts."""
     path = tmp_path / "job.toml"
     path.write_text(JOB)
-    return TitanRequest(config_file=str(path), overrides=overrides, world_size=2)
+    return TitanRequest(config_file=str(path), overrides=overrides, world_size=2, layers=2)
 
 
 def captured(tmp_path: Path, *overrides: str) -> Trace:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from autosac.capture.jobs.layers import Layering, kinds, repetition
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.derivation import is_alike_outside
@@ -209,34 +208,3 @@ def test_a_job_that_is_not_worth_cutting_is_captured_whole(server: CaptureServer
     trace = server.capture(request)
     assert trace.info.cut is None
     assert len({name for name in trace.modules if name.count(".") == 1}) == (6 if "debugmodel" in overrides else 32)
-
-
-def test_kinds_leave_out_what_counts_the_layers() -> None:
-    """A number that is different in every layer tells nothing, one that comes twice does."""
-    layers = [{"index": i, "scale": 0.02 / (i + 1), "has_experts": i % 2 == 1, "width": 8} for i in range(6)]
-    assert kinds(layers) == [0, 1, 0, 1, 0, 1]
-    layers[0]["width"] = 16
-    assert kinds(layers) == [0, 1, 2, 1, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ([0] * 6, (0, 1)),
-        ([0, 1, 1, 1, 1], (1, 1)),
-        ([0, 1] * 4, (0, 2)),
-        ([3, 0, 1, 2, 0, 1, 2], (1, 3)),
-        ([0, 0, 0, 1], (4, 1)),
-    ],
-)
-def test_repetition_is_found(numbers: list[int], expected: tuple[int, int]) -> None:
-    """How many layers lead and with which period the others repeat."""
-    assert repetition(numbers) == expected
-
-
-def test_cuts_end_at_the_same_place_of_the_period() -> None:
-    """61 layers, 3 of them leading, period 4: 17, 21 and 25 (all = 1 mod 4), of at least 3 + 3 * 4 layers."""
-    layering = Layering(61, 3, 4)
-    assert [layering.cut(i) for i in range(3)] == [17, 21, 25]
-    assert not layering.is_worthwhile()
-    assert Layering(80, 0, 1).is_worthwhile()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,26 +23,26 @@ from autosac.trace import Trace
 
 pytestmark = pytest.mark.skipif(has_python_jobs(), reason="the jobs are TorchTitan 0.2's")
 
-MICROBATCHES, STEPS = 8, 2
+MICROBATCHES, STEPS = 6, 2
 RUN = 4  # of each step: the first three and the last
 COUNTS = {"1F1B, experts": MICROBATCHES + RUN}  # in the first step, the third microbatch is not yet like the second
 ALWAYS = ("--parallelism.fsdp_reshard_after_forward", "always")
 DEEPSEEK = ("--model.name", "deepseek_v3")
 
-# Each request is captured twice by a child, whole and with microbatches copied; it notes how many run forward each time. The
-# exit code of one that has to be captured whole is that of the capture process.
+# Reads a folder and requests from each line, and answers each line with one. Each request is captured twice by a child, whole
+# and with microbatches copied; it notes how many run forward each time. The exit code of one that has to be captured whole is
+# that of the capture process.
 PROGRAM = """
-import os, sys, torch
+import json, os, sys, torch
 from dataclasses import replace
 from pathlib import Path
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from autosac.capture.process import worker
 from autosac.capture.request import TitanRequest
 
-requests, folder = [TitanRequest.from_json(text) for text in sys.argv[2:]], Path(sys.argv[1])
 torch.set_num_threads(1)  # as the worker does
-server = worker.Worker(os.open(os.devnull, os.O_WRONLY), str(folder))
-server.preload(requests[0])
+server = worker.Worker(os.open(os.devnull, os.O_WRONLY), sys.argv[1])
+server.preload(TitanRequest.from_json(sys.argv[2]))
 runs = [0]
 original = _PipelineStageBase.forward_maybe_with_nosync
 
@@ -49,17 +51,21 @@ def counted(*args, **kwargs):
     return original(*args, **kwargs)
 
 _PipelineStageBase.forward_maybe_with_nosync = counted
-for number, request in enumerate(requests):
-    for name, repeats in ("whole", False), ("copied", True):
-        child = os.fork()
-        if not child:
-            try:
-                server.capture(0, replace(request, repeats=repeats), str(folder / f"{number}.{name}"))
-                (folder / f"{number}.{name}.runs").write_text(str(runs[0]))
-                os._exit(0)
-            finally:
-                os._exit(1)
-        (folder / f"{number}.{name}.code").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+for line in sys.stdin:
+    folder, *requests = json.loads(line)
+    folder = Path(folder)
+    for number, request in enumerate(map(TitanRequest.from_json, requests)):
+        for name, repeats in ("whole", False), ("copied", True):
+            child = os.fork()
+            if not child:
+                try:
+                    server.capture(0, replace(request, repeats=repeats), str(folder / f"{number}.{name}"))
+                    (folder / f"{number}.{name}.runs").write_text(str(runs[0]))
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            (folder / f"{number}.{name}.code").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+    os.write(int(sys.argv[3]), b"done\\n")
 os._exit(0)
 """
 
@@ -72,21 +78,46 @@ class Captured(NamedTuple):
     runs: int
 
 
-def captured(folder: Path, requests: Sequence[TitanRequest]) -> list[tuple[Captured, Captured]]:
-    """Each request captured whole, and with microbatches copied."""
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), *(request.to_json() for request in requests)],
-        check=True,
+Both = Callable[[Path, Sequence[TitanRequest]], list[tuple[Captured, Captured]]]
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    """Captures each request whole, and with microbatches copied, in children of one process."""
+    answers, answering = os.pipe()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            str(tmp_path_factory.mktemp("worker")),
+            request("1F1B").to_json(),
+            str(answering),
+        ],
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        text=True,
+        pass_fds=(answering,),
     )
+    os.close(answering)
 
-    def one(name: str) -> Captured:
-        code = int((folder / f"{name}.code").read_text())
-        if code:
-            return Captured(code, b"", 0)
-        return Captured(code, (folder / name).read_bytes(), int((folder / f"{name}.runs").read_text()))
+    def run(folder: Path, requests: Sequence[TitanRequest]) -> list[tuple[Captured, Captured]]:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([str(folder), *(each.to_json() for each in requests)]) + "\n")
+        process.stdin.flush()
+        assert os.read(answers, 5) == b"done\n"
+        return [(one(folder, f"{i}.whole"), one(folder, f"{i}.copied")) for i in range(len(requests))]
 
-    return [(one(f"{number}.whole"), one(f"{number}.copied")) for number in range(len(requests))]
+    with process, os.fdopen(answers):
+        yield run
+
+
+def one(folder: Path, name: str) -> Captured:
+    """What a child has left of a capture."""
+    code = int((folder / f"{name}.code").read_text())
+    if code:
+        return Captured(code, b"", 0)
+    return Captured(code, (folder / name).read_bytes(), int((folder / f"{name}.runs").read_text()))
 
 
 def request(
@@ -99,8 +130,9 @@ def request(
     checkpointing: str = "none",
     observe: bool = False,
     more: Sequence[str] = (),
+    layers: int | None = 4,
 ) -> TitanRequest:
-    """A rank of one of two stages of a debug model."""
+    """A rank of one of two stages of a debug model; of four if it has all its layers (None), two a rank."""
     degrees = {"pipeline": 2, "tensor": tensor, "data_parallel_shard": sharding}
     names = {"data_parallel_shard": "data_parallel_shard_degree"}
     arguments = [
@@ -126,6 +158,7 @@ def request(
         )
         if rank
         else None,
+        layers=layers,
     )
 
 
@@ -136,24 +169,24 @@ REQUESTS = {
     "1F1B, FSDP, selective": request("1F1B", 1, sharding=2, checkpointing="selective-op"),
     "1F1B, loss parallel, full": request("1F1B", 1, tensor=2, checkpointing="full"),
     "GPipe, FSDP and TP": request("GPipe", 1, sharding=2, tensor=2, checkpointing="selective-op"),
-    "Interleaved1F1B, FSDP": request("Interleaved1F1B", 0, sharding=2, checkpointing="full"),
-    "Interleaved1F1B, last": request("Interleaved1F1B", 1, observe=True),
-    "1F1B, accumulated": request("1F1B", 1, sharding=2, more=("--training.global_batch_size", "32")),
+    "Interleaved1F1B, FSDP": request("Interleaved1F1B", 0, sharding=2, checkpointing="full", layers=None),
+    "Interleaved1F1B, last": request("Interleaved1F1B", 1, observe=True, layers=None),
+    "1F1B, accumulated": request("1F1B", 1, sharding=2, more=("--training.global_batch_size", "24")),
     "1F1B, CP": request("1F1B", 0, more=("--parallelism.context_parallel_degree", "2"), context=2),
     "1F1B, experts": request("1F1B", 0, more=DEEPSEEK),
 }
 WHOLE = {
     "parameters are let go of": request("1F1B", 0, sharding=2, more=ALWAYS),
-    "and kept by the backward": request("Interleaved1F1B", 1, sharding=2, more=ALWAYS),
-    "ZBVZeroBubble": request("ZBVZeroBubble"),
-    "InterleavedZeroBubble": request("InterleavedZeroBubble"),
-    "DualPipeV": request("DualPipeV"),
+    "and kept by the backward": request("Interleaved1F1B", 1, sharding=2, more=ALWAYS, layers=None),
+    "ZBVZeroBubble": request("ZBVZeroBubble", layers=None),
+    "InterleavedZeroBubble": request("InterleavedZeroBubble", layers=None),
+    "DualPipeV": request("DualPipeV", layers=None),
 }
 
 
-def test_copied_microbatches_change_nothing(tmp_path: Path) -> None:
+def test_copied_microbatches_change_nothing(tmp_path: Path, captured: Both) -> None:
     """Under every schedule that runs a backward in one go, of both stages, with FSDP, TP, loss parallelism and experts, and
-    under all ways of checkpointing: the traces are the same, and 4 of 8 microbatches have run (of experts, only in the second
+    under all ways of checkpointing: the traces are the same, and 4 of 6 microbatches have run (of experts, only in the second
     step).
     """
     for name, (whole, copied) in zip(REQUESTS, captured(tmp_path, tuple(REQUESTS.values())), strict=True):
@@ -163,7 +196,7 @@ def test_copied_microbatches_change_nothing(tmp_path: Path) -> None:
         assert copied.runs == stages * COUNTS.get(name, STEPS * RUN), name
 
 
-def test_what_is_not_alike_runs_whole(tmp_path: Path) -> None:
+def test_what_is_not_alike_runs_whole(tmp_path: Path, captured: Both) -> None:
     """Parameters that are gathered again for some microbatches, and backwards in two parts: the traces are the same, and all
     microbatches have run.
     """
@@ -173,7 +206,7 @@ def test_what_is_not_alike_runs_whole(tmp_path: Path) -> None:
         assert copied.runs == whole.runs, name
 
 
-def test_plans_of_copied_microbatches(tmp_path: Path, capture_server: CaptureServer) -> None:
+def test_plans_of_copied_microbatches(tmp_path: Path, captured: Both, capture_server: CaptureServer) -> None:
     """Under a plan that keeps nothing, and one that keeps every second result, the recomputations of all microbatches are the
     same, and say which forward they repeat.
     """
@@ -208,13 +241,15 @@ def table() -> str:
     return "\n".join(map(",".join, rows)) + "\n"
 
 
-def test_a_wrong_guess_is_captured_whole(tmp_path: Path, capture_server: CaptureServer) -> None:
+def test_a_wrong_guess_is_captured_whole(tmp_path: Path, captured: Both, capture_server: CaptureServer) -> None:
     """A table of actions that splits backwards after forwards have been copied: the process that has copied them ends with a
     code of its own, and the capture is made anew.
     """
     file = tmp_path / "actions.csv"
     file.write_text(table())
-    asked = request("PipelineScheduleMulti", more=("--parallelism.pipeline_parallel_schedule_csv", str(file)))
+    asked = request(
+        "PipelineScheduleMulti", more=("--parallelism.pipeline_parallel_schedule_csv", str(file)), layers=None
+    )
     ((whole, copied),) = captured(tmp_path, [asked])
     assert (whole.code, copied.code) == (0, AGAIN)
     again, first = capture_server.capture(asked), Trace.load(tmp_path / "0.whole")

@@ -23,15 +23,14 @@ from autosac.trace import Alloc, Collective, Label, Op, Phase, Trace
 
 JOB = ("--model.name", "llama3", "--model.flavor", "debugmodel", "--training.local_batch_size", "2")
 JOB += ("--training.seq_len", "128")
-LAYERS = 6
+LAYERS = 4
 Capture = Callable[..., Any]
 
 
 def request(*overrides: str, **arguments: Any) -> TitanRequest:
-    """The debug model with 2 sequences of 128 tokens on 8 ranks, without checkpointing unless asked for."""
-    return TitanRequest(
-        config_file=None, overrides=(*JOB, *overrides), **{"world_size": 8, "checkpointing": "none", **arguments}
-    )
+    """The debug model with four layers and 2 sequences of 128 tokens on 8 ranks, without checkpointing unless asked for."""
+    usual = {"world_size": 8, "checkpointing": "none", "layers": LAYERS}
+    return TitanRequest(config_file=None, overrides=(*JOB, *overrides), **{**usual, **arguments})
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,10 @@ def test_fsdp_transfers(titan: Capture) -> None:
     gathered_again = collectives(trace, "all_gather", Phase.BACKWARD)
     assert [c.nbytes for c in gathered_again] == [2 * n for n in elements[-2::-1]]
     # The next unit's transfer is issued while this one's backward begins.
-    assert [trace.modules[c.module] for c in gathered_again] == ["output", *(f"layers.{i}" for i in range(5, -1, -1))]
+    assert [trace.modules[c.module] for c in gathered_again] == [
+        "output",
+        *(f"layers.{i}" for i in reversed(range(LAYERS))),
+    ]
     reduced = collectives(trace, "reduce_scatter", Phase.BACKWARD)
     assert [c.nbytes for c in reduced] == [4 * n for n in elements[::-1]]
     assert {trace.groups[c.group].ranks() for c in (*forward, *gathered_again, *reduced)} == {tuple(range(8))}

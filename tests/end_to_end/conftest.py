@@ -33,12 +33,18 @@ def arguments(model: str, options: dict[str, Any]) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def capture(capture_server: CaptureServer) -> Callable[..., Trace]:
-    """Captures 2 sequences of 128 tokens a rank without checkpointing; the same job is captured once."""
+    """Captures 2 sequences of 128 tokens a rank of a model with three layers, without checkpointing; the same job is captured
+    once.
+    """
     known: dict[TitanRequest, Trace] = {}
 
     def run(model: str, world_size: int, **options: Any) -> Trace:
         request = TitanRequest(
-            config_file=None, overrides=arguments(model, options), world_size=world_size, checkpointing="none"
+            config_file=None,
+            overrides=arguments(model, options),
+            world_size=world_size,
+            checkpointing="none",
+            layers=3,
         )
         if request not in known:
             known[request] = capture_server.capture(request)

@@ -1,7 +1,7 @@
 """What every parallel dimension transfers, worked out by hand from the model's shapes.
 
-llama3's debug model: 6 layers of width 256, vocabulary 2048; deepseek_v3's: 6 layers of width 256, the last 5 with 8 experts
-of which each token takes 3. A rank has 2 sequences of 128 tokens.
+llama3's debug model with 3 layers of width 256, vocabulary 2048; deepseek_v3's with 3 layers of width 256, the last 2 with 8
+experts of which each token takes 3. A rank has 2 sequences of 128 tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from autosac.trace import Collective, Label, Phase, Trace
 
 Capture = Callable[..., Trace]
-LAYERS, WIDTH, TOKENS = 6, 256, 2 * 128
-MIXTURES, EXPERTS, TOP_K = 5, 8, 3
+LAYERS, WIDTH, TOKENS = 3, 256, 2 * 128
+MIXTURES, EXPERTS, TOP_K = 2, 8, 3
 BF16, FP32 = 2, 4
 
 
@@ -70,7 +70,7 @@ def test_ddp(capture: Capture) -> None:
 
 @pytest.mark.parametrize(("policy", "again"), [("default", LAYERS + 1), ("always", LAYERS + 2), ("never", 0)])
 def test_resharding_after_the_forward(capture: Capture, policy: str, again: int) -> None:
-    """Eight units (embedding, layers, output) are gathered in the forward. In the backward they are gathered again: all
+    """Five units (embedding, layers, output) are gathered in the forward. In the backward they are gathered again: all
     but the last by default, all if always resharded, none if never. Gradients are reduced in any case.
     """
     trace = capture("llama3", 8, parallelism__fsdp_reshard_after_forward=policy)

@@ -116,6 +116,18 @@ def test_corrected_parts_are_as_measured(tmp_path: Path, product: float, wave: f
         assert other.on(corrected).step_ms == pytest.approx(truth, rel=allowed)
 
 
+@pytest.mark.parametrize(("later_ns", "alike"), [(0.0, 2), (0.4, 2), (0.6, 1)])
+def test_layers_are_alike_to_the_nanosecond(later_ns: float, alike: int) -> None:
+    """Two layers of which all operators take 1 ms count together, also if a product of one takes a bit longer."""
+    known = simulated(step())
+    ms = np.ones_like(known.pricing.event_ms)
+    ms[4] += later_ns * 1e-6  # the product of the second layer's forward
+    simulation = replace(known, other_prices=replace(known.pricing, event_ms=ms))
+    found = learn(record_of(simulation, 1.0, 1.0), simulation)
+    assert [part.alike for part in found.parts if part.name == "layers.0" and part.part == "forward"] == [alike]
+    assert [part.alike for part in found.parts if part.part == "backward"] == [2, 1]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_record_gives_finite_prices(tmp_path: Path, seed: int) -> None:
     """Modules that the job has not, or twice, times of nothing and of years, no modules at all: every price is a duration."""

@@ -6,18 +6,31 @@ See `test_stored_step` for how to write the expectations anew.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from pinned import check
 
 ROOMS = (
     *("trace", "plans", "titan", "target", "simulation", "memory_sim", "runtime_sim", "solvers"),
-    *("estimator", "planning", "configurations"),
+    *(
+        "estimator",
+        "planning",
+        "configurations",
+        "derivation",
+        "induction",
+        "report",
+        "display",
+        "files",
+        "chakra",
+        "kineto",
+    ),
+    *("jobs", "runs", "bench"),
 )
 
 
@@ -37,17 +50,42 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
+def of_fields() -> Iterator[str]:
+    """Of every field of every dataclass, and of every NamedTuple."""
+    for module in modules():
+        for kind in vars(module).values():
+            if not isinstance(kind, type) or kind.__module__ != module.__name__:
+                continue
+            found = {f.name: f.default for f in fields(kind)} if is_dataclass(kind) else {}
+            found |= getattr(kind, "_field_defaults", {})
+            own = vars(kind).get("__annotations__", ())
+            for name, value in found.items():
+                if name in own and value is not MISSING and is_plain(value):
+                    yield f"{module.__name__.removeprefix('autosac.')} {kind.__qualname__}.{name} = {value!r}"
+
+
+def of_parameters() -> Iterator[str]:
+    """Of every parameter of the functions and methods that other modules call."""
+    for module in modules():
+        owners = [
+            kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__
+        ]
+        for owner in (module, *owners):
+            for name, value in vars(owner).items():
+                function = inspect.unwrap(getattr(value, "__func__", value))
+                is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
+                if not is_own or (name.startswith("_") and name not in ("__init__", "__call__")):
+                    continue
+                if function.__code__.co_filename != module.__file__:  # what dataclasses make
+                    continue
+                for parameter in inspect.signature(function).parameters.values():
+                    if parameter.default is not parameter.empty and is_plain(parameter.default):
+                        place = f"{module.__name__.removeprefix('autosac.')} {function.__qualname__}"
+                        yield f"{place}({parameter.name}) = {parameter.default!r}"
+
+
 def test_defaults() -> None:
-    """Of every field of every dataclass, where it is a number, a text, a truth value, None, or a tuple of such."""
-    lines = [
-        f"{module.__name__.removeprefix('autosac.')} {kind.__qualname__}.{field.name} = {field.default!r}"
-        for module in modules()
-        for kind in vars(module).values()
-        if isinstance(kind, type) and kind.__module__ == module.__name__ and is_dataclass(kind)
-        for field in fields(kind)
-        if field.name in vars(kind).get("__annotations__", ())
-        and field.default is not MISSING
-        and is_plain(field.default)
-    ]
-    assert len(set(lines)) == len(lines) > 200
-    check(Path(__file__).with_name("defaults.txt"), "\n".join(sorted(lines)))
+    """Where they are numbers, texts, truth values, None, or tuples of such."""
+    lines = [*of_fields(), *of_parameters()]
+    assert len(lines) > 400
+    check(Path(__file__).with_name("defaults.txt"), "\n".join(sorted(set(lines))))

@@ -19,8 +19,9 @@ from autosac.induction import Refusal, TraceFamily, capturing, difference, joine
 from autosac.induction.alignment import Insertion, insertions
 from autosac.induction.captures import Capturing
 from autosac.plans import Plan, Unit
-from autosac.trace import Alloc, Cut, Op, Storage, Trace
+from autosac.trace import Alloc, Cut, Op, Phase, Signature, Storage, TensorMeta, Trace
 from plans import MADE_FOR
+from traces import trace_of
 
 Step = Callable[..., Trace]
 
@@ -66,6 +67,19 @@ def test_a_rendered_row_is_the_row_that_is_expected(step: Step) -> None:
     assert type(trace.storages[norms]) is Storage and type(trace.prologue[0]) is Alloc
     assert trace.info.flops_per_token == 150.0
     assert trace.info.fsdp_units[:3] == ("layers.0", "layers.1", "layers.10")
+
+
+@pytest.mark.parametrize("ends", [(70, 50), (50, 70), (30, 30)])
+def test_tensors_of_a_list_are_told_apart_by_their_layouts(ends: tuple[int, int]) -> None:
+    """An operator on a stack of all layers, a tensor, one tensor of each layer, and another one."""
+
+    def of(layers: int) -> Trace:
+        sizes = (layers, ends[0], *(6,) * layers, ends[1])
+        inputs = tuple(TensorMeta((size,), (1,), "float32") for size in sizes)
+        signature = Signature("aten._foreach_mul_.List", inputs, inputs)
+        return trace_of([Op(0, 0, 0, Phase.OPTIMIZER, -1, (), ())], signatures=[signature])
+
+    assert difference(TraceFamily([of(4), of(5)]).member(6), of(10)) is None
 
 
 def test_steps_with_another_period_are_no_family(step: Step) -> None:

@@ -35,7 +35,11 @@ def ranks(capture_server: CaptureServer) -> Ranks:
     ) -> list[Trace]:
         overrides = [word for name, value in options.items() for word in _option(name, value)]
         request = TitanRequest(
-            config_file=None, overrides=(*model, *overrides), world_size=world_size, checkpointing="none"
+            config_file=None,
+            overrides=(*model, *overrides),
+            world_size=world_size,
+            checkpointing="none",
+            layers=3,
         )
         first = capture(request)
         stages = first.info.parallelism.pp

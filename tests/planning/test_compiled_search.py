@@ -162,6 +162,19 @@ def test_policies_decide_about_what_the_compiler_traces(monkeypatch: pytest.Monk
     assert len(notes) == 1
 
 
+def test_what_follows_the_compiler_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the compiler traces what was observed, or tells nothing, no measurement is forgotten. With one operator more, what
+    has decisions is measured again.
+    """
+    sampled = []
+    for traced in ({}, {"layers.1": AS_TRACED[1:]}, {"layers.1": AS_TRACED}):
+        job: Any = Compiled()
+        job.traced = traced
+        _found(monkeypatch, job)
+        sampled.append(len(job.sampled))
+    assert sampled[0] == sampled[1] < sampled[2]
+
+
 def test_operators_that_stop_a_capture_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that does not follow decisions stops. Units without any show what is traced; the same as before."""
     job: Any = Compiled()

@@ -11,7 +11,8 @@ import pytest
 from autosac.errors import SimulationError
 from autosac.runtime_sim import INSTANT_HOST, HostModel
 from autosac.runtime_sim.host import host_costs
-from autosac.trace import Alloc, Free, Phase, RecordStream, TensorMeta
+from autosac.trace import Alloc, Free, GraphLaunch, Op, Phase, RecordStream, Signature, StreamWait, TensorMeta
+from traces import trace_of
 
 SLOW = replace(INSTANT_HOST, eager_op_us=500.0)  # 0.5 ms for each operator
 
@@ -238,3 +239,13 @@ def test_scaled_host():
     assert (slow.launch_latency_us, slow.queue_depth) == (host.launch_latency_us, host.queue_depth)
     with pytest.raises(SimulationError, match="only a host whose eager operators cost time"):
         INSTANT_HOST.scaled(5.0)
+
+
+def test_a_cuda_graph_is_one_launch() -> None:
+    """Its nodes cost the host nothing, whatever they are; what comes after it costs as ever."""
+    product = Op(0, 0, 0, Phase.FORWARD, -1, (), ())
+    wait = StreamWait(0, 1)
+    events = [product, GraphLaunch(3), product, wait, product, product, wait, GraphLaunch(0), product]
+    trace = trace_of(events, signatures=[Signature("aten.mm.default", (), ())])
+    host = replace(INSTANT_HOST, eager_op_us=8.0, stream_op_us=0.5)
+    np.testing.assert_allclose(host_costs(trace, host) * 1e3, [8, 8, 0, 0, 0, 8, 0.5, 8, 8])
