@@ -59,8 +59,8 @@ _UNALIGNED = {9: (3.5, 0.3), 7: (1.5, 0.2)}
 _EVEN_ROWS, _ODD_ROWS = {9: 2.75}, {9: 0.135}
 # Relative to a linear layer's forward, on Hopper: 19 kinds of products in one step with TF32. Nothing is held out.
 _TF32_LAYOUT = {(False, True): 1.0, (False, False): 1.1, (True, False): 1.6, (True, True): 1.6}
-# TF32 on an A100, where one wave of tiles of 128 x 128 holds the result: 3.0 ns more for each k, 1.5 us sooner ready. Fitted to
-# 45 aligned kinds of `mm` and `addmm` in an A100's trace (11.1 -> 5.0 %); 44 others of it were held out (11.8 -> 4.8 %).
+# TF32 on an A100, where one wave of tiles of 128 x 128 holds the result: 3.0 ns more for each k, 1.5 us sooner ready. Fitted
+# to 45 aligned kinds of `mm` and `addmm` in an A100's trace (11.1 -> 5.0 %); 44 others of it were held out (11.8 -> 4.8 %).
 _TF32_LOOP_MS, _TF32_SOONER_MS, _TILE = 3.0e-6, 1.5e-3, 128
 # The trees know kernels that were timed back to back, where one starts while the one before it drains. Between other kernels
 # products of less than 15 us took longer by 2.2 to 4.0 us (quartiles) in TraceLens's H100 traces (171dd747), by 2.6 to 3.4 on

@@ -49,8 +49,8 @@ def _operators(trace: Trace) -> Counter[str]:
 
 @pytest.mark.parametrize(("rows", "cloned"), [(RANKS * 8, 0), (RANKS * 6, 4), (RANKS * 5, 6)])
 def test_scales_that_begin_askew_are_copied(group: None, rows: int, cloned: int) -> None:
-    """A scale of a row has 4 bytes. Parts of 32 bytes begin at multiples of 16, of 24 bytes every second one, of 20 every fourth.
-    cuBLAS needs such beginnings, so PyTorch clones the other parts.
+    """Parts of 8 scales of 4 bytes begin at multiples of 16, as cuBLAS needs it; of 6 every second one, of 5 every fourth.
+    PyTorch clones the others.
     """
     trace = capture_eager(partial(_make, rows), EagerRequest())
     found = _operators(trace)
