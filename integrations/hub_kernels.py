@@ -54,6 +54,13 @@ def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> tor
     return q.new_empty(*q.shape[:3], v.shape[3])
 
 
+def narrow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """RuntimeError for what FlashAttention's kernels refuse, too: autocast casts nothing for them."""
+    wide = {str(x.dtype).removeprefix("torch.") for x in (q, k, v) if x.dtype.itemsize > 2}
+    if wide:
+        raise RuntimeError(f"FlashAttention takes tensors of 16 and 8 bits, not {', '.join(sorted(wide))}")
+
+
 def flash_attention_3(with_window: Any) -> Any:
     """`flash_attn_func`; `with_window` is called where a window leaves something out."""
 
@@ -68,6 +75,7 @@ def flash_attention_3(with_window: Any) -> Any:
         **_: Any,
     ) -> torch.Tensor:
         """(batch, length, heads, size) in and out."""
+        narrow(q, k, v)
         left, right = window_size
         longest = max(q.shape[1], k.shape[1]) - 1
         if (0 <= left < longest) or (not causal and 0 <= right < longest):

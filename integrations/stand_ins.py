@@ -173,6 +173,7 @@ def _flash_attention(
     **_: Any,
 ) -> torch.Tensor:
     """`flash_attn_func`: PyTorch has the same kernels. (batch, length, heads, size) in and out."""
+    hub_kernels.narrow(q, k, v)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         attended = torch.nn.functional.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -201,6 +202,7 @@ def _flash_attention_varlen(
     **_: Any,
 ) -> torch.Tensor:
     """`flash_attn_varlen_func`: PyTorch has the same kernels. (tokens, heads, size) in and out."""
+    hub_kernels.narrow(q, k, v)
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn(  # type: ignore[return-value]

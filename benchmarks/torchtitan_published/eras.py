@@ -32,7 +32,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **Optimizer**: the foreach form was the default until 2025-02-24.
 - **KempnerForge**: not TorchTitan, but a trainer of PyTorch's own parts with the same model (KempnerInstitute/KempnerForge,
   01b461a). Parameters in bf16, blocks and a root group in FSDP2, the whole model compiled, the loss in bf16 and not compiled;
-  gradients of several microbatches are reduced with the last one; the vocabulary is gathered for the loss.
+  gradients of several microbatches are reduced with the last one; the vocabulary is gathered for the loss. Under tensor
+  parallelism each of the five column-wise layers of a block gathers its input for itself.
 - **Allocator**: TorchTitan's launcher sets expandable segments since 2024-10-22 (a5e57e4a9). Runs that were started otherwise
   have none (``runs.py`` names them).
 
@@ -72,6 +73,7 @@ class Era:
     widens_logits: bool = True
     parallel_loss: bool = True
     reduces_last_microbatch: bool = False
+    gathers_for_each_layer: bool = False
     optimizer: str = "fused"
     early_stop: bool = True
     preserve_rng_state: bool = False
@@ -136,6 +138,7 @@ FORGE = Era(
     widens_logits=False,
     parallel_loss=False,
     reduces_last_microbatch=True,
+    gathers_for_each_layer=True,
     allocator="",
 )
 

@@ -20,6 +20,8 @@ from torch import nn
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed import NoParallel
@@ -235,9 +237,29 @@ def enable_async_tp(job_config: Any, mesh: Any) -> None:
             enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
+def gather_for_each_layer(model: nn.Module, mesh: Any) -> None:
+    """Tensor parallelism whose column-wise layers each gather the sequence, and whose loss sees the whole vocabulary."""
+    gathers = partial(ColwiseParallel, input_layouts=Shard(1))
+    scatters = partial(RowwiseParallel, output_layouts=Shard(1))
+    whole = {
+        "tok_embeddings": NoParallel(output_layout=Shard(1)),  # all of it on each GPU
+        "norm": SequenceParallel(),
+        "output": gathers(output_layouts=Replicate()),
+    }
+    parallelize_module(model, mesh, whole)
+    blocks: Any = model.layers
+    for block in blocks.values():
+        plan = {name: gathers() for name in (*(f"attention.w{x}" for x in "qkv"), "feed_forward.w1", "feed_forward.w3")}
+        plan |= {name: scatters() for name in ("attention.wo", "feed_forward.w2")}
+        plan |= {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
+        parallelize_module(block, mesh, plan)
+
+
 def parallelize(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
     """Tensor and context parallelism, checkpointing, compile and FSDP, in TorchTitan's order."""
-    if parallel_dims.tp_enabled:
+    if parallel_dims.tp_enabled and era.gathers_for_each_layer:
+        gather_for_each_layer(model, parallel_dims.get_mesh("tp"))
+    elif parallel_dims.tp_enabled:
         apply_tp(
             model,
             parallel_dims.get_mesh("tp"),

@@ -24,6 +24,13 @@ def test_presets_load_under_their_own_names() -> None:
         assert load_cluster(name).name == name
 
 
+@pytest.mark.parametrize(("name", "pair"), [("hgx-a100-4", 100.0), ("hgx-h100-4", 150.0), ("hgx-h200-4", 150.0)])
+def test_boards_of_four_have_no_switch(name: str, pair: float) -> None:
+    """Two of their GPUs have a third of the links, all four have all."""
+    board = load_cluster(name)
+    assert [board.place(range(n)).intra_gbps for n in (2, 4)] == pytest.approx([pair, 3 * pair])
+
+
 def test_default_cluster_holds_the_world() -> None:
     """20 ranks on eight-GPU nodes need three nodes; a GPU without a preset gets generic nodes."""
     assert default_cluster(load_hardware("h100-sxm-80gb"), 20).nodes == 3

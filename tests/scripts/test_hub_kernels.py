@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.integrations.hub_kernels import flops, pairs
+from autosac.integrations.hub_kernels import flops, narrow, pairs
 from autosac.trace import Trace
 
 SCRIPT = """
@@ -58,6 +58,25 @@ def test_flops_of_a_window() -> None:
     """Two products for each pair: 4 queries see 1, 2, 2 and 2 keys."""
     q = torch.empty(3, 4, 2, 8)
     assert flops(q, q, q, causal=True, window_size=(1, 0)) == 3 * 2 * 7 * 2 * (8 + 8)
+
+
+def test_float32_is_refused() -> None:
+    """The kernels refuse it on a GPU. Under autocast PyTorch's norms return it, and PyTorch's attention casts it."""
+    half, full = torch.empty(1, 4, 2, 8, dtype=torch.bfloat16), torch.empty(1, 4, 2, 8)
+    narrow(half, half, half)
+    with pytest.raises(RuntimeError, match=r"^FlashAttention takes tensors of 16 and 8 bits, not float32$"):
+        narrow(full, full, half)
+
+
+@pytest.mark.parametrize("module", ["kernels", "flash_attn"])
+def test_float32_ends_a_script(run: Any, module: str) -> None:
+    """In one line that says what the kernel takes, eager or compiled."""
+    got = "get_kernel('kernels-community/flash-attn3')" if module == "kernels" else "flash_attn"
+    names = "from kernels import get_kernel" if module == "kernels" else "import flash_attn"
+    call = f"q = torch.ones(1, 8, 2, 64, device='cuda')\n{got}.flash_attn_func(q, q, q, causal=True)"
+    ended = run(f"import torch\n{names}\n{call}\n", "--stand-in", module)
+    assert ended.returncode != 0
+    assert "FlashAttention takes tensors of 16 and 8 bits, not float32" in ended.stderr
 
 
 def test_flash_attention_3_in_compiled_code(run: Any, tmp_path: Path) -> None:
