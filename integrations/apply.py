@@ -136,7 +136,7 @@ class _Checkpointing:
                 use_reentrant=False,
                 preserve_rng_state=True,  # without it a recomputed dropout would be another one
                 early_stop=settings.early_stop,
-                context_fn=context_fn(self.policy, _variant(unit, settings), offloads=offloader is not None),
+                context_fn=context_fn(self.policy, offloads=offloader is not None),
             )
         )
         self._of_compiler = unit.memory_budget is not None

@@ -26,6 +26,7 @@ import torch.fx.traceback
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from autosac.errors import PlanError
 from autosac.integrations.operators.keys import is_random
 
 MARK = "autosac: saves what cannot be computed again"
@@ -33,10 +34,15 @@ MARK = "autosac: saves what cannot be computed again"
 
 
 def save_what_changes() -> None:
-    """From now on, in this process: see the module's docstring."""
+    """From now on, in this process: see the module's docstring. PlanError if this PyTorch's partitioner is another one."""
     from torch._functorch import partitioners
 
     patched: Any = partitioners
+    lacking = [name for name in ("choose_saved_values_set", "classify_nodes") if not hasattr(patched, name)]
+    if lacking:
+        raise PlanError(
+            f"memory budgets of compiled code need another PyTorch: this one's partitioner has no {lacking[0]}"
+        )
     original, classify = patched.choose_saved_values_set, patched.classify_nodes
     if not hasattr(original, "__wrapped__"):
 

@@ -29,10 +29,11 @@ SEES_RESULTS = "op_output" in inspect.signature(SelectiveCheckpointContext).para
 """Whether PyTorch tells a policy what an operator has returned (since 2.12): without it nobody knows whose memory that is."""
 
 
-def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
+def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
     """What `torch.utils.checkpoint.checkpoint` takes as its ``context_fn`` (a plain function: Dynamo takes nothing else).
 
-    `variant` names the policy: what was compiled under it is found again in the compiler's caches by another process.
+    AOTAutograd caches no graph with it, because it has no ``cache_hash``: with one, torch 2.13 tries, fails to pickle the
+    function, and shows a traceback for each graph. What Inductor generates is cached.
     It raises PlanError if the plan offloads, which compiled code does not do, and before PyTorch 2.12.
     """
     of_old_contents: set[int] = set()
@@ -55,8 +56,6 @@ def context_fn(policy: UnitDecisions, variant: str = "", *, offloads: bool) -> C
         )
         return contexts
 
-    if variant:
-        modes.cache_hash = variant  # type: ignore[attr-defined] # without one AOTAutograd caches nothing
     return modes
 
 
