@@ -408,3 +408,23 @@ def test_a_padded_product_is_in_the_trace() -> None:
         if trace.signatures[op.signature].name == "aten.mm.default"
     ]
     assert products == [5008, 5008]
+
+
+def _scattered(device: torch.device) -> tuple[nn.Module, Any]:
+    model = nn.Linear(64, 64).to(device)
+
+    @torch.compile
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        return y.masked_scatter(y > 0, x)
+
+    x = torch.randn(256, 64, device=device)
+    return model, lambda: mixed(x).sum().backward()
+
+
+def test_decompositions_know_what_cudas_code_generation_can_do() -> None:
+    """masked_scatter is generated with the kernels around it, as with a GPU: the trace has no operator of that name."""
+    trace = capture_eager(_scattered, EagerRequest())
+    names = {trace.signatures[op.signature].name for _, op in trace.operators()}
+    assert any(name.startswith("triton") for name in names), sorted(names)
+    assert "aten.masked_scatter.default" not in names

@@ -166,6 +166,22 @@ def pads(
 
 
 @contextlib.contextmanager
+def features_of_cuda() -> Iterator[None]:
+    """Decompositions, which run before a graph is moved to ``cuda``, ask what the simulated device's code generation can do
+    (`masked_scatter`): what CUDA's can.
+    """
+    from torch._inductor.codegen import common
+
+    original = common.get_scheduling_for_device
+
+    def scheduling(device: str) -> Any:
+        return original(CUDA.type if device == device_type() else device)
+
+    with mock.patch.object(common, "get_scheduling_for_device", scheduling):
+        yield
+
+
+@contextlib.contextmanager
 def without_measuring() -> Iterator[None]:
     """Inductor's passes, before it generates code, measure nothing."""
     from torch._inductor.fx_passes import pad_mm

@@ -231,6 +231,7 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], style: _Style) -
     with (
         functorch_config.patch(enable_autograd_cache=False),
         inductor.constants_on_host(),
+        inductor.features_of_cuda(),
         inductor.without_measuring(),
         kept,
     ):
@@ -253,7 +254,7 @@ def _partition(graph: Any, inputs: Any, style: _Style) -> Any:
         partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
         keep_inference_input_mutations=True,
     )
-    with inductor.constants_on_host():
+    with inductor.constants_on_host(), inductor.features_of_cuda():
         return compile_graph(graph, inputs)
 
 
