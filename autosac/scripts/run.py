@@ -107,6 +107,7 @@ class ScriptRun:
             return None
         finder = ModelFinder(change, compiles=not request.observe)
         finder.install()
+        finder.meet_what_is_called()
         return finder
 
     def _drawn_routing(self) -> Routing | None:

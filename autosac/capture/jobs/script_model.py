@@ -31,8 +31,7 @@ class ModelFinder:
         self.is_compiled = False
 
     def install(self) -> None:
-        """Meet modules where they are wrapped, or called."""
-        self._meet_before_first_call()
+        """Meet modules where they are wrapped."""
         self._meet_before(torch, "compile", identity=not self._compiles)
         self._meet_before(nn.Module, "compile", identity=not self._compiles)
         if not dist.is_available():
@@ -46,7 +45,8 @@ class ModelFinder:
         for wrapper in (parallel.DistributedDataParallel, fsdp.FullyShardedDataParallel):
             self._meet_before(wrapper, "__init__", position=1)
 
-    def _meet_before_first_call(self) -> None:
+    def meet_what_is_called(self) -> None:
+        """Meet the first module that is called to be trained, too."""
         modules: Any = nn.Module
         original = modules.__call__
 
