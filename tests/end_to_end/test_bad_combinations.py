@@ -25,7 +25,7 @@ Capture = Callable[..., Trace]
             {"context_parallel_degree": 2, "training__seq_len": 130},
             "Sequence length 130 must be divisible",
         ),
-        ("llama3", 16, {"pipeline_parallel_degree": 16}, "cannot be greater than effective layers (8)"),
+        ("llama3", 16, {"pipeline_parallel_degree": 16}, "cannot be greater than effective layers (5)"),
         ("llama3", 2, {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "2F2B"}, "Unknown schedule name"),
         (
             "llama3",
