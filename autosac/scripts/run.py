@@ -213,15 +213,14 @@ class ScriptRun:
     # ---- ScriptListener ---------------------------------------------------------------------------------------------
 
     def model_called(self, module: torch.nn.Module) -> None:
-        """It is the model, or a part of it that is called by itself, if none was found before."""
-        if self._finder is None:
-            return
-        self._finder.meet(module)
-        model, recorder = self._finder.model, self._session.recorder
+        """Where a part of the model is called by itself, the model is recorded: nobody calls it, and the part would be taken
+        for it.
+        """
+        model, recorder = self._found, self._session.recorder
         if model is None or model is module or recorder.model_parts:
             return
         if any(part is module for part in model.modules()):
-            recorder.add_model(model)  # nobody calls it: this part would be taken for the model
+            recorder.add_model(model)
 
     def step_ended(self, number: int) -> None:
         """Keep it, if it is the one to keep, or none better has come yet, and it has done anything on the device."""
@@ -238,7 +237,7 @@ class ScriptRun:
             step_ms = self._times.price(number) if self._differences.are_many(calls) else None
             self._differences.add(StepSize(number, self._memory.step_peak_bytes, step_ms))
         if number <= self._steps.kept:
-            simulation = self._simulation()
+            simulation = self._simulation(self._left_alone())
             self._kept = number, simulation.trace
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
@@ -322,11 +321,11 @@ class ScriptRun:
         """The kept step, or what there is before it; None if there is nothing."""
         return self._shown or (self._simulation() if self._present()[1] else None)
 
-    def _simulation(self) -> Simulation:
+    def _simulation(self, notes: tuple[str, ...] = ()) -> Simulation:
         """The step that is recorded now, as far as it has come."""
-        return simulation_of(self._session.recorder.trace(self._info()), self._target)
+        return simulation_of(self._session.recorder.trace(self._info(notes)), self._target)
 
-    def _info(self) -> TraceInfo:
+    def _info(self, notes: tuple[str, ...]) -> TraceInfo:
         recorder, request = self._session.recorder, self._request
         parts: list[Any] = recorder.model_parts
         shapes = modules.shapes_by_name(parts) if parts else {}
@@ -343,12 +342,17 @@ class ScriptRun:
             compiled=any(_is_compiled(part) for part in parts) or bool(self._finder and self._finder.is_compiled),
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
-            notes=self._left_alone(),
+            notes=notes,
         )
+
+    @property
+    def _found(self) -> torch.nn.Module | None:
+        """The model that is observed, or follows a plan."""
+        return self._finder.model if self._finder is not None else None
 
     def _left_alone(self) -> tuple[str, ...]:
         """What plans do not decide about."""
-        model = self._finder.model if self._finder is not None else None
+        model = self._found
         if model is None:
             return ()
         of_model = {id(p) for p in model.parameters()}
