@@ -37,6 +37,7 @@ config = Qwen2Config(
     num_hidden_layers=options.layers,
     num_attention_heads=options.heads,
     num_key_value_heads=options.groups,
+    use_cache=False,  # accelerate's checkpointing would fill it a second time
 )
 model = Qwen2ForCausalLM(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
