@@ -62,7 +62,7 @@ def plan(out: Path, gpu: str) -> None:
             peak = autosac.simulate(job.make_step, gpu=gpu).unlimited_allocation.reserved_peak_bytes
             made = _first_plan(job, gpu, peak)
             made.save(out / f"plan-{number}.json")
-            row["policy"] = f"plan for {made.budget_bytes / _GIB:.4g} GiB"
+            row["policy"] = f"plan for {made.made_for.budget_bytes / _GIB:.4g} GiB"
             row["predicted"] = figures_of(autosac.simulate(job.make_step, gpu=gpu, plan=made))
         except AutosacError as e:
             row["error"] = str(e)

@@ -1,13 +1,14 @@
 """Whole training steps on one CUDA device beside what AutoSAC predicts of them: unseen jobs, and the H100 study's.
 
-    python -m benchmarks.gpu.steps measure --out DIR [--only eager|compiled|study] [--truth DIR] [--minutes 8]   # on the GPU
+    python -m benchmarks.gpu.steps measure --out DIR [--only KIND] [--truth DIR] [--minutes 8]   # on the GPU
     python -m benchmarks.gpu.steps predict --out DIR [--only ...] [--truth DIR] [--gpu PROFILE]                  # anywhere
 
 `measure` trains every job in a process of its own and writes ``steps-eager.json`` (and so on): the median step of five after
 two, the peaks of active and reserved bytes from the first step on, and in ``traces/`` PyTorch's profiler's record of one more
 step. A process imports its libraries while the one before it trains. `--stride 0/2` takes every second job. Compiled jobs
 are compiled side by side first, into Inductor's cache. `predict` simulates the jobs of these files without a GPU and prints
-both as Markdown. The study's jobs need `transformers==4.46.2`.
+both as Markdown. Kinds: eager, compiled (`benchmarks.gpu.unseen`), later, later-compiled (`unseen_later`), study. The study's
+jobs need `transformers==4.46.2`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from benchmarks.gpu.children import Child, before, one_by_one, told
 from benchmarks.gpu.common import environment, write_result
 from benchmarks.truth import truth_folder
 
-_KINDS = ("eager", "compiled", "study")
+_KINDS = ("eager", "compiled", "study", "later", "later-compiled")
 _WARM_UP, _STEPS, _LONGEST_S = 2, 5, 120
 _SIDE_BY_SIDE = 4
 _LIBRARIES = ("triton", "transformers", "timm", "torchvision")
@@ -52,9 +53,10 @@ def jobs_of(kind: str, truth: Path | None) -> list[tuple[str, Callable[[Any], An
         if truth is None:
             raise AutosacError("the study's jobs need --truth, the folder of its configurations")
         return [(c.describe(), functools.partial(make_step, c)) for c in read_configs(truth)]
-    from benchmarks.gpu.unseen import JOBS
-
-    return [(job.name, job.make_step) for job in JOBS if job.compiled == (kind == "compiled")]
+    module = importlib.import_module(
+        "benchmarks.gpu.unseen_later" if kind.startswith("later") else "benchmarks.gpu.unseen"
+    )
+    return [(job.name, job.make_step) for job in module.JOBS if job.compiled == kind.endswith("compiled")]
 
 
 # ---- the device -----------------------------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ def measure(options: argparse.Namespace, kind: str) -> None:
     traces = options.out.resolve() / "traces"
     traces.mkdir(parents=True, exist_ok=True)
     environment("cuda")
-    if kind == "compiled":
+    if kind.endswith("compiled"):
         _compile([_command(options, kind, number, 0, None) for number in numbers], until)
     files = {number: None if options.no_traces else traces / f"{kind}-{number:02d}.json.gz" for number in numbers}
     runs = one_by_one(_command(options, kind, number, _STEPS, files[number]) for number in numbers)

@@ -14,9 +14,11 @@ model is predicted for an H100 and every run is listed as not measured.
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -65,7 +67,7 @@ enable = false
 """
 
 
-def _autosac(arguments: list[str], more: Sequence[str] = ()) -> dict[str, Any]:
+def autosac_json(arguments: list[str], more: Sequence[str] = ()) -> dict[str, Any]:
     """A command of AutoSAC's with --json, and `more` for the job. RuntimeError with its message if it fails."""
     command = [sys.executable, "-m", "autosac", *arguments, "--json", "--quiet", *more]
     child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=_environment())
@@ -73,6 +75,15 @@ def _autosac(arguments: list[str], more: Sequence[str] = ()) -> dict[str, Any]:
         raise RuntimeError(child.stderr.strip() or f"autosac ended with {child.returncode}")
     document: dict[str, Any] = json.loads(child.stdout)
     return document
+
+
+def predicted_by(document: dict[str, Any]) -> dict[str, Any]:
+    """What is compared with a measurement, of what `autosac simulate --json` printed."""
+    return {
+        "step_ms": document["step"]["step_ms"],
+        "peak_active_bytes": document["peak_active_bytes"],
+        "peak_reserved_bytes": document["peak_reserved_bytes"],
+    }
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -103,17 +114,12 @@ class Runs:
         peaks: dict[str, int] = {}
         for mode in policies:
             try:
-                document = _autosac(["simulate", str(self.job), *machine, "--ac", mode], more)
+                document = autosac_json(["simulate", str(self.job), *machine, "--ac", mode], more)
             except RuntimeError as e:
                 yield {"model": self.name, "policy": variant + mode, "error": str(e)}
                 continue
             peaks[mode] = document["peak_reserved_bytes"]
-            predicted = {
-                "step_ms": document["step"]["step_ms"],
-                "peak_active_bytes": document["peak_active_bytes"],
-                "peak_reserved_bytes": document["peak_reserved_bytes"],
-            }
-            yield self._case(variant + mode, predicted, [*_arguments(mode), *arguments])
+            yield self._case(variant + mode, predicted_by(document), [*arguments_of(mode), *arguments])
         if not {"none", "full"} <= peaks.keys():
             return
         low, high = peaks["full"], min(peaks["none"], int(_FILLED * load_hardware(self.profile).usable_bytes))
@@ -121,7 +127,7 @@ class Runs:
             budget = f"{(low + share * (high - low)) / _GIB:.4f}GiB"
             plan = self.folder / f"{self.job.stem}-{'compiled-' if arguments else ''}{share}.json"
             try:
-                document = _autosac(["plan", str(self.job), *machine, "--budget", budget, "-o", str(plan)], more)
+                document = autosac_json(["plan", str(self.job), *machine, "--budget", budget, "-o", str(plan)], more)
             except RuntimeError as e:
                 yield {"model": self.name, "policy": f"{variant}plan for {budget}", "error": str(e)}
                 continue
@@ -136,13 +142,14 @@ class Runs:
 
 def _commands(cases: Sequence[dict[str, Any]], folder: Path) -> Iterator[list[str]]:
     for case in cases:
-        yield ["benchmarks.gpu.titan", "child", json.dumps([str(folder), case["job"], *case["arguments"]])]
+        traced = case.get("trace", "")
+        yield ["benchmarks.gpu.titan", "child", json.dumps([str(folder), case["job"], traced, *case["arguments"]])]
 
 
-def child(folder: Path, job: str, arguments: Sequence[str], result: Path) -> None:
-    """One case: TorchTitan's trainer as the only rank, and what it logged."""
-    record = result.with_name("record.jsonl")
-    sys.argv = ["train.py", "--job.config_file", str(folder / job), "--job.dump_folder", str(folder / "torchtitan")]
+def child(folder: Path, job: str, traced: str, arguments: Sequence[str], result: Path) -> None:
+    """One case: TorchTitan's trainer as the only rank, and what it logged; `traced` names the profiler's record of it."""
+    record, dump = result.with_name("record.jsonl"), result.with_name("torchtitan")
+    sys.argv = ["train.py", "--job.config_file", str(folder / job), "--job.dump_folder", str(dump)]
     sys.argv += [str(folder / argument) if argument.endswith(".json") else argument for argument in arguments]
     import torch
     from torchtitan.train import Trainer
@@ -155,7 +162,17 @@ def child(folder: Path, job: str, arguments: Sequence[str], result: Path) -> Non
     except torch.OutOfMemoryError:
         result.write_text(json.dumps({"error": "out of memory"}))
         return
+    _keep(dump, folder, traced)
     result.write_text(json.dumps(measured_steps([json.loads(line) for line in record.read_text().splitlines()])))
+
+
+def _keep(dump: Path, folder: Path, traced: str) -> None:
+    """What the run has left in TorchTitan's folder: the profiler's record, and what `[autosac] observe` has measured."""
+    for trace in dump.glob("profile_traces/*/rank0_trace.json") if traced else ():
+        (folder / "traces").mkdir(exist_ok=True)
+        (folder / "traces" / traced).write_bytes(gzip.compress(trace.read_bytes(), 6))
+    for observed in dump.glob("autosac_run*.json"):
+        shutil.copy(observed, folder / f"{traced.split('.')[0]}-{observed.name}")
 
 
 def _only_rank() -> dict[str, str]:
@@ -167,7 +184,7 @@ def _only_rank() -> dict[str, str]:
     return ranks | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
 
 
-def _arguments(mode: str) -> list[str]:
+def arguments_of(mode: str) -> list[str]:
     if mode == "selective-op":
         return ["--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", "op"]
     return ["--activation_checkpoint.mode", mode]
@@ -225,8 +242,8 @@ def measure(cases: Sequence[dict[str, Any]], device: str, folder: Path, until: f
 def main() -> None:
     """Predict, then run."""
     if sys.argv[1:2] == ["child"]:
-        folder_of_job, job, *trained = json.loads(sys.argv[2])
-        child(Path(folder_of_job), job, trained, Path(sys.argv[3]))
+        folder_of_job, job, traced, *trained = json.loads(sys.argv[2])
+        child(Path(folder_of_job), job, traced, trained, Path(sys.argv[3]))
         return
     arguments = parse_arguments(__doc__ or "")
     until = time.monotonic() + 60 * arguments.minutes

@@ -1,7 +1,8 @@
 """What TorchTitan jobs of this benchmark import (``job.custom_config_module``): Llama sizes, synthetic data, a recorder.
 
-Registers the flavors 1B, 3B (Llama-3.2's sizes, untied) and 8B-cut (eight layers of the 8B) of llama3, with random tokens
-in place of a data set and its tokenizer. Where the environment names a file (`RECORD`), every step's figures are appended to
+Registers the flavors 1B, 3B (Llama-3.2's sizes, untied), 8B-cut and 8B-12 (eight and twelve layers of the 8B) of llama3, 14B-6
+of qwen3 and 16B-4 of deepseek_v3 (so many of their layers), with random tokens in place of a data set and its tokenizer.
+Where the environment names a file (`RECORD`), every step's figures are appended to
 it as JSON lines, as TorchTitan's own loggers get them.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 import torchtitan.protocols.train_spec as registry
 from torchtitan.components.metrics import BaseLogger, LoggerContainer, build_metrics_processor
 from torchtitan.models.llama3.model.args import TransformerModelArgs
+from torchtitan.protocols.train_spec import TrainSpec
 
 from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
 from autosac.integrations.torchtitan.job_config import AutoSAC as AutoSAC
@@ -21,10 +23,11 @@ from autosac.integrations.torchtitan.job_config import JobConfig as JobConfig
 
 RECORD = "AUTOSAC_BENCHMARK_RECORD"
 _COMMON: dict[str, Any] = {"n_kv_heads": 8, "multiple_of": 1024, "rope_theta": 500000, "vocab_size": 128256}
-FLAVORS = {
+_LLAMAS = {
     "1B": TransformerModelArgs(dim=2048, n_layers=16, n_heads=32, ffn_dim_multiplier=1.5, **_COMMON),
     "3B": TransformerModelArgs(dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0, **_COMMON),
     "8B-cut": TransformerModelArgs(dim=4096, n_layers=8, n_heads=32, ffn_dim_multiplier=1.3, **_COMMON),
+    "8B-12": TransformerModelArgs(dim=4096, n_layers=12, n_heads=32, ffn_dim_multiplier=1.3, **_COMMON),
 }
 
 
@@ -52,19 +55,33 @@ def _metrics(*arguments: Any, **named: Any) -> Any:
     return processor
 
 
-def _loader(*, job_config: Any, **_: Any) -> SyntheticLoader:
-    training = job_config.training
-    arguments = _spec.model_args[job_config.model.flavor]
-    return SyntheticLoader(training.local_batch_size, training.seq_len, getattr(arguments, "vocab_size", 2048))
+def _spec(name: str, flavors: dict[str, Any]) -> TrainSpec:
+    spec = registry.get_train_spec(name)
+    flavors = {**spec.model_args, **flavors}
+
+    def loader(*, job_config: Any, **_: Any) -> SyntheticLoader:
+        training = job_config.training
+        vocabulary = getattr(flavors[job_config.model.flavor], "vocab_size", 2048)
+        return SyntheticLoader(training.local_batch_size, training.seq_len, vocabulary)
+
+    return dataclasses.replace(
+        spec,
+        model_args=flavors,
+        build_tokenizer_fn=lambda *_, **__: SyntheticTokenizer(2048),
+        build_dataloader_fn=loader,
+        build_metrics_processor_fn=_metrics,
+        build_validator_fn=None,
+    )
 
 
-_spec = registry.get_train_spec("llama3")
-_spec = dataclasses.replace(
-    _spec,
-    model_args={**_spec.model_args, **FLAVORS},
-    build_tokenizer_fn=lambda *_, **__: SyntheticTokenizer(2048),
-    build_dataloader_fn=_loader,
-    build_metrics_processor_fn=_metrics,
-    build_validator_fn=None,
-)
-registry._extra_train_specs["llama3"] = _spec
+def _cut(name: str, flavor: str, layers: int) -> dict[str, Any]:
+    args = registry.get_train_spec(name).model_args[flavor]
+    return {f"{flavor}-{layers}": dataclasses.replace(args, n_layers=layers)}
+
+
+for _name, _flavors in {
+    "llama3": _LLAMAS,
+    "qwen3": _cut("qwen3", "14B", 6),
+    "deepseek_v3": _cut("deepseek_v3", "16B", 4),
+}.items():
+    registry._extra_train_specs[_name] = _spec(_name, _flavors)

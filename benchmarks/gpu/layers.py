@@ -1,0 +1,130 @@
+"""Layers of large models in TorchTitan on one GPU: what `benchmarks.gpu.titan --phase measure` runs, with predictions.
+
+    python -m benchmarks.gpu.layers --out DIR [--gpu PROFILE]                               # anywhere
+    python -m benchmarks.gpu.titan --profile PROFILE --phase measure --out DIR              # on the GPU
+
+The widths of Llama-3 8B, Qwen3 14B and DeepSeek-V3 16B with fewer layers and parameters in bf16, as FSDP gathers them; eager
+and compiled, in bf16 and float8. Each run is long enough for the GPU's power to settle, and its last step is profiled. Writes
+``titan-cases.json``, and the folder's jobs and plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autosac.files.writing import write_text_atomically
+from benchmarks.gpu.titan import arguments_of, autosac_json, predicted_by
+
+_JOB = """[job]
+custom_config_module = "benchmarks.gpu.titan_models"
+[experimental]
+custom_import = "autosac.integrations.torchtitan"
+[model]
+name = "{model}"
+flavor = "{flavor}"
+[training]
+local_batch_size = {batch}
+seq_len = {length}
+steps = {steps}
+dtype = "bfloat16"
+[metrics]
+log_freq = 1
+[checkpoint]
+enable = false
+"""
+_COMPILED = ("--compile.enable",)
+_FLOAT8 = (*_COMPILED, "--model.converters", "quantize.linear.float8")
+_ROWWISE = (*_FLOAT8, "--quantize.linear.float8.recipe_name", "rowwise")
+
+
+class Job(NamedTuple):
+    """Some layers of a model, and its batch."""
+
+    model: str
+    flavor: str
+    batch: int
+    length: int
+
+
+class Run(NamedTuple):
+    """A job under one policy; `budget_gib` makes it a plan of AutoSAC's."""
+
+    job: Job
+    name: str
+    steps: int
+    mode: str
+    arguments: tuple[str, ...] = ()
+    budget_gib: float = 0.0
+
+
+_LLAMA, _QWEN = Job("llama3", "8B-12", 1, 8192), Job("qwen3", "14B-6", 2, 4096)
+_DEEPSEEK = Job("deepseek_v3", "16B-4", 4, 4096)
+RUNS = (
+    Run(_LLAMA, "eager", 18, "selective-op"),
+    Run(_LLAMA, "compiled", 24, "selective-op", _COMPILED),
+    Run(_LLAMA, "compiled float8, tensorwise", 24, "selective-op", _FLOAT8),
+    Run(_LLAMA, "compiled float8, rowwise", 24, "selective-op", _ROWWISE),
+    Run(_DEEPSEEK, "eager", 16, "full"),
+    Run(_DEEPSEEK, "compiled", 20, "full", _COMPILED),
+    Run(_LLAMA, "compiled", 24, "none", _COMPILED),
+    Run(_QWEN, "compiled", 20, "selective-op", _COMPILED),
+    Run(_QWEN, "eager", 12, "none", (), 42.0),
+    Run(_LLAMA, "eager, planned in the job", 14, "none", ("--autosac.observe", "--autosac.replan"), 36.0),
+)
+
+
+def cases(folder: Path, gpu: str) -> Iterator[dict[str, Any]]:
+    """What to run, with predictions."""
+    for number, run in enumerate(RUNS):
+        file = folder / f"layers-{number}.toml"
+        file.write_text(_JOB.format(**run.job._asdict(), steps=run.steps))
+        machine = ["--gpu", gpu, "--world-size", "1"]
+        more = ["--", *run.arguments] if run.arguments and not run.budget_gib else []
+        if run.budget_gib:
+            budget, plan = f"{run.budget_gib}GiB", folder / f"layers-{number}.json"
+            document = autosac_json(["plan", str(file), *machine, "--budget", budget, "-o", str(plan)], more)
+            predicted, applied = document["predictions"]["autosac"], ["--autosac.enable", "--autosac.plan", plan.name]
+            if run.arguments:
+                applied = ["--autosac.enable", "--autosac.budget", budget]
+        else:
+            predicted = predicted_by(autosac_json(["simulate", str(file), *machine, "--ac", run.mode], more))
+            applied = arguments_of(run.mode)
+        freq = str(run.steps)
+        profiled = [
+            "--profiling.enable_profiling",
+            "--profiling.profile_freq",
+            freq,
+            "--profiling.profiler_warmup",
+            "1",
+        ]
+        policy = f"plan for {run.budget_gib} GiB" if run.budget_gib else run.mode
+        yield {
+            "model": f"{run.job.model} {run.job.flavor}, {run.job.batch} x {run.job.length}",
+            "policy": f"{run.name}, {policy}",
+            "predicted": predicted,
+            "job": file.name,
+            "arguments": [*applied, *run.arguments, *profiled],
+            "trace": f"titan-{number:02d}.json.gz",
+        }
+
+
+def main() -> None:
+    """Predict all runs and write after each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gpu", default="h100-sxm-80gb")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    found = []
+    for case in cases(options.out.resolve(), options.gpu):
+        found.append(case)
+        print(case["model"], case["policy"], case["predicted"], flush=True)
+        write_text_atomically(options.out / "titan-cases.json", json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
