@@ -8,8 +8,8 @@ a kernel is from its roofline (`features.py`):
 A GPU without measurements of its own uses the trees of the profile that it names (`models_of`) with its own rates and
 processor count; the source then says whose trees they are ("learned:matmul@h100-sxm-80gb") and the error bar grows.
 
-The trees know y = x W^T (both operands contiguous along k). The gradients' products read one or both operands across,
-which costs a few percent (`_LAYOUT`; an estimate, not fitted). TF32 on [m, n, k] runs as bf16 on [m, n, 2k]: same
+The trees know y = x W^T (both operands contiguous along k). The gradients' products read one or both operands across, which
+costs a few percent before Hopper (`_LAYOUT`; an estimate, not fitted). TF32 on [m, n, k] runs as bf16 on [m, n, 2k]: same
 bytes, half the rate. A batch of products fills tiles like one product with as many rows. `sustained` (a profile's
 `efficiency.sustained`) is the share of the measured rates that a GPU keeps up; above one where a GPU reaches more of its own
 peak than the one whose trees it borrows. Products in 8 bits that promote their partial sums (`use_fast_accum` is false, as in
@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autosac.estimator import grouped
 from autosac.estimator.features import Array, Rates, gemm_baseline_ms, gemm_features
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
@@ -41,14 +42,17 @@ from autosac.estimator.work import Matmul, arithmetic, base_name, family, item_b
 from autosac.trace import Signature
 
 MODELS = Path(__file__).resolve().parent / "data" / "models"
-# (left transposed, right transposed) -> time relative to the layout of a linear layer's forward; estimates
+# (left transposed, right transposed) -> time relative to the layout of a linear layer's forward; estimates. Hopper's kernels
+# in 8 and 16 bits take each layout as fast: forward, both gradients and the recomputation of Llama's layers in one step on an
+# H200, within 1 % of each other; held out: the products of 20 steps on an H100 (off by 33 ms of 773 before, 27 ms after).
 _LAYOUT = {(False, True): 1.0, (False, False): 1.02, (True, False): 1.05, (True, True): 1.05}
-# Users of torchao found fast accumulation worth 1.1 to 1.2 times the speed on an H100 (pytorch/ao, issue 2377). The larger
-# figure is nearer to how much float8 gained in TorchTitan's published runs.
-_PROMOTED = 1.2
-# PyTorch multiplies with a scale for each row by CUTLASS's kernel, with one scale by cuBLAS's. From torchao's steps of Llama-3
-# 8B on eight H100s, rowwise beside tensorwise, in March and in June of 2025 (docs/source, workflows and eager_tutorials).
-_ROWWISE = 1.2
+# `benchmarks/gpu/power.py` on an H200 (cuBLAS 13): 8,192 x 4,096 x 14,336 in 672.6 us with exact sums, 630.3 without. Products
+# with a scale for each row take the same kernels there: 1.00 of those with one scale, where they fill the GPU.
+_PROMOTED = 1.07
+# The trees' float8 was measured with the quantisation of the left factor in it, which `benchmarks/quantization.py` takes out.
+# Some stays: at most a fifth of the price and 10 us. Fitted to 33 products with one scale on that H200 (15.3 -> 5.8 %); held
+# out: 32 others (14.1 -> 4.9 %), 65 with a scale for each row (12.9 -> 9.0 %).
+_QUANTIZED = (0.2, 0.010)
 _ROW_BYTES = 16  # what rows must be aligned to
 # first compute capability -> time relative to aligned rows, with its relative error. Hopper: 130.6 us against 37.0 for
 # [9477, 588] x [588, 1152] in bf16, published with github.com/m87-labs/kestrel/pull/143. Before: padding GPT-2's vocabulary
@@ -112,8 +116,8 @@ def sustained(hardware: Hardware) -> float:
 
 class _Product(NamedTuple):
     """A product among the signatures: its place, its shape as the trees know it, bytes moved, bytes that its rows are aligned
-    to, the unit that multiplies; `promotes`: its partial sums are promoted on the way; `scales_rows`: each row of its factors
-    has a scale of its own; `adds`: another tensor is added, or scales are applied.
+    to, the unit that multiplies; `promotes`: its partial sums are promoted on the way; `adds`: another tensor is added, or
+    scales are applied.
     """
 
     place: int
@@ -121,7 +125,6 @@ class _Product(NamedTuple):
     moved_bytes: float
     alignment: int
     promotes: bool
-    scales_rows: bool
     adds: bool
     unit: str
 
@@ -129,14 +132,6 @@ class _Product(NamedTuple):
     def aligned(self) -> bool:
         """Whether rows begin where the fast kernels need it."""
         return self.alignment >= _ROW_BYTES
-
-
-def scales_rows(signature: Signature) -> bool:
-    """Whether a scaled product has a float32 scale for each row of its left factor (not one for all, nor one for a block)."""
-    if base_name(signature.name) != "_scaled_mm" or len(signature.inputs) < 3:
-        return False
-    rows, scale = signature.inputs[0].shape[0], signature.inputs[2]
-    return rows > 1 and scale.dtype == "float32" and math.prod(scale.shape) == rows
 
 
 class LearnedMatmul:
@@ -154,23 +149,28 @@ class LearnedMatmul:
         if self._bundle is None:
             return answers
         products: dict[str, list[_Product]] = {}
+        groups: dict[int, Signature] = {}
         for i, signature in enumerate(signatures):
             product = matmul_shape(signature) if family(signature.name) in ("matmul", "batched_matmul") else None
             if product is None:
                 continue
+            if grouped.is_grouped(signature) and self._hardware.compute_capability[0] == 9:
+                groups[i], product = signature, grouped.as_one(signature, product)
             unit = arithmetic(product.dtype, tf32=self._tf32)
             model = "gemm.float8" if unit == "float8" else "gemm.bfloat16"
             if _is_learned(product, unit) and model in self._bundle.trees:
                 deep = product._replace(k=2 * product.k) if unit == "tf32" else product
                 moved = tensor_bytes(signature.inputs) + tensor_bytes(signature.outputs)
-                promotes = unit == "float8" and self._promotes(signature)
-                rowwise = self._hardware.vendor == "NVIDIA" and scales_rows(signature)
+                promotes = unit == "float8" and promotes_sums(signature, self._hardware)
                 products.setdefault(model, []).append(
-                    _Product(i, deep, moved, row_alignment(signature), promotes, rowwise, _adds(signature), unit)
+                    _Product(i, deep, moved, row_alignment(signature), promotes, _adds(signature), unit)
                 )
         for model, rows in products.items():
             for row, answer in zip(rows, self._products(self._bundle, model, rows), strict=True):
                 answers[row.place] = answer
+        for place, signature in groups.items():
+            if (one := answers[place]) is not None:
+                answers[place] = one._replace(ms=grouped.grouped_ms(signature, one.ms, self._hardware))
         return answers
 
     def _products(self, bundle: Bundle, model: str, rows: Sequence[_Product]) -> list[Estimate]:
@@ -186,7 +186,8 @@ class LearnedMatmul:
         slower = np.array([{16: 1.0, 4: even}.get(row.alignment, fallback) - 1 for row in rows])
         ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout / sustained(self._hardware)
         ms *= np.where([row.promotes for row in rows], _PROMOTED, 1.0)
-        ms *= np.where([row.scales_rows for row in rows], _ROWWISE, 1.0)
+        if kind == "float8" and self._hardware.compute_capability[0] == 9:
+            ms -= np.minimum(_QUANTIZED[0] * ms, _QUANTIZED[1])
         ms += slower * np.maximum(ms - _LEAST_MS, 0.0)
         ms = np.maximum(ms, self._odd_ms(rows))
         start = self._hardware.kernel_us * 1e-3 + _START_MS
@@ -205,8 +206,10 @@ class LearnedMatmul:
         return next((v for since, v in table.items() if self._hardware.compute_capability[0] >= since), otherwise)
 
     def _layout(self, row: _Product) -> float:
-        table = _TF32_LAYOUT if row.unit == "tf32" and self._hardware.compute_capability[0] == 9 else _LAYOUT
-        return table[row.shape.a_transposed, row.shape.b_transposed]
+        hopper = self._hardware.compute_capability[0] == 9
+        if hopper and row.unit != "tf32":
+            return 1.0
+        return (_TF32_LAYOUT if hopper else _LAYOUT)[row.shape.a_transposed, row.shape.b_transposed]
 
     def _loop_ms(self, row: _Product) -> float:
         """What TF32's loop over k takes beside the trees' bf16, see `_TF32_LOOP_MS`; `row.shape.k` counts bf16 elements."""
@@ -223,13 +226,15 @@ class LearnedMatmul:
         flops = [2.0 * r.shape.batch * r.shape.m * r.shape.n * r.shape.k * (r.alignment == 2) for r in rows]
         return np.array(flops) / peak * 1e3
 
-    def _promotes(self, signature: Signature) -> bool:
-        fast = dict(signature.arguments).get("use_fast_accum", False)
-        return not fast and self._hardware.vendor == "NVIDIA" and self._hardware.compute_capability[0] < 10
-
     def _unaligned(self) -> tuple[float, float]:
         """How much slower unaligned rows are on this GPU, and the relative error of that."""
         return next((v for since, v in _UNALIGNED.items() if self._hardware.compute_capability[0] >= since), (1.0, 0.0))
+
+
+def promotes_sums(signature: Signature, hardware: Hardware) -> bool:
+    """Whether a product in 8 bits adds its partial sums up in registers, see the module's docstring."""
+    fast = dict(signature.arguments).get("use_fast_accum", False)
+    return not fast and hardware.vendor == "NVIDIA" and hardware.compute_capability[0] < 10
 
 
 def _adds(signature: Signature) -> bool:

@@ -123,7 +123,7 @@ def price(
     float32 matrix products run at the plain float32 rate unless the job allows TF32 (``trace.info.matmul_allows_tf32``).
     float32 convolutions use TF32, as cuDNN does in PyTorch, unless the job forbids it (``trace.info.cudnn_allows_tf32``).
     Products are slower where they draw more power than the GPU, or the profile's cap, has for them (`power`). In jobs on
-    more GPUs than a node has, operators take as long as on the slowest GPU (`network.chance.straggling`). On a calibrated
+    several GPUs, operators take as long as on the slowest GPU (`network.chance.straggling`). On a calibrated
     CPU, page faults and cache misses of operators have a price, too.
 
     Args:

@@ -183,6 +183,8 @@ def measure(out: Path) -> None:
             row["error"] = str(e).splitlines()[0][:200]
         rows.append(row)
         run = None  # its tensors
+        if len(rows) % 40 == 0:
+            write_result(out / "products.json", "cuda", rows)
     write_result(out / "products.json", "cuda", rows)
     print(len(rows), "calls,", sum("error" in row for row in rows), "failed")
 

@@ -16,6 +16,7 @@ from autosac.jobs.tasks import simulation_of
 from autosac.runtime_sim import ConstantOverlap, OverlapModel, simulate
 from autosac.simulation import Simulation, Target
 from autosac.trace import Signature, Trace
+from benchmarks.torchtitan_published.former_products import models_of
 from benchmarks.torchtitan_published.runs import Run
 
 GIB = 2**30
@@ -107,7 +108,7 @@ def simulate_run(
     for rank in run.later_ranks():
         shapes = traces[0].info.stage_outputs
         traces.append(captured(server, replace(request, rank=rank, stage_inputs=shapes), folder))
-    simulations = [simulation_of(trace, target) for trace in traces]
+    simulations = [_simulated(run, trace, target) for trace in traces]
     step_ms = _step_ms(simulations, target)
     worst = max(simulations, key=lambda s: s.peak_reserved_bytes)
     verdict, report = worst.allocation.verdict, worst.unlimited_allocation
@@ -126,13 +127,20 @@ def simulate_run(
     )
 
 
+def _simulated(run: Run, trace: Trace, target: Target) -> Simulation:
+    """With the prices of the run's time."""
+    models = models_of(run.made, trace.info, target.hardware)
+    prices = price(trace, target.hardware, target.cluster, models=models, collectives=target.collectives)
+    return replace(simulation_of(trace, target), other_prices=prices)
+
+
 def _step_ms(simulations: list[Simulation], target: Target) -> float:
     if len(simulations) == 1:
         return simulations[0].step_ms
     names = dict.fromkeys(name for s in simulations for name in s.selective_modules)
     return simulate(
         [s.trace for s in simulations],
-        [price(s.trace, target.hardware, target.cluster) for s in simulations],
+        [s.pricing for s in simulations],
         host=target.host,
         overlap=target.overlap,
         gpus_per_node=target.cluster.gpus_per_node,

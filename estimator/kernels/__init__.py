@@ -28,6 +28,7 @@ _LISTS = "aten._foreach_"
 # base name, or lists of tensors -> what the source is called, its rule, the relative standard error
 _RULES: Mapping[str, tuple[str, Rule, float]] = {
     _LISTS: ("list", lists.list_us, 0.2),
+    **dict.fromkeys(("_fused_adam", "_fused_adamw"), ("list", lists.adam_us, 0.2)),
     "select_backward": ("view", views.gradient_us, 0.1),
     "slice_backward": ("view", views.gradient_us, 0.1),
     **dict.fromkeys(("cat", "stack"), ("concatenation", copies.concatenation_us, 0.15)),
@@ -38,6 +39,7 @@ _RULES: Mapping[str, tuple[str, Rule, float]] = {
         ("max_pool2d_with_indices_backward", "avg_pool2d_backward"), ("pooling", pools.pooling_gradient_us, 0.15)
     ),
     **dict.fromkeys(("upsample_nearest2d", "upsample_nearest2d_backward"), ("nearest", pools.nearest_us, 0.2)),
+    **dict.fromkeys(("upsample_bilinear2d", "upsample_bilinear2d_backward"), ("bilinear", pools.bilinear_us, 0.2)),
     "roll": ("roll", copies.roll_us, 0.15),
     "embedding": ("lookup", copies.lookup_us, 0.15),
     "index_select": ("lookup", copies.lookup_us, 0.15),
@@ -62,8 +64,10 @@ _RULES: Mapping[str, tuple[str, Rule, float]] = {
     "_fused_rms_norm": ("layer_norm", norms.layer_norm_us, 0.1),
     "_fused_rms_norm_backward": ("layer_norm", norms.layer_norm_gradient_us, 0.1),
     "native_group_norm_backward": ("group_norm", norms.group_norm_gradient_us, 0.1),
-    "native_batch_norm": ("batch_norm", batch_norm.forward_us, 0.15),
-    "native_batch_norm_backward": ("batch_norm", batch_norm.backward_us, 0.2),
+    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), ("batch_norm", batch_norm.forward_us, 0.15)),
+    **dict.fromkeys(
+        ("native_batch_norm_backward", "cudnn_batch_norm_backward"), ("batch_norm", batch_norm.backward_us, 0.2)
+    ),
 }
 
 

@@ -8,10 +8,12 @@
     its gradient              4.0                              for an element of the image
     nearest neighbours        0.8                              for an element of the result
     their gradient            2.9                              for an element of the result; a strided one is copied first
+    bilinear                  2.4                              for an element of the large tensor
+    its gradient              3.4                              for an element of the large tensor
 
 All of them read and write too, which overlaps; the longer of both counts. A processor of AMD's has half as many lanes, so
 that an element takes twice as many of its cycles. Fitted to single calls of `autosac calibrate` and steps on an H100; two
-calls of a ResNet on an MI300X were held out.
+calls of a ResNet on an MI300X were held out. Bilinear: the largest calls of a SegFormer on an H200; its others were held out.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _MAX, _MAX_WINDOW, _MAX_WINDOW_3D = 2.1, 0.2, 0.7
 _MAX_GRADIENT, _MAX_GRADIENT_WINDOWS = 2.21, 0.14
 _AVERAGE, _AVERAGE_GRADIENT = 1.85, 4.0
 _NEAREST, _NEAREST_GRADIENT = 0.8, 2.9
+_BILINEAR, _BILINEAR_GRADIENT = 2.4, 3.4
 _LANES = {"AMD": 0.5}  # of a processor, relative to NVIDIA's
 
 
@@ -60,8 +63,19 @@ def nearest_us(streams: Streams, signature: Signature) -> float | None:
     given, out = signature.inputs[0], signature.outputs[0]
     if "backward" not in base_name(signature.name):
         return _took_us(streams, signature, elements(out), _NEAREST)
-    copied = 0.0 if is_contiguous(given) else streams.copy_us(given, _contiguous(given))
+    copied = 0.0 if is_contiguous(given) else streams.copy_us(given, contiguous(given))
     return copied + _took_us(streams, signature, elements(out), _NEAREST_GRADIENT)
+
+
+def bilinear_us(streams: Streams, signature: Signature) -> float | None:
+    """`upsample_bilinear2d` and its gradient, which adds every element of the large tensor to four of the small one; None if
+    both are as large, which is a copy.
+    """
+    if signature.inputs[0].shape == signature.outputs[0].shape:
+        return None
+    if "backward" in base_name(signature.name):
+        return _took_us(streams, signature, elements(signature.inputs[0]), _BILINEAR_GRADIENT)
+    return _took_us(streams, signature, elements(signature.outputs[0]), _BILINEAR)
 
 
 def _took_us(streams: Streams, signature: Signature, count: int, cycles: float) -> float:
@@ -83,7 +97,7 @@ def _numbers(value: object, count: int) -> tuple[int, ...]:
     return numbers * count if len(numbers) == 1 else numbers if len(numbers) == count else ()
 
 
-def _contiguous(meta: TensorMeta) -> TensorMeta:
+def contiguous(meta: TensorMeta) -> TensorMeta:
     strides, step = [], 1
     for size in reversed(meta.shape):
         strides.append(step)

@@ -12,10 +12,10 @@ range and changes nothing.
 **Stragglers.** GPUs of one type differ: the binning of chips, their temperature, their power. A job whose ranks meet in
 every layer runs at the pace of its slowest GPU. With times per kernel that are normal with the relative standard deviation s::
 
-    slowdown(n) = 1 + s (e(n) - e(8))    for n > 8 GPUs, else 1                   `straggling`
-    e(n) = the mean of the largest of n standard normal values
+    slowdown(n) = 1 + s e(n)                                                       `straggling`
+    e(n) = the mean of the largest of n standard normal values, 0 for one
 
-Prices come from whole nodes, or from GPUs chosen by nobody, which is why a node's eight count as 1. `SPREAD` is fitted to
+Prices are those of single GPUs, which nobody chose; steps on one of them confirm that (docs/h200.md). `SPREAD` is fitted to
 published throughputs of one job on 8 to 128 GPUs: see docs/causes.md.
 """
 
@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 SPREAD = 0.021
-_NODE = 8
 
 
 class MostLoaded(NamedTuple):
@@ -101,4 +100,4 @@ def largest_normal(count: int) -> float:
 
 def straggling(ranks: int, spread: float = SPREAD) -> float:
     """How much slower a job of so many GPUs computes than its typical GPU: see the module's docstring. At least 1."""
-    return 1.0 + spread * (largest_normal(ranks) - largest_normal(_NODE)) if ranks > _NODE else 1.0
+    return 1.0 + spread * largest_normal(ranks) if ranks > 1 else 1.0
