@@ -25,7 +25,7 @@ from autosac.trace import Signature
 
 _TILE: Final = 128
 _LOOP: Final = 1.05
-_READ: Final = 0.87
+_READ: Final = 0.85
 _WRITE: Final = 16.7e3  # bytes per processor and microsecond
 _OVERLAP: Final = 1.3
 

@@ -160,7 +160,7 @@ class LearnedMatmul:
             model = "gemm.float8" if unit == "float8" else "gemm.bfloat16"
             if _is_learned(product, unit) and model in self._bundle.trees:
                 deep = product._replace(k=2 * product.k) if unit == "tf32" else product
-                moved = tensor_bytes(signature.inputs) + tensor_bytes(signature.outputs)
+                moved = 0.0 if i in groups else float(tensor_bytes(signature.inputs) + tensor_bytes(signature.outputs))
                 promotes = unit == "float8" and promotes_sums(signature, self._hardware)
                 products.setdefault(model, []).append(
                     _Product(i, deep, moved, row_alignment(signature), promotes, _adds(signature), unit)

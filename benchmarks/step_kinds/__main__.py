@@ -1,6 +1,6 @@
-"""Every kind of call in profiled training steps on an H100 beside its price, when it was measured and now, as Markdown.
+"""Every kind of call in profiled training steps beside its price, when it was measured and now, as Markdown.
 
-    python -m benchmarks.step_kinds [--calibrated FILE] [--markdown FILE]
+    python -m benchmarks.step_kinds [--on h100|h200] [--calibrated FILE] [--markdown FILE]
 
 For readers who want to know how accurate prices of single operators are in real training steps.
 Printed by `python -m benchmarks.step_kinds` from `benchmarks/step_kinds/h100_2026_11_23.json.gz`: measured by AutoSAC's own
@@ -29,7 +29,34 @@ from autosac.files.writing import write_text_atomically
 from benchmarks.step_kinds.calibrated import fitted, prices_us
 from benchmarks.step_kinds.evidence import Kind, load
 
-_GPU = "h100-sxm-80gb"
+_ON_H200 = """
+For readers who want to know how accurate prices of single operators are on a GPU and in jobs that no rule had seen.
+Printed by `python -m benchmarks.step_kinds --on h200` from `benchmarks/step_kinds/h200_2026_11_26.json.gz`: measured by
+AutoSAC's own `benchmarks/gpu` (`unseen_later`, `layers`) on 2026-11-26, H200, torch 2.11.0. *Before* is the price on that day,
+*after* the price now, both at full clock. In the two steps of Llama the GPU's power lowers the clock, so that products and
+attention take longer than that.
+
+Rules were changed with what these steps taught: batch norm with channels last (jobs 5 and 6, every second kind of call),
+bilinear resampling and the softmax over planes (job 3), the layouts of products (job 9, checked on the H100's steps). All else
+is as it was, and unseen.
+
+- *even*, *odd*: jobs with even and with odd numbers. The columns are those of [training steps on an H100](step-kinds.md).
+"""
+
+
+class On(NamedTuple):
+    """Steps on one GPU: its profile, their file, what stands above the tables (empty: this module's docstring)."""
+
+    gpu: str
+    file: Path
+    about: str = ""
+
+
+_FOLDER = Path(__file__).parent
+ON = {
+    "h100": On("h100-sxm-80gb", _FOLDER / "h100_2026_11_23.json.gz"),
+    "h200": On("h200-sxm-141gb", _FOLDER / "h200_2026_11_26.json.gz", _ON_H200),
+}
 _GROUPS = {
     "sums of rows and columns": ("sum", "mean", "amax", "linalg_vector_norm"),
     "layer norm": ("native_layer_norm",),
@@ -55,9 +82,9 @@ class Judged(NamedTuple):
     after: float
 
 
-def judge(kinds: Sequence[Kind]) -> list[Judged]:
+def judge(kinds: Sequence[Kind], gpu: str) -> list[Judged]:
     """All kinds with today's prices."""
-    hardware = load_hardware(_GPU)
+    hardware = load_hardware(gpu)
     prices: dict[int, float] = {}
     for tf32 in (False, True):
         mine = [i for i, kind in enumerate(kinds) if kind.tf32 is tf32]
@@ -102,11 +129,12 @@ def _line(name: str, judged: Sequence[Judged]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def report(judged: Sequence[Judged]) -> str:
+def report(judged: Sequence[Judged], about: str = "") -> str:
     """The page."""
     halves = {"even": [j for j in judged if j.kind.number % 2 == 0], "odd": [j for j in judged if j.kind.number % 2]}
     rule = "|---|" + "---:|" * 10
-    lines = ["# Operators of training steps", "", *(__doc__ or "").split("\n\n", 2)[2].strip().splitlines(), ""]
+    title = "# Operators of training steps" + (" on an H200" if about else "")
+    lines = [title, "", *(about or (__doc__ or "").split("\n\n", 2)[2]).strip().splitlines(), ""]
     lines += ["## All", "", _HEAD.format("jobs"), rule, *(_line(name, rows) for name, rows in halves.items())]
     lines += [_line("all", judged), "", "## By job", "", _HEAD.format("job"), rule]
     for number in sorted({j.kind.number for j in judged}):
@@ -150,12 +178,14 @@ def main() -> None:
         "--calibrated", type=Path, metavar="FILE", help="compare with models of these measured operators"
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page here")
+    parser.add_argument("--on", choices=ON, default="h100", help="the GPU (default: h100)")
     arguments = parser.parse_args()
-    kinds = load()
-    judged = judge(kinds)
-    page = report(judged)
+    steps = ON[arguments.on]
+    kinds = load(steps.file)
+    judged = judge(kinds, steps.gpu)
+    page = report(judged, steps.about)
     if arguments.calibrated is not None:
-        page += "\n\n" + compared(judged, prices_us(kinds, fitted(arguments.calibrated), _GPU))
+        page += "\n\n" + compared(judged, prices_us(kinds, fitted(arguments.calibrated), steps.gpu))
     print(page)
     if arguments.markdown is not None:
         write_text_atomically(arguments.markdown, page + "\n")

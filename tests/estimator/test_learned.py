@@ -47,16 +47,19 @@ def test_large_products_reach_a_plausible_share_of_the_peak(gpu: str, mm: Callab
     assert 0 < answer.rel_std < 0.2
 
 
-def test_layouts_of_the_gradients_cost_more(meta: Meta) -> None:
-    """Y = x W^T is the fastest; dx = dy W costs 2 % more, dW = dy^T x 5 % more, for cubes of one size."""
+@pytest.mark.parametrize(("gpu", "more"), [("a100-sxm-80gb", (1.02, 1.05)), ("h100-sxm-80gb", (1.0, 1.0))])
+def test_layouts_of_the_gradients_cost_more_before_hopper(meta: Meta, gpu: str, more: tuple[float, float]) -> None:
+    """Y = x W^T is the fastest; dx = dy W costs 2 % more, dW = dy^T x 5 % more, for cubes of one size. Hopper: the same."""
     plain, flipped = meta((4096, 4096)), TensorMeta((4096, 4096), (1, 4096), "bfloat16")
     forward, dgrad, wgrad = (
         Signature("aten.mm.default", operands, (plain,))
         for operands in ((plain, flipped), (plain, plain), (flipped, plain))
     )
-    answers = LearnedMatmul(H100).estimate([forward, dgrad, wgrad])
-    times = [answer.ms - PLAIN_START_MS for answer in answers if answer is not None]
-    assert times == pytest.approx([times[0], 1.02 * times[0], 1.05 * times[0]])
+    hardware = load_hardware(gpu)
+    answers = LearnedMatmul(hardware).estimate([forward, dgrad, wgrad])
+    start = PLAIN_START_MS if gpu.startswith("h100") else hardware.kernel_us * 1e-3 + 0.0004
+    times = [answer.ms - start for answer in answers if answer is not None]
+    assert times == pytest.approx([times[0], more[0] * times[0], more[1] * times[0]])
 
 
 @pytest.mark.parametrize(("gpu", "slower"), [("h100-sxm-80gb", 3.5), ("a100-sxm-80gb", 1.5)])
@@ -159,18 +162,22 @@ def test_a_capped_part_sustains_less(mm: Callable[..., Signature]) -> None:
 
 
 def test_promoted_sums_take_longer(meta: Meta) -> None:
-    """A product in 8 bits without fast accumulation takes 1.2 times as long on an H100, and as long on a B200."""
+    """A product in 8 bits without fast accumulation takes 7 % longer on an H100, and as long on a B200.
+
+    On the H100 10 us of quantisation were measured with it and are taken off.
+    """
     a, b = meta((8192, 8192), "float8_e4m3fn"), TensorMeta((8192, 8192), (1, 8192), "float8_e4m3fn")
     slow = Signature("aten._scaled_mm.default", (a, b), (meta((8192, 8192)),))
     fast = slow._replace(arguments=(("use_fast_accum", True),))
-    for gpu, ratio in (("h100-sxm-80gb", 1.2), ("b200-sxm-180gb", 1.0)):
+    for gpu, ratio, quantized in (("h100-sxm-80gb", 1.07, 0.010), ("b200-sxm-180gb", 1.0, 0.0)):
         quick, promoted = LearnedMatmul(load_hardware(gpu)).estimate([fast, slow])
         assert quick is not None and promoted is not None
-        assert promoted.ms - START_MS == pytest.approx(ratio * (quick.ms - START_MS))
+        start = START_MS - quantized
+        assert promoted.ms - start == pytest.approx(ratio * (quick.ms - start))
 
 
-def test_scales_of_rows_take_another_kernel(meta: Meta) -> None:
-    """A scale for each of 8,192 rows makes a product 1.2 times as long; one scale for all, and one for 64 blocks, do not."""
+def test_scales_of_rows_take_the_same_kernel(meta: Meta) -> None:
+    """One scale for a factor, one for each row and one for 64 blocks: all take as long."""
     a, b = meta((8192, 8192), "float8_e4m3fn"), TensorMeta((8192, 8192), (1, 8192), "float8_e4m3fn")
     one, rows, blocks = (meta(shape, "float32") for shape in ((), (8192, 1), (64, 1)))
     products = [
@@ -178,8 +185,8 @@ def test_scales_of_rows_take_another_kernel(meta: Meta) -> None:
         for scale in (one, rows, blocks)
     ]
     tensorwise, rowwise, blockwise = (e.ms for e in LearnedMatmul(H100).estimate(products) if e is not None)
-    assert rowwise - START_MS == pytest.approx(1.2 * (tensorwise - START_MS))
-    assert blockwise == tensorwise
+    assert rowwise == blockwise
+    assert rowwise == pytest.approx(tensorwise, rel=1e-3)
 
 
 @pytest.mark.parametrize("gpu", LEARNED)
