@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autosac.estimator.gpu import match_gpu
 from autosac.files.writing import write_text_atomically
+from benchmarks.gpu.products import prices_us
 from benchmarks.gpu.steps import table_of
 
 _GIB = 2**30
@@ -66,6 +68,39 @@ def lines_of(document: dict[str, Any]) -> list[str]:
     return lines
 
 
+def power_lines(document: dict[str, Any]) -> list[str]:
+    """What `benchmarks.gpu.power` measured: a row for every mix."""
+    lines = ["| mix | short (ms) | lasting (ms) | ratio | W | MHz |", "|---|--:|--:|--:|--:|--:|"]
+    for row in document["rows"]:
+        if "sustained_ms" in row:
+            short, lasting = row["short_ms"], row["sustained_ms"]
+            cells = [row["mix"], f"{short:.3f}", f"{lasting:.3f}", f"{lasting / short:.2f}", f"{row['watts']:.0f}"]
+            lines.append("| " + " | ".join([*cells, f"{row['mhz']:.0f}"]) + " |")
+    return lines
+
+
+def products_lines(document: dict[str, Any]) -> list[str]:
+    """What `benchmarks.gpu.products` measured beside prices at full clock, before they were known and now, by halves."""
+    about = document["about"]["gpu"]
+    gpu = match_gpu(about["name"], tuple(about["capability"]), about["sm_count"], about["total_bytes"])
+    kinds: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    seen: dict[str, int] = {}
+    for row, now in zip(document["rows"], prices_us(gpu), strict=True):
+        half = seen[row["kind"]] = seen.get(row["kind"], 1) ^ 1
+        if "us" in row:
+            kinds.setdefault((row["kind"], half), []).append((row["us"], row["price_before_us"], now))
+    lines = ["| kind | calls | median error before | now | sum of prices over times before | now |"]
+    lines.append("|---|--:|--:|--:|--:|--:|")
+    for (kind, half), found in kinds.items():
+        cells = [f"{kind}, {('even', 'odd')[half]}", str(len(found))]
+        errors = [[abs(row[column] / row[0] - 1) for row in found] for column in (1, 2)]
+        cells += [f"{statistics.median(of_one):.1%}" for of_one in errors]
+        total = sum(row[0] for row in found)
+        cells += [f"{sum(row[column] for row in found) / total:.2f}" for column in (1, 2)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def main() -> None:
     """Print and write ``comparison.md``."""
     folder = Path(sys.argv[1])
@@ -74,7 +109,12 @@ def main() -> None:
         path = folder / f"{name}.json"
         if path.exists():
             lines += [f"## {name}", "", *lines_of(json.loads(path.read_text())), ""]
-    for kind in ("eager", "compiled", "study"):
+    for name, table in (("power", power_lines), ("products", products_lines)):
+        path = folder / f"{name}.json"
+        if path.exists():
+            document = json.loads(path.read_text())
+            lines += [f"## {name}", "", *table(document), ""]
+    for kind in ("eager", "compiled", "study", "later", "later-compiled"):
         path = folder / f"predicted-{kind}.json"
         if path.exists():
             lines += [f"## steps, {kind}", "", *table_of(json.loads(path.read_text())), ""]

@@ -193,8 +193,10 @@ _COUNTED = ("mm", "_scaled_mm", "_grouped_mm", "_scaled_dot_product")
 
 
 def prices_us(gpu: str) -> list[float]:
-    """Of all calls, in their order."""
+    """Of all calls, in their order, at full clock: they were timed one by one, for milliseconds."""
     import autosac
+    from autosac.estimator import load_hardware, price
+    from autosac.estimator.power import uncapped
     from autosac.estimator.work import base_name
     from autosac.trace import Op
 
@@ -210,9 +212,8 @@ def prices_us(gpu: str) -> list[float]:
 
         return anchor, step
 
-    simulation = autosac.simulate(make_step, gpu=gpu)
-    trace, found = simulation.trace, []
-    for event, ms in zip(trace.events, simulation.pricing.event_ms, strict=True):
+    trace, found = autosac.simulate(make_step, gpu=gpu).trace, []
+    for event, ms in zip(trace.events, price(trace, uncapped(load_hardware(gpu))).event_ms, strict=True):
         if type(event) is Op and base_name(trace.signatures[event.signature].name).startswith(_COUNTED):
             found.append(1e3 * float(ms))
     prices, position = [], 0
