@@ -17,25 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autosac.files.writing import write_text_atomically
-from benchmarks.gpu.titan import arguments_of, autosac_json, predicted_by
+from benchmarks.gpu.titan import JOB, arguments_of, autosac_json, predicted_by
 
-_JOB = """[job]
-custom_config_module = "benchmarks.gpu.titan_models"
-[experimental]
-custom_import = "autosac.integrations.torchtitan"
-[model]
-name = "{model}"
-flavor = "{flavor}"
-[training]
-local_batch_size = {batch}
-seq_len = {length}
-steps = {steps}
-dtype = "bfloat16"
-[metrics]
-log_freq = 1
-[checkpoint]
-enable = false
-"""
 _COMPILED = ("--compile.enable",)
 _FLOAT8 = (*_COMPILED, "--model.converters", "quantize.linear.float8")
 _ROWWISE = (*_FLOAT8, "--quantize.linear.float8.recipe_name", "rowwise")
@@ -81,7 +64,7 @@ def cases(folder: Path, gpu: str) -> Iterator[dict[str, Any]]:
     """What to run, with predictions."""
     for number, run in enumerate(RUNS):
         file = folder / f"layers-{number}.toml"
-        file.write_text(_JOB.format(**run.job._asdict(), steps=run.steps))
+        file.write_text(JOB.format(**run.job._asdict(), steps=run.steps, dtype="bfloat16"))
         machine = ["--gpu", gpu, "--world-size", "1"]
         more = ["--", *run.arguments] if run.arguments and not run.budget_gib else []
         if run.budget_gib:

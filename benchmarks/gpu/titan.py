@@ -49,17 +49,18 @@ _GIB = 2**30
 RECORD = "AUTOSAC_BENCHMARK_RECORD"  # `titan_models` writes there what TorchTitan logs
 # Flavor: GiB of a sequence's activations without checkpointing, and of parameters, gradients and states in float32.
 _FLAVORS = {"1B": (11.0, 24.0), "3B": (26.0, 57.0), "8B-cut": (20.0, 42.0)}
-_JOB = """[job]
+JOB = """[job]
 custom_config_module = "benchmarks.gpu.titan_models"
 [experimental]
 custom_import = "autosac.integrations.torchtitan"
 [model]
-name = "llama3"
+name = "{model}"
 flavor = "{flavor}"
 [training]
 local_batch_size = {batch}
 seq_len = {length}
 steps = {steps}
+dtype = "{dtype}"
 [metrics]
 log_freq = 1
 [checkpoint]
@@ -98,7 +99,8 @@ class Runs:
         self.name = f"TorchTitan {flavor}, batch {batch} x {length}"
         self.profile, self.folder = profile, folder
         self.job = folder / f"titan-{flavor}.toml"
-        self.job.write_text(_JOB.format(flavor=flavor, batch=batch, length=length, steps=_STEPS))
+        sizes = {"batch": batch, "length": length, "steps": _STEPS}
+        self.job.write_text(JOB.format(model="llama3", flavor=flavor, dtype="float32", **sizes))
 
     def cases(self) -> Iterator[dict[str, Any]]:
         """For every variant the fixed policies, then the plans."""
