@@ -10,7 +10,8 @@ from autosac.memory_sim import AllocatorConfig
 from autosac.memory_sim.allocator import CachingAllocator
 from benchmarks.gpu.allocator import Request, replay, requests_of, row_of
 from benchmarks.gpu.children import why_it_ended
-from benchmarks.gpu.compare import lines_of
+from benchmarks.gpu.compare import lines_of, power_lines, products_lines
+from benchmarks.gpu.products import calls, prices_us
 from benchmarks.gpu.titan import measured_steps
 
 GIB = 2**30
@@ -119,3 +120,36 @@ def test_the_comparison_of_rows() -> None:
     assert lines[7] == "| c |  |  |  |  |  |  |  |  |  |  | the time ran out |"
     assert "- step_ms: mean error 7.5%, worst -10.0% (2 runs)" in lines
     assert len({line.count("|") for line in lines[2:8]}) == 1
+
+
+def test_a_table_of_mixes() -> None:
+    """How much longer a round takes when it lasts; a mix that failed has no line."""
+    rows = [
+        {"mix": "limits", "watts": 700.0},
+        {"mix": "copy", "short_ms": 0.5, "sustained_ms": 0.6, "watts": 563.2, "mhz": 1980},
+        {"mix": "failed", "error": "out of memory"},
+    ]
+    assert power_lines({"rows": rows})[2:] == ["| copy | 0.500 | 0.600 | 1.20 | 563 | 1980 |"]
+
+
+def test_products_are_judged_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind's first, third, ... call is in one half, the others in the other one; errors are medians."""
+    monkeypatch.setattr("benchmarks.gpu.compare.prices_us", lambda gpu: [11.0, 10.0, 9.0, 5.0] if "h200" in gpu else [])
+    rows = [{"kind": kind, "us": 10.0, "price_before_us": 20.0} for kind in ("a", "a", "a", "b")]
+    about = {"gpu": {"name": "NVIDIA H200", "capability": [9, 0], "sm_count": 132, "total_bytes": 150109880320}}
+    assert products_lines({"about": about, "rows": rows})[2:] == [
+        "| a, even | 2 | 100.0% | 10.0% | 2.00 | 1.00 |",
+        "| a, odd | 1 | 100.0% | 0.0% | 2.00 | 1.00 |",
+        "| b, even | 1 | 100.0% | 50.0% | 2.00 | 0.50 |",
+    ]
+
+
+def test_the_products_of_the_benchmark_have_prices() -> None:
+    """A price for each call, in order: four times the rows cost three times as much, a backward more than its forward."""
+    named = list(calls())
+    prices = dict(zip(((call.kind, call.name) for call in named), prices_us("h200-sxm-141gb"), strict=True))
+    assert len(prices) == len(named)
+    for kind in ("bf16", "float8 by row"):
+        assert prices[kind, "8192 x 4096 x 6144"] > 3 * prices[kind, "2048 x 4096 x 6144"]
+    shape = "1 x 32 x 8 x 8192 x 128, causal"
+    assert prices["cuDNN attention, backward", shape] > 2 * prices["cuDNN attention", shape]
