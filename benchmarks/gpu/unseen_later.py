@@ -27,7 +27,14 @@ from benchmarks.gpu.unseen_steps import (
 )
 
 _BF16, _FP16 = torch.bfloat16, torch.float16
-_T5 = {"d_model": 1024, "d_ff": 2816, "num_layers": 12, "num_heads": 16, "feed_forward_proj": "gated-gelu"}
+_T5 = {
+    "d_model": 1024,
+    "d_ff": 2816,
+    "num_layers": 12,
+    "num_heads": 16,
+    "feed_forward_proj": "gated-gelu",
+    "decoder_start_token_id": 0,
+}
 _NEOX = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 _MOE = {
     "hidden_size": 1024,
@@ -82,7 +89,7 @@ def _distilled(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(pixels), labels, label_smoothing=0.1)
 
 
-def _eager() -> Iterator[Job]:
+def _language_and_sound() -> Iterator[Job]:
     yield job(
         "t5 large's width bf16 16x512",
         hf("T5ForConditionalGeneration", "T5Config", **_T5),
@@ -115,6 +122,9 @@ def _eager() -> Iterator[Job]:
         _heard,
         autocast=_BF16,
     )
+
+
+def _vision() -> Iterator[Job]:
     yield job(
         "segformer autocast bf16 8x512",
         hf("SegformerForSemanticSegmentation", "SegformerConfig", num_labels=150),
@@ -194,4 +204,4 @@ def _compiled() -> Iterator[Job]:
     )
 
 
-JOBS = (*_eager(), *_compiled())
+JOBS = (*_language_and_sound(), *_vision(), *_compiled())
