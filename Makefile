@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Keep compiled modules, whatever the environment says: tests and commands start many processes that import the same ones.
+export PYTHONDONTWRITEBYTECODE :=
 TITAN03 := .venv-titan03
 
 .PHONY: plan test test-fast test-mutation contexts test-matrix test-titan03 coverage smoke lint types docs clean
