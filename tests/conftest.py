@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from autosac.capture.process.server import CaptureServer
 
+gc.disable()  # until the tests are collected: importing makes no garbage
 os.environ["AUTOSAC_CACHE"] = "off"
 # Workers share the processors. Before anything imports numpy or PyTorch: threads that wait for each other take three quarters
 # of the time of small products.
@@ -156,8 +157,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the garbage collector need not go through them again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
