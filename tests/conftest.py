@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 gc.disable()  # until the tests are collected: importing makes no garbage
 os.environ["AUTOSAC_CACHE"] = "off"
+# No test downloads anything. Before anything imports the hub's package, which reads it once: it would try for a minute.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # Workers share the processors. Before anything imports numpy or PyTorch: threads that wait for each other take three quarters
 # of the time of small products.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
