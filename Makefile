@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Keep compiled modules, whatever the environment says: tests and commands start many processes that import the same ones.
-export PYTHONDONTWRITEBYTECODE :=
 TITAN03 := .venv-titan03
 
 .PHONY: plan test test-fast test-mutation contexts test-matrix test-titan03 coverage smoke lint types docs clean
@@ -27,6 +25,9 @@ $(TITAN03)/.installed: pyproject.toml
 
 plan: $(STAMP)
 	$(BIN)/autosac plan examples/llama3_8b.toml --gpu h100-sxm-80gb --world-size 8 --budget 68GiB -o plan.json
+
+# Compiled modules are kept, whatever the environment says: tests start many processes that import the same ones.
+test test-fast test-titan03: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests
