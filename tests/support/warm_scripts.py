@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_MOST = 3  # processes at a time that have imported PyTorch: each holds a third of a GB
+_MOST = 5  # processes at a time that have imported PyTorch: each holds a third of a GB
 _SERVE = "import importlib.util as u, sys; s = u.spec_from_file_location('warm_scripts', sys.argv[1]); "
 _SERVE += "m = u.module_from_spec(s); s.loader.exec_module(m); m.serve(int(sys.argv[2]), 'compiles' in sys.argv)"
 _LONGEST = 2**20
