@@ -21,7 +21,7 @@ from autosac.target import TargetGPU
 from autosac.titan.settings import asks_to_compile
 
 USUAL = Target.of("h100-sxm-80gb", 1).gpu
-_MOST = 3  # processes at a time: each holds a third of a GB
+_MOST = 4  # processes at a time: each holds a third of a GB
 _USERS = (
     "autosac.jobs.tasks",
     "autosac.jobs.levers",
