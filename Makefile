@@ -26,6 +26,9 @@ $(TITAN03)/.installed: pyproject.toml
 plan: $(STAMP)
 	$(BIN)/autosac plan examples/llama3_8b.toml --gpu h100-sxm-80gb --world-size 8 --budget 68GiB -o plan.json
 
+# Compiled modules are kept, whatever the environment says: tests start many processes that import the same ones.
+test test-fast test-titan03: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
     from autosac.capture.process.server import CaptureServer
 
+gc.disable()  # until the tests are collected: importing makes no garbage
 os.environ["AUTOSAC_CACHE"] = "off"
+# No test downloads anything. Before anything imports the hub's package, which reads it once: it would try for a minute.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # Workers share the processors. Before anything imports numpy or PyTorch: threads that wait for each other take three quarters
 # of the time of small products.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -151,6 +155,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("capture")
         if places & set(SLOW):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the garbage collector need not go through them again and again. A test that makes a
+    million objects needs no thousand collections.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -98,9 +98,7 @@ def serve(request_file: str, descriptor: int, parent: int, *, compiles: bool) ->
     except AutosacError:  # each run will say so
         clock = None
     else:
-        _import()
-        if compiles:
-            _compile(gpu)
+        make_ready(gpu, compiles=compiles)
     gc.collect()
     gc.freeze()  # a collection would touch, and so copy, all pages in each fork
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as lines:
@@ -114,11 +112,15 @@ def serve(request_file: str, descriptor: int, parent: int, *, compiles: bool) ->
             connection.sendall(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
 
 
-def _import() -> None:
-    """What a run would import before the script's first line."""
+def make_ready(gpu: TargetGPU, *, compiles: bool) -> None:
+    """Import what a run would import before the script's first line, after `process.prepare`; let the compiler compile
+    something, if the script will.
+    """
     from autosac.capture.patches import installing
 
     installing.import_patched()
+    if compiles:
+        _compile(gpu)
 
 
 def _compile(gpu: TargetGPU) -> None:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -388,6 +389,25 @@ def test_a_model_may_have_its_own_trainer(tmp_path: Path, monkeypatch: pytest.Mo
     spec = SimpleNamespace(model_cls=importlib.import_module(f"models_{own}.model").Model)
     found = trainer_class(spec)
     assert found.__name__ == ("Own" if own else "Trainer") and issubclass(found, general.Trainer)
+
+
+def test_a_job_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has read it before gets a configuration of its own, and another one if the file or the checkpointing is another."""
+    from torchtitan.config import ConfigManager
+
+    from autosac.capture.jobs.titan_v02 import TitanV02
+
+    read: list[list[str]] = []
+    original = ConfigManager.parse_args
+    monkeypatch.setattr(ConfigManager, "parse_args", lambda self, args: (read.append(args), original(self, args))[1])
+    file = tmp_path / "job.toml"
+    file.write_text('[model]\nname = "llama3"\n[training]\nseq_len = 128')
+    job, adapter = TitanRequest(config_file=str(file), checkpointing="none"), TitanV02()
+    adapter.parse(job).training.seq_len = 1
+    assert adapter.parse(job).training.seq_len == 128 and len(read) == 1
+    assert adapter.parse(replace(job, checkpointing="full")).activation_checkpoint.mode == "full"
+    file.write_text('[model]\nname = "llama3"\n[training]\nseq_len = 256')
+    assert adapter.parse(job).training.seq_len == 256 and len(read) == 3
 
 
 def test_batches_of_flux() -> None:

@@ -62,6 +62,18 @@ def _request(name: str) -> TitanRequest:
     return TitanRequest(config_file=None, checkpointing=name, plan_file="plan.json" if name == "plan" else None)
 
 
+def test_a_job_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its first capture with each kind of checkpointing, and before the first one under a plan."""
+    found: list[TitanRequest] = []
+    monkeypatch.setattr(worker, "read", found.append)
+    server = Worker(-1, "")
+    asked = [_request(name) for name in ("observed", "none", "plan", "full", "plan")]
+    other = TitanRequest(config_file=None, overrides=("--training.seq_len", "128"), checkpointing="full")
+    for request in (*asked, other, *asked):
+        server.read_ahead(request)
+    assert found == [asked[0], asked[2], asked[3], other]
+
+
 def test_available_memory() -> None:
     """The system says some memory is left, or does not say."""
     assert 2**20 < available_bytes() <= math.inf

@@ -38,7 +38,6 @@ def test_what_is_no_column(part: str) -> None:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[str]]]:
     """The package, which makes data sets up, and what was said of it."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", datasets.load_dataset)
     notes: list[str] = []

@@ -18,9 +18,10 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureLostError
 from autosac.simulation import Target
 from autosac.target import TargetGPU
+from autosac.titan.settings import asks_to_compile
 
 USUAL = Target.of("h100-sxm-80gb", 1).gpu
-_MOST = 3  # processes at a time: each holds a third of a GB
+_MOST = 4  # processes at a time: each holds a third of a GB
 _USERS = (
     "autosac.jobs.tasks",
     "autosac.jobs.levers",
@@ -72,8 +73,17 @@ def _made_ready(request: TitanRequest) -> tuple[bool, tuple[str, ...]]:
     file = Path(request.config_file) if request.config_file else None
     lines = file.read_text(errors="replace").splitlines() if file is not None and file.is_file() else []
     words = [*lines, *request.overrides]
-    compiles = any(word.startswith(("[compile]", "--compile")) or "flex_attn" in word for word in words)
+    compiles = _compiles_model(request) or any("flex_attn" in word for word in words)
     return compiles, tuple(word for word in words if "custom" in word or "import" in word)
+
+
+def _compiles_model(request: TitanRequest) -> bool:
+    """A process that does not find this of its first request never makes the compiler ready."""
+    words = request.overrides
+    asked = asks_to_compile(request.config_file, words)
+    if asked is None:  # the arguments decide
+        return "--compile.enable" in words and ("--compile.components" not in words or "model" in words)
+    return asked
 
 
 class SharedServer(CaptureServer):

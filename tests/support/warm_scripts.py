@@ -19,17 +19,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_MOST = 3  # processes at a time that have imported PyTorch: each holds a third of a GB
+_MOST = 5  # processes at a time that have imported PyTorch: each holds a third of a GB
 _SERVE = "import importlib.util as u, sys; s = u.spec_from_file_location('warm_scripts', sys.argv[1]); "
-_SERVE += "m = u.module_from_spec(s); s.loader.exec_module(m); m.serve(int(sys.argv[2]))"
+_SERVE += "m = u.module_from_spec(s); s.loader.exec_module(m); m.serve(int(sys.argv[2]), 'compiles' in sys.argv)"
 _LONGEST = 2**20
 
 
 class Pool:
-    """Processes to fork from, by the GPU and how many of them they have."""
+    """Processes to fork from, by the GPU and how many of them they have, and whether the compiler is ready."""
 
     def __init__(self) -> None:
-        self._servers: dict[tuple[str, int], _Server] = {}
+        self._servers: dict[tuple[str, int, bool], _Server] = {}
 
     def popen(
         self, command: list[str], *, env: dict[str, str], stdin: int | None = None, stderr: Any = None
@@ -37,11 +37,11 @@ class Pool:
         """As `subprocess.Popen`, of ``python -m autosac.scripts.process REQUEST.json FOLDER PARENT``."""
         assert command[1:3] == ["-m", "autosac.scripts.process"]
         request = json.loads(Path(command[3]).read_text())
-        key = (request["gpu"], request["nproc"] or 1)
+        key = (request["gpu"], request["nproc"] or 1, _compiles(request["script"]))
         server = self._servers.pop(key, None)
         while server is None and len(self._servers) >= _MOST:
             self._servers.pop(next(iter(self._servers))).end()
-        server = server if server is not None and server.process.poll() is None else _Server(command[3])
+        server = server if server is not None and server.process.poll() is None else _Server(command[3], key[2])
         self._servers[key] = server  # the last that was used
         sys.stdout.flush()
         with Path(os.devnull).open() as nothing:
@@ -85,10 +85,10 @@ class WarmProcess:
 class _Server:
     """A process to fork from."""
 
-    def __init__(self, request_file: str) -> None:
+    def __init__(self, request_file: str, compiles: bool) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", _SERVE, __file__, str(theirs.fileno())]
+            command = [sys.executable, "-c", _SERVE, __file__, str(theirs.fileno()), *["compiles"] * compiles]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
         self._socket.send(request_file.encode())
         answer = self._socket.recv(_LONGEST)
@@ -109,10 +109,16 @@ class _Server:
         self.process.wait()
 
 
-def serve(descriptor: int) -> None:
+def _compiles(script: str) -> bool:
+    """Whether the script asks `torch.compile`. One that compiles in another way imports the compiler itself."""
+    file = Path(script)
+    return file.is_file() and "torch.compile(" in file.read_text()
+
+
+def serve(descriptor: int, compiles: bool) -> None:
     """In the process to fork from: import PyTorch, then fork for each request until there is nobody to ask."""
     from autosac.capture import lifeline
-    from autosac.scripts import process
+    from autosac.scripts import process, template
     from autosac.scripts.request import ScriptRequest
     from autosac.scripts.target import script_target
 
@@ -120,9 +126,7 @@ def serve(descriptor: int) -> None:
     requests = socket.socket(fileno=descriptor)
     first = ScriptRequest.load(Path(requests.recv(_LONGEST).decode()))
     clock = process.prepare(script_target(first).gpu, first.nproc or 1)
-    from autosac.capture.patches.installing import import_patched
-
-    import_patched()
+    template.make_ready(script_target(first).gpu, compiles=compiles)
     gc.freeze()  # a collection would touch, and so copy, all pages in each fork
     requests.send(b"ready")
     children: dict[int, int] = {}

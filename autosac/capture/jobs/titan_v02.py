@@ -151,14 +151,23 @@ def _checkpointing_arguments(request: TitanRequest) -> list[str]:
     return [*chosen, "--activation_checkpoint.selective_ac_option", option] if option else chosen
 
 
+_parsed: dict[tuple[object, ...], Any] = {}  # a process that captures are forked from reads a job once for all of them
+
+
 def _parse(request: TitanRequest) -> Any:
     """TorchTitan's JobConfig for the request. UsageError in one line if TorchTitan rejects it."""
-    from torchtitan.config import ConfigManager
-
     arguments = ["--job.config_file", request.config_file] if request.config_file else []
     arguments += [*request.overrides, *_checkpointing_arguments(request), "--comm.mode", "fake_backend"]
     arguments += ["--debug.seed", "0", "--training.steps", "1000", "--checkpoint.no-enable"]
-    _check_toml(request.config_file)
+    key = (*arguments, _checked_toml(request.config_file))
+    if key not in _parsed:
+        _parsed[key] = _parse_arguments(arguments)
+    return copy.deepcopy(_parsed[key])
+
+
+def _parse_arguments(arguments: list[str]) -> Any:
+    from torchtitan.config import ConfigManager
+
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -169,16 +178,18 @@ def _parse(request: TitanRequest) -> Any:
         raise UsageError(f"TorchTitan rejects the job: {one_line(e)}") from e
 
 
-def _check_toml(path: str | None) -> None:
-    """UsageError for a job file that is missing or is no TOML (TorchTitan would log a traceback)."""
+def _checked_toml(path: str | None) -> bytes:
+    """A job file's content. UsageError if it is missing or is no TOML (TorchTitan would log a traceback)."""
     if path is None:
-        return
+        return b""
     try:
-        parse_toml(read_bounded(path, TEXT_BYTES))
+        content = read_bounded(path, TEXT_BYTES)
+        parse_toml(content)
     except OSError as e:
         raise UsageError(f"job file {path}: {e.strerror or e}") from e
     except DocumentError as e:
         raise UsageError(f"job file {path} is not valid TOML: {e}") from e
+    return content
 
 
 def _train_spec(config: Any) -> Any:

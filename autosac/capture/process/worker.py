@@ -58,6 +58,7 @@ class Worker:
         self.compiles = self.always = False
         self.shares = False  # functions that modules compile are still to be compiled for all captures
         self.shared: TitanRequest | None = None  # the one that they were compiled for
+        self.read: set[tuple[object, ...]] = set()  # jobs and their checkpointing (see `read_ahead`)
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -137,10 +138,18 @@ class Worker:
         self.compiles = False
         prepare_compiler(request)
 
+    def read_ahead(self, request: TitanRequest) -> None:
+        """Read the job before the first capture does, and its first plan: later captures find what that imports and makes."""
+        kind = (request.config_file, request.overrides, request.checkpointing_mode(), request.plan_file is not None)
+        if kind not in self.read:
+            self.read.add(kind)
+            read(request)
+
     def start(self, message: dict[str, Any], request: TitanRequest) -> None:
         """Fork a child that captures and exits."""
         if self.compiles and (self.always or not request.observe):
             self.prepare(request)
+        self.read_ahead(request)
         identity, parent, code = message["id"], os.getpid(), 1
         try:
             child = os.fork()
@@ -277,6 +286,15 @@ def preload(request: TitanRequest) -> tuple[bool, bool]:
         imports.import_compiler()
     gc.freeze()
     return compiles, always
+
+
+def read(request: TitanRequest) -> None:
+    """See `Worker.read_ahead`."""
+    from autosac.capture.jobs.titan import installed_adapter
+
+    with contextlib.suppress(Exception):  # the capture says what is wrong with the job
+        installed_adapter().parse(request)
+    gc.freeze()
 
 
 def share_programs(folder: str, salt: str) -> None:
