@@ -54,7 +54,7 @@ def save_what_changes() -> None:
         @functools.wraps(classify)
         def classified(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             info = classify(module, *args, **kwargs)
-            _give_the_budget(info.required_fw_nodes)
+            _give_the_budget(module, info.required_fw_nodes)
             return info
 
         patched.choose_saved_values_set, patched.classify_nodes = choose, classified
@@ -63,17 +63,18 @@ def save_what_changes() -> None:
         torch.compiler.config.cache_key_tag = f"{tag} {MARK}".strip()
 
 
-def _give_the_budget(forward: Sequence[Node]) -> None:
-    """A module's own budget holds for what AOTAutograd adds, too: views of its results, and writing back what it changes
-    (running statistics). PyTorch refuses budgets that do not cover all of a graph's forward.
+def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> None:
+    """A module's own budget holds for what AOTAutograd adds, too: views of its results, writing back what it changes (running
+    statistics), and the graphs of branches. PyTorch refuses budgets that do not cover all of a graph's forward.
     """
     key = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", None)  # since torch 2.13
     budgets = {node.meta["custom"][key] for node in forward if key in (node.meta.get("custom") or ())}
     if len(budgets) == 1:
         (budget,) = budgets
-        for node in forward:
-            if getattr(node.target, "is_view", False) or node.target is torch.ops.aten.copy_.default:
-                node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
+        added = [n for n in forward if getattr(n.target, "is_view", False) or n.target is torch.ops.aten.copy_.default]
+        inner = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule) and m is not module]
+        for node in (*added, *(n for graph in inner for n in graph.nodes)):
+            node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
 
 
 def unrepeatable(joint: Graph, info: Any, saved: Sequence[Node]) -> list[Node]:

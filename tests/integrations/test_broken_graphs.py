@@ -118,10 +118,19 @@ class Averaged(Block):
         return result
 
 
+class Branching(Block):
+    """Graphs of branches, which AOTAutograd traces anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        result: Tensor = super().forward(torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
+        return result
+
+
 @pytest.mark.parametrize("budget", [0.0, 0.4])
-@pytest.mark.parametrize("kind", [Returned, Averaged])
+@pytest.mark.parametrize("kind", [Returned, Averaged, Branching])
 def test_a_budget_covers_what_the_compiler_adds(kind: type[Block], budget: float) -> None:
-    """A second view, or the writing back. PyTorch refuses budgets that do not cover all of a graph's forward."""
+    """A second view, the writing back, or inner graphs. PyTorch refuses budgets that do not cover all of a graph's forward."""
     found = []
     for made in (plan(budget), None):
         torch._dynamo.reset()

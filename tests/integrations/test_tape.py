@@ -237,7 +237,7 @@ def test_a_generator_of_its_own(lab: Any, keep: set[str]) -> None:
 
 
 def test_kernels_that_ask_whether_gradients_are_enabled(lab: Any) -> None:
-    """oneDNN's LSTM returns its workspace for the backward if they are; parts of it are bytes that nobody has written."""
+    """The LSTM of oneDNN returns its workspace for the backward if they are; parts of it are bytes that nobody has written."""
 
     class Recurrent(nn.Module):
         def __init__(self) -> None:
