@@ -28,6 +28,7 @@ from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
 from autosac.integrations.operators.facts import facts_of
 from autosac.integrations.operators.keys import Keyer, is_random, op_name, output_metadata
+from autosac.integrations.partitioner import save_what_changes
 from autosac.integrations.recompute.entries import TracedOperator, observer
 from autosac.integrations.recompute.policy import UnitDecisions
 
@@ -51,6 +52,7 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
             raise PlanError(
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make a plan without offloading"
             )
+        save_what_changes()
         passes = {
             again: _Pass(policy, of_old_contents, [] if again else observer[0].traces(policy.fqn))
             for again in (False, True)
@@ -93,7 +95,12 @@ class _Pass:
         if occurrence < 0:
             return CheckpointPolicy.PREFER_RECOMPUTE
         self._traced.append((facts.name, output_metadata(out)))
-        if self._number in self._of_old_contents or is_random(func, args, kwargs) or is_foreign(func) or _is_control(func):
+        if (
+            self._number in self._of_old_contents
+            or is_random(func, args, kwargs)
+            or is_foreign(func)
+            or _is_control(func)
+        ):
             return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
         rows = self._policy.decisions(facts)
         if not self._policy.size:

@@ -127,6 +127,21 @@ class Branching(Block):
         return result
 
 
+def test_a_budget_covers_the_seeds_of_random_numbers() -> None:
+    """Inductor draws them at the beginning of a graph. The gradients are those without a budget."""
+    found = []
+    for made in (plan(0.0), None):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Block(lambda _, h: nn.functional.dropout(h, 0.5))), torch.randn(4, WIDTH)
+        if made is not None:
+            apply(model, made)
+        model[0].compile()
+        model(x).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("budget", [0.0, 0.4])
 @pytest.mark.parametrize("kind", [Returned, Averaged, Branching])
 def test_a_budget_covers_what_the_compiler_adds(kind: type[Block], budget: float) -> None:

@@ -62,6 +62,25 @@ def test_a_buffer_that_is_read_and_then_changed() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+class Copying(Average):
+    """Computes from a copy of what it changes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        h = torch.sin(self.a(x)) * self.average.clone().exp()
+        self.average.mul_(0.5)
+        return self.b(torch.sin(h))
+
+
+@pytest.mark.filterwarnings("ignore::autosac.integrations.recompute.policy.PlanMismatchWarning")
+def test_a_copy_of_a_buffer_that_is_changed() -> None:
+    """Inductor removes the copy, and the exponential is one of the buffer. It is saved."""
+    body = Copying()
+    again = copy.deepcopy(body)
+    found = _gradients(body, torch.compile(Checkpointed(body)))
+    torch.testing.assert_close(found, _gradients(again, again), rtol=1e-5, atol=1e-5)
+
+
 def test_a_backend_that_runs_checkpointing_as_it_is() -> None:
     """Such a backend would change the buffer twice: refused by name."""
     model = torch.compile(Checkpointed(Average()), backend="eager")
