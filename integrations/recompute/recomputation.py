@@ -219,6 +219,8 @@ class _Recomputation:
                 out = self._called(position, entry, args, kwargs)
         else:
             out = self._called(position, entry, args, kwargs)
+        if entry.facts.may_write:
+            _wait(out)
         unwritten = set()
         if self._is_compared:
             unwritten = {id(tensor) for tensor in witness.undefined(entry.func, args, kwargs or {}, out)}
@@ -327,6 +329,13 @@ class _Recomputation:
                 f"{list(memory.external.shape)}) was freed by its sharding; leave the module out of the plan"
             )
         return memory.external
+
+
+def _wait(out: Any) -> None:
+    """Wait for communication in place, which returns a handle beside its tensors: the module has waited in Python."""
+    for item in out if isinstance(out, tuple) else (out,):
+        if isinstance(item, torch.ScriptObject):
+            item.wait()
 
 
 def _tree_map(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
