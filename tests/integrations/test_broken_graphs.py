@@ -157,3 +157,19 @@ def test_a_budget_covers_what_the_compiler_adds(kind: type[Block], budget: float
         model(x).square().sum().backward()
         found.append([*(p.grad for p in model.parameters()), *model.buffers()])
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_a_unit_inside_of_a_forward_derivative() -> None:
+    """Dynamo gives up on the compiled model, but not on what it calls: it must not compile how a unit runs eagerly."""
+    found = []
+    for made in (plan(), None):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Block(simple)), torch.randn(4, WIDTH)
+        if made is not None:
+            apply(model, made)
+        model[0].compile(backend="aot_eager")
+        _, derivative = torch.func.jvp(model, (x,), (torch.ones_like(x),))
+        model(x).square().sum().backward()
+        found.append([derivative.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
