@@ -335,7 +335,8 @@ def _wait(out: Any) -> None:
     """Wait for communication in place, which returns a handle beside its tensors: the module has waited in Python."""
     for item in out if isinstance(out, tuple) else (out,):
         if isinstance(item, torch.ScriptObject):
-            item.wait()
+            work: Any = item
+            work.wait()
 
 
 def _tree_map(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
