@@ -25,6 +25,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Activati
 from torch.utils.checkpoint import checkpoint
 
 from autosac.errors import PlanError, PlanNotFollowedError
+from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import find_module, is_compiled, parameters_of
 from autosac.integrations.partitioner import save_what_changes
@@ -167,6 +168,7 @@ class _Checkpointing:
             )
         return torch._dynamo.disable(self.run)(module, args, kwargs)
 
+    @not_compiled
     def run(self, module: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward with gradients, outside of compiled code."""
         if self._of_compiler:

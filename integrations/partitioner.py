@@ -1,14 +1,17 @@
-"""Memory budgets of PyTorch's partitioner do not change what a compiled graph computes.
+"""PyTorch's partitioner, under memory budgets and policies, does not change what a compiled graph computes.
 
-Below a budget of 1, the min-cut partitioner computes any operator again in the backward. Two kinds of them give another result
-then, and the gradients are wrong, with a loss that is right (seen in torch 2.13):
+Below a budget of 1, the min-cut partitioner computes any operator again in the backward; what a policy does not keep it does
+at any budget. Two kinds of them give another result then, and gradients are wrong, with a loss that is right (seen in torch
+2.13):
 
-- what draws random numbers (of a block with dropout, gradients were a quarter off);
+- what draws random numbers in the forward (of a block with dropout, gradients were a quarter off);
 - what reads an input that the graph changes, a buffer say: the backward reads the changed one (twice the gradient, of a layer
   that updates a codebook).
 
-So their results are saved as well, whatever the budget, where the backward would need them again. With Inductor it is the
-seeds of random numbers that are saved, not the numbers.
+So their results are saved as well, where the backward would need them again. With Inductor it is the seeds of random numbers
+that are saved, not the numbers. It is decided here, of the graph as it is partitioned: Inductor has removed copies by then, so
+that what a module computes from a copy of a buffer is computed from the buffer. Graphs with neither a budget nor a policy are
+left as PyTorch partitions them.
 
 A graph that PyTorch has partitioned without this, under the job's own budget, must not be found in the compiler's caches: they
 are marked (`MARK`).
@@ -49,12 +52,14 @@ def save_what_changes() -> None:
         @functools.wraps(original)
         def choose(joint: Graph, info: Any, memory_budget: float = 1, *args: Any, **kwargs: Any) -> list[Node]:
             saved: list[Node] = original(joint, info, memory_budget, *args, **kwargs)
+            if memory_budget == 1 and not any("recompute" in node.meta for node in joint.nodes):
+                return saved
             return [*saved, *unrepeatable(joint, info, saved)]
 
         @functools.wraps(classify)
         def classified(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             info = classify(module, *args, **kwargs)
-            _give_views_the_budget(info.required_fw_nodes)
+            _give_the_budget(module, info.required_fw_nodes)
             return info
 
         patched.choose_saved_values_set, patched.classify_nodes = choose, classified
@@ -63,17 +68,25 @@ def save_what_changes() -> None:
         torch.compiler.config.cache_key_tag = f"{tag} {MARK}".strip()
 
 
-def _give_views_the_budget(forward: Sequence[Node]) -> None:
-    """A module's own budget holds for the views that AOTAutograd makes of its results, too. PyTorch refuses budgets that do
-    not cover all of a graph's forward.
+def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> None:
+    """A module's own budget holds for what the compiler adds, too: views of its results, writing back what it changes (running
+    statistics), seeds, and the graphs of branches. PyTorch refuses budgets that do not cover all of a graph's forward.
     """
     key = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", None)  # since torch 2.13
     budgets = {node.meta["custom"][key] for node in forward if key in (node.meta.get("custom") or ())}
     if len(budgets) == 1:
         (budget,) = budgets
-        for node in forward:
-            if getattr(node.target, "is_view", False):
-                node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
+        added = [node for node in forward if _is_added(node)]
+        inner = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule) and m is not module]
+        for node in (*added, *(n for graph in inner for n in graph.nodes)):
+            node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
+
+
+def _is_added(node: Node) -> bool:
+    """Whether AOTAutograd makes such nodes by itself, or Inductor: the seeds of random numbers."""
+    target: Any = node.target
+    is_seeds = str(target).startswith("prims.inductor_")
+    return bool(getattr(target, "is_view", False)) or target is torch.ops.aten.copy_.default or is_seeds
 
 
 def unrepeatable(joint: Graph, info: Any, saved: Sequence[Node]) -> list[Node]:
@@ -94,7 +107,7 @@ def unrepeatable(joint: Graph, info: Any, saved: Sequence[Node]) -> list[Node]:
         source = node.args[0] if node.target is operator.getitem else node
         if _memory(node) in changed or not isinstance(source, Node):
             continue
-        if _is_lost(source) or any(_memory(n) in changed for n in source.all_input_nodes):
+        if _is_lost(source, info) or any(_memory(n) in changed for n in source.all_input_nodes):
             found[node] = None
         else:
             waiting += node.all_input_nodes
@@ -124,16 +137,17 @@ def _memory(node: Node) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
-def _is_lost(node: Node) -> bool:
+def _is_lost(node: Node, info: Any) -> bool:
     """Whether a budget would draw other numbers, or recompute what a policy of the job's keeps (a budget of 0 does not ask).
 
-    Random numbers that a policy recomputes are the same: PyTorch restores the generator for those.
+    Random numbers that a policy recomputes are the same: PyTorch restores the generator for those. What only the backward
+    draws (a gradient's hook) is drawn once, and there: in the forward it would be drawn in another order.
     """
     wanted = node.meta.get("recompute")
     if wanted == CheckpointPolicy.MUST_SAVE:
         return True
     recomputes = wanted in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-    return not recomputes and _is_random(node)
+    return not recomputes and info.is_required_fw(node) and _is_random(node)
 
 
 def _is_random(node: Node) -> bool:

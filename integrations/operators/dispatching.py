@@ -1,19 +1,28 @@
-"""What makes dispatch modes cheap where every operator goes through them."""
+"""What keeps the compiler away from code that runs around operators."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
 
-def skipped_by_dynamo(cls: type) -> None:
-    """Mark a mode's __torch_dispatch__, and all it calls, as nothing to compile: it runs between the graphs of compiled code,
-    too.
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
-    TorchDispatchMode wraps it in torch._disable_dynamo, which does the same and costs 8 us a call.
+
+def not_compiled(function: _Function) -> _Function:
+    """Mark a function, and all it calls, as nothing to compile: it may run between the graphs of compiled code.
+
+    torch._disable_dynamo does the same and costs 8 us a call.
     """
     from torch._C._dynamo import eval_frame
 
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return function
+
+
+def skipped_by_dynamo(cls: type) -> None:
+    """Mark a mode's __torch_dispatch__, which TorchDispatchMode has wrapped in torch._disable_dynamo."""
     function = cls.__dict__["__torch_dispatch__"]
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-    cls.__torch_dispatch__ = function  # type: ignore[attr-defined]
+    cls.__torch_dispatch__ = not_compiled(function)  # type: ignore[attr-defined]

@@ -1,8 +1,9 @@
 """What is known of an operator: what it writes, whether it may run again, whether its result arrives later.
 
 The schema says which arguments an operator changes (`written_arguments`). A few operators change more than their schema
-says (`_HIDDEN_WRITES`): the running statistics of older normalisation operators. Operators of other libraries may do anything
-(`is_foreign`), so their results are always kept.
+says: older normalisation operators their running statistics (`_HIDDEN_WRITES`), communication in place what it is given for
+results (`torch.distributed.all_reduce`). Operators of other libraries may do anything, and communication in which the ranks
+do not all do the same would wait for ranks that do not run it again (`is_foreign`): their results are always kept.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _HIDDEN_WRITES = {
     "aten::batch_norm_gather_stats": (("running_mean", "running_var"), None),
     "aten::batch_norm_gather_stats_with_counts": (("running_mean", "running_var"), None),
 }
+_BETWEEN_SOME = frozenset(
+    f"c10d.{name}" for name in ("reduce_", "scatter_", "gather_", "send", "recv_", "recv_any_source_")
+)
 
 
 @functools.cache
@@ -32,7 +36,16 @@ def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
     schema = getattr(func, "_schema", None)
     if schema is None:
         return ()
-    return tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in schema.arguments)
+    in_place = getattr(func, "namespace", "") == "c10d" and schema.name.endswith("_")
+    return tuple(
+        (a.name, (a.alias_info is not None and a.alias_info.is_write) or (in_place and _is_result(a.name)))
+        for a in schema.arguments
+    )
+
+
+def _is_result(name: str) -> bool:
+    """Whether communication in place writes to its argument of this name."""
+    return name == "tensors" or name.startswith("output")
 
 
 @functools.cache
@@ -105,8 +118,10 @@ def only_metadata(func: Any) -> bool:
 
 @functools.cache
 def is_foreign(func: Any) -> bool:
-    """Whether the operator is none of PyTorch's own: a custom operator, of which nothing is known."""
-    return is_foreign_name(op_name(func)) if getattr(func, "namespace", None) is not None else False
+    """Whether the operator must not run again: a custom one, of which nothing is known; one to which other ranks belong."""
+    if getattr(func, "namespace", None) is None:
+        return False
+    return is_foreign_name(op_name(func)) or op_name(func).removesuffix(".default") in _BETWEEN_SOME
 
 
 @functools.cache

@@ -14,14 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    _CachingTorchDispatchMode,
+    create_selective_checkpoint_contexts,
+)
 
 from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.effects import argument, is_foreign, only_metadata, written_arguments
 from autosac.integrations.operators.facts import facts_of
 from autosac.integrations.operators.keys import Keyer, is_random, op_name, output_metadata
+from autosac.integrations.partitioner import save_what_changes
 from autosac.integrations.recompute.entries import TracedOperator, observer
 from autosac.integrations.recompute.policy import UnitDecisions
 
@@ -45,6 +52,7 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
             raise PlanError(
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make a plan without offloading"
             )
+        save_what_changes()
         passes = {
             again: _Pass(policy, of_old_contents, [] if again else observer[0].traces(policy.fqn))
             for again in (False, True)
@@ -54,6 +62,8 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
                 func, args, kwargs, context.op_output
             )
         )
+        for context in contexts:
+            context.supports_higher_order_operators = True  # PyTorch refuses loops and branches otherwise
         return contexts
 
     return modes
@@ -85,7 +95,12 @@ class _Pass:
         if occurrence < 0:
             return CheckpointPolicy.PREFER_RECOMPUTE
         self._traced.append((facts.name, output_metadata(out)))
-        if self._number in self._of_old_contents or is_random(func, args, kwargs) or is_foreign(func):
+        if (
+            self._number in self._of_old_contents
+            or is_random(func, args, kwargs)
+            or is_foreign(func)
+            or _is_control(func)
+        ):
             return CheckpointPolicy.MUST_SAVE  # the compiler does not always draw the same numbers again
         rows = self._policy.decisions(facts)
         if not self._policy.size:
@@ -138,6 +153,14 @@ def _is_number(out: Any) -> bool:
     """Whether a result is single numbers. Operators that are traced make some for themselves, which take no memory."""
     found = _tensors(out)
     return bool(found) and not any(tensor.dim() for tensor in found)
+
+
+def _is_control(func: Any) -> bool:
+    """Whether the operator runs graphs of its own (loops, branches), in which anything may happen.
+
+    PyTorch gives its checkpointing a rule for the others, as flexible attention.
+    """
+    return isinstance(func, HigherOrderOperator) and _CachingTorchDispatchMode not in func.python_key_table
 
 
 def _place(tensor: torch.Tensor) -> int:

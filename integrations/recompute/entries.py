@@ -27,7 +27,8 @@ class TapeEntry:
     """One operator on the tape. `reads`: the contents that it needs; `outputs`: the memory of each plain tensor in its result.
 
     `key` is (operator, occurrence) for reports, `place` whatever an observer wants to have back with the recomputation;
-    `dtype` is what factories make, and numbers become, without a dtype. `changed`: the memories that it is changing.
+    `dtype` is what factories make, and numbers become, without a dtype. `with_gradients`: whether they were enabled, which
+    some kernels ask. `changed`: the memories that it is changing.
     """
 
     changed: Sequence[tuple[int, torch.Tensor]] = ()
@@ -47,6 +48,7 @@ class TapeEntry:
         self.reads = reads
         self.key = key
         self.dtype = torch.get_default_dtype()
+        self.with_gradients = torch.is_grad_enabled()
 
 
 class CompiledPart:

@@ -214,11 +214,13 @@ class _Recomputation:
         kwargs = self._resolved(entry.kwargs, entry.writes) if entry.kwargs else entry.kwargs
         if torch.get_default_dtype() is not entry.dtype:  # `flags.restored` sets it back
             torch.set_default_dtype(entry.dtype)
-        if isinstance(entry.func, CompiledPart) or entry.random is not None:
-            with entry.random.restored() if entry.random is not None else contextlib.nullcontext():
-                out = self._called(position, entry.func, args, kwargs)
+        if entry.random is not None:
+            with entry.random.restored():
+                out = self._called(position, entry, args, kwargs)
         else:
-            out = entry.func(*args, **kwargs)
+            out = self._called(position, entry, args, kwargs)
+        if entry.facts.may_write:
+            _wait(out)
         unwritten = set()
         if self._is_compared:
             unwritten = {id(tensor) for tensor in witness.undefined(entry.func, args, kwargs or {}, out)}
@@ -247,8 +249,18 @@ class _Recomputation:
         if is_empty(memory.external):
             self._tape.gather(memory.external)
 
-    def _called(self, position: int, func: Any, args: Any, kwargs: Any) -> Any:
-        return self._run_part(position, func, args, kwargs) if isinstance(func, CompiledPart) else func(*args, **kwargs)
+    def _called(self, position: int, entry: TapeEntry, args: Any, kwargs: Any) -> Any:
+        if isinstance(entry.func, CompiledPart):
+            return self._run_part(position, entry.func, args, kwargs)
+        if not entry.with_gradients:
+            return entry.func(*args, **kwargs)
+        # oneDNN's recurrent layers return their workspace if gradients are enabled. Below autograd nothing is recorded.
+        with torch._C._AutoDispatchBelowAutograd():
+            torch._C._set_grad_enabled(True)
+            try:
+                return entry.func(*args, **kwargs)
+            finally:
+                torch._C._set_grad_enabled(False)
 
     def _run_part(self, position: int, part: CompiledPart, args: Any, kwargs: Any) -> Any:
         """Call a compiled module again, and take what it saves."""
@@ -317,6 +329,14 @@ class _Recomputation:
                 f"{list(memory.external.shape)}) was freed by its sharding; leave the module out of the plan"
             )
         return memory.external
+
+
+def _wait(out: Any) -> None:
+    """Wait for communication in place, which returns a handle beside its tensors: the module has waited in Python."""
+    for item in out if isinstance(out, tuple) else (out,):
+        if isinstance(item, torch.ScriptObject):
+            work: Any = item
+            work.wait()
 
 
 def _tree_map(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:

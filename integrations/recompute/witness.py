@@ -24,7 +24,7 @@ _RELATIVE = 0.05
 # Results of attention kernels that only dropout fills: without it they are memory that nobody has written.
 _STATE_OF_DROPOUT = frozenset({"philox_seed", "philox_offset", "rng_state"})
 _NEVER_FILLED = frozenset({"unused", "debug_attn_mask"})
-_VENDORS = ("cudnn", "_cudnn", "miopen", "_batch_norm_with_update")
+_VENDORS = ("cudnn", "_cudnn", "miopen", "mkldnn", "_batch_norm_with_update")
 
 
 def of(tensor: torch.Tensor) -> Any:

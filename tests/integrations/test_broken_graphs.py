@@ -105,17 +105,71 @@ class Returned(Block):
         return result
 
 
+class Averaged(Block):
+    """Running statistics, which AOTAutograd writes back at the end."""
+
+    def __init__(self, between: Callable[[Block, Tensor], Tensor]) -> None:
+        super().__init__(between)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        result: Tensor = super().forward(self.norm(x))
+        return result
+
+
+class Branching(Block):
+    """Graphs of branches, which AOTAutograd traces anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        result: Tensor = super().forward(torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
+        return result
+
+
+def test_a_budget_covers_the_seeds_of_random_numbers() -> None:
+    """Inductor draws them at the beginning of a graph. The gradients are those without a budget."""
+    found = []
+    for made in (plan(0.0), None):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Block(lambda _, h: nn.functional.dropout(h, 0.5))), torch.randn(4, WIDTH)
+        if made is not None:
+            apply(model, made)
+        model[0].compile()
+        model(x).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("budget", [0.0, 0.4])
-def test_a_budget_for_a_module_that_returns_a_view(budget: float) -> None:
-    """PyTorch refuses it: the view that AOTAutograd adds has no budget."""
+@pytest.mark.parametrize("kind", [Returned, Averaged, Branching])
+def test_a_budget_covers_what_the_compiler_adds(kind: type[Block], budget: float) -> None:
+    """A second view, the writing back, or inner graphs. PyTorch refuses budgets that do not cover all of a graph's forward."""
     found = []
     for made in (plan(budget), None):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        model, x = nn.Sequential(Returned(simple)), torch.randn(4, WIDTH)
+        model, x = nn.Sequential(kind(simple)), torch.randn(4, WIDTH)
         if made is not None:
             apply(model, made)
             model[0].compile(backend="aot_eager")
         model(x).square().sum().backward()
-        found.append([p.grad for p in model.parameters()])
+        found.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_a_unit_inside_of_a_forward_derivative() -> None:
+    """Dynamo gives up on the compiled model, but not on what it calls: it must not compile how a unit runs eagerly."""
+    found = []
+    for made in (plan(), None):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Block(simple)), torch.randn(4, WIDTH)
+        if made is not None:
+            apply(model, made)
+        model[0].compile(backend="aot_eager")
+        _, derivative = torch.func.jvp(model, (x,), (torch.ones_like(x),))
+        model(x).square().sum().backward()
+        found.append([derivative.detach(), *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*found, rtol=0, atol=0)

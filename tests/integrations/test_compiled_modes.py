@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 
 from autosac.errors import PlanError
 from autosac.integrations.recompute.compiled_modes import context_fn
@@ -61,8 +62,52 @@ def test_a_buffer_that_is_read_and_then_changed() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+class Copying(Average):
+    """Computes from a copy of what it changes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        h = torch.sin(self.a(x)) * self.average.clone().exp()
+        self.average.mul_(0.5)
+        return self.b(torch.sin(h))
+
+
+@pytest.mark.filterwarnings("ignore::autosac.integrations.recompute.policy.PlanMismatchWarning")
+def test_a_copy_of_a_buffer_that_is_changed() -> None:
+    """Inductor removes the copy, and the exponential is one of the buffer. It is saved."""
+    body = Copying()
+    again = copy.deepcopy(body)
+    found = _gradients(body, torch.compile(Checkpointed(body)))
+    torch.testing.assert_close(found, _gradients(again, again), rtol=1e-5, atol=1e-5)
+
+
 def test_a_backend_that_runs_checkpointing_as_it_is() -> None:
     """Such a backend would change the buffer twice: refused by name."""
     model = torch.compile(Checkpointed(Average()), backend="eager")
     with pytest.raises(PlanError, match="body is compiled by a backend that runs PyTorch's checkpointing"):
         model(torch.randn(4, 8))
+
+
+class Branching(nn.Module):
+    """A branch that draws random numbers, and a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        h: Tensor = torch.cond(x.sum() > 100, torch.sin, lambda z: nn.functional.dropout(z.cos(), 0.5), (self.a(x),))
+        with torch.no_grad():
+            _, scale = while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z.cos()), (torch.tensor(0), h.sin()))
+        return self.b(h * scale)
+
+
+@pytest.mark.filterwarnings("ignore::autosac.integrations.recompute.policy.PlanMismatchWarning")
+def test_branches_and_loops() -> None:
+    """They are saved: what they draw would be drawn anew. PyTorch's checkpointing by itself refuses them."""
+    body = Branching()
+    again = copy.deepcopy(body)
+    found = _gradients(body, torch.compile(Checkpointed(body), backend="aot_eager"))
+    wanted = _gradients(again, torch.compile(again, backend="aot_eager"))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

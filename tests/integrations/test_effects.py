@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
@@ -178,3 +179,36 @@ def test_functional_call(lab: Any, keep: set[str]) -> None:
     planned = apply(copy.deepcopy(model), plan)
     assert lab.same(run(planned), run(copy.deepcopy(model)))
     assert all(p.grad is None for p in planned.parameters())
+
+
+class Gathering(nn.Module):
+    """Communicates in place, as layers of Megatron-LM do: waiting, not waiting, and between some ranks only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        h = self.linear(x).sin()
+        total, later, root = (torch.zeros_like(h) for _ in range(3))
+        dist.all_gather_into_tensor(total, h.detach().exp())
+        work = dist.all_to_all_single(later, h.detach().cos(), async_op=True)
+        y = (h * total).sin()
+        work.wait()
+        dist.gather(h.detach().tan(), [root])
+        return (y * later).sin() * root.cos()
+
+
+@pytest.mark.usefixtures("mesh")
+@pytest.mark.parametrize("keep", [set(), {"c10d._allgather_base_.default"}])
+def test_communication_in_place(lab: Any, keep: set[str]) -> None:
+    """What it writes to is made again by it, or is kept; the recomputation does not read fresh memory.
+
+    No schema says that these operators write.
+    """
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Gathering()), torch.randn(3, 4)
+    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": keep})
+    planned = apply(copy.deepcopy(model), plan)
+    assert lab.same(tuple(run(planned, [x, x])), tuple(run(model, [x, x])))

@@ -75,7 +75,14 @@ def nested(_: Block, x: Tensor) -> Tensor:
     return result
 
 
-KINDS = (dropout, depth, normalised, averaged, chosen, nested)
+def noisy(_: Block, x: Tensor) -> Tensor:
+    """A gradient to which the backward adds noise, as private training does."""
+    y = x.sin()
+    y.register_hook(lambda gradient: gradient + torch.rand(()))
+    return y
+
+
+KINDS = (dropout, depth, normalised, averaged, chosen, nested, noisy)
 
 
 def gradients(kind: Callable[[Block, Tensor], Tensor], budget: float | None, **options: Any) -> list[Tensor]:
@@ -88,7 +95,7 @@ def gradients(kind: Callable[[Block, Tensor], Tensor], budget: float | None, **o
         apply(block, Plan(made_for=MADE_FOR, units=(), settings=Settings(memory_budget=budget)))
         run = torch.compile(block, **options)
     with torch._functorch.config.patch(activation_memory_budget=budget or 0.0):
-        run(x).square().sum().backward()
+        (run(x) * torch.rand(TOKENS, 1)).square().sum().backward()  # the loss draws, between forward and backward
     return [p.grad for p in block.parameters() if p.grad is not None]
 
 
@@ -148,6 +155,10 @@ def test_attention_draws_only_with_dropout() -> None:
 
     class Info:
         tangents_closure = required_bw_nodes = list(graph.nodes)[1:2] + list(graph.nodes)[-2:]
+
+        @staticmethod
+        def is_required_fw(node: torch.fx.Node) -> bool:
+            return True
 
     assert unrepeatable(graph, Info, [x]) == [dropped]
 

@@ -234,3 +234,25 @@ def test_a_generator_of_its_own(lab: Any, keep: set[str]) -> None:
     for _ in range(2):
         assert lab.same(gradients(planned, x), gradients(plain, x))
         assert torch.equal(planned[0].generator.get_state(), plain[0].generator.get_state())
+
+
+def test_kernels_that_ask_whether_gradients_are_enabled(lab: Any) -> None:
+    """The LSTM of oneDNN returns its workspace for the backward if they are; parts of it are bytes that nobody has written."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells, self.out = nn.LSTM(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                scale, _ = self.cells(x)
+            return x + self.out(self.cells(x)[0].sin() * scale)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Recurrent())
+    x = torch.randn(5, 3, 8)
+    plan, again = lab.plan_keeping(model, lambda m: m(x), {"0": set()})
+    assert again["0"].count("aten.mkldnn_rnn_layer.default") == 2
+    planned, plain = apply(copy.deepcopy(model), plan), copy.deepcopy(model)
+    assert lab.same(gradients(planned, x), gradients(plain, x))
