@@ -256,7 +256,7 @@ def solve_joint(
     gap: float = 0.0,
     columns: int | None = None,
 ) -> JointSolution:
-    """The best plan over all operators, or the best one found within `time_limit_s`.
+    """The best plan over all operators, or the best one found within `time_limit_s` of processor time.
 
     It may be above the optimum by `gap` of it, or by a tenth of `gap` of the time to recompute everything. With `columns`,
     only that many policies of each unit are considered.
@@ -279,7 +279,13 @@ def solve_joint(
             recompute_ms=0.0,
             bound_ms=0.0,
         )
-    exact = make_backend(solver, time_limit_s=time_limit_s, relative_gap=gap, absolute_gap=TOTAL * gap / 10)
+    exact = make_backend(
+        solver,
+        time_limit_s=time_limit_s,
+        relative_gap=gap,
+        absolute_gap=TOTAL * gap / 10,
+        counts_processor_time=True,
+    )
     active = some_points(problem, points)
     while True:
         model = JointModel(problem, items, active, budget_bytes, cheapest)

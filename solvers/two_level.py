@@ -12,7 +12,8 @@ Equal units then swap their policies, or come to have nearly the same (`arrange.
 what is active, and how much more depends on that.
 
 A plan that is still more than POLISH_GAP above the MILP's bound is compared with what the joint problem (`joint.py`) finds
-within `polish_s` seconds, and the better one is taken.
+within `polish_s` seconds of processor time, and the better one is taken. (By the clock, a busy machine would find other
+plans.)
 
 Where the MILP finds nothing within its time limit, it is asked once more for a plan within RELAXED_GAP of the best, and then
 `greedy_policies` decides without it: all units of one level are checkpointed, only what must be is kept in them, and
@@ -86,7 +87,8 @@ def solve_two_level(
 ) -> TwoLevelSolution:
     """A plan under the budget: the global MILP gives each unit a byte budget, and a local solver chooses its operators.
 
-    `items` are the groups of operators of each unit. `polish_s`: seconds for improving the plan by the joint problem.
+    `items` are the groups of operators of each unit. `polish_s`: seconds of processor time for improving the plan by the
+    joint problem.
     `level`: let equal units keep nearly the same operators, which costs some recomputation.
 
     Raises:

@@ -25,7 +25,8 @@ class TitanRequest:
     modules that could be checkpointed (implies "none", and a model that is not compiled). `stage_inputs`: with pipeline
     parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank gives it in its
     trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` the index of a cut
-    made where the layers are alike, -2 for the smallest (`autosac.capture.jobs.layers`). `loss_chunks`: in how many chunks
+    made where the layers are alike, -2 for the smallest (`autosac.capture.jobs.layers`), and `cuts` how many of them are to
+    tell the whole. `loss_chunks`: in how many chunks
     of rows the loss is computed (a plan decides itself). `moe_load`: how tokens spread over the experts of a mixture.
     `repeats`: microbatches of a pipeline that do the same need not all run (`autosac.capture.jobs.microbatches`).
     """
@@ -43,6 +44,7 @@ class TitanRequest:
     stage_inputs: tuple[TensorLayout, ...] | None = None
     layers: int | None = None
     cut: int | None = None
+    cuts: int = 3
     loss_chunks: int = 1
     moe_load: MoELoad = field(default_factory=MoELoad)
     repeats: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -41,13 +42,30 @@ from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
 from autosac.trace import Trace, is_capture
 
 _DRAWS = 8
+# New objects before Python looks for garbage among them, and how often it then also looks among older and among all.
+_COLLECTIONS = (50_000, 20, 1_000)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)
     known = (plan, simulate, script, explain, diff, search, bench, calibrate, chakra, gpus, clusters, cache, completion)
-    {function.__name__: function for function in known}[arguments.run](arguments)
+    function = {function.__name__: function for function in known}[arguments.run]
+    with contextlib.nullcontext() if function in (bench, calibrate) else collecting_rarely():  # these run models here
+        function(arguments)
+
+
+@contextlib.contextmanager
+def collecting_rarely() -> Iterator[None]:
+    """Let Python look for garbage less often: of traces, which are many small tuples, hardly anything ever is, and by default
+    all of them would be gone through again and again.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECTIONS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _job(arguments: argparse.Namespace, progress: Any) -> TitanJob:

@@ -150,9 +150,10 @@ def capturing(
     agrees: Callable[[Trace], bool] | None = None,
 ) -> Capturing | Future[Trace]:
     """Start a capture; `result()` waits for its trace. It is of the whole job if asked for, and under a plan that does not do
-    the same in all layers. `agrees`: see `Capturing`.
+    the same in all layers, unless two cuts are to be enough: then kinds of layers decide (`autosac.capture.jobs.layers`).
+    `agrees`: see `Capturing`.
     """
-    if request.plan_file is not None and not whole:
+    if request.plan_file is not None and not whole and request.cuts == _CUTS:
         whole = not is_alike(Plan.load(request.plan_file))
     if whole or request.layers is not None:
         return server.submit(request)

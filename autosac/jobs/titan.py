@@ -299,7 +299,10 @@ class TitanCaptures:
     def begin_template(self, plan: Plan) -> None:
         """Begin to capture a template, unless that has begun; apart from the capture that confirms the same plan."""
         if (plan.units, plan.settings) not in self._templates:
-            self._templates[plan.units, plan.settings] = self._capturing(self._request(plan), self._agrees())
+            request, agrees = self._request(plan), self._agrees()
+            if agrees is not None and early_info(self._started["none"]).parallelism.pp == 1:
+                request = replace(request, cuts=2)
+            self._templates[plan.units, plan.settings] = self._capturing(request, agrees)
 
     def _request(self, plan: Plan) -> TitanRequest:
         self.start("none")

@@ -28,6 +28,7 @@ OTHER = TitanRequest(
     stage_inputs=(((2, 128, 256), (32768, 256, 1), "bfloat16"), ((), (), "float32")),
     layers=4,
     cut=-2,
+    cuts=2,
     loss_chunks=8,
     moe_load=MoELoad(kind="zipf", exponent=1.5, seed=2, draw=3),
 )

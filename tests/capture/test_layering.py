@@ -57,6 +57,15 @@ def test_when_cuts_are_worthwhile(layering: Layering, worthwhile: bool) -> None:
     assert not Layering(175, 0, 1).is_worthwhile(compiled=True)
 
 
+def test_two_cuts_are_worthwhile_for_fewer_layers() -> None:
+    """Of 27 layers, one of them leading, and beginning with the cut of 5: 5 + 6 layers and 2 / 3 of 8 are 16.3 of at most
+    20.25, with 7 more and all of the 8 it is 26. 22 layers allow 16.5 and 21 layers 15.75.
+    """
+    deepseek = Layering(27, 1, 1)
+    assert (deepseek.is_worthwhile(cuts=2, first=1), deepseek.is_worthwhile(first=1)) == (True, False)
+    assert [Layering(count, 1, 1).is_worthwhile(cuts=2, first=1) for count in (21, 22)] == [False, True]
+
+
 @dataclass
 class Part:
     """A part of a layer's configuration."""

@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pytest
 
@@ -29,9 +29,10 @@ COUNTS = {"1F1B, experts": MICROBATCHES + RUN}  # in the first step, the third m
 ALWAYS = ("--parallelism.fsdp_reshard_after_forward", "always")
 DEEPSEEK = ("--model.name", "deepseek_v3")
 
-# Reads a folder and requests from each line, and answers each line with one. Each request is captured twice by a child, whole
-# and with microbatches copied; it notes how many run forward each time. The exit code of one that has to be captured whole is
-# that of the capture process.
+# Reads a folder, the name of a habit and requests from each line, and answers each line with one. Each request is captured
+# twice by a child, whole and with microbatches copied; it notes how many run forward each time. The exit code of one that has
+# to be captured whole is that of the capture process. Habits are those of models that do more in later forwards: "counting"
+# counts them in the model, and does more in each fifth one; "growing" counts them elsewhere, and does more from the fifth on.
 PROGRAM = """
 import json, os, sys, torch
 from dataclasses import replace
@@ -51,13 +52,28 @@ def counted(*args, **kwargs):
     return original(*args, **kwargs)
 
 _PipelineStageBase.forward_maybe_with_nosync = counted
+calls = [0]
+
+def counting(model, _, output):
+    if type(model).__name__ == "Transformer":
+        model.calls = getattr(model, "calls", 0) + 1
+        return output * 1.0 if model.calls % 5 == 0 else output
+
+def growing(model, _, output):
+    if type(model).__name__ == "Transformer":
+        calls[0] += 1
+        return output * 1.0 if calls[0] >= 5 else output
+
+habits = {"counting": counting, "growing": growing}
 for line in sys.stdin:
-    folder, *requests = json.loads(line)
+    folder, habit, *requests = json.loads(line)
     folder = Path(folder)
     for number, request in enumerate(map(TitanRequest.from_json, requests)):
         for name, repeats in ("whole", False), ("copied", True):
             child = os.fork()
             if not child:
+                if habit:
+                    torch.nn.modules.module.register_module_forward_hook(habits[habit])
                 try:
                     server.capture(0, replace(request, repeats=repeats), str(folder / f"{number}.{name}"))
                     (folder / f"{number}.{name}.runs").write_text(str(runs[0]))
@@ -78,7 +94,12 @@ class Captured(NamedTuple):
     runs: int
 
 
-Both = Callable[[Path, Sequence[TitanRequest]], list[tuple[Captured, Captured]]]
+class Both(Protocol):
+    """Captures each request whole, and with microbatches copied; of a model with a habit, if it has one."""
+
+    def __call__(
+        self, folder: Path, requests: Sequence[TitanRequest], habit: str = ""
+    ) -> list[tuple[Captured, Captured]]: ...
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +122,9 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     )
     os.close(answering)
 
-    def run(folder: Path, requests: Sequence[TitanRequest]) -> list[tuple[Captured, Captured]]:
+    def run(folder: Path, requests: Sequence[TitanRequest], habit: str = "") -> list[tuple[Captured, Captured]]:
         assert process.stdin is not None
-        process.stdin.write(json.dumps([str(folder), *(each.to_json() for each in requests)]) + "\n")
+        process.stdin.write(json.dumps([str(folder), habit, *(each.to_json() for each in requests)]) + "\n")
         process.stdin.flush()
         assert os.read(answers, 5) == b"done\n"
         return [(one(folder, f"{i}.whole"), one(folder, f"{i}.copied")) for i in range(len(requests))]
@@ -204,6 +225,24 @@ def test_what_is_not_alike_runs_whole(tmp_path: Path, captured: Both) -> None:
         assert (name, whole.code, copied.code) == (name, 0, 0)
         assert whole.trace == copied.trace, name
         assert copied.runs == whole.runs, name
+
+
+def test_models_that_count_run_whole(tmp_path: Path, captured: Both) -> None:
+    """A model that counts its forwards, of which each fifth does more: the second and the third microbatch leave other numbers
+    behind, so all run, and the trace is that of the whole step.
+    """
+    ((whole, copied),) = captured(tmp_path, [REQUESTS["1F1B, first stage"]], "counting")
+    assert (whole.code, copied.code) == (0, 0)
+    assert whole.trace == copied.trace
+    assert copied.runs == whole.runs
+
+
+def test_the_last_microbatch_is_compared(tmp_path: Path, captured: Both) -> None:
+    """A model that does more from its fifth forward on, the fourth microbatch's: the last one is not as the copied ones are,
+    and the capture has to be made anew.
+    """
+    ((whole, copied),) = captured(tmp_path, [REQUESTS["1F1B, first stage"]], "growing")
+    assert (whole.code, copied.code) == (0, AGAIN)
 
 
 def test_plans_of_copied_microbatches(tmp_path: Path, captured: Both, capture_server: CaptureServer) -> None:

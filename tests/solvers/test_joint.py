@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,8 @@ from autosac.solvers import (
     LocalItem,
     LocalProblem,
     PeakPoint,
+    global_milp,
+    joint,
     joint_bound_ms,
     knapsack,
     recompute_ms,
@@ -27,6 +30,7 @@ from autosac.solvers import (
     solve_joint,
     solve_two_level,
 )
+from autosac.solvers.backend import make_backend
 from autosac.solvers.two_level import RELAXED_GAP, fill_budget, greedy_policies, local_policies
 
 Plans = Callable[
@@ -358,6 +362,26 @@ def test_rounding_of_the_answer_loses_no_operator() -> None:
     assert [policy.kept_bytes for policy in kept[-1].values()] == [0, 0]
     far = _budgets(gib - 10_000, gib - 10_000)
     assert [p.kept_bytes for p in local_policies(problem, (local,) * 2, 3 * gib, knapsack, far).values()] == [0, 0]
+
+
+def test_polishing_counts_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What polishing finds in 2 s of CBC's own time does not depend on what else the machine does; a user's limit is one on
+    the clock.
+    """
+    made: list[tuple[float, str]] = []
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        backend = make_backend(*args, **kwargs)
+        if backend.mip:
+            made.append((backend.timeLimit, backend.optionsDict["timeMode"]))
+        return backend
+
+    for module in (joint, global_milp):
+        monkeypatch.setattr(module, "make_backend", noting)
+    local = local_problem((50, 5.5), (30, 3.0), (30, 3.0))
+    problem = GlobalProblem(units=(unit("u", local, 110),), points=(PeakPoint("p", 110, ((0, 1),)),))
+    assert solve_two_level(problem, (local,), 61, local="greedy", time_limit_s=7.0).polished
+    assert made == [(7.0, "elapsed"), (2.0, "cpu")]
 
 
 def test_a_plan_that_the_joint_problem_makes_is_polished() -> None:

@@ -12,7 +12,8 @@ Under a plan that treats equal layers alike, the job's layers may be left out as
 
 A job is cut to n, n + p, n + 2p, ... layers where p is a multiple of that period, of N under selective-N checkpointing, and
 of the number of pipeline stages, so that each stage gets as many layers more as any other; n leaves every stage enough layers
-for a first, a last, and one between.
+for a first, a last, and one between, and with expert parallelism for one more: what the experts' own FSDP units gather and
+free is another thing in the first two.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from autosac.plans.layers import doings
 from autosac.titan.settings import compiles_model
 from autosac.trace import Cut
 
-# The layers of the three smallest cuts, and what three processes cost besides (as layers), must be this part of all.
+# The layers of the cuts, and what their processes cost besides (as layers, each), must be this part of all.
 _WORTHWHILE = 0.75
-_FIXED_COST_LAYERS = 8
-_COMPILING_COST_LAYERS = 120  # to compile a layer takes as long as to run forty of them
+_FIXED_COST_LAYERS = 8 / 3
+_COMPILING_COST_LAYERS = 40.0  # to compile a layer takes as long as to run forty of them
 _NAMED_LAYER = re.compile(r"layers\.\d")
 
 
@@ -52,10 +53,10 @@ class Layering(NamedTuple):
         least = self.leading + 3 * self.period
         return least + (self.layers - least) % self.period + index * self.period
 
-    def is_worthwhile(self, *, compiled: bool = False) -> bool:
-        """Whether three cuts cost clearly less than the whole."""
+    def is_worthwhile(self, *, compiled: bool = False, cuts: int = 3, first: int = 0) -> bool:
+        """Whether so many cuts, from the `first` on, cost clearly less than the whole."""
         fixed = _COMPILING_COST_LAYERS if compiled else _FIXED_COST_LAYERS
-        return sum(map(self.cut, range(3))) + fixed <= _WORTHWHILE * self.layers
+        return sum(self.cut(first + i) + fixed for i in range(cuts)) <= _WORTHWHILE * self.layers
 
 
 def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[Any, Cut | None]:
@@ -68,11 +69,13 @@ def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[A
     if request.cut is None:
         return config, None
     found = layering_of(adapter, config, request)
+    first = int(_divides_experts(config.parallelism))
+    compiled = compiles_model(adapter.settings(config))
     # Alone, a small cut is always worthwhile.
     worthwhile = found is not None and (
-        request.cut < 0 or found.is_worthwhile(compiled=compiles_model(adapter.settings(config)))
+        request.cut < 0 or found.is_worthwhile(compiled=compiled, cuts=request.cuts, first=first)
     )
-    index = request.cut + (request.cut >= 0 and _is_short_stage(config.parallelism, request))
+    index = request.cut + (request.cut >= 0) * (first + _is_short_stage(config.parallelism, request))
     if found is None or not worthwhile or found.cut(index) >= found.layers:
         if request.cut == 0:
             return config, None
@@ -131,6 +134,11 @@ def _is_short_stage(parallelism: Any, request: TitanRequest) -> bool:
     """
     degree = int(parallelism.pipeline_parallel_degree)
     return degree > 2 and request.rank >= request.world_size // degree * (degree - 1)
+
+
+def _divides_experts(parallelism: Any) -> bool:
+    """Whether the job has expert parallelism."""
+    return int(getattr(parallelism, "expert_parallel_degree", 1)) > 1
 
 
 def kinds(layers: Sequence[Attributes]) -> list[int]:

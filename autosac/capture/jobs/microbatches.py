@@ -6,6 +6,10 @@ forward, their loss and their backward (`record.repeats`), the others between th
 logged, and what the schedule goes on to use of them (outputs, losses, gradients to send) are tensors that nothing has
 computed. Schedules, transfers, sums of losses and optimizers run as ever. The trace is the same as that of the whole step.
 
+A later one may still differ, in a model that counts its calls. So numbers, texts and truth values that modules hold have to be
+the same after 1 and 2, or all microbatches run; and if the forward or the loss of the last one is another one than those that
+were copied, the capture ends with a RepetitionError, too.
+
 A copied forward has no graph. If its backward then turns out to be none to copy, the capture ends with a RepetitionError and
 is made anew, whole. So that one microbatch is like the others, the parameters of all FSDP units must stay gathered from one to
 the next, as they do by default. Schedules that split the backward of inputs from that of weights run whole, too, and so do
@@ -29,6 +33,7 @@ from autosac.capture.record.repeats import Numbering, RepetitionError, RowStretc
 from autosac.integrations.apply import add_forwards, forwards_of
 
 _COMPARED = (1, 2)
+_SIMPLE = (bool, int, float, str)
 _SPLITTING = ("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 FORWARD, LOSS, BACKWARD = "forward", "loss", "backward"
 
@@ -48,21 +53,23 @@ class _Result(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """What a microbatch does in one of its three parts: its stretch, what it returns (`results`, in a tree `like`), and how
-    often each unit of a plan runs forward.
+    """What a microbatch does in one of its three parts: its stretch, what it returns (`results`, in a tree `like`), how often
+    each unit of a plan runs forward, and the `state` of the modules afterwards.
     """
 
     stretch: RowStretch
     results: tuple[_Result | None, ...]
     like: Any
     forwards: tuple[int, ...]
+    state: tuple[Any, ...]
 
     def is_like(self, other: _Part) -> bool:
         """Whether both do the same."""
-        return (self.results, self.like, self.forwards) == (
+        return (self.results, self.like, self.forwards, self.state) == (
             other.results,
             other.like,
             other.forwards,
+            other.state,
         ) and self.stretch.is_like(other.stretch)
 
 
@@ -151,7 +158,7 @@ class Microbatches:
             output = self._copy(known, FORWARD, index)
             stage.fwd_cache[index] = (output if isinstance(output, tuple) else (output,), inputs)
             return output
-        output = self._run(known, FORWARD, index, stage.submod, lambda: original(index, args, kwargs, *more, **named))
+        output = self._run(known, FORWARD, index, stage, lambda: original(index, args, kwargs, *more, **named))
         if len(stage.output_chunks) > kept:
             known.parts[FORWARD, index] = None  # outputs are merged in the end, which need their graphs
         return output
@@ -172,7 +179,7 @@ class Microbatches:
             original(stage, output, targets, index, *more)
             return losses[-1]
 
-        self._run(known, LOSS, index, stage.submod, run)
+        self._run(known, LOSS, index, stage, run)
 
     def _backward(self, original: Any, stage: Any, index: int, *more: Any, **named: Any) -> None:
         known = self._of(stage)
@@ -191,14 +198,28 @@ class Microbatches:
             original(index, *more, **named)
             return stage.bwd_cache.get(index)
 
-        self._run(known, BACKWARD, index, stage.submod, run)
+        self._run(known, BACKWARD, index, stage, run)
 
     # ---- running and copying ----------------------------------------------------------------------------------------
 
-    def _run(self, known: _Stage, kind: str, index: int, module: torch.nn.Module, action: Callable[[], Any]) -> Any:
-        """Run a part of a microbatch, and note it where it is one to compare."""
-        if index not in _COMPARED:
+    def _run(self, known: _Stage, kind: str, index: int, stage: Any, action: Callable[[], Any]) -> Any:
+        """Run a part of a microbatch, and note it where it is one to compare. RepetitionError if the last one is not as those
+        that were copied.
+        """
+        if index in _COMPARED:
+            found, known.parts[kind, index] = self._noted(known, kind, index, stage.submod, action)
+            return found
+        if not known.copied or kind == BACKWARD or index != stage.chunks - 1:
             return action()
+        found, part = self._noted(known, kind, index, stage.submod, action)
+        if part is None or not part.is_like(self._pattern(known, kind)):
+            raise RepetitionError(f"the last microbatch differs in its {kind}")
+        return found
+
+    def _noted(
+        self, known: _Stage, kind: str, index: int, module: torch.nn.Module, action: Callable[[], Any]
+    ) -> tuple[Any, _Part | None]:
+        """What a part of a microbatch returns, and what it does; None if that cannot be copied."""
         recorder = self._recorder
         before, forwards = recorder.extent(), forwards_of(module)
         stays = is_gathered(module)
@@ -208,15 +229,12 @@ class Microbatches:
         noted = stretch(recorder, numbering, before, repeats_forward=kind == BACKWARD)
         leaves, like = pytree.tree_flatten(found)
         results = [self._result(leaf, numbering) for leaf in leaves]
-        known.parts[kind, index] = None
-        if (
-            stays
-            and noted is not None
-            and all(leaf is None or result for leaf, result in zip(leaves, results, strict=True))
-        ):
-            ran = tuple(now - then for now, then in zip(forwards_of(module), forwards, strict=True))
-            known.parts[kind, index] = _Part(stretch=noted, results=tuple(results), like=like, forwards=ran)
-        return found
+        known_leaves = all(leaf is None or result for leaf, result in zip(leaves, results, strict=True))
+        if not stays or noted is None or not known_leaves:
+            return found, None
+        ran = tuple(now - then for now, then in zip(forwards_of(module), forwards, strict=True))
+        state = state_of(module)
+        return found, _Part(stretch=noted, results=tuple(results), like=like, forwards=ran, state=state)
 
     def _pattern(self, known: _Stage, kind: str) -> _Part:
         part = known.pattern(kind)
@@ -282,6 +300,11 @@ def _buffers(stage: Any, name: str, index: int) -> list[Any]:
     """Where a stage receives what belongs to a microbatch."""
     infos = getattr(stage, name).get(index) or ()
     return [getattr(info, "buffer", None) for info in infos]
+
+
+def state_of(model: torch.nn.Module) -> tuple[Any, ...]:
+    """The numbers, texts and truth values that modules hold, such as a count of their calls."""
+    return tuple(value for module in model.modules() for value in vars(module).values() if isinstance(value, _SIMPLE))
 
 
 def is_gathered(model: torch.nn.Module) -> bool:
