@@ -58,7 +58,10 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     _add_machine(command.add_argument_group("the machine"))
     decision = command.add_argument_group("a plan")
     decision.add_argument(
-        "--plan", metavar="BUDGET", help="also plan checkpointing within this memory of each GPU: 60GiB, 64GB or 85%%"
+        "--plan",
+        "--budget",  # as `autosac plan` calls it
+        metavar="BUDGET",
+        help="also plan checkpointing within this memory of each GPU: 60GiB, 64GB or 85%%",
     )
     decision.add_argument("-o", "--output", type=filled_path, metavar="PLAN.json", help="file for the plan")
     add_breakdowns(command.add_argument_group("what to show"))
