@@ -1,4 +1,4 @@
-"""Attention of short sequences by blocks: FlashAttention-2 on Hopper, and the memory-efficient kernels in float32.
+"""Attention of short sequences by blocks: FlashAttention-2 on Hopper, the memory-efficient kernels in float32 and in windows.
 
 A block takes so many queries (forward) or keys (backward) of one head through the tiles of the other side. Short sequences are
 not bound by rates but by what a block does once, and by blocks that compute a whole tile for a few rows:
@@ -12,7 +12,8 @@ Alone, a tile takes longer than among others, which hide its waits. With a causa
 backward adds up the queries' gradient in float32 (`attention.py`). FlashAttention-2 above 512 keys is left to fitted trees.
 
 Fitted to 22 single calls of `autosac calibrate` on an H100. Held out: ViT's and CLIP's steps of another H100 (`docs/h100.md`),
-an encoder-decoder's step with dropout, whose factors were fitted to it.
+an encoder-decoder's step with dropout, whose factors were fitted to it. Windows of up to 64 positions in 16 bits, on Hopper: a
+MaxViT on an H200 (7 x 7 positions, heads of 32, with a bias), two of its four shapes each way; the others were held out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SIXTEEN_BITS = ("float16", "bfloat16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernel:
     """Microseconds of a block and a tile (of `rows` by `rows`) on one processor among others, and alone; launches; how much
-    dropout slows down.
+    dropout slows down; whether the backward adds up the queries' gradient in memory.
     """
 
     rows: int
@@ -48,6 +49,7 @@ class _Kernel:
     block_alone: float
     alone: float
     dropout: float
+    accumulates: bool = True
 
     def tile(self, size: int) -> float:
         """Among others."""
@@ -62,6 +64,19 @@ _FLASH_BACKWARD = _Kernel(
 _EFFICIENT = _Kernel(rows=64, launches=1, block=2.0, fixed=2.5, growing=1.4, block_alone=2.0, alone=1.7, dropout=1.45)
 _EFFICIENT_BACKWARD = _Kernel(
     rows=64, launches=2, block=4.0, fixed=4.2, growing=5.6, block_alone=4.0, alone=2.0, dropout=1.35
+)
+# Windows: one tile for each head, which is also all that is known of them.
+_WINDOW = _Kernel(rows=64, launches=1, block=0.9, fixed=0.5, growing=1.06, block_alone=2.0, alone=1.7, dropout=1.45)
+_WINDOW_BACKWARD = _Kernel(
+    rows=64,
+    launches=4,
+    block=1.8,
+    fixed=1.0,
+    growing=2.02,
+    block_alone=4.0,
+    alone=2.0,
+    dropout=1.35,
+    accumulates=False,
 )
 
 
@@ -96,6 +111,9 @@ class BlockAttention:
             return _FLASH_BACKWARD if shape.backward else _FLASH
         if shape.backend == "efficient" and shape.dtype == "float32" and capability >= _TENSOR_FLOAT:
             return _EFFICIENT_BACKWARD if shape.backward else _EFFICIENT
+        is_window = max(shape.query_length, shape.key_length) <= _WINDOW.rows
+        if shape.backend == "efficient" and shape.dtype in _SIXTEEN_BITS and capability == _HOPPER and is_window:
+            return _WINDOW_BACKWARD if shape.backward else _WINDOW
         return None
 
     def _us(self, shape: AttentionShape, kernel: _Kernel) -> float:
@@ -110,7 +128,7 @@ class BlockAttention:
         dealt = heads * (blocks * kernel.block + sum(counts) * tile)
         longest = kernel.block_alone + max(counts) * tile * kernel.alone
         us = kernel.launches * hardware.kernel_us + max(dealt, longest) * self._slower(shape)
-        if shape.backward:
+        if shape.backward and kernel.accumulates:
             us += accumulated_bytes(shape) / (hardware.mem_bandwidth_gbps * 1e3 * STREAMED)
         return us
 

@@ -37,8 +37,8 @@ AutoSAC's own `benchmarks/gpu` (`unseen_later`, `layers`) on 2026-11-26, H200, t
 attention take longer than that.
 
 Rules were changed with what these steps taught: batch norm with channels last (jobs 5 and 6, every second kind of call),
-bilinear resampling and the softmax over planes (job 3), the layouts of products (job 9, checked on the H100's steps). All else
-is as it was, and unseen.
+bilinear resampling and the softmax over planes (job 3), attention in windows (job 7, two of four shapes), the layouts of
+products (job 9, checked on the H100's steps). All else is as it was, and unseen.
 
 - *even*, *odd*: jobs with even and with odd numbers. The columns are those of [training steps on an H100](step-kinds.md).
 """

@@ -58,6 +58,18 @@ def test_float32_in_blocks_of_64(meta: Meta, size: int, tile: float) -> None:
     assert answer.ms * 1e3 == pytest.approx(2.6 + 8 * 2 * (2.0 + 2 * tile))
 
 
+def test_windows_are_one_tile_for_each_head(meta: Meta) -> None:
+    """Eight heads on each processor, 7 x 7 positions: nothing is added up in memory; 65 positions are others' work."""
+    window = (1056, 1, 49, 32)
+    forward = _answer(meta, window, "efficient_attention", "bfloat16")
+    backward = _answer(meta, window, "efficient_attention_backward", "float16")
+    assert forward is not None and backward is not None
+    assert forward.ms * 1e3 == pytest.approx(2.6 + 8 * (0.9 + 0.5 + 1.06 / 2))
+    assert backward.ms * 1e3 == pytest.approx(4 * 2.6 + 8 * (1.8 + 1.0 + 2.02 / 2))
+    assert _answer(meta, (1056, 1, 65, 32), "efficient_attention", "bfloat16") is None
+    assert _answer(meta, window, "efficient_attention", "bfloat16", gpu="a100-sxm-80gb") is None
+
+
 def test_what_it_does_not_know(meta: Meta) -> None:
     """More than 512 keys, other GPUs' FlashAttention-2, cuDNN's kernels, and GPUs of AMD are left to other models."""
     short, long = (1, 64, 256, 64), (1, 64, 1024, 64)
