@@ -37,7 +37,7 @@ from autosac.estimator.stand_ins import StandIns
 from autosac.estimator.tiled import TiledMatmul
 from autosac.estimator.tiled_attention import TiledAttention
 from autosac.runtime_sim import LinkUse
-from autosac.trace import Collective, Op, Signature, Trace
+from autosac.trace import Collective, Op, Signature, Trace, TraceInfo
 
 _UNKNOWN = "bytes"
 _TransferKey: TypeAlias = tuple[str, int, int, int]
@@ -110,6 +110,11 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     return Models(operators=tuple(operators), collectives=collectives)
 
 
+def models_for(hardware: Hardware, info: TraceInfo) -> Models:
+    """The default models of `price` for such a job: what it allows TF32 for."""
+    return default_models(hardware, tf32=info.matmul_allows_tf32, conv_tf32=info.cudnn_allows_tf32)
+
+
 def price(
     trace: Trace,
     hardware: Hardware,
@@ -142,7 +147,7 @@ def price(
     """
     cluster = cluster or default_cluster(hardware, trace.info.world_size)
     if models is None:
-        models = default_models(hardware, tf32=trace.info.matmul_allows_tf32, conv_tf32=trace.info.cudnn_allows_tf32)
+        models = models_for(hardware, trace.info)
     used = sorted({event.signature for event in trace.events if type(event) is Op})
     priced = [i for i in used if not trace.signatures[i].is_view and _on_device(trace.signatures[i])]
     transfers = _transfers(trace, cluster, collectives or models.collectives)

@@ -51,6 +51,15 @@ def is_contiguous(meta: TensorMeta) -> bool:
     return True
 
 
+def contiguous(meta: TensorMeta) -> TensorMeta:
+    """What `Tensor.contiguous()` returns."""
+    strides, step = [], 1
+    for size in reversed(meta.shape):
+        strides.append(step)
+        step *= size
+    return meta._replace(stride=tuple(reversed(strides)))
+
+
 def transposed(meta: TensorMeta, a: int, b: int) -> TensorMeta:
     """As `Tensor.transpose(a, b)`."""
     shape, stride = list(meta.shape), list(meta.stride)

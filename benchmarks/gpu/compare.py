@@ -13,7 +13,7 @@ from typing import Any
 
 from autosac.estimator.gpu import match_gpu
 from autosac.files.writing import write_text_atomically
-from benchmarks.gpu.products import prices_us
+from benchmarks.gpu import products
 from benchmarks.gpu.steps import table_of
 
 _GIB = 2**30
@@ -83,22 +83,7 @@ def products_lines(document: dict[str, Any]) -> list[str]:
     """What `benchmarks.gpu.products` measured beside prices at full clock, before they were known and now, by halves."""
     about = document["about"]["gpu"]
     gpu = match_gpu(about["name"], tuple(about["capability"]), about["sm_count"], about["total_bytes"])
-    kinds: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
-    seen: dict[str, int] = {}
-    for row, now in zip(document["rows"], prices_us(gpu), strict=True):
-        half = seen[row["kind"]] = seen.get(row["kind"], 1) ^ 1
-        if "us" in row:
-            kinds.setdefault((row["kind"], half), []).append((row["us"], row["price_before_us"], now))
-    lines = ["| kind | calls | median error before | now | sum of prices over times before | now |"]
-    lines.append("|---|--:|--:|--:|--:|--:|")
-    for (kind, half), found in kinds.items():
-        cells = [f"{kind}, {('even', 'odd')[half]}", str(len(found))]
-        errors = [[abs(row[column] / row[0] - 1) for row in found] for column in (1, 2)]
-        cells += [f"{statistics.median(of_one):.1%}" for of_one in errors]
-        total = sum(row[0] for row in found)
-        cells += [f"{sum(row[column] for row in found) / total:.2f}" for column in (1, 2)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return products.table_of(document["rows"], products.prices_us(gpu))
 
 
 def main() -> None:

@@ -76,21 +76,14 @@ def cases(folder: Path, gpu: str) -> Iterator[dict[str, Any]]:
         else:
             predicted = predicted_by(autosac_json(["simulate", str(file), *machine, "--ac", run.mode], more))
             applied = arguments_of(run.mode)
-        freq = str(run.steps)
-        profiled = [
-            "--profiling.enable_profiling",
-            "--profiling.profile_freq",
-            freq,
-            "--profiling.profiler_warmup",
-            "1",
-        ]
+        profiled = f"--profiling.enable_profiling --profiling.profile_freq {run.steps} --profiling.profiler_warmup 1"
         policy = f"plan for {run.budget_gib} GiB" if run.budget_gib else run.mode
         yield {
             "model": f"{run.job.model} {run.job.flavor}, {run.job.batch} x {run.job.length}",
             "policy": f"{run.name}, {policy}",
             "predicted": predicted,
             "job": file.name,
-            "arguments": [*applied, *run.arguments, *profiled],
+            "arguments": [*applied, *run.arguments, *profiled.split()],
             "trace": f"titan-{number:02d}.json.gz",
         }
 

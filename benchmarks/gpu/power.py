@@ -1,7 +1,7 @@
 """Power, clock and speed of operators that last: ``python -m benchmarks.gpu.power --out DIR`` on a CUDA device.
 
 `autosac.estimator.power` says which clock a mix of matrix products and memory traffic leaves under a GPU's power. Here each of
-some mixes runs for a second and a half after a rest. Every twentieth of a second or so, the time of one round, the energy
+some mixes runs for a second or so after a rest. Every twentieth of a second or so, the time of one round, the energy
 counter, the clock and the temperature are read; the queue is never empty meanwhile. Writes ``power.json``: for every mix the
 first time of a round (what a short benchmark sees), the last ones, and watts and clock while they ran. ``--seconds`` is the
 length of one. Needs nvidia-ml-py. Nothing of the GPU is set.
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu.common import write_result
+from benchmarks.gpu.products import product as scaled_product
 
 _BLOCK_MS, _REST_S = 50.0, 0.35
 _MIB = 2**20
@@ -38,13 +39,10 @@ def product(
     return lambda: torch.mm(a, b, out=out)
 
 
-def scaled_product(m: int, k: int, n: int, *, rowwise: bool, fast: bool = True) -> Run:
-    """A float8 product with one scale for a tensor, or one for a row."""
-    a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
-    b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).t()
-    shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((m, 1), (1, n)) if rowwise else ((), ())
-    scales = [torch.ones(shape, device="cuda") for shape in shapes]
-    return lambda: torch._scaled_mm(a, b, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
+def scaled(kind: str, m: int, k: int, n: int, *, fast: bool = True) -> Run:
+    """A float8 product of `benchmarks.gpu.products`."""
+    made: Run = scaled_product(kind, m, k, n, fast=fast)(torch.device("cuda"))
+    return made
 
 
 def attention(*, backward: bool, backend: Any, length: int = 8192, heads: int = 32, size: int = 128) -> Run:
@@ -106,9 +104,9 @@ def mixes() -> Iterator[tuple[str, list[tuple[Run, int]]]]:
     yield "fp32 4096 x 4096 x 4096", [(product(4096, 4096, 4096, torch.float32), 1)]
     for m, k, n in (up, (8192, 8192, 8192), (8192, 4096, 4096), (8192, 8192, 1024)):
         for rowwise in (False, True):
-            kind = "row" if rowwise else "tensor"
-            yield f"float8 by {kind} {m} x {k} x {n}", [(scaled_product(m, k, n, rowwise=rowwise), 1)]
-    yield "float8 by tensor 8192 x 4096 x 14336, exact sums", [(scaled_product(*up, rowwise=False, fast=False), 1)]
+            kind = f"float8 by {'row' if rowwise else 'tensor'}"
+            yield f"{kind} {m} x {k} x {n}", [(scaled(kind, m, k, n), 1)]
+    yield "float8 by tensor 8192 x 4096 x 14336, exact sums", [(scaled("float8 by tensor", *up, fast=False), 1)]
     for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
         for backward in (False, True):
             yield (
@@ -122,7 +120,7 @@ def mixes() -> Iterator[tuple[str, list[tuple[Run, int]]]]:
         yield f"{times} bf16 products, {copies} copies", [(product(*up), times), (copy(), copies)]
         yield (
             f"{times} float8 products, {copies} copies",
-            [(scaled_product(*up, rowwise=False), times), (copy(), copies)],
+            [(scaled("float8 by tensor", *up), times), (copy(), copies)],
         )
     yield "1 bf16 product, 1 silu", [(product(*up), 1), (silu(), 1)]
     for ms in (0.2, 0.5, 1.5):

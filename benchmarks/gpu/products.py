@@ -4,7 +4,7 @@
     python -m benchmarks.gpu.products predict --out DIR [--gpu PROFILE]        # anywhere
 
 `measure` times every call of the table below with the device's own clock (`autosac.estimator.calibration.timing`) and writes
-``products.json``; `predict` prices the same calls and prints the errors by kind.
+``products.json``; `predict` prices the same calls at full clock and prints the errors by kind.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from autosac.files.writing import write_text_atomically
 
 _ROWS = (1024, 2048, 4096, 8192, 16384)
 _WIDTHS = (
@@ -75,7 +77,7 @@ def calls() -> Iterator[Call]:
     for k, n in _WIDTHS:
         for m in _ROWS:
             for kind in ("bf16", "float8 by tensor", "float8 by row"):
-                yield Call(kind, f"{m} x {k} x {n}", _product(kind, m, k, n))
+                yield Call(kind, f"{m} x {k} x {n}", product(kind, m, k, n))
     for k, n in _GROUPED:
         for experts in _EXPERTS:
             for tokens in _TOKENS:
@@ -97,7 +99,9 @@ def _bf16(device: torch.device, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, device=device, dtype=torch.bfloat16)
 
 
-def _product(kind: str, m: int, k: int, n: int) -> Any:
+def product(kind: str, m: int, k: int, n: int, *, fast: bool = True) -> Any:
+    """A product in bf16, or in float8 with one scale for a tensor or for a row; `fast` lets it add up in fewer bits."""
+
     def make(device: torch.device) -> Callable[[], Any]:
         a, b = _bf16(device, m, k), _bf16(device, n, k)
         if kind == "bf16":
@@ -105,7 +109,7 @@ def _product(kind: str, m: int, k: int, n: int) -> Any:
         a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         by_row = kind.endswith("row")
         scales = [torch.ones(shape if by_row else (), device=device) for shape in ((m, 1), (1, n))]
-        return lambda: torch._scaled_mm(a, b.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return lambda: torch._scaled_mm(a, b.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
     return make
 
@@ -225,18 +229,35 @@ def prices_us(gpu: str) -> list[float]:
 
 
 def predict(out: Path, gpu: str) -> None:
-    """Print every kind's errors."""
-    rows = json.loads((out / "products.json").read_text())["rows"]
-    kinds: dict[str, list[tuple[float, float]]] = {}
-    for row, us in zip(rows, prices_us(gpu), strict=True):
+    """Print every kind's errors. Prices are kept in ``products.json`` the first time: those before the calls were known."""
+    path = out / "products.json"
+    document = json.loads(path.read_text())
+    prices = prices_us(gpu)
+    if not all("price_before_us" in row for row in document["rows"]):
+        for row, us in zip(document["rows"], prices, strict=True):
+            row["price_before_us"] = round(us, 3)
+        write_text_atomically(path, json.dumps(document, separators=(",", ":")))
+    print("\n".join(table_of(document["rows"], prices)))
+
+
+def table_of(rows: Sequence[dict[str, Any]], prices_now_us: Sequence[float]) -> list[str]:
+    """Measured calls beside their prices, before they were known and now, by kinds and halves, as Markdown."""
+    kinds: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    seen: dict[str, int] = {}
+    for row, now in zip(rows, prices_now_us, strict=True):
+        half = seen[row["kind"]] = seen.get(row["kind"], 1) ^ 1
         if "us" in row:
-            kinds.setdefault(row["kind"], []).append((us, row["us"]))
-    print("| kind | calls | median error | worst | predicted over measured |\n|---|---:|---:|---:|---:|")
-    for kind, pairs in kinds.items():
-        errors = [said / real - 1 for said, real in pairs]
-        ratio = sum(said for said, _ in pairs) / sum(real for _, real in pairs)
-        middle, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
-        print(f"| {kind} | {len(pairs)} | {middle:.1%} | {worst:+.1%} | {ratio:.2f} |")
+            kinds.setdefault((row["kind"], half), []).append((row["us"], row["price_before_us"], now))
+    lines = ["| kind | calls | median error before | now | sum of prices over times before | now |"]
+    lines.append("|---|--:|--:|--:|--:|--:|")
+    for (kind, half), found in kinds.items():
+        cells = [f"{kind}, {('even', 'odd')[half]}", str(len(found))]
+        errors = [[abs(row[column] / row[0] - 1) for row in found] for column in (1, 2)]
+        cells += [f"{statistics.median(of_one):.1%}" for of_one in errors]
+        total = sum(row[0] for row in found)
+        cells += [f"{sum(row[column] for row in found) / total:.2f}" for column in (1, 2)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def main() -> None:

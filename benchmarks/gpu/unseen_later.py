@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.gpu.unseen_models import waves
 from benchmarks.gpu.unseen_steps import (
     Batch,
     Job,
@@ -20,6 +21,8 @@ from benchmarks.gpu.unseen_steps import (
     images,
     job,
     labelled,
+    loss_of,
+    pictures_with_masks,
     sgd,
     timm_model,
     tokens,
@@ -58,32 +61,6 @@ _LLAMA = {
 }
 
 
-def _sound(batch: int, samples: int) -> Batch:
-    def make(device: torch.device) -> tuple[Tensor, ...]:
-        return torch.randn(batch, samples, device=device), torch.randint(1, 32, (batch, 60), device=device)
-
-    return make
-
-
-def _heard(model: nn.Module, sound: Tensor, labels: Tensor) -> Tensor:
-    loss: Tensor = model(input_values=sound, labels=labels).loss
-    return loss
-
-
-def _labelled_pixels(batch: int, size: int) -> Batch:
-    def make(device: torch.device) -> tuple[Tensor, ...]:
-        return torch.randn(batch, 3, size, size, device=device), torch.randint(
-            0, 150, (batch, size, size), device=device
-        )
-
-    return make
-
-
-def _segmented(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
-    loss: Tensor = model(pixel_values=pixels, labels=labels).loss
-    return loss
-
-
 def _distilled(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy with smoothed labels."""
     return F.cross_entropy(model(pixels), labels, label_smoothing=0.1)
@@ -118,8 +95,8 @@ def _language_and_sound() -> Iterator[Job]:
     yield job(
         "wav2vec2 base autocast bf16 8x160000",
         hf("Wav2Vec2ForCTC", "Wav2Vec2Config", mask_time_prob=0.0, layerdrop=0.0, ctc_zero_infinity=True),
-        _sound(8, 160_000),
-        _heard,
+        waves(8, 160_000, 60),
+        loss_of("input_values"),
         autocast=_BF16,
     )
 
@@ -128,8 +105,8 @@ def _vision() -> Iterator[Job]:
     yield job(
         "segformer autocast bf16 8x512",
         hf("SegformerForSemanticSegmentation", "SegformerConfig", num_labels=150),
-        _labelled_pixels(8, 512),
-        _segmented,
+        pictures_with_masks(8, 512, classes=150),
+        loss_of("pixel_values"),
         autocast=_BF16,
     )
     yield job(

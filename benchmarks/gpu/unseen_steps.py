@@ -149,10 +149,17 @@ def classified(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(pixels), labels)
 
 
-def labelled(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
-    """The loss of a transformers model."""
-    loss: Tensor = model(input_ids=ids, labels=labels).loss
+def loss_of(name: str) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
+    """The loss of a transformers model that calls its input so."""
+
+    def loss(model: nn.Module, given: Tensor, labels: Tensor) -> Tensor:
+        found: Tensor = model(**{name: given}, labels=labels).loss
+        return found
+
     return loss
+
+
+labelled, transcribed = loss_of("input_ids"), loss_of("input_features")
 
 
 def next_token(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
@@ -205,10 +212,10 @@ def torchvision_model(name: str, **options: Any) -> Callable[[], nn.Module]:
     return build
 
 
-def pictures_with_masks(batch: int, size: int) -> Batch:
+def pictures_with_masks(batch: int, size: int, classes: int = 21) -> Batch:
     def make(device: torch.device) -> tuple[Tensor, ...]:
         pixels = torch.randn(batch, 3, size, size, device=device)
-        return pixels, torch.randint(0, 21, (batch, size, size), device=device)
+        return pixels, torch.randint(0, classes, (batch, size, size), device=device)
 
     return make
 
@@ -223,8 +230,3 @@ def speech(batch: int, length: int) -> Batch:
         return heard, torch.randint(0, 51865, (batch, length), device=device)
 
     return make
-
-
-def transcribed(model: nn.Module, heard: Tensor, labels: Tensor) -> Tensor:
-    loss: Tensor = model(input_features=heard, labels=labels).loss
-    return loss

@@ -20,7 +20,7 @@ from typing import Final
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.learned import LearnedMatmul, promotes_sums
 from autosac.estimator.models import Estimate, Models
-from autosac.estimator.pricing import default_models
+from autosac.estimator.pricing import models_for
 from autosac.estimator.work import base_name
 from autosac.trace import Signature, TraceInfo
 
@@ -60,7 +60,7 @@ def _scales_rows(signature: Signature) -> bool:
 
 def models_of(made: str, info: TraceInfo, hardware: Hardware) -> Models:
     """The models for a run that was made in that month."""
-    models = default_models(hardware, tf32=info.matmul_allows_tf32, conv_tf32=info.cudnn_allows_tf32)
+    models = models_for(hardware, info)
     if made >= CUDA_13 or hardware.compute_capability[0] != 9:
         return models
     return replace(models, operators=(FormerProducts(hardware), *models.operators))

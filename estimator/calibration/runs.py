@@ -35,7 +35,7 @@ from autosac.estimator.calibration.traces.correction import (
 )
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import first_estimates
-from autosac.estimator.pricing import Pricing, default_models
+from autosac.estimator.pricing import Pricing, models_for
 from autosac.runs import RunRecord
 from autosac.runtime_sim import RankTimeline
 from autosac.trace import Op, Phase, Trace
@@ -155,7 +155,7 @@ def learn_run(
 def _points(trace: Trace, hardware: Hardware, signatures: Sequence[int]) -> dict[int, SignaturePoint | None]:
     """Where the correction sees these operators: beside the price that it will correct."""
     tf32 = trace.info.matmul_allows_tf32
-    models = default_models(hardware, tf32=tf32, conv_tf32=trace.info.cudnn_allows_tf32)
+    models = models_for(hardware, trace.info)
     rows = [trace.signatures[s] for s in signatures]
     prices = first_estimates(models.operators, rows)
     points = (operator_point(row, price.ms, tf32=tf32) for row, price in zip(rows, prices, strict=True))

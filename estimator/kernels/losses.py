@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import math
 
-from autosac.estimator.kernels.pools import contiguous
 from autosac.estimator.kernels.streams import Streams
 from autosac.estimator.memory_bound import row_bytes, softmax_regime
 from autosac.estimator.work import argument, base_name, item_bytes, tensor_bytes
-from autosac.memory_sim.tensor_sizes import elements, is_contiguous
+from autosac.memory_sim.tensor_sizes import contiguous, elements, is_contiguous
 from autosac.trace import Signature
 
 _ROW_START_US, _ELEMENT_NS = 2.5, 0.19

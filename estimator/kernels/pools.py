@@ -22,8 +22,8 @@ import math
 
 from autosac.estimator.kernels.streams import Streams
 from autosac.estimator.work import argument, base_name, moved_bytes
-from autosac.memory_sim.tensor_sizes import elements, is_contiguous
-from autosac.trace import Signature, TensorMeta
+from autosac.memory_sim.tensor_sizes import contiguous, elements, is_contiguous
+from autosac.trace import Signature
 
 _MAX, _MAX_WINDOW, _MAX_WINDOW_3D = 2.1, 0.2, 0.7
 _MAX_GRADIENT, _MAX_GRADIENT_WINDOWS = 2.21, 0.14
@@ -95,11 +95,3 @@ def _numbers(value: object, count: int) -> tuple[int, ...]:
     given = (value,) if isinstance(value, int) else value
     numbers = tuple(n for n in given if isinstance(n, int)) if isinstance(given, tuple) else ()
     return numbers * count if len(numbers) == 1 else numbers if len(numbers) == count else ()
-
-
-def contiguous(meta: TensorMeta) -> TensorMeta:
-    strides, step = [], 1
-    for size in reversed(meta.shape):
-        strides.append(step)
-        step *= size
-    return meta._replace(stride=tuple(reversed(strides)))

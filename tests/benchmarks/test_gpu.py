@@ -134,7 +134,9 @@ def test_a_table_of_mixes() -> None:
 
 def test_products_are_judged_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind's first, third, ... call is in one half, the others in the other one; errors are medians."""
-    monkeypatch.setattr("benchmarks.gpu.compare.prices_us", lambda gpu: [11.0, 10.0, 9.0, 5.0] if "h200" in gpu else [])
+    monkeypatch.setattr(
+        "benchmarks.gpu.products.prices_us", lambda gpu: [11.0, 10.0, 9.0, 5.0] if "h200" in gpu else []
+    )
     rows = [{"kind": kind, "us": 10.0, "price_before_us": 20.0} for kind in ("a", "a", "a", "b")]
     about = {"gpu": {"name": "NVIDIA H200", "capability": [9, 0], "sm_count": 132, "total_bytes": 150109880320}}
     assert products_lines({"about": about, "rows": rows})[2:] == [
