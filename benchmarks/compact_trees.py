@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from measurements import Array
 from numpy.typing import NDArray
 
 from autosac.estimator.trees import Tree
+from benchmarks.measurements import Array
 
 _MOST_BITS = 23  # of a float32's fraction
 

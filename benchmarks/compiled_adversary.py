@@ -21,9 +21,10 @@ from autosac.capture.process.server import CaptureServer
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import captures_of
 from autosac.jobs.titan import TitanCaptures, TitanJob
-from autosac.planning.closed_loop import Goal, plan_of, planner_for
+from autosac.planning.closed_loop import Goal, planner_for
 from autosac.planning.compiled_costs import unit_costs
 from autosac.planning.compiled_policies import CompiledPolicy, UnitGroup, groups_of
+from autosac.planning.planner import plan_of
 from autosac.planning.unit_policies import UnitPolicy
 from autosac.simulation import Simulation
 from autosac.solvers.min_cut import lower_hull

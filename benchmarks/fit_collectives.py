@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measurements import collectives
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from autosac.estimator import load_hardware
 from autosac.estimator.log_sigmoid import Curve
+from benchmarks.measurements import collectives
 
 LINKS = {
     "NVLink3": ("a100_sxm", "a100-sxm-80gb"),

@@ -1,4 +1,4 @@
-"""Fits the prices of generated kernels to hand-written Triton kernels: ``python benchmarks/fit_generated.py DATA``.
+"""Fits the prices of generated kernels to hand-written Triton kernels: ``python -m benchmarks.fit_generated DATA``.
 
 ``estimator/generated.py`` holds the result. Of each kind one kernel is fitted (``*``) and the others are checked; a gradient
 that is split over blocks, and a loss that computes more than it moves, are no kernels of these kinds and are left out.
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from measurements import hand_written
 from scipy.optimize import nnls
 
 from autosac.estimator import load_hardware
+from benchmarks.measurements import hand_written
 
 _GPU, _NAME = "NVIDIA H100 80GB HBM3", "h100-sxm-80gb"
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from measurements import eager, norms
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from autosac.estimator import load_hardware
 from autosac.estimator.memory_bound import Slowdown, row_features
 from autosac.estimator.streamed import Streamed
+from benchmarks.measurements import eager, norms
 
 _LARGE_VOCABULARY = 32768
 _REFERENCE = "h100-sxm-80gb"

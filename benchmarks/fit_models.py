@@ -1,7 +1,7 @@
 """Fits every model that the package ships, from a folder of measurements, and writes them to
 `estimator/data/models`.
 
-    python benchmarks/fit_models.py --data DIR [--out DIR] [--only operators,float8,attention,memory,collectives]
+    python -m benchmarks.fit_models --data DIR [--out DIR] [--only operators,float8,attention,memory,collectives]
 
 The same data gives the same files. Held-out shapes (15 %, see `measurements.py`) are never used, so the
 shipped models themselves can be judged on them (`benchmarks/operators.py`). Per GPU there is one .npz with
@@ -29,11 +29,6 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from compact_trees import compacted, short_edges
-from fit_collectives import fit_collectives
-from fit_memory import fit_memory
-from measurements import GPUS, Array, Measured, attention, attention_training
-from quantization import products
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from autosac.estimator import load_hardware
@@ -48,6 +43,11 @@ from autosac.estimator.features import (
 from autosac.estimator.learned import MODELS, load_bundle
 from autosac.estimator.trees import TreeEnsemble, trees_of_sklearn
 from autosac.files.writing import write_bytes_atomically, write_text_atomically
+from benchmarks.compact_trees import compacted, short_edges
+from benchmarks.fit_collectives import fit_collectives
+from benchmarks.fit_memory import fit_memory
+from benchmarks.measurements import GPUS, Array, Measured, attention, attention_training
+from benchmarks.quantization import products
 
 _SINGLE_WEIGHT = 0.3  # of a shape that one framework timed
 _SPREAD = 0.04  # disagreement (standard deviation of the log) at which a shape's weight is halved

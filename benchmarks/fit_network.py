@@ -1,6 +1,6 @@
 """Fits the efficiency of rings between nodes (`autosac.estimator.network.flows`): all_gather over nodes of eight H100s.
 
-    python benchmarks/fit_network.py
+    python -m benchmarks.fit_network
 
 Times are those of autoparallel's model (meta-pytorch/autoparallel, BSD-3, cost_models/nccl_cost_model.py): latency and
 bandwidth by protocol from NCCL 2.27's tuning logs, multiplied by a ramp in the bytes of one rank that was fitted to nccl-tests

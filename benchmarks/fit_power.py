@@ -1,4 +1,4 @@
-"""What matrix products of a B200 keep up when they last: ``python benchmarks/fit_power.py FILE``.
+"""What matrix products of a B200 keep up when they last: ``python -m benchmarks.fit_power FILE``.
 
 FILE is `configs/system/b200_bf16_ceperm.json` of SimuMax (MooreThreads/SimuMax 4dcaae5, Apache-2.0): the share of the peak
 that each of 514 products reached on a B200. From them SimuMax predicts 43 steps of Megatron on such GPUs, which really take up

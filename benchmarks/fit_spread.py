@@ -1,6 +1,6 @@
 """Fits how much GPUs of one type differ in speed (`autosac.estimator.network.chance.SPREAD`) to published throughput.
 
-    python benchmarks/fit_spread.py
+    python -m benchmarks.fit_spread
 
 The same job (model, batch of a rank, accumulation, checkpointing) on more and more GPUs, sharded over all of them, from
 MosaicML's tables (llm-foundry, Apache-2.0, scripts/train/benchmarking/README.md): tokens per second and GPU. Every GPU waits

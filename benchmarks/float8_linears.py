@@ -23,8 +23,11 @@ from torch import nn
 
 import autosac
 from autosac.errors import UsageError
+from autosac.estimator import price
+from autosac.estimator.hardware import load_hardware
 from autosac.trace import Op
 from benchmarks.ending import exit_code
+from benchmarks.torchtitan_published.former_products import models_of
 
 _GPU = "h100-sxm-96gb-meta"
 # Rows, width of the input, width of the output: speed in float8, relative to bf16.
@@ -48,6 +51,7 @@ _CASTS = {
     4096: (1827.7, 1066.8),
     65536: (22343.4, 12675.7),
 }
+_PUBLISHED_MADE, _CASTS_MADE = "2025-08", "2024-12"
 _WIDTH = 4096
 _LARGE = 8192  # products take most of the time
 
@@ -105,10 +109,12 @@ def make_cast_step(device: torch.device, *, rows: int, compiled: bool) -> Any:
     return model, step
 
 
-def kernels_ms(step: Any) -> float:
-    """The sum of the kernels' times."""
+def kernels_ms(step: Any, made: str) -> float:
+    """The sum of the kernels' times, with the float8 products of the month `made`."""
     simulation = autosac.simulate(step, gpu=_GPU)
-    pairs = zip(simulation.trace.events, simulation.pricing.event_ms, strict=True)
+    trace, hardware = simulation.trace, load_hardware(_GPU)
+    prices = price(trace, hardware, models=models_of(made, trace.info, hardware))
+    pairs = zip(trace.events, prices.event_ms, strict=True)
     return float(sum(ms for event, ms in pairs if type(event) is Op))
 
 
@@ -117,7 +123,7 @@ def run_casts() -> None:
     print("rows of the input            simulated (us)   published    error", flush=True)
     for way in (0, 1):
         for rows, published in _CASTS.items():
-            us = 1e3 * kernels_ms(functools.partial(make_cast_step, rows=rows, compiled=bool(way)))
+            us = 1e3 * kernels_ms(functools.partial(make_cast_step, rows=rows, compiled=bool(way)), _CASTS_MADE)
             name = f"{('eager', 'compiled')[way]}, {rows:,}"
             print(f"{name:<28} {us:14,.0f} {published[way]:11,.0f} {us / published[way] - 1:+8.1%}", flush=True)
 
@@ -134,7 +140,7 @@ def run(options: argparse.Namespace) -> None:
         if wanted and shape not in wanted:
             continue
         steps = [functools.partial(make_step, shape=shape, float8=float8) for float8 in (False, True)]
-        plain, narrow = map(kernels_ms, steps)
+        plain, narrow = (kernels_ms(step, _PUBLISHED_MADE) for step in steps)
         error, large = plain / narrow / published - 1, min(shape) >= _LARGE
         errors[large].append(abs(error))
         name = " x ".join(f"{n:,}" for n in shape)

@@ -7,6 +7,7 @@ thread times, so that they hardly depend on what else runs.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +23,18 @@ def _operators(numbers: int) -> Iterator[tuple[str, int, Callable[[], object]]]:
     """Name, bytes of the inputs, and a call."""
     parameter, gradient, mean, square = (torch.rand(numbers) for _ in range(4))
     step, factor = torch.tensor(1.0), torch.tensor(0.5)
-    settings = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
-
-    def adamw() -> object:
-        states = ([parameter], [gradient], [mean], [square], [], [step])
-        return torch._fused_adamw_(*states, **settings, amsgrad=False, maximize=False)
-
-    yield "fused AdamW", 16 * numbers, adamw
+    update = functools.partial(
+        torch._fused_adamw_,
+        *([parameter], [gradient], [mean], [square], [], [step]),
+        lr=1e-4,
+        beta1=0.9,
+        beta2=0.95,
+        weight_decay=0.1,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
+    yield "fused AdamW", 16 * numbers, update
     yield "norm of gradients", 4 * numbers, lambda: torch._foreach_norm([gradient])
     yield "clipping of gradients", 4 * numbers, lambda: torch._foreach_mul_([gradient], factor)
 

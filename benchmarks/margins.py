@@ -1,4 +1,4 @@
-"""``python -m benchmarks.margins`` rewrites memory_sim/margins.toml from the tables of docs/accuracy.md."""
+"""``python -m benchmarks.margins`` rewrites memory_sim/margins.toml from two pages of docs: accuracy.md, published.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ACCURACY = ROOT / "docs" / "accuracy.md"
+STUDY_PAGE, PUBLISHED_PAGE = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "published.md"
 MARGINS = ROOT / "memory_sim" / "margins.toml"
 
 _STUDY = re.compile(r"^(\S.+?) +\| +([\d.]+) +([\d.]+) +\S+% \| +([\d.]+) +([\d.]+) +\S+% \|", re.MULTILINE)
@@ -14,15 +14,15 @@ _PUBLISHED = re.compile(r"^(E\d+) [^|]*\| +([\d.]+) +([\d.]+) +[-+][\d.]+% \|", 
 _OTHER_CODE = ("E0129",)  # its experts are TorchTitan's of before 2025-08-05, which nothing puts back
 _HEAD = """\
 # Predicted and measured peaks of memory, of which `autosac.planning.confidence` makes margins.
-# Written by `python -m benchmarks.margins` from docs/accuracy.md; units as there. One table per cause of error.
+# Written by `python -m benchmarks.margins` from docs/accuracy.md and docs/published.md; units as there.
+# One table per cause of error.
 """
 
 
-def margins(accuracy: str) -> str:
-    """The text of the margins file for the text of the page."""
-    first, second = accuracy.split("\n## Published", 1)
-    study: list[tuple[str, ...]] = _STUDY.findall(first)
-    eager, _, _ = second.partition("\n### Compiled runs")
+def margins(study_page: str, published_page: str) -> str:
+    """The text of the margins file for the texts of the two pages."""
+    study: list[tuple[str, ...]] = _STUDY.findall(study_page)
+    eager, _, _ = published_page.partition("\n## Compiled runs")
     published: list[tuple[str, ...]] = _PUBLISHED.findall(eager)
     h100 = "measured on one H100, printed by benchmarks.h100_study"
     return _HEAD + "".join(
@@ -49,4 +49,4 @@ def _table(name: str, source: str, rows: list[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    MARGINS.write_text(margins(ACCURACY.read_text()))
+    MARGINS.write_text(margins(STUDY_PAGE.read_text(), PUBLISHED_PAGE.read_text()))

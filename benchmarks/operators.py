@@ -1,6 +1,6 @@
 """How good the shipped models are on the measurements that no fit has seen, as Markdown.
 
-    python benchmarks/operators.py --data DIR [--save docs/operators.md]
+    python -m benchmarks.operators --data DIR [--save docs/operators.md]
 
 The held-out shapes are a fixed 15 % of the operators' and 20 % of the message sizes (`measurements.py`,
 `fit_collectives.py`). The first table is about the models behind `autosac.estimator.price`; "training sizes" are
@@ -16,11 +16,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from fit_collectives import KINDS, LINKS, is_held_out, read
-from fit_memory import read as read_memory
-from fit_models import consensus
-from measurements import GPUS, Array, attention, gemm
-from quantization import products
 
 from autosac.estimator import AlphaBeta, ChunkModel, Cluster, LogSigmoid, load_hardware, price
 from autosac.estimator.features import (
@@ -34,6 +29,11 @@ from autosac.estimator.learned import MODELS, load_bundle
 from autosac.estimator.models import CollectiveModel
 from autosac.files.writing import write_text_atomically
 from autosac.trace import Op, Phase, Signature, TensorMeta, Trace, TraceInfo
+from benchmarks.fit_collectives import KINDS, LINKS, is_held_out, read
+from benchmarks.fit_memory import read as read_memory
+from benchmarks.fit_models import consensus
+from benchmarks.measurements import GPUS, Array, attention, gemm
+from benchmarks.quantization import products
 
 _OPERATORS = 50_000
 _ROOFLINE_EFFICIENCY = {"matmul": 0.72, "attention": 0.60}

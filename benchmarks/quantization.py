@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from measurements import Array, Measured, gemm
 
 from autosac.estimator import load_hardware
 from autosac.estimator.features import Rates, gemm_baseline_ms
 from autosac.estimator.hardware import Hardware
+from benchmarks.measurements import Array, Measured, gemm
 
 _NARROW = 1024  # columns; beyond, kernels change with n
 _LARGE = 2**21  # elements of x; of smaller ones the starts are most of the time
@@ -42,8 +42,9 @@ def without_quantization(measured: Measured, hardware: Hardware) -> Measured:
     """The times of the products alone, [shapes, frameworks] in ms."""
     ms = measured.ms.copy()
     rates = Rates.of(hardware, "float8")
-    least_ms = gemm_baseline_ms(*measured.shapes.T, 1.0, rates) / _BEST_SHARE
-    elements = measured.shapes[:, 0] * measured.shapes[:, 2]
+    m, n, k = measured.shapes.T
+    least_ms = gemm_baseline_ms(m, n, k, 1.0, rates) / _BEST_SHARE
+    elements = m * k
     for column in range(ms.shape[1]):
         start_ms, element_ms = quantization(measured, column, hardware)
         alone = ms[:, column] - max(0.0, start_ms - _KERNEL_MS) - element_ms * elements

@@ -80,7 +80,7 @@ def under_plan(block: Block, x: torch.Tensor, *, keeps: bool) -> Callable[[torch
     """The block under a plan that keeps every second product, or nothing."""
     model = nn.ModuleDict({"block": copy.deepcopy(block)})
     log = _Log()
-    observe(copy.deepcopy(model), ["block"], log)["block"](x)
+    observe(copy.deepcopy(model), ["block"], log).get_submodule("block")(x)
     rows = tuple(replace(row, keep=row.keep and keeps) for row in log.rows)
     made_for = MadeFor(
         job_fingerprint="",

@@ -1,6 +1,6 @@
 """What the errors of published runs have in common: ``python -m benchmarks.residuals --truth DIR``.
 
-Simulates nothing: it reads the lines that `benchmarks.torchtitan_published` printed and ``docs/accuracy.md`` keeps, and joins
+Simulates nothing: it reads the lines that `benchmarks.torchtitan_published` printed and two pages of ``docs`` keep, and joins
 them with what is known of the runs. Errors are simulated / published - 1 of throughput, in logarithms where they are averaged.
 
 1. **Groups**: the mean error of the runs that share a feature, and the mean of its absolute values.
@@ -16,6 +16,7 @@ them with what is known of the runs. Errors are simulated / published - 1 of thr
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import re
 import statistics
@@ -26,10 +27,10 @@ from typing import NamedTuple, TypeVar
 
 from autosac.errors import UsageError
 from benchmarks.ending import exit_code
-from benchmarks.torchtitan_published.runs import Run, read_runs, read_unseen
+from benchmarks.torchtitan_published.runs import Run, read_held_out, read_runs, read_unseen
 from benchmarks.truth import truth_folder
 
-_PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
+_PAGES = tuple(Path(__file__).parent.parent / "docs" / name for name in ("published.md", "unseen.md"))
 _LINE = re.compile(r"^([A-Z]+\d+)\*? [^|]*\|[^|]*\| +\d+ +\d+ +([+-][\d.]+)% \|")
 _FEATURES: dict[str, Callable[[Run], str]] = {
     "all": lambda run: "runs",
@@ -104,6 +105,10 @@ def components(groups: Sequence[Sequence[float]]) -> Spread:
     return Spread(math.sqrt(max(0.0, (among - within) / size)), math.sqrt(within), count, total)
 
 
+def _of_run(feature: Callable[[Run], str], one: Residual) -> str:
+    return feature(one.run)
+
+
 def _job(one: Residual) -> tuple[object, ...]:
     run = one.run
     return (run.model, run.gpu, run.gpus, run.describe(), run.checkpointing, run.compiled, run.precision)
@@ -121,7 +126,7 @@ def report(residuals: Sequence[Residual]) -> str:
     """All tables."""
     lines = [f"{'group':<68} {'runs':>4}  {'mean':>6}  {'absolute':>6}"]
     for name, feature in _FEATURES.items():
-        for value, members in split_by(residuals, lambda one, of=feature: of(one.run)).items():
+        for value, members in split_by(residuals, functools.partial(_of_run, feature)).items():
             lines.append(f"{name + ': ' + value:<68} {len(members):>4}  {_mean([one.error for one in members])}")
     lines += ["", "one job, several publications"]
     repeated = {job: ones for job, ones in split_by(residuals, _job).items() if len({o.run.source for o in ones}) > 1}
@@ -145,8 +150,8 @@ def report(residuals: Sequence[Residual]) -> str:
 
 def run(options: argparse.Namespace) -> None:
     """Read what was asked for and print it."""
-    page = options.page.read_text(encoding="utf-8")
-    residuals = read_residuals(page, read_runs(options.truth), read_unseen())
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in options.page or _PAGES)
+    residuals = read_residuals(pages, [*read_runs(options.truth), *read_held_out()], read_unseen())
     for name, chosen in (("all runs", residuals), ("runs that no fit had seen", [o for o in residuals if o.unseen])):
         print(f"== {name}\n{report(chosen)}\n")
 
@@ -159,7 +164,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--truth", type=truth_folder("truth"), required=True, help="folder of the published figures")
-    parser.add_argument("--page", type=Path, default=_PAGE, help="the page with the printed lines")
+    parser.add_argument("--page", type=Path, action="append", help="a page with printed lines (may be repeated)")
     return exit_code(lambda: run(parser.parse_args()))
 
 

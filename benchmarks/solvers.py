@@ -177,7 +177,7 @@ class Result:
 def ours(model: Model, fraction: float, local: str) -> Result:
     """Curves, MILP and local policies, with cold caches."""
     for cached in (tradeoff, curves.tight_chords, local_solver(local)):
-        cached.cache_clear()  # type: ignore[attr-defined]
+        cached.cache_clear()  # type: ignore[union-attr]
     start = time.perf_counter()
     problem = problem_of(model)
     items = [stats.local_problem() for stats in model.stats]
@@ -221,7 +221,7 @@ def upstream(model: Model, fraction: float, time_limit_s: float) -> Result:
     graph = upstream_graph(model, fits)
     budget_gib = budget_of(problem_of(model), fraction) / 2**30 - 21_000 / 1024  # it knows of activations only
     solver: Callable[..., Any] = functools.partial(pulp.PULP_CBC_CMD, gapRel=0.05, timeLimit=time_limit_s, msg=0)
-    sac_ilp.PULP_CBC_CMD = lambda **_: solver()
+    sac_ilp.PULP_CBC_CMD = lambda **_: solver()  # type: ignore[attr-defined]
     decisions, _, peak = sac_ilp.sac_milp(graph, budget_gib)
     plan: Plan = [None] * len(stats)
     for u, s in enumerate(model.stats):

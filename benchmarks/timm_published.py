@@ -113,7 +113,7 @@ def make_step(run: Published, device: torch.device) -> tuple[nn.Module, Callable
     with torch.device(device):
         model = MODELS[run.model]()
     layout = torch.channels_last if run.channels_last else torch.contiguous_format
-    model = model.to(memory_format=layout)
+    model = model.to(memory_format=layout)  # type: ignore[call-overload]  # a keyword that its stub lacks
     model.train(run.trains)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION] if run.fused else [SDPBackend.MATH]

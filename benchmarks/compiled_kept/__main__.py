@@ -24,9 +24,10 @@ from torch.nn import functional as F
 
 import autosac
 from autosac.api import EagerCaptures
-from autosac.planning.closed_loop import Goal, plan_of, planner_for
+from autosac.planning.closed_loop import Goal, planner_for
 from autosac.planning.compiled_costs import as_executed
 from autosac.planning.compiled_policies import groups_of
+from autosac.planning.planner import plan_of
 from autosac.planning.traced import as_traced
 from autosac.plans import Plan, Unit
 from autosac.simulation import Target
@@ -76,7 +77,7 @@ class Step:
         tokens = torch.zeros(self.batch, self.length, dtype=torch.int64, device=device)
 
         def step() -> None:
-            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -92,7 +93,7 @@ class Step:
         torch.manual_seed(1)
         tokens = torch.randint(self.vocabulary, (self.batch, self.length))
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return counting.saved_bytes, [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 

@@ -18,8 +18,9 @@ from autosac.errors import InfeasibleError
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import captures_of, plan_in, simulate_in
 from autosac.jobs.titan import TitanJob
-from autosac.planning.closed_loop import Goal, plan_of
+from autosac.planning.closed_loop import Goal
 from autosac.planning.compiled_costs import kept_bytes
+from autosac.planning.planner import plan_of
 from autosac.simulation import Simulation
 
 SCHEDULES = ("1F1B", "Interleaved1F1B")

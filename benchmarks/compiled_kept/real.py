@@ -42,7 +42,9 @@ class Counting:
         for name in names:
             module = model.get_submodule(name)
             module.compile(backend=operator_by_operator)
-            module._compiled_call_impl = functools.partial(self._call, name, module._compiled_call_impl)
+            compiled = module._compiled_call_impl
+            assert compiled is not None
+            module._compiled_call_impl = functools.partial(self._call, name, compiled)
 
     def _call(self, name: str, compiled: Callable[..., Any], *args: Any) -> Any:
         there = self._known | {_place(tensor) for tensor in _tensors(args)}

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 class LlamaBlock(nn.Module):
     """RMSNorm, attention with rotary embedding by complex multiplication, and SwiGLU."""
 
+    rotation: Tensor
+
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads

@@ -181,7 +181,7 @@ def _rank(pipe: Connection, folder: str, rank: int, family: Any, number: int, se
 
     from benchmarks.fuzz.trial import trial
 
-    store = dist.FileStore(f"{folder}/store", family.ranks)
+    store = dist.FileStore(f"{folder}/store", family.ranks)  # type: ignore[attr-defined]
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=family.ranks, timeout=timedelta(seconds=family.limit_s)
     )

@@ -68,8 +68,10 @@ def clean(name: str) -> str:
 
 def bare(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel."""
+    inner: Any
     while isinstance(model, nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:
-        model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._orig_mod
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._orig_mod
+        model = inner
     return model
 
 

@@ -27,7 +27,8 @@ from autosac.files.writing import write_text_atomically
 from benchmarks.gpu.children import before, one_by_one, told
 from benchmarks.gpu.common import environment, write_result
 from benchmarks.gpu.steps import figures_of, train
-from benchmarks.gpu.unseen import JOBS, Job
+from benchmarks.gpu.unseen import JOBS
+from benchmarks.gpu.unseen_steps import Job
 
 _CHOSEN = (
     "gpt2",

@@ -108,8 +108,8 @@ def product(kind: str, m: int, k: int, n: int, *, fast: bool = True) -> Any:
             return lambda: torch.mm(a, b.t())
         a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         by_row = kind.endswith("row")
-        scales = [torch.ones(shape if by_row else (), device=device) for shape in ((m, 1), (1, n))]
-        return lambda: torch._scaled_mm(a, b.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
+        of_a, of_b = (torch.ones(shape if by_row else (), device=device) for shape in ((m, 1), (1, n)))
+        return lambda: torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
     return make
 
@@ -179,6 +179,7 @@ def measure(out: Path) -> None:
     device, rows = torch.device("cuda"), []
     for call in calls():
         row: dict[str, Any] = {"kind": call.kind, "name": call.name}
+        run: Callable[[], Any] | None
         try:
             run = call.make(device)
             timed = time_call(ReplayedCall(Signature("", (), ()), run, (), {}), device)

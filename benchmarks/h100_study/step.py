@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
-from torch.distributed._composable import checkpoint
+from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.h100_study.configs import StudyConfig

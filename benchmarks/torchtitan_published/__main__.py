@@ -3,7 +3,7 @@
 Options: ``--case E0046`` (may be repeated), ``--era now`` (simulate with the installed TorchTitan's defaults instead of those
 of the run's time, see eras.py), ``--slow-products 2`` (products beside collectives inside a node take twice as long),
 ``--cache DIR`` (keep captures), ``--csv FILE``, ``--list``; ``--unseen`` in place of ``--truth``: the runs of ``unseen.csv``,
-which were found after all models were fitted.
+which were found after all models were fitted; ``--held-out``: those of ``held_out.csv``, of pages that were looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autosac.errors import CaptureError, UsageError
 from benchmarks.ending import exit_code
 from benchmarks.torchtitan_published import tables
 from benchmarks.torchtitan_published.eras import ERAS
-from benchmarks.torchtitan_published.runs import Run, UnreproducibleError, read_runs, read_unseen
+from benchmarks.torchtitan_published.runs import Run, UnreproducibleError, read_held_out, read_runs, read_unseen
 from benchmarks.torchtitan_published.simulated import Result, SlowProducts, simulate_run
 from benchmarks.truth import truth_folder
 
@@ -33,6 +33,7 @@ def _arguments() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--truth", type=truth_folder("truth"), help="folder of the published figures (CSV)")
     source.add_argument("--unseen", action="store_true", help="the runs that were found after all models were fitted")
+    source.add_argument("--held-out", action="store_true", help="runs of pages whose other rows were looked at")
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
     parser.add_argument("--era", choices=[era.name for era in ERAS], help="TorchTitan's defaults of this time, for all")
     parser.add_argument(
@@ -58,9 +59,15 @@ def chosen(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
     return picked
 
 
+def _runs(options: argparse.Namespace) -> list[Run]:
+    if options.unseen:
+        return read_unseen()
+    return read_held_out() if options.held_out else read_runs(options.truth)
+
+
 def run(options: argparse.Namespace) -> None:
     """Simulate what was asked for and print it."""
-    runs = chosen(read_unseen() if options.unseen else read_runs(options.truth), options)
+    runs = chosen(_runs(options), options)
     if options.list:
         for one in runs:
             print(f"{one.case:<6} {one.model:<14} {one.gpu} x {one.gpus}, {one.describe()}, {one.checkpointing}")

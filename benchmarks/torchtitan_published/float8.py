@@ -16,7 +16,7 @@ from torchao.float8.float8_scaling_utils import NoopFwToFloat8BwDynamic, hp_tens
 from torchao.float8.float8_training_tensor import GemmInputRole
 
 
-class WeightOnce(Float8Linear):  # type: ignore[misc]
+class WeightOnce(Float8Linear):
     """From 2025-01-13 to 2025-07-24, with one scale for a tensor."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -49,8 +49,9 @@ class Once(WeightOnce):
 def put_back(model: nn.Module, kind: type[WeightOnce]) -> nn.Module:
     """Give the model's layers with one scale for a tensor the forward of `kind`."""
     for module in model.modules():
-        if type(module) is not Float8Linear:
+        layer: Any = module
+        if type(layer) is not Float8Linear:
             continue
-        if module.config.cast_config_input.scaling_granularity is ScalingGranularity.TENSORWISE:
-            module.__class__ = kind
+        if layer.config.cast_config_input.scaling_granularity is ScalingGranularity.TENSORWISE:
+            layer.__class__ = kind
     return model

@@ -19,6 +19,8 @@ from benchmarks.torchtitan_published.eras import MARCH_2025, NOW, WIDE, Era, era
 PUBLISHED = "torchtitan_published.csv"
 UNSEEN = Path(__file__).parent / "unseen.csv"
 """Runs that were found in TorchTitan's history and threads after all models were fitted, in the columns of `PUBLISHED`."""
+HELD_OUT = Path(__file__).parent / "held_out.csv"
+"""Runs of pages whose other rows were looked at: the rest of TorchTitan's page of December 2024, and torchao's tables."""
 TORCHSIM_MEMORY = "torchsim_70b_memory.csv"
 TORCHSIM_TIME = "torchsim_70b_time.csv"
 _FOUR_PER_NODE = str(Path(__file__).parent / "h100_4_per_node.toml")
@@ -42,7 +44,7 @@ _MODELS = {
 
 
 # Sources whose runs were not started by TorchTitan's launcher, and so without expandable segments. The page of the second
-# gives its torchrun command; of the others it shows in the memory that they report: see docs/accuracy.md.
+# gives its torchrun command; of the others it shows in the memory that they report: see docs/published.md.
 _WITHOUT_LAUNCHER = (
     *("llama3_h100_202412_torchtitan", "llama3-8b_h200_202506_trainy", "commit d66b72a6a"),
     "KempnerForge",
@@ -59,6 +61,12 @@ _WIDE_VOCABULARY = ("commit b109f7d71",)
 # The parameters of this tutorial's runs were in bf16, which its command does not say: from the first step to the later ones
 # reserved memory grows by 3.65 GiB, what the optimizer's states then take on each of 8 GPUs (7.5 GiB in fp32).
 _PARAMETERS_IN_BF16 = ("eager_tutorials/pretraining.rst", "KempnerForge")
+
+# By a word of a row's notes: why its published time is no check.
+_NOT_COMPARED = {
+    "deterministic": "deterministic kernels are not priced",
+    "power cap": "the power cap is not published",
+}
 
 
 class UnreproducibleError(UsageError):
@@ -225,6 +233,11 @@ def read_unseen() -> list[Run]:
     return list(_published(UNSEEN))
 
 
+def read_held_out() -> list[Run]:
+    """The runs of `HELD_OUT`."""
+    return list(_published(HELD_OUT))
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(newline="") as file:
@@ -275,7 +288,7 @@ def _published_run(row: dict[str, str]) -> Run:
         oom=memory == "OOM",
         tokens_per_second=float(speed) if speed else None,
         step_ms=1e3 * float(row["step_time_s"]) if row["step_time_s"] else None,
-        not_compared="deterministic kernels are not priced" if "deterministic" in row["notes"] else "",
+        not_compared=next((why for word, why in _NOT_COMPARED.items() if word in row["notes"]), ""),
     )
 
 

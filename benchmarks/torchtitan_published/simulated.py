@@ -116,6 +116,8 @@ def simulate_run(
     if worst.allocation.retries and not oom:
         report = worst.allocation  # what is reserved is what the full device left after its retries
     not_data = run.tensor * run.pipeline * run.context
+    tokens = traces[0].info.tokens_per_step
+    assert tokens is not None  # TorchTitan says it
     return Result(
         run=run,
         reserved_gib=report.reserved_peak_bytes / GIB,
@@ -123,7 +125,7 @@ def simulate_run(
         oom=oom,
         verdict=str(verdict),
         step_ms=step_ms,
-        tokens_per_second=1e3 * traces[0].info.tokens_per_step / step_ms / not_data,
+        tokens_per_second=1e3 * tokens / step_ms / not_data,
     )
 
 

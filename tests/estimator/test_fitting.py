@@ -7,45 +7,19 @@ import gzip
 import json
 import math
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from autosac.estimator.log_sigmoid import Curve
+from benchmarks import fit_collectives, fit_models, measurements
 
 pytest.importorskip("scipy")
 threadpoolctl = pytest.importorskip("threadpoolctl")  # comes with scikit-learn
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-MODELS = BENCHMARKS.parent / "estimator" / "data" / "models"
+MODELS = Path(__file__).resolve().parents[2] / "estimator" / "data" / "models"
 FEW = {"trees": 40, "leaves": 15}
 DATA = os.environ.get("AUTOSAC_MEASUREMENTS", "")
-
-
-class Programs(NamedTuple):
-    """The modules of `benchmarks/`, which import each other by their bare names."""
-
-    collectives: ModuleType
-    measurements: ModuleType
-    models: ModuleType
-
-
-@pytest.fixture(scope="module")
-def programs() -> Iterator[Programs]:
-    """Imported as the command would."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import fit_collectives
-        import fit_models
-        import measurements
-
-        yield Programs(fit_collectives, measurements, fit_models)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:
@@ -68,54 +42,52 @@ def products(spoiled: str | None = None) -> list[dict[str, object]]:
     return found
 
 
-def test_the_same_data_gives_the_same_models(
-    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_data_gives_the_same_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two fits of one folder, with 40 trees each, agree in every array, every byte of the file and every figure."""
     write(tmp_path / "ops" / "gemm_a100_sxm.csv.gz", products())
-    boost = programs.models.boost
-    monkeypatch.setattr(programs.models, "boost", lambda *rest, **more: boost(*rest, **more | FEW))
+    boost = fit_models.boost
+    monkeypatch.setattr(fit_models, "boost", lambda *rest, **more: boost(*rest, **more | FEW))
     with threadpoolctl.threadpool_limits(1):
-        first, second = (programs.models.fit_gemm(tmp_path, "a100-sxm-80gb", "bfloat16") for _ in range(2))
+        first, second = (fit_models.fit_gemm(tmp_path, "a100-sxm-80gb", "bfloat16") for _ in range(2))
     arrays, again = first[0].arrays("x"), second[0].arrays("x")
     assert arrays.keys() == again.keys()
     assert all((arrays[name] == again[name]).all() for name in arrays)
-    assert programs.models.packed(arrays) == programs.models.packed(again)
+    assert fit_models.packed(arrays) == fit_models.packed(again)
     assert first[1] == second[1]
     assert first[1]["held_out"]["count"] > 10
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1.5", "0", "", "fast"])
-def test_a_time_that_is_none_is_refused(programs: Programs, tmp_path: Path, value: str) -> None:
+def test_a_time_that_is_none_is_refused(tmp_path: Path, value: str) -> None:
     """NaN and the like among the measurements end the fit with the file, the column and the row."""
     path = tmp_path / "ops" / "gemm_a100_sxm.csv.gz"
     write(path, products(spoiled=value))
     with pytest.raises(ValueError, match=r"gemm_a100_sxm.*latency_ms must be a positive number.*m=4096, n=128, k=8192"):
-        programs.measurements.gemm(tmp_path, "a100-sxm-80gb", "bfloat16")
+        measurements.gemm(tmp_path, "a100-sxm-80gb", "bfloat16")
 
 
-def test_a_curve_is_found_again(programs: Programs) -> None:
+def test_a_curve_is_found_again() -> None:
     """Times that a known log-sigmoid curve gives are fitted to 1 %, on the held-out sizes too."""
     truth = Curve(latency_us=6.0, hop_us=0.8, share=0.8, steepness=0.5, midpoint=15.0)
     rows = [
-        (ranks, 2**power, programs.collectives.microseconds(truth, "all_gather", ranks, 2**power, 300.0))
+        (ranks, 2**power, fit_collectives.microseconds(truth, "all_gather", ranks, 2**power, 300.0))
         for ranks in (2, 4, 8)
         for power in range(10, 29)
     ]
-    held_out = [programs.collectives.is_held_out(nbytes) for _, nbytes, _ in rows]
+    held_out = [fit_collectives.is_held_out(nbytes) for _, nbytes, _ in rows]
     assert any(held_out) and not all(held_out)
-    curve, errors = programs.collectives.fit_curve(rows, "all_gather", 300.0)
+    curve, errors = fit_collectives.fit_curve(rows, "all_gather", 300.0)
     assert np.abs(errors).max() < math.log(1.01)
     assert curve.latency_us == pytest.approx(truth.latency_us, rel=0.05)
 
 
 @pytest.mark.skipif(not DATA, reason="AUTOSAC_MEASUREMENTS names no folder of measurements")
 @pytest.mark.parametrize("part", ["memory", "collectives", "attention"])
-def test_the_shipped_models_are_what_the_measurements_give(programs: Programs, part: str) -> None:
+def test_the_shipped_models_are_what_the_measurements_give(part: str) -> None:
     """Refitted from the folder, every small model equals the shipped file."""
     fit = {
-        "memory": programs.models.fit_memory,
-        "collectives": programs.models.fit_collectives,
-        "attention": programs.models.fit_attention_ratios,
+        "memory": fit_models.fit_memory,
+        "collectives": fit_models.fit_collectives,
+        "attention": fit_models.fit_attention_ratios,
     }
     assert fit[part](Path(DATA)) == json.loads((MODELS / f"{part}.json").read_text())

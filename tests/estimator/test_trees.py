@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from autosac.estimator.learned import MODELS, load_bundle
 from autosac.estimator.trees import Tree, TreeEnsemble, trees_of_sklearn
+from benchmarks import compact_trees
 
 sklearn_ensemble = pytest.importorskip("sklearn.ensemble")
 STEP = 1e-3
@@ -101,20 +101,7 @@ def test_no_rows(fitted: tuple) -> None:
 # ---- made small --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def compact_trees() -> object:
-    """The module of `benchmarks/`."""
-    folder = str(Path(__file__).resolve().parents[2] / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        import compact_trees
-
-        return compact_trees
-    finally:
-        sys.path.remove(folder)
-
-
-def test_small_trees_predict_nearly_the_same(fitted: tuple, compact_trees: object) -> None:
+def test_small_trees_predict_nearly_the_same(fitted: tuple) -> None:
     """Nine tenths of the splits predict the same within 3 % of the target's spread (rms), seven tenths within 6 %."""
     model, full = fitted
     trees, edges, baseline = trees_of_sklearn(model)
@@ -130,7 +117,7 @@ def test_small_trees_predict_nearly_the_same(fitted: tuple, compact_trees: objec
             assert np.sqrt((change**2).mean()) < most * y.std()
 
 
-def test_without_a_cost_only_rounding_is_left(fitted: tuple, compact_trees: object) -> None:
+def test_without_a_cost_only_rounding_is_left(fitted: tuple) -> None:
     """The error of every row stays near a step, however many trees there are: later trees make good earlier ones' rounding."""
     model, _ = fitted
     trees, edges, baseline = trees_of_sklearn(model)
@@ -142,7 +129,7 @@ def test_without_a_cost_only_rounding_is_left(fitted: tuple, compact_trees: obje
     assert np.sqrt((change**2).mean()) < 0.01 < compact.rounding_error / 10
 
 
-def test_short_edges_move_up_a_little(compact_trees: object) -> None:
+def test_short_edges_move_up_a_little() -> None:
     """5.3 below 7 becomes 6, since 5.5 needs a digit more; close to the next value, or above all, an edge keeps its digits."""
     edges = compact_trees.short_edges(np.array([5.3, 8.00015, 9.1]), np.array([4.0, 7.0, 8.0001, 8.0002]))
     assert edges[0] == 6.0

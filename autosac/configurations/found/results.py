@@ -14,7 +14,7 @@ from autosac.quantities import format_bytes, format_ms
 from autosac.titan.python_jobs import PythonJob
 
 # Ratios between configurations of one job have been seen to be off by so much, whatever their operators
-# (docs/accuracy.md: checkpointing modes up to 2.7 %, compilation up to 1.9 %).
+# (docs/published.md: checkpointing modes up to 2.7 %, compilation up to 1.9 %).
 LEAST_ERROR = 0.01
 LIMITS = {
     "compute_ms": "compute",
