@@ -138,8 +138,8 @@ class Pool:
 
     def merge(self, block: Block, neighbour: Block | None) -> None:
         """Let `block`, which is not in the pool, take in a neighbour that is, if both are free and alike."""
-        if neighbour is None or not neighbour.is_free or neighbour.mapped != block.mapped:
-            return
+        if neighbour is None or neighbour.allocated or neighbour.waiting or neighbour.mapped != block.mapped:
+            return  # written out, for this is asked twice for every block that is freed
         self.remove(neighbour)
         if block.prev is neighbour:
             block.address = neighbour.address

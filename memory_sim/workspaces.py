@@ -100,6 +100,7 @@ def replayed(events: Sequence[Event]) -> frozenset[int]:
     return frozenset(found)
 
 
+@functools.cache
 def is_matmul(op: str) -> bool:
     """Does an operator of this name (``"aten.mm.default"``) fetch a cuBLAS handle?"""
     namespace, _, rest = op.partition(".")

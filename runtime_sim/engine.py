@@ -22,6 +22,7 @@ The engine stops when nothing can happen any more. If something is unfinished th
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Any
 
 from autosac.runtime_sim.program import Engine, Program
 from autosac.runtime_sim.sharing import max_min_rates
@@ -66,7 +67,11 @@ class Execution:
         self.last_released = [-1] * ranks
         self._waiting_hosts: dict[int, list[int]] = {}
         self._launched: list[list[list[int]]] = [[[] for _ in names] for names in program.stream_names]
-        # Engines (rank * 3 + engine) and transfers under way.
+        # Engines (rank * 3 + engine, -1 for communication) and transfers under way.
+        self._slots = [
+            -1 if engine == _COMMUNICATION else 3 * rank + engine
+            for rank, engine in zip(program.rank, program.engine, strict=True)
+        ]
         self._ready = [0.0] * count
         self._waiting: list[list[int]] = [[] for _ in range(3 * ranks)]
         self._running = [-1] * (3 * ranks)
@@ -75,6 +80,8 @@ class Execution:
         self._disturbed: dict[int, None] = {}
         self._reshared: dict[int, None] = {}  # ranks whose links are shared anew
         self._crowding = [1.0] * transfers  # by how much a transfer is slower than alone, because of others
+        self._uses = [(t.limit, tuple(t.uses.items())) for t in program.transfers]
+        self._shared: dict[tuple[Any, ...], list[float]] = {}  # rates of transfers with such uses
         self._absent = [len(t.members) + len(t.missing) for t in program.transfers]
         self._legs_left = {item: len(legs) for item, legs in program.legs.items()}
         self._active: list[dict[int, None]] = [{} for _ in range(ranks)]
@@ -101,8 +108,10 @@ class Execution:
                         self._complete(work, now)
                     else:
                         self._end_transfer(work - count, now)
-            self._arbitrate(now)
-            self._rerate(now)
+            if self._contended:
+                self._arbitrate(now)
+            if self._disturbed:
+                self._rerate(now)
         return all(end >= 0 for end in self.end) and all(
             cursor == len(points) for cursor, points in zip(self.cursor, self.program.points, strict=True)
         )
@@ -116,6 +125,7 @@ class Execution:
         points, resume, launched = self.program.points[rank], self.resume[rank], self._launched[rank]
         stream, end, depth = self.program.stream, self.end, self.queue_depth
         cursor, host_ms = self.cursor[rank], self.host_ms[rank]
+        waits: tuple[int, ...]
         while cursor < len(points):
             cost_ms, item, waits, sync_ms, _ = points[cursor]
             if not paid:
@@ -123,11 +133,14 @@ class Execution:
             if item >= 0:
                 queue = launched[stream[item]]
                 if len(queue) >= depth:
-                    waits = (queue[-depth],)
+                    room = queue[-depth]
+                    waits = () if end[room] >= 0 else (room,)
             if waits:
                 unfinished = {i for i in waits if end[i] < 0}
                 if unfinished:
-                    self._block_host(rank, unfinished)
+                    self.host_waits[rank] = unfinished
+                    for other in unfinished:
+                        self._waiting_hosts.setdefault(other, []).append(rank)
                     break
             paid = False
             if item >= 0:
@@ -138,11 +151,6 @@ class Execution:
             resume[cursor] = host_ms
             cursor += 1
         self.cursor[rank], self.host_ms[rank] = cursor, host_ms
-
-    def _block_host(self, rank: int, items: set[int]) -> None:
-        self.host_waits[rank] = items
-        for item in items:
-            self._waiting_hosts.setdefault(item, []).append(rank)
 
     def _release_hosts(self, item: int, now: float) -> None:
         for rank in self._waiting_hosts.pop(item):
@@ -163,30 +171,27 @@ class Execution:
     # ---- items ---------------------------------------------------------------------------------------------
 
     def _eligible(self, item: int, now: float, cause: int) -> None:
-        program = self.program
         self.cause[item] = cause
         self._ready[item] = now
-        engine = program.engine[item]
-        if engine == _COMMUNICATION:
+        slot = self._slots[item]
+        if slot < 0:
             self.start[item] = now
-            for leg in program.legs[item]:
+            for leg in self.program.legs[item]:
                 self._arrive(leg.transfer, item, now)
         else:
-            slot = 3 * program.rank[item] + engine
             self._waiting[slot].append(item)
             self._contended[slot] = None
 
     def _complete(self, item: int, now: float) -> None:
-        program, pending, issue = self.program, self._pending, self.issue
+        pending, issue = self._pending, self.issue
         self.end[item] = now
-        engine = program.engine[item]
-        if engine != _COMMUNICATION:
-            slot = 3 * program.rank[item] + engine
+        slot = self._slots[item]
+        if slot >= 0:
             self._running[slot] = -1
             self._freed[slot] = item
             self._contended[slot] = None
-            if engine == 0:
-                self._disturbed[program.rank[item]] = None
+            if not slot % 3:
+                self._disturbed[slot // 3] = None
         for follower in self._followers[item]:
             pending[follower] -= 1
             if not pending[follower]:
@@ -247,19 +252,19 @@ class Execution:
 
     def _rerate(self, now: float) -> None:
         """Adjust the rates on all ranks where something began or ended."""
-        if not self._disturbed:
-            return
         transfers, running, count = self.program.transfers, self._running, len(self.start)
         touched: dict[int, None] = {}
         for rank in self._disturbed:
             active, item = self._active[rank], running[3 * rank]
-            touched.update(active)
             if item >= 0:
                 slowest = 1.0
                 for number in active:
                     slowest = max(slowest, self.program.slowdowns[item][transfers[number].inter_node])
                 self._set_rate(item, 1.0 / slowest, now)
-        touched.update(self._share())
+            if active:
+                touched.update(active)
+        if self._reshared:
+            touched.update(self._share())
         for number in touched:
             transfer, slowdown = transfers[number], self._crowding[number]
             if transfer.slowdown > 1 and any(running[3 * rank] >= 0 for rank in transfer.ranks):
@@ -269,8 +274,6 @@ class Execution:
 
     def _share(self) -> dict[int, None]:
         """Divide the links where transfers began or ended. The transfers that may be faster or slower now."""
-        if not self._reshared:
-            return {}
         transfers = self.program.transfers
         found = dict.fromkeys(number for rank in self._reshared for number in self._active[rank])
         self._reshared.clear()
@@ -281,7 +284,11 @@ class Execution:
                     if other not in found:
                         found[other] = None
                         open_.append(other)
-        rates = max_min_rates([transfers[n].limit for n in found], [transfers[n].uses for n in found])
+        uses = tuple([self._uses[number] for number in found])
+        rates = self._shared.get(uses)
+        if rates is None:
+            rates = max_min_rates([transfers[n].limit for n in found], [transfers[n].uses for n in found])
+            self._shared[uses] = rates
         for number, rate in zip(found, rates, strict=True):
             self._crowding[number] = transfers[number].limit / rate
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,10 +68,8 @@ def rank_timeline(problem: Problem, executed: Executed, position: int) -> RankTi
     count = len(trace.events)
     start, end, transfer = (np.full(count, np.nan) for _ in range(3))
     stream, engine = np.full(count, -1, dtype=np.int32), np.full(count, -1, dtype=np.int8)
-    last = problem.steps - 1
-    for item in range(len(program.ms)):
-        if program.rank[item] != position or program.step[item] != last:
-            continue
+    first, past = bisect.bisect_left(program.rank, position), bisect.bisect_right(program.rank, position)
+    for item in range(bisect.bisect_left(program.step, problem.steps - 1, first, past), past):  # linked rank by rank
         for event, number in program.legs.get(item, ((program.event[item], -1),)):
             start[event] = execution.start[item]
             end[event] = execution.end[item] if number < 0 else execution.transfer_end[number]

@@ -43,7 +43,7 @@ from autosac.trace import Trace, is_capture
 
 _DRAWS = 8
 # New objects before Python looks for garbage among them, and how often it then also looks among older and among all.
-_COLLECTIONS = (50_000, 20, 1_000)
+_COLLECTIONS = (1_000_000, 20, 1_000)
 
 
 def run(arguments: argparse.Namespace) -> None:

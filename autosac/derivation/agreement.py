@@ -7,14 +7,26 @@ from autosac.derivation.steps import CapturedSteps, NotDerivableError, Skeleton,
 from autosac.trace import Trace
 
 
+class Outside:
+    """What a step does without checkpointing, to be found again in several steps under checkpointing."""
+
+    def __init__(self, observed: Trace) -> None:
+        self._steps = CapturedSteps(observed)
+        self._skeleton: Skeleton | None = None
+
+    def is_in(self, other: Trace) -> bool:
+        """Whether all rows of the step without checkpointing are in the other one, the same and in the same order, and it has
+        no others than recomputations, ends of storages and autograd's bookkeeping.
+        """
+        try:
+            tables = Tables([self._steps.trace, other])  # number the rows of the first one as it does
+            self._skeleton = self._skeleton or Skeleton(self._steps, tables, 0)
+            Aligned(self._skeleton, Skeleton(CapturedSteps(other), tables, 1))
+        except NotDerivableError:
+            return False
+        return True
+
+
 def is_alike_outside(observed: Trace, other: Trace) -> bool:
-    """Whether all rows of the step without checkpointing are in the other one, the same and in the same order, and it has no
-    others than recomputations, ends of storages and autograd's bookkeeping.
-    """
-    try:
-        steps = CapturedSteps(observed), CapturedSteps(other)
-        tables = Tables([observed, other])
-        Aligned(*(Skeleton(one, tables, position) for position, one in enumerate(steps)))
-    except NotDerivableError:
-        return False
-    return True
+    """See `Outside`."""
+    return Outside(observed).is_in(other)

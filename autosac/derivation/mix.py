@@ -194,11 +194,12 @@ class _Mixture:
         split = self._captures[0].split
         used = sorted({0, *self._source_of_module} - {_NOBODY})
         places: dict[tuple[int, int], int] = {}
+        filled = list(map(any, zip(*(self._skeletons[k].gaps for k in used), strict=True)))  # in any capture
         for j in range(len(base.gaps)):
             row = base.rows[j] if j < len(base.rows) else len(self._captures[0].rows)
             before = self._source(self._owners[j - 1]) if j else 0
             after = self._source(self._owners[j]) if j < len(base.rows) else 0
-            for k in self._order(used, before, after):
+            for k in self._order(used, before, after) if filled[j] else ():
                 for i in self._skeletons[k].gaps[j]:
                     event = self._captures[k].rows[i]
                     if self._belongs(k, i):
@@ -278,7 +279,9 @@ class _Mixture:
                 tuple([self._name(k, s) for s in inputs]),
                 tuple([self._name(k, s) for s in outputs]),
             )
-        if kind is Alloc or kind is Free or kind is RecordStream:
+        if kind is Free:
+            return Free(self._name(k, event.storage))
+        if kind is Alloc or kind is RecordStream:
             translated = event._replace(storage=self._name(k, event.storage))
         elif kind is Collective:
             translated = event._replace(

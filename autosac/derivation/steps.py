@@ -7,6 +7,7 @@ without them, without the ends of storages and without `detach`: autograd's book
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -228,10 +229,9 @@ def executions(trace: Trace, module: int) -> list[Region]:
 class Skeleton:
     """The rows that a capture has under every way of checkpointing, and what lies between them.
 
-    `rows` are positions in `steps.rows`; `gaps[j]` are the positions between row j - 1 and row j (there is one more gap
-    than rows); `keys` are what has to agree with another capture's skeleton; `inside` is for every row of the capture the
-    module whose recomputation it lies in, or -1. `hooks`: rows that are left out as well, because another capture has them in
-    a recomputation, each with its module (`gathers`).
+    `rows` are positions in `steps.rows`; `keys` are what has to agree with another capture's skeleton; `inside` is for every
+    row of the capture the module whose recomputation it lies in, or -1. `hooks`: rows that are left out as well, because
+    another capture has them in a recomputation, each with its module (`gathers`).
     """
 
     def __init__(
@@ -239,21 +239,22 @@ class Skeleton:
     ) -> None:
         self.steps = steps
         self.hooks = hooks or {}
-        self.rows: list[int] = []
-        self.gaps: list[list[int]] = [[]]
-        self.keys: list[tuple[object, ...]] = []
         self._tables, self._position = tables, position
         self._signatures = tables.signature_maps[position]
         self.inside = [-1] * len(steps.rows)
         for block in steps.recomputations:
             self.inside[block.first : block.last] = [block.module] * (block.last - block.first)
-        for i, row in enumerate(steps.rows):
-            if self.inside[i] >= 0 or i in self.hooks or self._varies(row):
-                self.gaps[-1].append(i)
-            else:
-                self.rows.append(i)
-                self.gaps.append([])
-                self.keys.append(self.key(i))
+        self.rows = [
+            i
+            for i, (row, module) in enumerate(zip(steps.rows, self.inside, strict=True))
+            if module < 0 and i not in self.hooks and not self._varies(row)
+        ]
+        self.keys = list(map(self.key, self.rows))
+
+    @cached_property
+    def gaps(self) -> list[range]:
+        """The positions between row j - 1 and row j, for every j; there is one more gap than rows."""
+        return [range(a + 1, b) for a, b in itertools.pairwise((-1, *self.rows, len(self.steps.rows)))]
 
     def without(self, hooks: Mapping[int, int]) -> Skeleton:
         """The skeleton without these rows."""
@@ -273,12 +274,10 @@ class Skeleton:
         """What has to agree in a row."""
         row = self.steps.rows[i]
         kind = type(row)
-        if kind is ModuleEnter or kind is ModuleExit:
-            return (kind, *row)
+        if kind is Op or kind is Alloc or kind is Collective or kind is WorkWait:
+            return self.steps.key(i, self._signatures)
         if kind is EventRecord or kind is EventWait:
             return (kind, row[1])
         if kind is RecordStream:
             return (kind, row.stream)
-        if kind is Op or kind is Alloc or kind is Collective or kind is WorkWait:
-            return self.steps.key(i, self._signatures)
         return (kind, *row)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from autosac.capture.moe_load import MoELoad
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
-from autosac.derivation import is_alike_outside
+from autosac.derivation import Outside
 from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
@@ -184,6 +184,7 @@ class TitanCaptures:
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
+        self._outside: Outside | None = None
         self._written = 0  # plans, into the folder
 
     def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
@@ -203,7 +204,10 @@ class TitanCaptures:
 
     def _begin(self, key: str, request: TitanRequest) -> None:
         if key not in self._started:
-            self._started[key] = self._capturing(request, agrees=self._agrees() if key in _CHECKPOINTED else None)
+            agrees = self._agrees() if key in _CHECKPOINTED else None
+            if agrees is not None:  # two cuts may be worthwhile where three are not
+                request = replace(request, cuts=2)
+            self._started[key] = self._capturing(request, agrees)
 
     def _capturing(self, request: TitanRequest, agrees: Callable[[Trace], bool] | None) -> Capture:
         return capturing(self._server, request, self.job.progress, whole=self.job.whole, agrees=agrees)
@@ -216,7 +220,12 @@ class TitanCaptures:
             return None
         if asks_to_compile(self.job.config_file, self.job.overrides) is not False:
             return None
-        return lambda trace: is_alike_outside(self._started["none"].result(), trace)
+        return self._is_alike_outside
+
+    def _is_alike_outside(self, trace: Trace) -> bool:
+        if self._outside is None:
+            self._outside = Outside(self._started["none"].result())
+        return self._outside.is_in(trace)
 
     def stages(self, name: str) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, this one's first, as soon as its capture tells."""

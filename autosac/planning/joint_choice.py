@@ -78,6 +78,8 @@ def is_dominated(simulation: Simulation, others: Sequence[Simulation], ranks: Co
 
 def undominated(candidates: Sequence[Candidate], ranks: Collection[int]) -> list[Candidate]:
     """The candidates of one stage that the shortest step may need; of equal burdens that which recomputes least."""
+    if len(candidates) < 2:
+        return list(candidates)  # there is nothing to execute
     order = sorted(range(len(candidates)), key=lambda i: _modesty(candidates[i]))
     burdens = {i: burden(candidates[i].simulation, ranks) for i in order}
     tolerance_ms = _EQUAL * min((c.simulation.step_ms for c in candidates), default=0.0)

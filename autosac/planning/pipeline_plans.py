@@ -49,7 +49,10 @@ def make_pipeline_plans(
     """As `closed_loop.make_plans`, of all stages of a pipeline, given by their captures."""
     order = ascending(budgets_bytes)
     progress = parts = Parts(progress, "budget", len(order))
-    stages = [Loop(stage, goal, progress) for stage in captures]
+    stages = []
+    for stage in captures:
+        stages.append(Loop(stage, goal, progress))
+        stages[-1].base.peak_bytes(goal.budget_kind)  # while the next ones are captured
     steps = JointSteps()
     found: dict[int, Planned | InfeasibleError] = {}
     for budget_bytes in parts.each(order):

@@ -31,11 +31,12 @@ def join_plans(
             return InfeasibleError(f"pipeline stage {position}: {stage}")
         planned.append(stage)
     own = [stage.simulation for stage in planned]
+    pipeline = steps.pipeline(own)  # held: `steps` keeps the last one only
     predictions = {"autosac": _prediction(own, steps)}
     for name in baselines[0]:
         if all(name in stage for stage in baselines):
             predictions[name] = _prediction([stage[name] for stage in baselines], steps)
-    together = steps.pipeline(own).joined()
+    together = pipeline.joined()
     first = planned[0].plan
     plan = replace(
         first,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
+from autosac.capture.jobs import layers
 from autosac.capture.jobs.layers import Layering, config_attributes, kinds, module_attributes, repetition
+from autosac.capture.request import TitanRequest
 
 
 def test_kinds_leave_out_what_counts_the_layers() -> None:
@@ -64,6 +67,25 @@ def test_two_cuts_are_worthwhile_for_fewer_layers() -> None:
     deepseek = Layering(27, 1, 1)
     assert (deepseek.is_worthwhile(cuts=2, first=1), deepseek.is_worthwhile(first=1)) == (True, False)
     assert [Layering(count, 1, 1).is_worthwhile(cuts=2, first=1) for count in (21, 22)] == [False, True]
+
+
+def test_layers_are_looked_at_once_for_all_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job under any checkpointing; another job's are looked at again."""
+    monkeypatch.setattr(layers, "_known", {})
+    asked: list[str] = []
+
+    class Job:
+        """Ten equal layers."""
+
+        def layers(self, config: str) -> list[dict[str, object]]:
+            asked.append(config)
+            return [{}] * 10
+
+    first = TitanRequest(config_file="job.toml")
+    other = replace(first, overrides=("--model.flavor", "8B"))
+    for request, config in ((first, "a"), (replace(first, checkpointing="full"), "b"), (other, "c"), (other, "d")):
+        layers.know_layers(cast(Any, Job()), config, request)
+    assert asked == ["a", "c"]
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autosac.derivation import Deriver, NotDerivableError, is_alike_outside
+from autosac.derivation import Deriver, NotDerivableError, Outside, is_alike_outside
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.plans import Plan
 from autosac.simulation import Target, simulation_of
@@ -53,6 +53,14 @@ def test_a_step_that_ends_early_is_another(observed: Trace) -> None:
     assert not is_alike_outside(observed, shorter)
     assert not is_alike_outside(short, outer)
     assert is_alike_outside(short, shorter)
+
+
+def test_one_step_is_looked_for_in_several(observed: Trace) -> None:
+    """Each answer is that of the first one to be asked, whatever else was asked before."""
+    outside = Outside(observed)
+    outer = Trace.load(STORED / "outer.trace")
+    other = replace(outer, events=outer.events[: len(outer.events) // 2])
+    assert [outside.is_in(trace) for trace in (other, outer, other, observed)] == [False, True, False, True]
 
 
 @pytest.fixture(scope="module")

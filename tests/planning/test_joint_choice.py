@@ -148,6 +148,13 @@ def test_what_is_dominated() -> None:
     assert not is_dominated(one.simulation, [more.simulation, other.simulation], range(STAGES))
 
 
+def test_one_candidate_is_not_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none that it could be dominated by."""
+    monkeypatch.setattr(joint_choice, "burden", None)
+    only = Stage(0, 1.0, (1.0,)).candidate()
+    assert undominated([only], range(STAGES)) == [only] and undominated([], range(STAGES)) == []
+
+
 def test_equally_long_steps() -> None:
     """A stage that hides what it recomputes: the candidate that recomputes less is taken."""
     slow = [Stage(0, 3.0, (0.0,)).candidate()]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autosac import simulation
 from autosac.errors import InfeasibleError
 from autosac.planning.closed_loop import Planned
 from autosac.planning.stage_plans import join_plans
 from autosac.plans import Plan, Reasons, Unit
+from autosac.runtime_sim import Timeline
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
 from autosac.trace import Trace
 from plans import MADE_FOR
@@ -87,6 +90,22 @@ def test_stages_become_one_plan(steps: Steps) -> None:
         "every stage: alike",
         "stage 0: mine",
     )
+
+
+def test_each_step_of_all_stages_is_executed_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans' own, for its prediction, a baseline's and the notes; and another baseline's."""
+    executed: list[tuple[Simulation, ...]] = []
+    execute = simulation.execute_together
+
+    def counted(stages: Sequence[Simulation]) -> Timeline:
+        executed.append(tuple(stages))
+        return execute(stages)
+
+    monkeypatch.setattr(simulation, "execute_together", counted)
+    own, none = ([steps.on(name, rank) for rank in (0, 1)] for name in ("outer", "observed"))
+    baselines = [{"none": one, "own": other} for one, other in zip(none, own, strict=True)]
+    join_plans([planned(stage, unit) for stage, unit in zip(own, "ab", strict=True)], baselines)
+    assert [list(map(id, stages)) for stages in executed] == [list(map(id, own)), list(map(id, none))]
 
 
 def test_what_some_stages_say(steps: Steps) -> None:

@@ -38,6 +38,7 @@ from autosac.trace import Cut
 _WORTHWHILE = 0.75
 _FIXED_COST_LAYERS = 8 / 3
 _COMPILING_COST_LAYERS = 40.0  # to compile a layer takes as long as to run forty of them
+_known: dict[tuple[str | None, tuple[str, ...]], list[Attributes]] = {}  # by job (`know_layers`)
 _NAMED_LAYER = re.compile(r"layers\.\d")
 
 
@@ -95,7 +96,7 @@ def layering_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> La
         return None
     if _NAMED_LAYER.search(repr(config)) or _has_buckets(parallelism, request.world_size):
         return None
-    attributes = adapter.layers(config)
+    attributes = _known.get((request.config_file, request.overrides)) or adapter.layers(config)
     if not attributes:
         return None
     kind, _, every = adapter.describe(config).checkpointing.partition("-")
@@ -106,6 +107,15 @@ def layering_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> La
         numbers = distinct(list(zip(numbers, planned, strict=True)))
     leading, period = repetition(numbers)
     return Layering(len(attributes), leading, _pipeline_stages(parallelism) * lcm(period, every_nth))
+
+
+def know_layers(adapter: TitanAdapter, config: Any, request: TitanRequest) -> None:
+    """Find out what distinguishes the job's layers, which takes as long as a few of its layers do, for all captures of the job
+    that this process forks.
+    """
+    key = (request.config_file, request.overrides)
+    if key not in _known:
+        _known[key] = adapter.layers(config)
 
 
 def _has_buckets(parallelism: Any, world_size: int) -> bool:

@@ -290,10 +290,14 @@ def preload(request: TitanRequest) -> tuple[bool, bool]:
 
 def read(request: TitanRequest) -> None:
     """See `Worker.read_ahead`."""
+    from autosac.capture.jobs.layers import know_layers
     from autosac.capture.jobs.titan import installed_adapter
 
     with contextlib.suppress(Exception):  # the capture says what is wrong with the job
-        installed_adapter().parse(request)
+        adapter = installed_adapter()
+        config = adapter.parse(request)
+        if request.cut is not None:
+            know_layers(adapter, config, request)
     gc.freeze()
 
 
