@@ -13,6 +13,7 @@ from autosac.errors import PlanError
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.policy import UnitDecisions
 from autosac.plans import Unit
+from uncompiled import inductor
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -77,7 +78,7 @@ def test_a_copy_of_a_buffer_that_is_changed() -> None:
     """Inductor removes the copy, and the exponential is one of the buffer. It is saved."""
     body = Copying()
     again = copy.deepcopy(body)
-    found = _gradients(body, torch.compile(Checkpointed(body)))
+    found = _gradients(body, torch.compile(Checkpointed(body), backend=inductor()))
     torch.testing.assert_close(found, _gradients(again, again), rtol=1e-5, atol=1e-5)
 
 
