@@ -176,7 +176,9 @@ def test_the_compilers_caches_are_not_trusted(tmp_path: Path, monkeypatch: pytes
         torch.manual_seed(0)
         block, x = Block(dropout), torch.randn(TOKENS, WIDTH)
         settings = {"activation_memory_budget": own, "enable_autograd_cache": True}
-        if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):  # plans set it: the caches' keys would differ by it
+        if hasattr(
+            config, "unsafe_treat_script_objects_as_zero_size"
+        ):  # plans set it: the caches' keys would differ by it
             settings["unsafe_treat_script_objects_as_zero_size"] = True
         with config.patch(settings):
             if plan is not None:
