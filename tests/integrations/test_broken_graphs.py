@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from uncompiled import inductor
 
 from autosac.errors import CaptureError, PlanError, PlanNotFollowedError
 from autosac.integrations.apply import apply
 from autosac.plans import Plan, Settings, Unit
 from plans import MADE_FOR
-from uncompiled import inductor
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 WIDTH = 16

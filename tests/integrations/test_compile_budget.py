@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from uncompiled import inductor
 
 import autosac
 from autosac.errors import UsageError
 from autosac.integrations.compile_budget import BudgetPartitioner, Way
-from uncompiled import inductor
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 WIDTH, TOKENS, LAYERS = 16, 64, 2

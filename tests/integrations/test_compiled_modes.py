@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
+from uncompiled import inductor
 
 from autosac.errors import PlanError
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.policy import UnitDecisions
 from autosac.plans import Unit
-from uncompiled import inductor
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

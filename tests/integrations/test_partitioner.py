@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config, partitioners
 from torch.utils.checkpoint import checkpoint
+from uncompiled import inductor
 
 import autosac
 from autosac.integrations.apply import apply
 from autosac.integrations.partitioner import unrepeatable
 from autosac.plans import Plan, Settings
 from plans import MADE_FOR
-from uncompiled import inductor
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 WIDTH, TOKENS = 16, 64

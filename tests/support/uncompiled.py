@@ -1,5 +1,5 @@
-"""Inductor on the CPU up to the code that it would generate, for which the C++ compiler takes many seconds: what is removed, saved
-and recomputed is decided before.
+"""Inductor on the CPU up to the code that it would generate, for which the C++ compiler takes many seconds: what is removed,
+saved and recomputed is decided before.
 
 Test modules import this as ``uncompiled`` (see `pythonpath` in pyproject.toml).
 """

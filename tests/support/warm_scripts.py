@@ -41,7 +41,7 @@ class Pool:
         stderr: Any = None,
         pass_fds: tuple[int, ...] = (),
     ) -> WarmProcess:
-        """As `subprocess.Popen`, of ``python -m autosac.scripts.process REQUEST.json FOLDER PARENT``, or of a template, which is
+        """As `subprocess.Popen`, of ``python -m autosac.scripts.process REQUEST.json FOLDER PARENT``, or of a template:
         ``autosac.scripts.template REQUEST.json DESCRIPTOR PARENT [compiles]``.
         """
         assert command[1] == "-m" and command[2] in (_PROCESS, _TEMPLATE)
@@ -105,8 +105,8 @@ class _Server:
         assert answer == b"ready", answer
 
     def fork(self, arguments: list[str], env: dict[str, str], files: tuple[int, ...]) -> WarmProcess:
-        """A process with these arguments (of a template: none), environment, and standard input, output and error; a template's
-        requests come from the fourth file.
+        """A process with these arguments (of a template: none), environment, and standard input, output and error; requests
+        of a template come from the fourth file.
         """
         ended, theirs = os.pipe()
         message = json.dumps({"arguments": arguments, "env": env, "folder": str(Path.cwd())}).encode()
