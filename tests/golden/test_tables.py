@@ -163,8 +163,8 @@ def test_differences() -> None:
 
 
 def test_what_does_not_fit_is_red() -> None:
-    """Beside a budget of 40 GiB reserved: its own plan (39 GiB) and full checkpointing (40) keep to it, the others do not (60 GiB
-    without a reserved peak, 120), and 118 GiB do not fit the GPU either.
+    """Beside a budget of 40 GiB reserved: its own plan (39 GiB) and full checkpointing (40) keep to it, the others do not (120
+    GiB, and 60 without a reserved peak), and 118 GiB do not fit the GPU either.
     """
     shown = styled(summaries.policy_table(plan(40, 1250.0).predictions, 40 * GIB, "reserved")).splitlines()
     cells = [line for line in shown if line.partition(": ")[0] in ("red", "green")]
