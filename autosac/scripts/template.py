@@ -28,6 +28,7 @@ from autosac.scripts.request import ScriptRequest
 from autosac.scripts.target import script_target
 
 if TYPE_CHECKING:
+    from autosac.scripts.clock import SimulatedClock
     from autosac.target import TargetGPU
 
 
@@ -87,10 +88,8 @@ def _end(started: subprocess.Popen[bytes], connection: socket.socket, mark: str)
     end_marked(mark)
 
 
-def serve(request_file: str, descriptor: int, parent: int, *, compiles: bool) -> None:
+def serve(request_file: str, descriptor: int, *, compiles: bool) -> None:
     """Until the other end is closed."""
-    lifeline.end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's business
     request = ScriptRequest.load(Path(request_file))
     try:
         gpu = script_target(request).gpu
@@ -101,6 +100,11 @@ def serve(request_file: str, descriptor: int, parent: int, *, compiles: bool) ->
         make_ready(gpu, compiles=compiles)
     gc.collect()
     gc.freeze()  # a collection would touch, and so copy, all pages in each fork
+    answer(descriptor, clock)
+
+
+def answer(descriptor: int, clock: SimulatedClock | None) -> None:
+    """Fork a run for each line, until the other end is closed. `clock`: that of `process.prepare`."""
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as lines:
         for line in lines:
             file, folder = json.loads(line)
@@ -136,4 +140,6 @@ def _compile(gpu: TargetGPU) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), compiles=sys.argv[4:] == ["compiles"])
+    lifeline.end_with(int(sys.argv[3]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's business
+    serve(sys.argv[1], int(sys.argv[2]), compiles=sys.argv[4:] == ["compiles"])

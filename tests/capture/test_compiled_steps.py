@@ -97,13 +97,12 @@ class Routed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.gate, self.mix = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The output."""
         chosen = nn.functional.one_hot(self.gate(x).argmax(-1), 8)
-        h = self.down(self.up(x).tanh())
-        return x + self.down(self.up(h).sin()) * chosen.sum(-1, keepdim=True)
+        return x + self.mix(self.mix(x).tanh()) * chosen.sum(-1, keepdim=True)
 
 
 def make_routed(style: str, device: torch.device) -> tuple[nn.Module, Any]:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
 
+from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
+from autosac.target import TargetGPU
 from autosac.titan.version import has_python_jobs
 from autosac.trace import Op, Trace
 
@@ -56,22 +62,36 @@ def request(tmp_path: Path, *overrides: str) -> TitanRequest:
     return TitanRequest(config_file=str(path), overrides=overrides, world_size=2, layers=2)
 
 
-def captured(tmp_path: Path, *overrides: str) -> Trace:
-    """The job's step, really captured, by a process of its own."""
-    with CaptureServer(debug=True) as server:
-        return server.capture(request(tmp_path, *overrides))
+class Elsewhere(NamedTuple):
+    """A capture on a machine that has a GPU and no Triton: what it found, and what the job's own module said of the GPU."""
+
+    trace: Trace
+    report: str
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
+    """The job's step, really captured, by a process of its own. One is enough to hide Triton in it and to watch the GPU."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "sitecustomize.py").write_text(HIDE_TRITON)
+    (folder / "probe.py").write_text(PROBE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(folder), *filter(None, (os.environ.get("PYTHONPATH"),)))))
+        patch.setenv("PROBE_REPORT", str(folder / "report"))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        hidden = subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, text=True)
+        assert "ModuleNotFoundError: No module named 'triton'" in hidden.stderr
+        with CaptureServer(debug=True) as server:
+            trace = server.capture(request(folder, "--experimental.custom_import", "probe"))
+    return Elsewhere(trace, (folder / "report").read_text())
 
 
 def test_captures_are_the_same_without_triton(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture_server: CaptureServer
+    tmp_path: Path, elsewhere: Elsewhere, capture_server: CaptureServer
 ) -> None:
     """TorchTitan's kernels are imported where there is no Triton, their launches recorded; every event is the same."""
     here = capture_server.capture(request(tmp_path))
-    (tmp_path / "sitecustomize.py").write_text(HIDE_TRITON)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    hidden = subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, text=True)
-    assert "ModuleNotFoundError: No module named 'triton'" in hidden.stderr
-    without = captured(tmp_path)
+    without = elsewhere.trace
     assert without.events == here.events and without.signatures == here.signatures
     names = [without.signatures[event.signature].name for event in without.events if isinstance(event, Op)]
     assert "triton._fill_indices_kernel" in names
@@ -102,28 +122,30 @@ def test_kernels_without_triton_say_so_when_they_are_launched() -> None:
         launch(1)
 
 
-def test_a_capture_creates_no_cuda_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_creates_no_cuda_context(elsewhere: Elsewhere) -> None:
     """The job sees no GPU, whatever the machine has, and nothing on the way through a whole step asks for one."""
-    (tmp_path / "probe.py").write_text(PROBE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("PROBE_REPORT", str(tmp_path / "report"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert captured(tmp_path, "--experimental.custom_import", "probe").events
-    assert (tmp_path / "report").read_text() == "['', False, False]"
+    assert elsewhere.trace.events
+    assert elsewhere.report == "['', False, False]"
 
 
-def test_a_process_that_captures_has_no_cuda() -> None:
+def ask_for_a_gpu(folder: Path) -> None:
+    """In a process that is forked: one that captures, where PyTorch had found GPUs; then as a job that uses CUDA directly."""
+    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 8  # type: ignore[assignment]
+    CaptureSession(TargetGPU(), "cpu")
+    found = [torch.cuda.is_available(), torch.cuda.device_count()]
+    try:
+        torch.cuda.get_device_capability()
+    except Exception as e:
+        (folder / "said").write_text(f"{found} {e}")
+    os._exit(0)
+
+
+def test_a_process_that_captures_has_no_cuda(tmp_path: Path) -> None:
     """Where PyTorch had found a GPU it finds none, and a job that asks for it all the same is told."""
-    program = (
-        "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 8\n"
-        "from autosac.capture.jobs.session import CaptureSession\n"
-        "from autosac.target import TargetGPU\n"
-        "CaptureSession(TargetGPU(), 'cpu')\n"
-        "assert not torch.cuda.is_available() and torch.cuda.device_count() == 0\n"
-        "torch.cuda.get_device_capability()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
-    assert "the job uses CUDA directly" in done.stderr.splitlines()[-1]
+    child = get_context("fork").Process(target=ask_for_a_gpu, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert re.match(r"\[False, 0\] .*the job uses CUDA directly", (tmp_path / "said").read_text())
 
 
 def test_the_command_line_does_not_import_torch() -> None:

@@ -18,6 +18,7 @@ from autosac.simulation import Target, simulation_of
 from autosac.trace import Collective, Cut, Op, Phase, Trace
 
 SMALL = ("--training.local_batch_size", "2", "--training.seq_len", "128")
+EIGHT_B = ("--model.name", "llama3", "--model.flavor", "8B", *SMALL)
 
 
 @pytest.fixture
@@ -138,8 +139,7 @@ def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
 @pytest.mark.parametrize("mode", ["full", "selective-op"])
 def test_two_cuts_of_a_job_with_checkpointing_are_enough(server: CaptureServer, mode: str) -> None:
     """The step without checkpointing confirms what they predict: the capture of all layers, row by row."""
-    names = ("--model.name", "qwen3", "--model.flavor", "14B", *SMALL)
-    request = replace(_request("llama3", 8, mode=mode), overrides=names)
+    request = replace(_request("llama3", 8, mode=mode), overrides=EIGHT_B)
     none = capturing(server, replace(request, checkpointing="none", observe=True)).result()
     answers: list[bool] = []
 
@@ -154,7 +154,7 @@ def test_two_cuts_of_a_job_with_checkpointing_are_enough(server: CaptureServer, 
 
 def test_a_job_under_a_plan_for_every_layer_is_cut(server: CaptureServer, tmp_path: Path) -> None:
     """Llama-3 8B on 8 GPUs, all 32 layers checkpointed, from 3, 4 and 5 of them: the same trace as from all."""
-    request = replace(_request("llama3", 8), overrides=("--model.name", "llama3", "--model.flavor", "8B", *SMALL))
+    request = replace(_request("llama3", 8), overrides=EIGHT_B)
     base = simulation_of(capturing(server, request).result(), Target.of("h100-sxm-80gb", 8))
     planner = Planner(base, Goal(budget_bytes=2**30))
     units = tuple(unit.recompute_all() for unit in planner.policies.units if unit.name.count(".") == 1)

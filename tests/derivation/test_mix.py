@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autosac.derivation.mix import Mixer
 from autosac.derivation.steps import CapturedSteps
 from autosac.trace import (
     Alloc,
+    Call,
     Collective,
     Event,
     EventRecord,
@@ -17,6 +20,7 @@ from autosac.trace import (
     ModuleExit,
     Op,
     Phase,
+    Region,
     Signature,
     Storage,
     Trace,
@@ -136,3 +140,11 @@ def test_a_mixture_of_nothing_is_the_observed_capture() -> None:
     """Without units, no row comes from a template."""
     found = Mixer(CapturedSteps(observed())).mixed([CapturedSteps(recomputing())], {})
     assert found.events == observed().events and found.storages == observed().storages
+
+
+def test_the_recomputation_of_the_first_block_is_a_region() -> None:
+    """Rows 13 to 17 of both; its product has rows 14 and 15."""
+    call = Call("aten.mm.default", 0, (), 14, 16, False, False, False, (1,), (), (), (1,))
+    region = Region(1, 13, 18, (call,), (), (1,))
+    template = replace(recomputing(), regions=(region,))
+    assert Mixer(CapturedSteps(observed())).mixed([CapturedSteps(template)], {1: 0}).regions == (region,)

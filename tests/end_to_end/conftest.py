@@ -103,7 +103,7 @@ def job_file(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def captures_are_shared(monkeypatch: pytest.MonkeyPatch, shared_cache: Path, shared_processes: None) -> None:
-    """What one test has captured is not captured again in another, but for `capture` and with --no-cache; processes that
+    """What one test has captured is not captured again in another, but for `capture`; processes that
     capture serve several tests.
     """
     monkeypatch.setenv("AUTOSAC_CACHE", str(shared_cache))

@@ -29,7 +29,8 @@ def test_plan_simulate_explain(autosac: Run, job_file: str, tmp_path: Path) -> N
     assert plan.made_for.job_settings["training.seq_len"] == "2048"
     assert set(plan.predictions) == {"autosac", "none", "full", "selective-op"}
 
-    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", "--no-cache").document
+    anew = ("--", "--job.description", "of no captured job")
+    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", *anew).document
     assert simulated["peak_active_bytes"] == stated.peak_active_bytes
     assert simulated["peak_reserved_bytes"] == stated.peak_reserved_bytes
     assert abs(simulated["step"]["step_ms"] - stated.step_ms) < 1e-6

@@ -15,12 +15,19 @@ Meta = Callable[..., TensorMeta]
 
 
 def _answer(
-    meta: Meta, shape: tuple[int, ...], kind: str, dtype: str, *, causal: bool = False, gpu: str = "h100-sxm-80gb"
+    meta: Meta,
+    shape: tuple[int, ...],
+    kind: str,
+    dtype: str,
+    *,
+    causal: bool = False,
+    gpu: str = "h100-sxm-80gb",
+    dropout: float = 0.0,
 ) -> Estimate | None:
     q = meta(shape, dtype)
     inputs = (q,) * (5 if "backward" in kind else 3)
     signature = Signature(
-        f"aten._scaled_dot_product_{kind}.default", inputs, (q,), (("dropout_p", 0.0), ("is_causal", causal))
+        f"aten._scaled_dot_product_{kind}.default", inputs, (q,), (("dropout_p", dropout), ("is_causal", causal))
     )
     return BlockAttention(load_hardware(gpu)).estimate([signature])[0]
 
@@ -68,6 +75,43 @@ def test_windows_are_one_tile_for_each_head(meta: Meta) -> None:
     assert backward.ms * 1e3 == pytest.approx(4 * 2.6 + 8 * (1.8 + 1.0 + 2.02 / 2))
     assert _answer(meta, (1056, 1, 65, 32), "efficient_attention", "bfloat16") is None
     assert _answer(meta, window, "efficient_attention", "bfloat16", gpu="a100-sxm-80gb") is None
+
+
+@pytest.mark.parametrize("slower_by", [True, False], ids=["dropout", "no dropout"])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "length", "launches", "block", "tile", "block_alone", "alone", "dropout"),
+    [
+        ("flash_attention", "bfloat16", 128, 1, 3.2, 1.25, 2.6, 1.5, 1.3),
+        ("flash_attention_backward", "bfloat16", 128, 3, 6.5, 4.5, 6.5, 1.0, 1.2),
+        ("efficient_attention", "float32", 64, 1, 2.0, 3.9, 2.0, 1.7, 1.45),
+        ("efficient_attention_backward", "float32", 64, 2, 4.0, 9.8, 4.0, 2.0, 1.35),
+        ("efficient_attention", "bfloat16", 64, 1, 0.9, 1.56, 2.0, 1.7, 1.45),
+        ("efficient_attention_backward", "bfloat16", 64, 4, 1.8, 3.02, 4.0, 2.0, 1.35),
+    ],
+)
+def test_one_tile_among_others_and_alone(
+    meta: Meta,
+    kind: str,
+    dtype: str,
+    length: int,
+    launches: int,
+    block: float,
+    tile: float,
+    block_alone: float,
+    alone: float,
+    dropout: float,
+    slower_by: bool,
+) -> None:
+    """One tile for each head of 64: 16 heads on each of 132 processors, or a single head. What the backward adds up in memory
+    grows with the heads: by what two heads take longer than one, both of them alone.
+    """
+    rate = 0.1 if slower_by else 0.0
+    one, two, many = (_answer(meta, (1, heads, length, 64), kind, dtype, dropout=rate) for heads in (1, 2, 2112))
+    assert one is not None and two is not None and many is not None
+    added_us = (two.ms - one.ms) * 1e3  # for a head: both run alone
+    tile *= dropout if slower_by else 1.0
+    assert one.ms * 1e3 - added_us == pytest.approx(launches * 2.6 + block_alone + tile * alone)
+    assert many.ms * 1e3 - 2112 * added_us == pytest.approx(launches * 2.6 + 16 * (block + tile))
 
 
 def test_what_it_does_not_know(meta: Meta) -> None:

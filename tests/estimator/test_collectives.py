@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,6 +18,7 @@ from autosac.estimator import (
     Cluster,
     Corrected,
     Curve,
+    Estimate,
     LogSigmoid,
     Observation,
     load_cluster,
@@ -256,6 +259,19 @@ def test_observing_moves_towards_the_observed_time() -> None:
     before = MODEL.estimate("all_gather", 10**8, place).ms
     half.observe("all_gather", 10**8, place, 3.0)
     assert half.estimate("all_gather", 10**8, place).ms == pytest.approx((before + 3.0) / 2)
+
+
+def test_an_observation_tells_of_other_sizes() -> None:
+    """1,000 ranks and 1 GiB, 2 ms whatever the size: the features are (1, 2, 2, 1, 1, 2, 2, 2). 4 ms instead, at a rate of
+    0.5, move the weights by 0.5 * 2 / 23 of them, and 2 GiB, of (1, 2, 2, 1, 2, 4, 2, 4), by the product of both, 32.
+    """
+    steady: Any = SimpleNamespace(estimate=lambda kind, nbytes, placement: Estimate(2.0, "steady", 0.1))
+    place: Any = SimpleNamespace(ranks=1000)
+    model = Corrected(steady, learning_rate=0.5)
+    model.observe("all_gather", 2**30, place, 4.0)
+    assert model.estimate("all_gather", 2**30, place).ms == pytest.approx(3.0, rel=1e-12)
+    assert model.estimate("all_gather", 2**31, place).ms == pytest.approx(2.0 + 32 / 23, rel=1e-12)
+    assert model.estimate("broadcast", 2**31, place).ms == 2.0
 
 
 def test_fitting_recovers_a_slower_cluster_and_its_stragglers() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pinned import check
 
+from autosac.display.terminal import PlainConsole
 from autosac.errors import CaptureError
 from autosac.jobs.levers import Lever, Pulled
 from autosac.planning.closed_loop import Planned
@@ -73,6 +74,14 @@ def printed(*parts: Any) -> str:
     return told.get()
 
 
+def styled(*parts: Any) -> str:
+    """What has a style of its own, in order."""
+    out = PlainConsole(width=160, force_terminal=True)
+    segments = (segment for part in parts for line in out.render_lines(part) for segment in line)
+    own = [(segment.style, segment.text.strip()) for segment in segments]
+    return "\n".join(f"{style}: {text}" for style, text in own if style and text.strip("─━│┃┏┓└┘┳┴┡╇┩┼ "))
+
+
 def test_plans_batches_and_levers() -> None:
     """Budgets that are the peaks of policies say so; the best batch is marked; levers without a plan say why."""
     found = [planned(gib, step_ms) for gib, step_ms in ((40, 1250.0), (60, 1000.0), (120, 910.0))]
@@ -117,6 +126,7 @@ def test_plans_batches_and_levers() -> None:
     )
     tables += [summaries.budgets_table(found), summaries.budgets_table(active), summaries.lever_table(found[0], levers)]
     check(FOLDER / "tables-plans.txt", printed(*tables))
+    check(FOLDER / "styles-plans.txt", styled(*tables))
 
 
 def test_ranks_modes_and_draws(steps: dict[str, Simulation]) -> None:
@@ -138,6 +148,7 @@ def test_ranks_modes_and_draws(steps: dict[str, Simulation]) -> None:
         summaries.draws_table(spread[:1], "uniform", [own]),  # type: ignore[arg-type]
     ]
     check(FOLDER / "tables-steps.txt", printed(*tables))
+    check(FOLDER / "styles-steps.txt", styled(*tables))
 
 
 def test_differences() -> None:
@@ -149,3 +160,18 @@ def test_differences() -> None:
         for other in (first, budget, plan(60, 1000.0, kept=9))
     ]
     check(FOLDER / "tables-differences.txt", printed(*parts))
+
+
+def test_what_does_not_fit_is_red() -> None:
+    """Beside a budget of 40 GiB reserved: its own plan (39 GiB) and full checkpointing (40) keep to it, the others do not (120
+    GiB, and 60 without a reserved peak), and 118 GiB do not fit the GPU either.
+    """
+    shown = styled(summaries.policy_table(plan(40, 1250.0).predictions, 40 * GIB, "reserved")).splitlines()
+    cells = [line for line in shown if line.partition(": ")[0] in ("red", "green")]
+    assert cells == [
+        *("green: 97.5%", "green: fits"),
+        *("red: 300.0%", "red: out of memory"),
+        *("green: 100.0%", "green: fits"),
+        *("red: 150.0%", "green: fits"),
+    ]
+    assert [line for line in shown if line.startswith("bold: ")][7:] == ["bold: AutoSAC"]  # after seven headings

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from uncompiled import inductor
 
 from autosac.errors import CaptureError, PlanError, PlanNotFollowedError
 from autosac.integrations.apply import apply
@@ -136,7 +137,7 @@ def test_a_budget_covers_the_seeds_of_random_numbers() -> None:
         model, x = nn.Sequential(Block(lambda _, h: nn.functional.dropout(h, 0.5))), torch.randn(4, WIDTH)
         if made is not None:
             apply(model, made)
-        model[0].compile()
+        model[0].compile(backend=inductor())
         model(x).square().sum().backward()
         found.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)

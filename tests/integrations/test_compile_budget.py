@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import Tensor, nn
-from torch._inductor.compile_fx import compile_fx
+from uncompiled import inductor
 
 import autosac
 from autosac.errors import UsageError
@@ -34,23 +32,12 @@ class Model(nn.Module):
         return x
 
 
-def interpreted(graph: Any, _: Any, **__: Any) -> Any:
-    """A graph that Inductor would generate code for, run as it is: what is saved is decided before, and C++ takes long."""
-
-    @make_boxed_func
-    def run(*inputs: Any) -> Any:
-        return graph(*inputs)
-
-    return run
-
-
 def saved_bytes(options: dict[str, Any] | None) -> tuple[int, list[Tensor]]:
     """The bytes that the graph saves beside parameters and input; the gradients."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, x = Model(), torch.randn(TOKENS, WIDTH)
     torch.compile(model, options=options)  # knows all of the options
-    inductor = partial(compile_fx, inner_compile=interpreted, config_patches=options)
     there = {t.untyped_storage().data_ptr() for t in (*model.parameters(), x)}
     found: dict[int, int] = {}
 
@@ -60,7 +47,7 @@ def saved_bytes(options: dict[str, Any] | None) -> tuple[int, list[Tensor]]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = torch.compile(model, backend=inductor)(x)
+        out = torch.compile(model, backend=inductor(options))(x)
     out.sum().backward()
     return sum(found.values()), [weight.grad for weight in model.weights]
 

@@ -13,7 +13,7 @@ import pytest
 from autosac.cli.parser import main
 from autosac.estimator import load_hardware
 from autosac.estimator.calibration.traces.evidence import gather, occupied
-from autosac.estimator.calibration.traces.learn import measured_operators, price_rows
+from autosac.estimator.calibration.traces.learn import learn, measured_operators, price_rows
 from autosac.estimator.models import first_estimates
 from autosac.estimator.pricing import default_models
 from autosac.kineto import read_profile
@@ -287,3 +287,19 @@ def test_the_benchmark_leaves_the_judged_trace_out(
     page = traces.report({"h100-sxm-80gb": found})
     assert "h100_a.json" in page
     assert "h100_b.json.gz" in page
+
+
+@pytest.mark.parametrize(("size", "us", "counts"), [(2, 10.0, 1), (8, 10.0, 1), (8, 1e5, 0), (16, 10.0, 0)])
+def test_transfers_inside_of_a_node_are_learned_from(
+    tmp_path: Path, trace_file: Make, size: int, us: float, counts: int
+) -> None:
+    """64 MiB in 10 us are faster than the shipped model has it, among up to eight ranks of one node. A slower one may have
+    waited for the other ranks, and says nothing.
+    """
+    noted = {"Collective name": "allreduce", "In msg nelems": 2**24, "Out msg nelems": 2**24, "dtype": "Float"}
+    trace = _trace(trace_file(rank=0, world_size=size), (512,))
+    trace.kernel("ncclDevKernel_AllReduce", 9000, 90_000, us, **noted, **{"Group size": size})
+    learned = learn([trace.save(tmp_path / "t.json")])
+    assert len(learned.transfers) == 1
+    points = [row.point for row in learned.correction.observed if row.point.family != "matmul"]
+    assert len(points) == counts

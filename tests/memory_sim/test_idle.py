@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from autosac.memory_sim import Cause, idle_memory, replay_allocator
-from autosac.memory_sim.idle import IdleMemory, cut_out
+from autosac.memory_sim import Cause, WorkspaceModel, idle_memory, replay_allocator
+from autosac.memory_sim.idle import IdleMemory, Remnant, cut_out
 from autosac.planning.idle_notes import idle_notes
 from autosac.report.idle_tables import remedy
-from autosac.trace import Collective, Phase, Trace
+from autosac.trace import Collective, Phase, Signature, TensorMeta, Trace
 
 MIB = 1 << 20
 
@@ -68,6 +68,29 @@ def test_a_stream_is_named_by_its_collectives(builder: Any) -> None:
     found = idle_of(b.build())
     assert found.parts[1].stream == "reduce_scatter and all_gather"
     assert "FSDP units" in remedy(found.parts[1]) and "equal modules" in remedy(found.parts[0])
+
+
+def test_an_operators_temporaries_are_named(builder: Any) -> None:
+    """The backward of attention (the second event) has 40 MiB of its own for its queries' gradient, in float32: 4 sequences of
+    2,560 queries in 16 heads of 64 numbers. A request of 60 MiB finds them free, and of no use.
+    """
+    shape, strides = (4, 16, 2560, 64), (16 * 2560 * 64, 64, 16 * 64, 1)
+    tensors = (TensorMeta(shape, strides, "bfloat16"),) * 5
+    b = builder()
+    b.phase, b.module = Phase.BACKWARD, "layers.0.attention"
+    saved = b.alloc(20 * MIB)
+    b.op(Signature("aten._scaled_dot_product_flash_attention_backward.default", tensors, ()))
+    b.free(b.alloc(60 * MIB), saved)
+    trace, workspaces = b.build(), WorkspaceModel.for_gpu((9, 0), 132)
+    report = replay_allocator(trace, workspaces=workspaces)
+    idle = idle_memory(trace, report.reserved_peak_bytes, report.active_peak_bytes, workspaces=workspaces)
+    (remnant,) = (r for part in idle.parts for r in part.remnants if r.nbytes >= MIB)
+    assert remnant == Remnant(
+        nbytes=40 * MIB,
+        op="aten._scaled_dot_product_flash_attention_backward.default (temporary)",
+        module="layers.0.attention",
+        phase=Phase.BACKWARD,
+    )
 
 
 def test_small_tensors_have_a_pool_of_their_own(builder: Any) -> None:

@@ -213,6 +213,20 @@ def test_the_picture_has_the_same(trace: Any) -> None:
     assert axes.get_xlim() == (series.x[0], series.x[-1]) == (0, (len(trace.events) - 1) / 10)
 
 
+@pytest.mark.parametrize(("before", "after", "side"), [(1, 6, "left"), (3, 3, "left"), (6, 1, "right")])
+def test_what_is_known_of_the_peak_stands_where_there_is_room(builder: Any, before: int, after: int, side: str) -> None:
+    """On the right of a peak (its text begins there) in the first half of the step, else on its left."""
+    b = builder()
+    for position in range(before + 1 + after):
+        storage = b.alloc(MIB * (100 if position == before else 1))
+        b.free(storage)
+    timeline = simulate_memory(b.build())
+    series = timeline_series(timeline)
+    middle = (series.x[0] + series.x[-1]) / 2
+    (note,) = png_figure(series, peak_text(timeline), ()).axes[0].texts
+    assert note.get_horizontalalignment() == ("right" if series.peak_x > middle else "left") == side
+
+
 def test_a_limit_far_above_does_not_flatten_the_memory(trace: Any) -> None:
     """A GPU of 80 GiB over a peak of 0.12: named at the top edge of an axis that ends 15 % above the peak."""
     timeline = simulate_memory(trace)

@@ -226,3 +226,9 @@ def test_throughput_as_torchtitan_counts_it(job, run):
     assert throughput.tokens_per_second == 512_000
     assert throughput.tflops == 512
     assert throughput.mfu == 0.5
+
+
+def test_throughput_without_known_flops(job, run):
+    """8 tokens in 4 ms, of unknown work: tokens per second, and no FLOPs."""
+    throughput = run(job(tokens_per_step=8).op(4)).throughput(1e12)
+    assert (throughput.tokens_per_second, throughput.tflops, throughput.mfu) == (2000, 0, 0)

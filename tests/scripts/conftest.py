@@ -12,7 +12,7 @@ import pytest
 from warm_scripts import Pool
 
 from autosac.cli.parser import main
-from autosac.scripts import launch
+from autosac.scripts import launch, template
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -63,12 +63,16 @@ def run_alone(command: Callable[..., list[str]]) -> Run:
 
 
 @pytest.fixture
-def autosac(
-    cache: Path, _prepared: Pool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A command, in this process; scripts run in processes that are forked from one that has imported PyTorch."""
+def warm(cache: Path, _prepared: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts run in processes that are forked from one that has imported PyTorch."""
     monkeypatch.setenv("AUTOSAC_CACHE", str(cache))
-    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": _prepared.popen}))
+    for module in (launch, template):
+        monkeypatch.setattr(module, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": _prepared.popen}))
+
+
+@pytest.fixture
+def autosac(warm: None, capfd: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A command, in this process; for its scripts see `warm`."""
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         capfd.readouterr()

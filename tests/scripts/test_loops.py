@@ -106,7 +106,7 @@ class Block(nn.Module):
 
 dist.init_process_group("nccl")
 torch.cuda.set_device(0)
-model = nn.Sequential(*[Block() for _ in range(4)]).cuda()
+model = nn.Sequential(*[Block() for _ in range(2)]).cuda()
 parallel = DistributedDataParallel(model, device_ids=[0])
 optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
 for step in range(4):
@@ -180,11 +180,11 @@ def test_sparse_gradients_are_refused(run: Any) -> None:
 
 def test_one_plan_for_ranks_with_the_same_modules(run: Any, tmp_path: Path) -> None:
     """Rank 0 evaluates, so that two ranks are distinct: all follow one plan, found inside of DDP, with each module once."""
-    ended = run(ONE_RANK_EVALUATES, "--nproc", "4", "--plan", "640MiB", "-o", "plan.json", "--quiet")
+    ended = run(ONE_RANK_EVALUATES, "--nproc", "2", "--plan", "560MiB", "-o", "plan.json", "--quiet")
     assert ended.returncode == 0, ended.stderr
     assert "modules of the distinct ranks have the same names: all follow the same decisions" in ended.stdout
     names = [unit["fqn"] for unit in json.loads((tmp_path / "plan.json").read_text())["units"]]
-    assert names and len(set(names)) == len(names) and set(names) <= {"0", "1", "2", "3"}
+    assert names and len(set(names)) == len(names) and set(names) <= {"0", "1"}
 
 
 def test_a_second_model_is_said_to_stay_as_it_is(run: Any) -> None:

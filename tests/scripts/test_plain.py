@@ -85,9 +85,8 @@ def test_figures_are_those_of_simulate(run: Any, tmp_path: Path) -> None:
     assert "step 2 of the 3 that the script ran" in ended.stdout
 
 
-def test_planning_sees_what_it_sees_of_a_step(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_sees_what_it_sees_of_a_step(tmp_path: Path, warm: None) -> None:
     """The observed regions of the kept step, and of no other, are those of the same step under `autosac.plan`."""
-    monkeypatch.setenv("AUTOSAC_CACHE", str(cache))
     (tmp_path / "train.py").write_text(SCRIPT)
     request = ScriptRequest(
         script=str(tmp_path / "train.py"), arguments=("--lr", "1"), quiet=True, unlimited=True, observe=True
@@ -99,11 +98,8 @@ def test_planning_sees_what_it_sees_of_a_step(tmp_path: Path, cache: Path, monke
 
 
 @pytest.mark.parametrize("how", ["torch.compile(layer)", "layer.compile() or layer"])
-def test_planning_knows_that_a_script_compiles(
-    how: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planning_knows_that_a_script_compiles(how: str, tmp_path: Path, warm: None) -> None:
     """Though the observed step is not compiled: policies are then measured in steps that are."""
-    monkeypatch.setenv("AUTOSAC_CACHE", str(cache))
     (tmp_path / "train.py").write_text(
         f"""
 import torch

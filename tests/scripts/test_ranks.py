@@ -76,9 +76,9 @@ for step in range(100):
 """
 
 
-def test_pipeline_stages_run_together(run_alone: Any) -> None:
+def test_pipeline_stages_run_together(run: Any) -> None:
     """Both stages run, exchange their shapes, and meet; the shown rank prints the time of the whole pipeline."""
-    ended = run_alone(PIPELINE, "--nproc", "2")
+    ended = run(PIPELINE, "--nproc", "2")
     assert ended.returncode == 0, ended.stderr
     printed = [line for line in ended.stdout.splitlines() if line.startswith("rank")]
     assert [line.split(":")[0] for line in printed] == ["rank 0 step 0", "rank 0 step 1", "rank 0 step 2"]

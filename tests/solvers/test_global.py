@@ -21,6 +21,7 @@ from autosac.solvers import (
     candidate_points,
     solve_global,
 )
+from autosac.solvers.global_milp import CurveModel
 from autosac.solvers.symmetry import classes, spread
 
 Reference = Callable[[GlobalProblem, int], float]
@@ -397,3 +398,10 @@ def test_one_gib_more_saves_the_price() -> None:
     tight, loose = exact(what, 25 * gib // 2), exact(what, 27 * gib // 2)
     assert tight.shadow_ms_per_gib == pytest.approx(10.0, rel=1e-3)
     assert tight.recompute_ms - loose.recompute_ms == pytest.approx(tight.shadow_ms_per_gib, rel=1e-3)
+
+
+@pytest.mark.parametrize(("margin", "left"), [(0.0, 2**16), (0.25, 3 * 2**14)])
+def test_a_margin_is_held_back_from_the_budget(margin: float, left: int) -> None:
+    """The model counts in shares of the budget of 2^-16: a quarter less leaves three quarters of them."""
+    point = PeakPoint("p", 1000, ((0, 1),))
+    assert CurveModel(problem([unit()], [point]), (0,), 640, margin=margin).peak == left

@@ -18,7 +18,7 @@ LONGEST = (
     ("end_to_end/test_plans.py", "end_to_end/test_golden.py"),
     ("end_to_end/test_collectives.py", "end_to_end/test_bad_combinations.py", "invariants"),
     ("integrations/test_torchtitan.py",),
-    ("integrations/test_compile_budget.py", "integrations/test_compiled_plans.py"),
+    ("capture/test_compiled_steps.py",),
     ("capture/test_cpu_truth.py", "capture/test_plans_of_solvers.py"),
     ("capture/test_inductor.py",),
     ("capture/test_hosts.py",),

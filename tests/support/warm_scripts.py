@@ -23,6 +23,7 @@ _MOST = 5  # processes at a time that have imported PyTorch: each holds a third 
 _SERVE = "import importlib.util as u, sys; s = u.spec_from_file_location('warm_scripts', sys.argv[1]); "
 _SERVE += "m = u.module_from_spec(s); s.loader.exec_module(m); m.serve(int(sys.argv[2]), 'compiles' in sys.argv)"
 _LONGEST = 2**20
+_PROCESS, _TEMPLATE = "autosac.scripts.process", "autosac.scripts.template"
 
 
 class Pool:
@@ -32,10 +33,18 @@ class Pool:
         self._servers: dict[tuple[str, int, bool], _Server] = {}
 
     def popen(
-        self, command: list[str], *, env: dict[str, str], stdin: int | None = None, stderr: Any = None
+        self,
+        command: list[str],
+        *,
+        env: dict[str, str],
+        stdin: int | None = None,
+        stderr: Any = None,
+        pass_fds: tuple[int, ...] = (),
     ) -> WarmProcess:
-        """As `subprocess.Popen`, of ``python -m autosac.scripts.process REQUEST.json FOLDER PARENT``."""
-        assert command[1:3] == ["-m", "autosac.scripts.process"]
+        """As `subprocess.Popen`, of ``python -m autosac.scripts.process REQUEST.json FOLDER PARENT``, or of a template:
+        ``autosac.scripts.template REQUEST.json DESCRIPTOR PARENT [compiles]``.
+        """
+        assert command[1] == "-m" and command[2] in (_PROCESS, _TEMPLATE)
         request = json.loads(Path(command[3]).read_text())
         key = (request["gpu"], request["nproc"] or 1, _compiles(request["script"]))
         server = self._servers.pop(key, None)
@@ -45,7 +54,8 @@ class Pool:
         self._servers[key] = server  # the last that was used
         sys.stdout.flush()
         with Path(os.devnull).open() as nothing:
-            return server.fork(command[3:5], env, (nothing.fileno(), 1, 2 if stderr is None else stderr.fileno()))
+            files = (nothing.fileno(), 1, 2 if stderr is None else stderr.fileno(), *pass_fds)
+            return server.fork([] if command[2] == _TEMPLATE else command[3:5], env, files)
 
     def close(self) -> None:
         """End them all."""
@@ -94,11 +104,13 @@ class _Server:
         answer = self._socket.recv(_LONGEST)
         assert answer == b"ready", answer
 
-    def fork(self, arguments: list[str], env: dict[str, str], files: tuple[int, int, int]) -> WarmProcess:
-        """A process with these arguments, environment, and standard input, output and error."""
+    def fork(self, arguments: list[str], env: dict[str, str], files: tuple[int, ...]) -> WarmProcess:
+        """A process with these arguments (of a template: none), environment, and standard input, output and error; requests
+        of a template come from the fourth file.
+        """
         ended, theirs = os.pipe()
         message = json.dumps({"arguments": arguments, "env": env, "folder": str(Path.cwd())}).encode()
-        socket.send_fds(self._socket, [len(message).to_bytes(8, "big")], [*files, theirs])
+        socket.send_fds(self._socket, [len(message).to_bytes(8, "big")], [theirs, *files])
         self._socket.sendall(message)
         os.close(theirs)
         return WarmProcess(int(self._socket.recv(16)), ended)
@@ -132,24 +144,31 @@ def serve(descriptor: int, compiles: bool) -> None:
     children: dict[int, int] = {}
     while True:
         if select.select([requests], [], [], 0.01 if children else None)[0]:
-            header, files, _, _ = socket.recv_fds(requests, 8, 4)
+            header, files, _, _ = socket.recv_fds(requests, 8, 5)
             if not header:
                 break
+            ended, *files = files
             message = json.loads(requests.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL))
             child = os.fork()
             if not child:
                 requests.close()
-                _become(message, files)
-                process.main(*message["arguments"], str(os.getppid()), clock)
-            children[child] = files[3]
-            for file in files[:3]:
+                for descriptor in (ended, *children.values()):
+                    os.close(descriptor)
+                _become(message, files[:3])
+                if message["arguments"]:
+                    process.main(*message["arguments"], str(os.getppid()), clock)
+                lifeline.end_with(os.getppid())
+                template.answer(files[3], clock)
+                os._exit(0)
+            children[child] = ended
+            for file in files:
                 os.close(file)
             requests.send(str(child).encode())
-        for child, ended in list(children.items()):
+        for child, told in list(children.items()):
             finished, status = os.waitpid(child, os.WNOHANG)
             if finished:
-                os.write(ended, str(os.waitstatus_to_exitcode(status)).encode())
-                os.close(ended)
+                os.write(told, str(os.waitstatus_to_exitcode(status)).encode())
+                os.close(told)
                 del children[child]
     for child in children:
         os.kill(child, signal.SIGKILL)
@@ -158,8 +177,7 @@ def serve(descriptor: int, compiles: bool) -> None:
 def _become(message: dict[str, Any], files: list[int]) -> None:
     """What a process that is started would have from its parent."""
     for number, file in enumerate(files):
-        if number < 3:
-            os.dup2(file, number)
+        os.dup2(file, number)
         os.close(file)
     os.chdir(message["folder"])
     os.environ.clear()

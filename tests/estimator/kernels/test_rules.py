@@ -182,6 +182,14 @@ def test_a_group_norms_gradient(meta: Meta) -> None:
     assert us == pytest.approx(15.1 + 2560 / 528 * 1.13 + 8 * 320 * 4096 / (0.55 * ISSUE))
 
 
+@pytest.mark.parametrize(("width", "waves"), [(512, 2560 / 528), (511, 1.0)])
+def test_a_group_norms_gradient_of_few_positions(meta: Meta, width: int, waves: float) -> None:
+    """Fewer than 512 positions of a channel take blocks of a warp: 32 of them fit a processor, and all 2,560 at once."""
+    x, mean = meta((8, 320, width), "float32"), meta((8, 32), "float32")
+    us = _us(Signature("aten.native_group_norm_backward.default", (x, x, mean, mean), (x,)))
+    assert us == pytest.approx(15.1 + waves * 1.13 + 8 * 320 * width / (0.55 * ISSUE))
+
+
 def test_a_channel_of_a_batch_norm_is_one_blocks_work(meta: Meta) -> None:
     """64 images of 22,500 positions are 2,816 steps of 512 threads, each a wait for memory; small blocks follow forwards."""
     x, weight = meta((64, 24, 150, 150)), meta((24,), "float32")

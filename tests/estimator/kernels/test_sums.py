@@ -48,6 +48,21 @@ def test_columns_that_are_odd_are_not_taken_by_four(meta: Meta) -> None:
     assert Grid.of(meta((4096, 4095)), frozenset((0,)), 132).threads == 512
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "threads"),
+    [
+        (128, 1, 128),  # too few for vectors
+        (132, 1, 32),  # 33 vectors of four, in a warp: the power of two below
+        (512, 1, 128),
+        (512, 2, 512),  # every second one: no vectors
+    ],
+)
+def test_one_sum_of_contiguous_memory_takes_four_at_once(size: int, stride: int, threads: int) -> None:
+    """A thread for each vector of the input, if there are more than 128 elements, side by side."""
+    data = TensorMeta((size,), (stride,), "float32")
+    assert Grid.of(data, frozenset((0,)), 132).threads == threads
+
+
 def test_a_sum_walks_reads_and_meets(meta: Meta) -> None:
     """16,384 rows of 4,096 halves: one wave of 16 steps, 128 MiB at 78 % of the peak beside, 17 partial sums after."""
     x, out = meta((16384, 4096)), meta((4096,))
