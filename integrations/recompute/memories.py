@@ -111,7 +111,10 @@ class Memory:
 
 
 class References:
-    """Weak references to storages: they keep an address from being given to another storage, but free its memory."""
+    """Weak references to storages: they keep an address from being given to another storage, but free its memory.
+
+    Storages are numbered in the order in which they are added.
+    """
 
     def __init__(self) -> None:
         self._handles: list[int] = []
@@ -120,6 +123,11 @@ class References:
     def add(self, storage: Any) -> None:
         """From now on, no other storage gets this one's address."""
         self._handles.append(storage._weak_ref())
+
+    def __getitem__(self, number: int) -> torch.UntypedStorage | None:
+        """The storage of this number if somebody still holds it."""
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._handles[number])
+        return found
 
     def __del__(self) -> None:
         for handle in self._handles:

@@ -9,7 +9,7 @@ did in the forward is on the tape already.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from autosac.integrations.recompute import flags, witness
 from autosac.integrations.recompute.entries import (
     CompiledPart,
+    Held,
     Holder,
     RecomputationError,
     SavedInPart,
@@ -176,17 +177,35 @@ class _Recomputation:
                         holder.value = self._saved[holder.view]
                     else:
                         holder.value = self._tensor(holder.view)
+                present = {holder for holder in self._holders if self._is_given_as_it_is(holder)}
         finally:
             observer[0].end()
             tape.is_busy = busy
         for holder in self._holders:
             assert holder.value is not None
-            if not self._is_undefined(holder) and witness.differs(holder.value, holder.witness):
+            if (
+                holder not in present
+                and not self._is_undefined(holder)
+                and witness.differs(holder.value, holder.witness)
+            ):
                 raise RecomputationError(
                     f"the module {tape.fqn} does not give the same values when it is recomputed ({holder.value.dtype} "
                     f"{list(holder.value.shape)}, made by {self._maker(holder)}): something in it has hidden state, or "
                     "writes to tensors without PyTorch noticing; leave the module out of the plan"
                 )
+
+    def _is_given_as_it_is(self, holder: Holder) -> bool:
+        """Whether somebody else still holds the saved tensor's memory; then the holder gets the tensor on it.
+
+        It may have been changed without being counted. RuntimeError, as autograd's, if a change was counted.
+        """
+        views = views_of(holder.view)
+        storages = {view.memory: self._tape.storages[view.memory] for view in views}
+        if not views or any(s is None or not s.nbytes() or s.device.type == "meta" for s in storages.values()):
+            return False
+        tensor = _on(storages, holder.view)
+        holder.value = Held(tensor, holder.counter, holder.version).unpack(self._tape.fqn)
+        return True
 
     def _is_undefined(self, holder: Holder) -> bool:
         views = views_of(holder.view)
@@ -329,6 +348,18 @@ class _Recomputation:
                 f"{list(memory.external.shape)}) was freed by its sharding; leave the module out of the plan"
             )
         return memory.external
+
+
+def _on(storages: Mapping[int, torch.UntypedStorage | None], view: Any) -> torch.Tensor:
+    """A saved tensor on the memory that it was saved on."""
+    if type(view) is View:
+        storage = storages[view.memory]
+        assert storage is not None
+        tensor = torch.empty(0, dtype=view.dtype, device=storage.device)
+        tensor.set_(storage, view.offset, view.size, view.stride)
+        return looked_at(tensor, view)
+    made: torch.Tensor = view.around([_on(storages, inner) for inner in view.inner])
+    return made
 
 
 def _wait(out: Any) -> None:

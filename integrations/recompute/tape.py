@@ -14,6 +14,8 @@ Python, other tensors under the same name) can differ, and nothing that it chang
 - Memory from outside that the unit changes is copied before the change, if something was computed from it; the recomputation
   works on the copy and changes nothing outside.
 - Random operators note the state of their generator.
+- What somebody else still holds when the backward asks for it is given as it is, as autograd would: a hook's or an attribute's
+  activation may have been changed by then (`.data`, NumPy).
 - What is kept serves only as long as it is the content that was kept: a later change in place, inside the unit or after it,
   makes the tape run the operator again in place of returning a wrong value.
 - The results of operators of other libraries are always kept: nothing is known of them.
@@ -98,7 +100,7 @@ class Tape:
         self.previous: weakref.ref[Any] | None = None
         self.lock = threading.RLock()
         self._numbers: dict[int, int] = {}  # memories by the addresses of their storages
-        self._references = References()
+        self.storages = References()  # of the memories
         self._holders: list[weakref.ref[Holder]] = []
 
     # ---- autograd's saved tensors -------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class Tape:
                     memory = self.memories[number]
                     if memory.holders and plain is tensor:
                         self._hold(memory, plain)
-        self._numbers, self._references = {}, References()
+        self._numbers = {}
         for memory in self.memories:
             memory.holders = None
             if memory.kept is not None:
@@ -306,7 +308,7 @@ class Tape:
                 else:
                     memory.kept = None
         if not self.holders():  # nothing can be asked for
-            self.entries, self.memories, self.offloaded = [], [], []
+            self.entries, self.memories, self.offloaded, self.storages = [], [], [], References()
             return
         prune(self)
 
@@ -314,7 +316,7 @@ class Tape:
 
     def _add(self, storage: torch.UntypedStorage, creator: int, external: torch.Tensor | None) -> int:
         number = self._numbers[storage._cdata] = len(self.memories)
-        self._references.add(storage)
+        self.storages.add(storage)
         self.memories.append(Memory(creator, external))
         return number
 

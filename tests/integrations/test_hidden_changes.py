@@ -68,6 +68,46 @@ def test_an_input_that_is_changed_before_the_backward(
     assert model.body.shift.grad is None
 
 
+class Watched(nn.Module):
+    """Its sigmoid saves its result, which the module leaves in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(4))
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        self.seen[:] = [torch.sigmoid(x + self.shift)]
+        return self.seen[0] * 2
+
+
+@pytest.mark.parametrize("change", [_data, lambda y: _numpy(y.detach())])
+@pytest.mark.parametrize("keep", [(), {"aten.sigmoid.default"}])
+def test_a_result_that_others_hold_and_change_is_the_changed_one(lab: Any, change: Any, keep: Any) -> None:
+    """What an attribute holds is given to the backward as it is then, without a plan and with one: s (1 - s) of s + 1."""
+    x = torch.randn(2, 4)
+    model = under(lab, Watched(), x, keep)
+    model(x).sum().backward()
+    model.zero_grad()
+    out = model(x)
+    s = model.body.seen[0].detach() + 1
+    change(model.body.seen[0])
+    out.sum().backward()
+    assert torch.equal(model.body.shift.grad, (2 * (1 - s) * s).sum(0))
+
+
+def test_a_result_that_others_hold_and_change_in_sight_stops(lab: Any) -> None:
+    """As without a plan."""
+    x = torch.randn(2, 4)
+    model = under(lab, Watched(), x)
+    out = model(x)
+    with torch.no_grad():
+        model.body.seen[0].add_(1)
+    with pytest.raises(RuntimeError, match="saved in the module body, is at version 1; expected version 0"):
+        out.sum().backward()
+
+
 @pytest.mark.parametrize("change", [_tracked, _data, _numpy])
 def test_an_input_that_is_not_needed_may_be_changed(lab: Any, change: Callable[[torch.Tensor], None]) -> None:
     """With the sum kept, nobody reads the input again."""
