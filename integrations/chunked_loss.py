@@ -57,8 +57,8 @@ def chunked_loss(loss_fn: Loss, plan: Plan | None = None, *, chunks: int | None 
             decides.
 
     Returns:
-        A function to call instead of `loss_fn`. Gradients of the predictions are bitwise those of `loss_fn`; those of a mean with
-        weights of classes are to rounding, since the weights are summed in another order.
+        A function to call instead of `loss_fn`. Gradients of the predictions are bitwise those of `loss_fn`; those of a
+        mean with weights of classes are to rounding, since the weights are summed in another order.
 
     Raises:
         UsageError: `loss_fn` is known not to be a sum over rows, or the number of chunks is out of range.
@@ -170,10 +170,10 @@ def _counted(weight: Tensor | None, ignore_index: int, labels: Tensor) -> Tensor
 
 
 def _is_sum_over_rows(loss_fn: Loss, pred: Tensor, labels: Tensor, chunks: int) -> bool:
-    """Whether the loss of two halves of chunks is the sum of each one's; False if fewer than two halves have a loss at all (all
-    rows ignored), which says nothing. AutosacError if it is not.
+    """Whether the loss of two halves of chunks was seen to be the sum of each one's. AutosacError if it is not.
 
-    If all rows are few, they are compared with their halves, too.
+    False if fewer than two halves have a loss at all (their rows are ignored), which says nothing. If all rows are few, they
+    are compared with their halves, too.
     """
     if is_fake(pred) or pred.shape[1] < 2:
         return False

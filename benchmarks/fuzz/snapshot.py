@@ -55,6 +55,8 @@ def _tensor(value: Tensor) -> Any:
         value = value.to_dense()
     if type(value) is not Tensor and type(value) is not nn.Parameter:
         value = value.as_subclass(Tensor)
+    if value.numel() and not value.untyped_storage().nbytes():
+        return ("freed", str(value.dtype), tuple(value.shape))  # by the older FSDP
     flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)

@@ -17,7 +17,6 @@ import torch
 from autosac.integrations.recompute import flags, witness
 from autosac.integrations.recompute.entries import (
     CompiledPart,
-    Held,
     Holder,
     RecomputationError,
     SavedInPart,
@@ -195,16 +194,18 @@ class _Recomputation:
                 )
 
     def _is_given_as_it_is(self, holder: Holder) -> bool:
-        """Whether somebody else still holds the saved tensor's memory; then the holder gets the tensor on it.
+        """Whether somebody still holds the saved tensor's memory (the tape, if it is kept), and no change of it was counted.
 
-        It may have been changed without being counted. RuntimeError, as autograd's, if a change was counted.
+        Then the holder gets the tensor on it, which may have been changed out of sight.
         """
         views = views_of(holder.view)
         storages = {view.memory: self._tape.storages[view.memory] for view in views}
         if not views or any(s is None or not s.nbytes() or s.device.type == "meta" for s in storages.values()):
             return False
-        tensor = _on(storages, holder.view)
-        holder.value = Held(tensor, holder.counter, holder.version).unpack(self._tape.fqn)
+        if holder.counter is not None and version_of(holder.counter) != holder.version:
+            return False
+        if not storages.keys() <= self._kept.keys():
+            holder.value = _on(storages, holder.view)
         return True
 
     def _is_undefined(self, holder: Holder) -> bool:
@@ -350,16 +351,15 @@ class _Recomputation:
         return memory.external
 
 
-def _on(storages: Mapping[int, torch.UntypedStorage | None], view: Any) -> torch.Tensor:
-    """A saved tensor on the memory that it was saved on."""
+def _on(storages: Mapping[int, torch.UntypedStorage | None], view: Any) -> Any:
+    """A saved tensor on the memory that it was saved on; what is no tensor inside of one as it is."""
     if type(view) is View:
         storage = storages[view.memory]
         assert storage is not None
         tensor = torch.empty(0, dtype=view.dtype, device=storage.device)
         tensor.set_(storage, view.offset, view.size, view.stride)
         return looked_at(tensor, view)
-    made: torch.Tensor = view.around([_on(storages, inner) for inner in view.inner])
-    return made
+    return view.around([_on(storages, inner) for inner in view.inner]) if type(view) is Wrapped else view
 
 
 def _wait(out: Any) -> None:

@@ -18,7 +18,8 @@ Python, other tensors under the same name) can differ, and nothing that it chang
   activation may have been changed by then (`.data`, NumPy).
 - What is kept serves only as long as it is the content that was kept: a later change in place, inside the unit or after it,
   makes the tape run the operator again in place of returning a wrong value.
-- The results of operators of other libraries are always kept: nothing is known of them.
+- The results of operators of other libraries are always kept: nothing is known of them. So is memory that was only allocated
+  and is read although no operator wrote to it: a kernel did that the dispatcher does not know (an extension's, NumPy).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -156,9 +157,12 @@ class Tape:
             if not has_storage(tensor):
                 return None
             number = self._numbers.get(tensor.untyped_storage()._cdata)
-            if number is None or (memory := self.memories[number]).external is not None:
+            if number is None:
                 return None
-            return view_of(tensor, number, memory)
+            memory = self.memories[number]
+            if memory.blank is not None:
+                memory.filled_unseen()
+            return view_of(tensor, number, memory) if memory.external is None else None
         names, context = tensor.__tensor_flatten__()
         parts = [getattr(tensor, name) for name in names]
         inner = [self._internal(part) if isinstance(part, torch.Tensor) else part for part in parts]
@@ -177,12 +181,18 @@ class Tape:
             self._about_to_write(entry, args, kwargs)
         else:
             for view in reads:
-                self.memories[view.memory].read_epoch = view.epoch
+                self._is_read(view)
         if facts.is_foreign and tensors_in((args, kwargs)):
             entry.is_forced = True
         elif facts.may_draw and is_random(func, args, kwargs):
             entry.random = states_before(args, kwargs)
         return entry
+
+    def _is_read(self, view: View, written: Collection[int] = ()) -> None:
+        memory = self.memories[view.memory]
+        memory.read_epoch = view.epoch
+        if memory.blank is not None and view.memory not in written:
+            memory.filled_unseen()
 
     def _about_to_write(self, entry: TapeEntry, args: Any, kwargs: Any) -> None:
         if isinstance(entry.func, TritonLaunch):
@@ -197,7 +207,7 @@ class Tape:
         only = {number for number, _ in entry.changed} if entry.facts.only_changes else ()
         for view in entry.reads:
             if view.memory not in only:
-                self.memories[view.memory].read_epoch = view.epoch
+                self._is_read(view, written={number for number, _ in entry.changed})
         if entry.changed:
             entry.writes = self._before_write(entry.changed)
 
@@ -209,6 +219,7 @@ class Tape:
             keeps = all(self.memories[number].kept is not None for number in entry.writes)
         for number in entry.writes:
             memory = self.memories[number]
+            memory.blank = None
             memory.epoch += 1
             memory.writers.append(position)
             if memory.kept is not None and not keeps:
@@ -226,6 +237,9 @@ class Tape:
                 else:
                     number = found
             numbers.append(number)
+        if entry.facts.only_allocates:
+            for memory, tensor in made:
+                memory.blank = alias(tensor)
         if entry.changed:
             made += [(self.memories[number], tensor) for number, tensor in entry.changed]
             entry.changed = ()
@@ -301,7 +315,7 @@ class Tape:
                         self._hold(memory, plain)
         self._numbers = {}
         for memory in self.memories:
-            memory.holders = None
+            memory.holders = memory.blank = None
             if memory.kept is not None:
                 if memory.kept_epoch == memory.epoch:
                     memory.kept_version = version_of(memory.kept)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.fuzz.families.models import GptBlock, LlamaBlock, language
 from benchmarks.fuzz.families.plain import Plain
-from benchmarks.fuzz.family import Job, family, stack
+from benchmarks.fuzz.family import Job, family, mean_square, stack
 
 
 def _job(rng: random.Random, transform: Any) -> Job:
@@ -124,6 +124,46 @@ def _compiled(rng: random.Random, backend: str) -> Job:
 def compiled_aot_eager(rng: random.Random) -> Job:
     """Compiled by AOTAutograd, run eagerly."""
     return _compiled(rng, "aot_eager")
+
+
+class _Tables(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        line, quotients = torch.linspace(0, 1, x.shape[-1]), torch.arange(x.shape[-1]) / 7
+        y = torch.sin(self.a(x) * line.to(x.dtype) * torch.sin(quotients.to(x.dtype)))
+        return y * ((x.detach() > 0) * 1.1).to(x.dtype)
+
+
+@family(
+    "compiled_default_dtype",
+    "blocks compiled by aot_eager, whose forward runs under another default dtype than the backward",
+    most=20,
+    planner=False,
+    limit_s=120.0,
+    compiled=True,
+)
+def compiled_default_dtype(rng: random.Random) -> Job:
+    """Tables of the default dtype."""
+
+    def step(model: nn.Module, batch: Any) -> list[Tensor]:
+        torch.set_default_dtype(torch.float64)
+        try:
+            loss = mean_square(model(*batch))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        loss.backward()
+        return [loss.detach()]
+
+    def transform(model: nn.Module) -> nn.Module:
+        torch._dynamo.reset()
+        for block in model.get_submodule("blocks").children():
+            block.compile(backend="aot_eager")
+        return model
+
+    return stack(rng, _Tables, step=step, transform=transform, double=False, rows=(24,))
 
 
 @family(
