@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
 from benchmarks.fuzz.families.models import GptBlock, LlamaBlock, language
 from benchmarks.fuzz.families.plain import Plain
-from benchmarks.fuzz.family import Job, family, mean_square, stack
+from benchmarks.fuzz.family import Job, family, mean_square, rows_of, stack
 
 
 def _job(rng: random.Random, transform: Any) -> Job:
@@ -97,6 +98,71 @@ def fsdp_two_ranks(rng: random.Random) -> Job:
     return _job(rng, transform)
 
 
+class _Gathering(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.exp(torch.sin(self.a(x)) * 0.1)
+        all_rows = collectives.all_gather_tensor_autograd(h, 0, dist.group.WORLD)
+        rows = collectives.reduce_scatter_tensor_autograd(torch.sin(all_rows), "sum", 0, dist.group.WORLD)
+        return x + self.b(torch.sin(rows))
+
+
+@family(
+    "collectives_two_ranks",
+    "functional collectives inside units on two gloo ranks, whose results are saved before they have arrived",
+    most=40,
+    ranks=2,
+    planner=False,
+    limit_s=60.0,
+)
+def collectives_two_ranks(rng: random.Random) -> Job:
+    """Each result is waited for where it is used."""
+    return stack(rng, _Gathering, 8, double=False, rows=(24, 16))
+
+
+@family(
+    "pipeline_two_ranks",
+    "a zero-bubble pipeline with four stages on two gloo ranks, whose backwards come in two parts",
+    most=40,
+    ranks=2,
+    planner=False,
+    limit_s=90.0,
+)
+def pipeline_two_ranks(rng: random.Random) -> Job:
+    """First the gradients of inputs, then those of weights."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
+
+    is_v = rng.random() < 0.5
+
+    def step(model: nn.Module, batch: Any) -> list[Tensor]:
+        rank, blocks = dist.get_rank(), list(model.get_submodule("blocks").children())
+        mine = (rank, 3 - rank) if is_v else (rank, rank + 2)
+        stages = [PipelineStage(blocks[i], i, 4, torch.device("cpu")) for i in mine]
+        kind = ScheduleZBVZeroBubble if is_v else ScheduleInterleavedZeroBubble
+        schedule = kind(stages, n_microbatches=4, loss_fn=lambda out, wanted: (out - wanted).pow(2).mean())
+        losses: list[Tensor] = []
+        ends = {"target": batch[0], "losses": losses} if 3 in mine else {}
+        schedule.step(*(batch if 0 in mine else ()), **ends)
+        return [loss.detach() for loss in losses]
+
+    return Job(_Stages(), tuple(f"blocks.{i}" for i in range(4)), rows_of(8), step=step, double=False, rows=(24,))
+
+
+class _Stages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Plain(8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def _compiled(rng: random.Random, backend: str) -> Job:
     blocks = rng.random() < 0.5
 
@@ -173,6 +239,7 @@ def compiled_default_dtype(rng: random.Random) -> Job:
     planner=False,
     limit_s=240.0,
     compiled=True,
+    rounds=True,
 )
 def compiled_inductor(rng: random.Random) -> Job:
     """Compiled by Inductor."""
