@@ -232,6 +232,40 @@ def compiled_default_dtype(rng: random.Random) -> Job:
     return stack(rng, _Tables, step=step, transform=transform, double=False, rows=(24,))
 
 
+@torch.compiler.nested_compile_region
+def _region(x: Tensor) -> Tensor:
+    return nn.functional.dropout(torch.sin(torch.exp(x * 0.1)), 0.2)
+
+
+class _Regions(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.sin(_region(torch.sin(_region(self.a(x)))))
+
+
+@family(
+    "compiled_regions",
+    "nested_compile_region with dropout in a model that is compiled by aot_eager",
+    most=20,
+    planner=False,
+    limit_s=120.0,
+    compiled=True,
+)
+def compiled_regions(rng: random.Random) -> Job:
+    """One region in all blocks, twice in each."""
+    job = stack(rng, _Regions, double=False, rows=(24,))
+
+    def transform(model: nn.Module) -> nn.Module:
+        torch._dynamo.reset()
+        return torch.compile(model, backend="aot_eager")
+
+    job.transform = transform
+    return job
+
+
 @family(
     "compiled_inductor",
     "torch.compile of the model or of each block, Inductor on the CPU",
