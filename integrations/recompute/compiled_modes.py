@@ -156,7 +156,7 @@ def _is_number(out: Any) -> bool:
 
 
 def _is_control(func: Any) -> bool:
-    """Whether the operator runs graphs of its own (loops, branches, regions that are compiled once), in which anything may happen.
+    """Whether the operator runs graphs of its own (loops, branches, regions compiled once), in which anything may happen.
 
     PyTorch gives its checkpointing a rule for the others, as flexible attention.
     """
