@@ -10,6 +10,7 @@ without chunks; the loss is the same sum in another order.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -25,8 +26,11 @@ from autosac.plans import Plan
 
 Loss: TypeAlias = Callable[..., Tensor]
 
-# The sums of two rows may differ by rounding, a mean by a factor of two.
-_TOLERANCE = 1e-2
+# The sum of parts may differ by rounding from the whole's loss, a mean by a factor of two.
+_ROUNDING = {torch.float32: 2e-5, torch.float64: 2e-5}
+_COARSE = 1e-2  # of shorter types, which the loss may have been computed in
+# So few predictions may be given to the loss as a whole, to compare: 16 MiB in float32.
+_FEW_ELEMENTS = 2**22
 
 _of_capture: list[int] = []
 
@@ -53,11 +57,13 @@ def chunked_loss(loss_fn: Loss, plan: Plan | None = None, *, chunks: int | None 
             decides.
 
     Returns:
-        A function to call instead of `loss_fn`. Gradients of the predictions are bitwise those of `loss_fn`.
+        A function to call instead of `loss_fn`. Gradients of the predictions are bitwise those of `loss_fn`; those of a
+        mean with weights of classes are to rounding, since the weights are summed in another order.
 
     Raises:
         UsageError: `loss_fn` is known not to be a sum over rows, or the number of chunks is out of range.
-        AutosacError: on a call, if the loss is not a sum over rows or depends on parameters of its own.
+        AutosacError: on a call, if the loss is not a sum over rows, depends on parameters of its own, draws random numbers, or
+            changes its predictions.
     """
     if chunks is None:
         chunks = plan.settings.loss_chunks if plan is not None else 1
@@ -88,7 +94,7 @@ class ChunkedLoss:
             )
         pred, labels = _rows_in_front(pred, labels)
         if not self._is_checked:
-            self._is_checked = _is_sum_over_rows(self._sum, pred, labels)
+            self._is_checked = _is_sum_over_rows(self._sum, pred, labels, chunks)
         total: Tensor = _Chunked.apply(pred, labels, self._sum, chunks)  # type: ignore[no-untyped-call] # torch's
         return total if self._count is None else total / self._count(labels)
 
@@ -163,25 +169,61 @@ def _counted(weight: Tensor | None, ignore_index: int, labels: Tensor) -> Tensor
     return (weight[labels.where(counts, 0)] * counts).sum()
 
 
-def _is_sum_over_rows(loss_fn: Loss, pred: Tensor, labels: Tensor) -> bool:
-    """Whether that could be seen from two rows. AutosacError if they show that it is none."""
+def _is_sum_over_rows(loss_fn: Loss, pred: Tensor, labels: Tensor, chunks: int) -> bool:
+    """Whether the loss of two halves of chunks was seen to be the sum of each one's. AutosacError if it is not.
+
+    False if fewer than two halves have a loss at all (their rows are ignored), which says nothing. If all rows are few, they
+    are compared with their halves, too.
+    """
     if is_fake(pred) or pred.shape[1] < 2:
         return False
+    before, tolerance = _random_states(pred), _ROUNDING.get(pred.dtype, _COARSE)
+    halves = list(zip(pred.chunk(2 * chunks, 1), labels.chunk(2 * chunks, 1), strict=True))
+    each = [_number(loss_fn, *half) for half in halves]
+    found = [i for i, part in enumerate(each) if part and math.isfinite(part)][:2]
+    if len(found) == 2:
+        both = _number(loss_fn, *_joined([halves[i] for i in found]))
+        _compare(both, [each[i] for i in found], tolerance, "two parts of the rows")
+    if pred.numel() <= _FEW_ELEMENTS and all(math.isfinite(part) for part in each):
+        _compare(_number(loss_fn, pred, labels), each, tolerance, "all rows")
+    if any(not torch.equal(a, b) for a, b in zip(before, _random_states(pred), strict=True)):
+        raise AutosacError("the loss cannot be computed in chunks: it draws random numbers, which would be others")
+    return len(found) == 2
+
+
+def _compare(whole: float, parts: list[float], tolerance: float, what: str) -> None:
+    if math.isfinite(whole) and abs(whole - sum(parts)) > tolerance * sum(map(abs, parts)):
+        shown = " + ".join(f"{part:.6g}" for part in parts[:4]) + (" + ..." if len(parts) > 4 else "")
+        raise AutosacError(
+            f"the loss cannot be computed in chunks: that of {what} is not the sum of each one's ({whole:.6g}, {shown}); give "
+            "one with reduction='sum' and divide by the number of rows"
+        )
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    preds, labels = zip(*parts, strict=True)
+    return torch.cat(preds, 1), torch.cat(labels, 1)
+
+
+def _number(loss_fn: Loss, pred: Tensor, labels: Tensor) -> float:
+    """The loss as a number. AutosacError if it is none, or if its function changes the predictions."""
+    version = pred._version
     try:
         with torch.no_grad():
-            both = loss_fn(pred[:, :2], labels[:, :2])
-            each = [loss_fn(pred[:, i : i + 1], labels[:, i : i + 1]) for i in range(2)]
+            loss = loss_fn(pred, labels)
     except (RuntimeError, ValueError, IndexError) as e:
         raise AutosacError(f"the loss cannot be computed in chunks, [1, rows, ...] each: {e}") from e
-    if both.dim():
-        raise AutosacError(f"a loss of shape {tuple(both.shape)} cannot be computed in chunks: it has to be one number")
-    whole, parts = float(both), [float(part) for part in each]
-    if abs(whole - sum(parts)) > _TOLERANCE * (abs(parts[0]) + abs(parts[1])):
-        raise AutosacError(
-            "the loss cannot be computed in chunks: that of two rows is not the sum of each one's "
-            f"({whole:.6g}, {parts[0]:.6g} + {parts[1]:.6g}); give one with reduction='sum' and divide by the number of rows"
-        )
-    return all(parts)
+    if not isinstance(loss, Tensor) or loss.dim():
+        got = f"a loss of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise AutosacError(f"{got} cannot be computed in chunks: it has to be one number")
+    if pred._version != version:
+        raise AutosacError("the loss cannot be computed in chunks: its function changes the predictions in place")
+    return float(loss)
+
+
+def _random_states(pred: Tensor) -> list[Tensor]:
+    device = [] if pred.device.type == "cpu" else [torch.get_device_module(pred.device).get_rng_state(pred.device)]
+    return [torch.get_rng_state(), *device]
 
 
 def _autocast_of(pred: Tensor) -> Callable[[], Any]:

@@ -13,6 +13,9 @@ that are saved, not the numbers. It is decided here, of the graph as it is parti
 that what a module computes from a copy of a buffer is computed from the buffer. Graphs with neither a budget nor a policy are
 left as PyTorch partitions them.
 
+What takes its type from the default dtype (a table, a quotient of whole numbers) has it written down: a backend that runs the
+graph's operators (aot_eager) computes it again under the default of the backward.
+
 A graph that PyTorch has partitioned without this, under the job's own budget, must not be found in the compiler's caches: they
 are marked (`MARK`).
 """
@@ -58,6 +61,8 @@ def save_what_changes() -> None:
 
         @functools.wraps(classify)
         def classified(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+            if _is_planned(module.graph):
+                _write_down_types(module.graph)
             info = classify(module, *args, **kwargs)
             _give_the_budget(module, info.required_fw_nodes)
             return info
@@ -68,11 +73,50 @@ def save_what_changes() -> None:
         torch.compiler.config.cache_key_tag = f"{tag} {MARK}".strip()
 
 
+def _budget_key() -> str | None:
+    return getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", None)  # since torch 2.13
+
+
+def _is_planned(graph: Graph) -> bool:
+    """Whether a policy or a budget decides what the backward computes again."""
+    from torch._functorch import config
+
+    key = _budget_key()
+    return config.activation_memory_budget != 1 or any(
+        "recompute" in node.meta or (key is not None and key in (node.meta.get("custom") or ())) for node in graph.nodes
+    )
+
+
+def _write_down_types(graph: Graph) -> None:
+    default = torch.get_default_dtype()
+    for node in _calls(graph):
+        func, value = node.target, node.meta.get("val")
+        if (
+            not isinstance(func, torch._ops.OpOverload)
+            or not isinstance(value, torch.Tensor)
+            or value.dtype is not default
+        ):
+            continue
+        inputs = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        if any(n.meta["val"].is_floating_point() or n.meta["val"].is_complex() for n in inputs):
+            continue
+        names = [argument.name for argument in func._schema.arguments]
+        if "dtype" in names:
+            if names.index("dtype") >= len(node.args) and node.kwargs.get("dtype") is None:
+                node.update_kwarg("dtype", default)
+        elif torch.Tag.pointwise in func.tags and func.overloadpacket is not torch.ops.aten.where:
+            for n in inputs:
+                with graph.inserting_before(node):
+                    cast = graph.call_function(torch.ops.aten._to_copy.default, (n,), {"dtype": default})
+                cast.meta = {**node.meta, "val": n.meta["val"].to(default)}
+                node.replace_input_with(n, cast)
+
+
 def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> None:
     """A module's own budget holds for what the compiler adds, too: views of its results, writing back what it changes (running
     statistics), seeds, and the graphs of branches. PyTorch refuses budgets that do not cover all of a graph's forward.
     """
-    key = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", None)  # since torch 2.13
+    key = _budget_key()
     budgets = {node.meta["custom"][key] for node in forward if key in (node.meta.get("custom") or ())}
     if len(budgets) == 1:
         (budget,) = budgets

@@ -151,7 +151,9 @@ def _run(options: argparse.Namespace, plans: Path) -> int:
     if options.json:
         write_text_atomically(options.json, results.as_json())
     if options.markdown:
-        command = f"python -m benchmarks.fuzz --trials {options.trials} --seed {options.seed}"
+        command = (
+            f"python -m benchmarks.fuzz --trials {options.trials} --seed {options.seed}{' --quick' * options.quick}"
+        )
         write_text_atomically(options.markdown, results.page(command))
     return 0 if results.good else 1
 

@@ -85,7 +85,8 @@ class Family:
     cannot run the model: NumPy in the forward, several ranks). `most`: how many trials one run makes at most
     (None: no bound). `ranks`: how many processes a trial needs. `needs`: a package that must be there. `limit_s`: seconds of a
     processor that a trial may take. `plan_transformed`: plan the model as `Job.transform` returns it.
-    `compiled`: the job compiles its model. `module`: where it is defined.
+    `compiled`: the job compiles its model. `rounds`: by a compiler whose sums are in another order under a plan.
+    `module`: where it is defined.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Family:
     plan_transformed: bool = False
     limit_s: float = 20.0
     compiled: bool = False
+    rounds: bool = False
     module: str = ""
 
 

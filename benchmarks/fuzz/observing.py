@@ -42,7 +42,7 @@ class _Storages:
     def of(self, tree: Any) -> set[int]:
         found = set()
         for leaf in tree_leaves(tree):
-            if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_nested:
                 self.held.append(leaf)
                 found.add(leaf.untyped_storage()._cdata)
         return found
@@ -79,6 +79,8 @@ class _Seeing(TorchDispatchMode):
 
 
 def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.is_nested and type(tensor) is Tensor:
+        return (ANY_SIZE,) * tensor.dim()
     return tuple(size if type(size) is int else ANY_SIZE for size in tensor.shape)
 
 

@@ -55,6 +55,8 @@ def _tensor(value: Tensor) -> Any:
         value = value.to_dense()
     if type(value) is not Tensor and type(value) is not nn.Parameter:
         value = value.as_subclass(Tensor)
+    if value.numel() and not value.untyped_storage().nbytes():
+        return ("freed", str(value.dtype), tuple(value.shape))  # by the older FSDP
     flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -103,24 +105,24 @@ class Snapshot:
                         return kind, f"{name} should not be there"
         return None
 
-    def distance(self, other: Snapshot) -> tuple[str, str] | None:
+    def distance(self, other: Snapshot, tolerance: float = 1e-4) -> tuple[str, str] | None:
         """As `difference`, of losses, gradients and buffers, beyond what another order of sums explains."""
         for kind in ("loss", "gradient", "buffer"):
             mine, theirs = self.parts[kind], other.parts[kind]
             for name, value in mine.items():
-                if name not in theirs or not _nearly(value, theirs[name]):
+                if name not in theirs or not _nearly(value, theirs[name], tolerance):
                     return kind, f"{name} differs by more than rounding"
         return None
 
 
-def _nearly(a: Any, b: Any) -> bool:
-    """Whether two frozen float32 tensors agree to a ten-thousandth of their largest element."""
+def _nearly(a: Any, b: Any, tolerance: float) -> bool:
+    """Whether two frozen float32 tensors agree to this share of their largest element."""
     if a == b:
         return True
     if not (isinstance(a, tuple) and isinstance(b, tuple) and a[:2] == b[:2] and a[0] == "torch.float32"):
         return False
     x, y = (np.frombuffer(value[2], np.float32) for value in (a, b))
-    return bool(np.abs(x - y).max(initial=0) <= 1e-4 * max(np.abs(x).max(initial=0), 1e-6))
+    return bool(np.abs(x - y).max(initial=0) <= tolerance * max(np.abs(x).max(initial=0), 1e-6))
 
 
 def rng_state() -> dict[str, Any]:

@@ -25,7 +25,8 @@ Printed by `{command}`.
 - right: no difference. warned: no difference, and a warning that the plan did not fit.
 - refused: `autosac.plan` or `autosac.apply` raised an error that names the place. stopped: a step did so, before the
   optimizer's step.
-- wrong: something differs. obscure: any other error, a hang, or a crash of the process.
+- wrong: something differs (with Inductor, by more than another order of sums). obscure: any other error, a hang, or a crash
+  of the process.
 - no reference: the model raises an error without a plan, too.
 
 """

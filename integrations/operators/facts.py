@@ -11,6 +11,10 @@ from autosac.integrations.operators.effects import is_foreign, is_wait, may_writ
 from autosac.integrations.operators.keys import is_counted, is_tagged_random, is_view, op_name
 
 _SKIPPED_NAMESPACES = frozenset({"prim", "profiler"})
+_ALLOCATING = frozenset(
+    f"aten.{name}"
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+)
 _known: dict[int, Facts] = {}
 
 
@@ -18,6 +22,7 @@ _known: dict[int, Facts] = {}
 class Facts:
     """One operator (`func`). `is_passed`: nothing has to be noted of it (views, detach, metadata, profiler calls).
 
+    `only_allocates`: the content of what it returns means nothing.
     `only_changes`: all that it returns is what it changed. The others are those of `keys` and `effects`.
     """
 
@@ -26,6 +31,7 @@ class Facts:
     is_passed: bool = False
     is_counted: bool = False
     only_metadata: bool = False
+    only_allocates: bool = False
     only_changes: bool = False
     may_write: bool = False
     may_draw: bool = False
@@ -56,6 +62,7 @@ def _found(func: Any) -> Facts:
         ),
         is_counted=counted,
         only_metadata=only_metadata(func),
+        only_allocates=op_name(func).rpartition(".")[0] in _ALLOCATING,
         only_changes=schema is not None and all(r.alias_info is not None and r.alias_info.is_write for r in returns),
         may_write=may_write(func),
         may_draw=is_tagged_random(func),

@@ -116,13 +116,15 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 def output_metadata(out: Any) -> OutputMetadata:
     """Shape and dtype of each tensor in an operator's result, in order."""
-    if type(out) is torch.Tensor:
+    if type(out) is torch.Tensor and not out.is_nested:
         return ((tuple(out.shape), dtype_name(out.dtype)),)
     return tuple((_sizes(tensor), dtype_name(tensor.dtype)) for tensor in tensors_in(out))
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape; the ragged dimension of a nested tensor, which is no number, has any size."""
+    """The shape; what is no number has any size: the ragged dimension of a nested tensor, or all of the older layout's."""
+    if tensor.is_nested and type(tensor) is torch.Tensor:
+        return (ANY_SIZE,) * tensor.dim()
     return tuple(size if type(size) is int else ANY_SIZE for size in tensor.shape)
 
 

@@ -156,11 +156,13 @@ def _is_number(out: Any) -> bool:
 
 
 def _is_control(func: Any) -> bool:
-    """Whether the operator runs graphs of its own (loops, branches), in which anything may happen.
+    """Whether the operator runs graphs of its own (loops, branches, regions compiled once), in which anything may happen.
 
     PyTorch gives its checkpointing a rule for the others, as flexible attention.
     """
-    return isinstance(func, HigherOrderOperator) and _CachingTorchDispatchMode not in func.python_key_table
+    if not isinstance(func, HigherOrderOperator):
+        return False
+    return _CachingTorchDispatchMode not in func.python_key_table or func.name() in ("invoke_subgraph", "local_map_hop")
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -21,10 +21,36 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
+_PRECISIONS = tuple((backend, op) for backend in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
+
+
+def _precision(backend: str, op: str) -> str:
+    found: str = torch._C._get_fp32_precision_getter(backend, op)
+    return found
+
+
+def _set_precision(backend: str, op: str, value: str) -> None:
+    torch._C._set_fp32_precision_setter(backend, op, value)
+
+
+def _float32_precisions() -> tuple[str, ...]:
+    """How float32 is computed, as the kernels ask for it: what PyTorch's older and newer settings come to."""
+    return tuple(_precision(*of) for of in _PRECISIONS)
+
+
+def _set_float32_precisions(wanted: tuple[str, ...]) -> None:
+    """Where they differ. What can take the value over from its backend does; "none" computes as "ieee"."""
+    for (backend, op), value in zip(_PRECISIONS, wanted, strict=True):
+        if _precision(backend, op) != value:
+            _set_precision(backend, op, "none")
+            if _precision(backend, op) != value:
+                _set_precision(backend, op, "ieee" if value == "none" else value)
+
+
 # The default dtype comes first: factory operators and mixed arithmetic without a dtype depend on it.
 _SWITCHES = (
     _Switch(torch.get_default_dtype, torch.set_default_dtype),
-    _Switch(torch._C._get_float32_matmul_precision, torch._C._set_float32_matmul_precision),
+    _Switch(_float32_precisions, _set_float32_precisions),
     _Switch(
         lambda: (
             torch._C._get_deterministic_algorithms(),

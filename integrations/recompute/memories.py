@@ -86,6 +86,7 @@ class Memory:
     tensor that looks at it, if it is external; `version` is that tensor's when it was read. `snapshots`: copies of all of an
     external memory that the unit changes, by epoch; `read_epoch` is the last epoch of which anything but a change
     was computed. `kept`: a tensor on it, of the epoch `kept_epoch`, that the plan keeps.
+    `blank`: a tensor on it, if it was only allocated and no operator has written to it.
     """
 
     # Defaults that most memories keep stand in the class: one is made for every result in every forward.
@@ -99,10 +100,17 @@ class Memory:
     kept_version: int | None = None
     is_forced = False
     holders: list[Any] | None = None
+    blank: torch.Tensor | None = None
 
     def __init__(self, creator: int, external: torch.Tensor | None) -> None:
         self.writers = [creator]
         self.external = external
+
+    def filled_unseen(self) -> None:
+        """Nobody has written to this memory, and yet it is read: from now on it is external."""
+        assert self.blank is not None
+        self.external, self.version, self.blank = self.blank, version_of(self.blank), None
+        self.writers[0] = -1
 
     @property
     def is_written(self) -> bool:
@@ -111,7 +119,10 @@ class Memory:
 
 
 class References:
-    """Weak references to storages: they keep an address from being given to another storage, but free its memory."""
+    """Weak references to storages: they keep an address from being given to another storage, but free its memory.
+
+    Storages are numbered in the order in which they are added.
+    """
 
     def __init__(self) -> None:
         self._handles: list[int] = []
@@ -120,6 +131,11 @@ class References:
     def add(self, storage: Any) -> None:
         """From now on, no other storage gets this one's address."""
         self._handles.append(storage._weak_ref())
+
+    def __getitem__(self, number: int) -> torch.UntypedStorage | None:
+        """The storage of this number if somebody still holds it."""
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._handles[number])
+        return found
 
     def __del__(self) -> None:
         for handle in self._handles:
@@ -143,8 +159,11 @@ def plain_in(out: Any) -> list[torch.Tensor]:
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements lie in a storage that others can share."""
-    return tensor.layout is _strided
+    """Whether the tensor's elements lie in a storage that others can share, at places that sizes and strides say.
+
+    Those of a nested tensor of the older, strided layout are in one, but it has no sizes.
+    """
+    return tensor.layout is _strided and not (tensor.is_nested and type(tensor) in PLAIN)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

@@ -9,7 +9,7 @@ did in the forward is on the tape already.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,17 +176,37 @@ class _Recomputation:
                         holder.value = self._saved[holder.view]
                     else:
                         holder.value = self._tensor(holder.view)
+                present = {holder for holder in self._holders if self._is_given_as_it_is(holder)}
         finally:
             observer[0].end()
             tape.is_busy = busy
         for holder in self._holders:
             assert holder.value is not None
-            if not self._is_undefined(holder) and witness.differs(holder.value, holder.witness):
+            if (
+                holder not in present
+                and not self._is_undefined(holder)
+                and witness.differs(holder.value, holder.witness)
+            ):
                 raise RecomputationError(
                     f"the module {tape.fqn} does not give the same values when it is recomputed ({holder.value.dtype} "
                     f"{list(holder.value.shape)}, made by {self._maker(holder)}): something in it has hidden state, or "
                     "writes to tensors without PyTorch noticing; leave the module out of the plan"
                 )
+
+    def _is_given_as_it_is(self, holder: Holder) -> bool:
+        """Whether somebody still holds the saved tensor's memory (the tape, if it is kept), and no change of it was counted.
+
+        Then the holder gets the tensor on it, which may have been changed out of sight.
+        """
+        views = views_of(holder.view)
+        storages = {view.memory: self._tape.storages[view.memory] for view in views}
+        if not views or any(s is None or not s.nbytes() or s.device.type == "meta" for s in storages.values()):
+            return False
+        if holder.counter is not None and version_of(holder.counter) != holder.version:
+            return False
+        if not storages.keys() <= self._kept.keys():
+            holder.value = _on(storages, holder.view)
+        return True
 
     def _is_undefined(self, holder: Holder) -> bool:
         views = views_of(holder.view)
@@ -329,6 +349,17 @@ class _Recomputation:
                 f"{list(memory.external.shape)}) was freed by its sharding; leave the module out of the plan"
             )
         return memory.external
+
+
+def _on(storages: Mapping[int, torch.UntypedStorage | None], view: Any) -> Any:
+    """A saved tensor on the memory that it was saved on; what is no tensor inside of one as it is."""
+    if type(view) is View:
+        storage = storages[view.memory]
+        assert storage is not None
+        tensor = torch.empty(0, dtype=view.dtype, device=storage.device)
+        tensor.set_(storage, view.offset, view.size, view.stride)
+        return looked_at(tensor, view)
+    return view.around([_on(storages, inner) for inner in view.inner]) if type(view) is Wrapped else view
 
 
 def _wait(out: Any) -> None:

@@ -14,9 +14,12 @@ Python, other tensors under the same name) can differ, and nothing that it chang
 - Memory from outside that the unit changes is copied before the change, if something was computed from it; the recomputation
   works on the copy and changes nothing outside.
 - Random operators note the state of their generator.
+- What somebody else still holds when the backward asks for it is given as it is, as autograd would: a hook's or an attribute's
+  activation may have been changed by then (`.data`, NumPy).
 - What is kept serves only as long as it is the content that was kept: a later change in place, inside the unit or after it,
   makes the tape run the operator again in place of returning a wrong value.
-- The results of operators of other libraries are always kept: nothing is known of them.
+- The results of operators of other libraries are always kept: nothing is known of them. So is memory that was only allocated
+  and is read although no operator wrote to it: a kernel did that the dispatcher does not know (an extension's, NumPy).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -98,7 +101,7 @@ class Tape:
         self.previous: weakref.ref[Any] | None = None
         self.lock = threading.RLock()
         self._numbers: dict[int, int] = {}  # memories by the addresses of their storages
-        self._references = References()
+        self.storages = References()  # of the memories
         self._holders: list[weakref.ref[Holder]] = []
 
     # ---- autograd's saved tensors -------------------------------------------------------------------------------------
@@ -154,9 +157,12 @@ class Tape:
             if not has_storage(tensor):
                 return None
             number = self._numbers.get(tensor.untyped_storage()._cdata)
-            if number is None or (memory := self.memories[number]).external is not None:
+            if number is None:
                 return None
-            return view_of(tensor, number, memory)
+            memory = self.memories[number]
+            if memory.blank is not None:
+                memory.filled_unseen()
+            return view_of(tensor, number, memory) if memory.external is None else None
         names, context = tensor.__tensor_flatten__()
         parts = [getattr(tensor, name) for name in names]
         inner = [self._internal(part) if isinstance(part, torch.Tensor) else part for part in parts]
@@ -175,12 +181,18 @@ class Tape:
             self._about_to_write(entry, args, kwargs)
         else:
             for view in reads:
-                self.memories[view.memory].read_epoch = view.epoch
+                self._is_read(view)
         if facts.is_foreign and tensors_in((args, kwargs)):
             entry.is_forced = True
         elif facts.may_draw and is_random(func, args, kwargs):
             entry.random = states_before(args, kwargs)
         return entry
+
+    def _is_read(self, view: View, written: Collection[int] = ()) -> None:
+        memory = self.memories[view.memory]
+        memory.read_epoch = view.epoch
+        if memory.blank is not None and view.memory not in written:
+            memory.filled_unseen()
 
     def _about_to_write(self, entry: TapeEntry, args: Any, kwargs: Any) -> None:
         if isinstance(entry.func, TritonLaunch):
@@ -195,7 +207,7 @@ class Tape:
         only = {number for number, _ in entry.changed} if entry.facts.only_changes else ()
         for view in entry.reads:
             if view.memory not in only:
-                self.memories[view.memory].read_epoch = view.epoch
+                self._is_read(view, written={number for number, _ in entry.changed})
         if entry.changed:
             entry.writes = self._before_write(entry.changed)
 
@@ -207,6 +219,7 @@ class Tape:
             keeps = all(self.memories[number].kept is not None for number in entry.writes)
         for number in entry.writes:
             memory = self.memories[number]
+            memory.blank = None
             memory.epoch += 1
             memory.writers.append(position)
             if memory.kept is not None and not keeps:
@@ -224,6 +237,9 @@ class Tape:
                 else:
                     number = found
             numbers.append(number)
+        if entry.facts.only_allocates:
+            for memory, tensor in made:
+                memory.blank = alias(tensor)
         if entry.changed:
             made += [(self.memories[number], tensor) for number, tensor in entry.changed]
             entry.changed = ()
@@ -297,16 +313,16 @@ class Tape:
                     memory = self.memories[number]
                     if memory.holders and plain is tensor:
                         self._hold(memory, plain)
-        self._numbers, self._references = {}, References()
+        self._numbers = {}
         for memory in self.memories:
-            memory.holders = None
+            memory.holders = memory.blank = None
             if memory.kept is not None:
                 if memory.kept_epoch == memory.epoch:
                     memory.kept_version = version_of(memory.kept)
                 else:
                     memory.kept = None
         if not self.holders():  # nothing can be asked for
-            self.entries, self.memories, self.offloaded = [], [], []
+            self.entries, self.memories, self.offloaded, self.storages = [], [], [], References()
             return
         prune(self)
 
@@ -314,7 +330,7 @@ class Tape:
 
     def _add(self, storage: torch.UntypedStorage, creator: int, external: torch.Tensor | None) -> int:
         number = self._numbers[storage._cdata] = len(self.memories)
-        self._references.add(storage)
+        self.storages.add(storage)
         self.memories.append(Memory(creator, external))
         return number
 

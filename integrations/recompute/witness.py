@@ -9,15 +9,16 @@ write without the dispatcher, operators with a hidden state. What a kernel leave
 from __future__ import annotations
 
 import ctypes
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
-from autosac.integrations.recompute.memories import has_storage, plain_tensors
+from autosac.integrations.recompute.memories import PLAIN, has_storage, plain_tensors
 
 _SAMPLES = 64
 _RELATIVE = 0.05
@@ -29,6 +30,7 @@ _VENDORS = ("cudnn", "_cudnn", "miopen", "mkldnn", "_batch_norm_with_update")
 
 def of(tensor: torch.Tensor) -> Any:
     """The witness of a tensor's present content; None where there is nothing to look at."""
+    _wait(tensor)
     plain = plain_tensors(tensor)
     if any(isinstance(t, FakeTensor) or t.device.type == "meta" or not has_storage(t) for t in plain):
         return None
@@ -36,6 +38,20 @@ def of(tensor: torch.Tensor) -> Any:
         return tuple(_checksum(t) for t in plain)
     with _disable_current_modes(), torch.no_grad():
         return tuple(_sample(t) for t in plain)
+
+
+def _wait(tensor: torch.Tensor) -> None:
+    """Until communication has filled the tensor: what is saved before it is used has not been waited for."""
+    if type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor):
+        return
+    collectives: Any = sys.modules.get("torch.distributed._functional_collectives")
+    if collectives is not None and isinstance(tensor, collectives.AsyncCollectiveTensor):
+        with _disable_current_modes(), torch.no_grad():
+            tensor.trigger_wait()
+    for name in tensor.__tensor_flatten__()[0]:
+        part = getattr(tensor, name)
+        if isinstance(part, torch.Tensor):
+            _wait(part)
 
 
 def undefined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> list[torch.Tensor]:

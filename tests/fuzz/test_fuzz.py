@@ -14,6 +14,7 @@ THEMES = (
     "hooks",
     "inplace",
     "library",
+    "methods",
     "models",
     "modes",
     "normalisation",

@@ -136,7 +136,7 @@ def test_the_backward_holds_one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch)
     pred, labels = labelled((1, 10), 4, 2, torch.float32)
     loss = autosac.chunked_loss(counting, chunks=4)
     outcome(loss, pred, labels, 1.0)
-    assert rows == [2, 1, 1, *[3, 3, 3, 1] * 2], "two rows and each of them first, to see that it is a sum"
+    assert rows == [*[2] * 5, 4, 10, *[3, 3, 3, 1] * 2], "halves of chunks, two together, all: whether it is a sum"
     rows.clear()
     outcome(loss, pred, labels, 1.0)
     assert rows == [3, 3, 3, 1] * 2
@@ -193,7 +193,7 @@ def test_the_plan_says_how_many_and_a_capture_overrules_it() -> None:
     pred, labels = labelled((1, 6), 4, 0, torch.float32)
     with captured_in(2):
         outcome(loss, pred, labels, 1.0)
-    assert rows[3:] == [3, 3, 3, 3]
+    assert rows == [2, 2, 2, 4, 6, 3, 3, 3, 3]
 
 
 class Learned(nn.Module):
@@ -241,6 +241,69 @@ def test_what_is_refused_when_it_is_made(loss_fn: Any, chunks: int, words: str) 
     """Numbers out of range, and a cross-entropy that is no number."""
     with pytest.raises(UsageError, match=words):
         autosac.chunked_loss(loss_fn, chunks=chunks)
+
+
+def masked_mean(pred: Tensor, labels: Tensor) -> Tensor:
+    """A mean over the rows that are not ignored."""
+    counts = (labels != -100).sum().clamp(min=1)
+    return titans(pred, labels) / counts
+
+
+def by_position(pred: Tensor, labels: Tensor) -> Tensor:
+    """The last rows of 40 weigh more than the others."""
+    each = F.cross_entropy(pred.flatten(0, 1), labels.flatten(), reduction="none")
+    return (each * (1 + torch.arange(len(each)) // 30)).sum()
+
+
+def at_most(pred: Tensor, labels: Tensor) -> Tensor:
+    """A sum with an upper bound, which only all rows together reach."""
+    return titans(pred, labels).clamp(max=45.0)
+
+
+def balanced(pred: Tensor, labels: Tensor) -> Tensor:
+    """A sum, and a little of what all rows have in common."""
+    return titans(pred, labels) + 1e-4 * pred.softmax(-1).sum((0, 1)).square().sum()
+
+
+def noisy(pred: Tensor, labels: Tensor) -> Tensor:
+    """Labels that change at random, hardly ever."""
+    return titans(pred, labels) + 0 * torch.rand(1)[0]
+
+
+def in_place(pred: Tensor, labels: Tensor) -> Tensor:
+    """Predictions are shifted in their own memory."""
+    return titans(pred.sub_(pred.amax(-1, keepdim=True)), labels)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "words"),
+    [
+        (masked_mean, "two parts of the rows is not the sum"),
+        (balanced, "two parts of the rows is not the sum"),
+        (by_position, "all rows is not the sum"),
+        (at_most, "all rows is not the sum"),
+        (noisy, "draws random numbers"),
+        (in_place, "changes the predictions in place"),
+        (lambda p, t: {"loss": titans(p, t)}, "a dict cannot"),
+    ],
+)
+def test_what_the_first_rows_do_not_show_stops(loss_fn: Loss, words: str) -> None:
+    """The first rows are ignored, as a prompt is: the loss is compared where rows count, and no gradient is made."""
+    pred, labels = labelled((1, 40), 5, 1, torch.float32)
+    labels[:, :11] = -100
+    pred.requires_grad_()
+    with pytest.raises(AutosacError, match=words):
+        autosac.chunked_loss(loss_fn, chunks=4)(pred * 1.0, labels).backward()
+    assert pred.grad is None
+
+
+def test_rows_that_are_all_ignored_show_nothing() -> None:
+    """A batch without a label stops nothing, and the next one is compared."""
+    pred, labels = labelled((1, 8), 5, 1, torch.float32)
+    loss = autosac.chunked_loss(masked_mean, chunks=2)
+    assert outcome(loss, pred, torch.full_like(labels, -100), 1.0)[0] == 0
+    with pytest.raises(AutosacError, match="not the sum"):
+        outcome(loss, pred, labels, 1.0)
 
 
 def test_a_second_derivative_is_refused() -> None:

@@ -112,3 +112,30 @@ def test_branches_and_loops() -> None:
     found = _gradients(body, torch.compile(Checkpointed(body), backend="aot_eager"))
     wanted = _gradients(again, torch.compile(again, backend="aot_eager"))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@torch.compiler.nested_compile_region
+def _dropped(x: Tensor) -> Tensor:
+    """Compiled once, for all its calls."""
+    return nn.functional.dropout(torch.sin(torch.exp(x)), 0.5)
+
+
+class Regions(nn.Module):
+    """Two calls of a region that draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        return torch.sin(_dropped(torch.sin(_dropped(self.a(x)))))
+
+
+def test_a_region_that_draws_is_run_once() -> None:
+    """Its results are saved, though the plan keeps nothing: the backward would draw other numbers."""
+    body = Regions()
+    again = copy.deepcopy(body)
+    found = _gradients(body, torch.compile(Checkpointed(body), backend="aot_eager"))
+    for a, b in zip(found, _gradients(again, again), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)

@@ -17,7 +17,7 @@ from uncompiled import inductor
 import autosac
 from autosac.integrations.apply import apply
 from autosac.integrations.partitioner import unrepeatable
-from autosac.plans import Plan, Settings
+from autosac.plans import Plan, Settings, Unit
 from plans import MADE_FOR
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -141,6 +141,41 @@ def test_only_what_changes_is_saved() -> None:
     """Under a budget of 0: the random numbers, and what was made of the changed buffer; nothing of the products."""
     assert saved_shapes(depth) == [(TOKENS, 1)]
     assert saved_shapes(normalised) == [(WIDTH,)]
+
+
+class Tables(nn.Module):
+    """Factors whose types come from the default dtype: made by factories, of whole numbers, of a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        factors = (torch.linspace(0, 1, WIDTH), torch.full((WIDTH,), 0.1), torch.arange(WIDTH) / 7, (x > 0) * 1.1)
+        y = self.up(x)
+        for factor in factors:
+            y = torch.sin(y * torch.sin(factor.to(x.dtype)))
+        return y
+
+
+def tables_gradient(units: tuple[Unit, ...]) -> Tensor:
+    """Of the weights, by a forward under float64 as the default dtype and a backward under float32."""
+    torch.manual_seed(0)
+    model = apply(nn.Sequential(Tables()), Plan(made_for=MADE_FOR, units=units, settings=Settings()))
+    model.get_submodule("0").compile(backend="aot_eager")
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = model(torch.randn(TOKENS, WIDTH, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return torch.autograd.grad(out.sum(), model.get_parameter("0.up.weight"))[0]
+
+
+def test_the_default_dtype_is_that_of_the_forward() -> None:
+    """aot_eager computes tables of the default dtype again as the forward did."""
+    unit = Unit(fqn="0", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=())
+    assert torch.equal(tables_gradient((unit,)), tables_gradient(()))
 
 
 def test_attention_draws_only_with_dropout() -> None:

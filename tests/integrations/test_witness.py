@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 from torch import nn
 
 from autosac.errors import AutosacError
 from autosac.integrations.apply import apply
-from autosac.integrations.recompute.witness import undefined
+from autosac.integrations.recompute.witness import of, undefined
 
 _aten = torch.ops.aten
 _noise = itertools.count(1)
@@ -100,3 +102,12 @@ def test_a_librarys_reserve_is_not_compared() -> None:
     out = (torch.ones(2), torch.ones(1), torch.ones(1), torch.zeros(9, dtype=torch.uint8))
     assert [t.numel() for t in undefined(_aten.cudnn_batch_norm.default, (), {}, out)] == [9]
     assert undefined(_aten.mul.Tensor, (), {}, torch.zeros(9, dtype=torch.uint8)) == []
+
+
+@pytest.mark.usefixtures("mesh")
+def test_what_communication_has_not_filled_yet_is_waited_for() -> None:
+    """A tensor that is saved before its first use: its content is not read before it has arrived."""
+    found = collectives.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+    assert not found.completed
+    assert of(found) == of(torch.ones(4))
+    assert found.completed

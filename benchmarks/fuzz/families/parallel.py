@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor, nn
 
 from benchmarks.fuzz.families.models import GptBlock, LlamaBlock, language
 from benchmarks.fuzz.families.plain import Plain
-from benchmarks.fuzz.family import Job, family, stack
+from benchmarks.fuzz.family import Job, family, mean_square, rows_of, stack
 
 
 def _job(rng: random.Random, transform: Any) -> Job:
@@ -97,6 +98,71 @@ def fsdp_two_ranks(rng: random.Random) -> Job:
     return _job(rng, transform)
 
 
+class _Gathering(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.exp(torch.sin(self.a(x)) * 0.1)
+        all_rows = collectives.all_gather_tensor_autograd(h, 0, dist.group.WORLD)
+        rows = collectives.reduce_scatter_tensor_autograd(torch.sin(all_rows), "sum", 0, dist.group.WORLD)
+        return x + self.b(torch.sin(rows))
+
+
+@family(
+    "collectives_two_ranks",
+    "functional collectives inside units on two gloo ranks, whose results are saved before they have arrived",
+    most=40,
+    ranks=2,
+    planner=False,
+    limit_s=60.0,
+)
+def collectives_two_ranks(rng: random.Random) -> Job:
+    """Each result is waited for where it is used."""
+    return stack(rng, _Gathering, 8, double=False, rows=(24, 16))
+
+
+@family(
+    "pipeline_two_ranks",
+    "a zero-bubble pipeline with four stages on two gloo ranks, whose backwards come in two parts",
+    most=40,
+    ranks=2,
+    planner=False,
+    limit_s=90.0,
+)
+def pipeline_two_ranks(rng: random.Random) -> Job:
+    """First the gradients of inputs, then those of weights."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
+
+    is_v = rng.random() < 0.5
+
+    def step(model: nn.Module, batch: Any) -> list[Tensor]:
+        rank, blocks = dist.get_rank(), list(model.get_submodule("blocks").children())
+        mine = (rank, 3 - rank) if is_v else (rank, rank + 2)
+        stages = [PipelineStage(blocks[i], i, 4, torch.device("cpu")) for i in mine]
+        kind = ScheduleZBVZeroBubble if is_v else ScheduleInterleavedZeroBubble
+        schedule = kind(stages, n_microbatches=4, loss_fn=lambda out, wanted: (out - wanted).pow(2).mean())
+        losses: list[Tensor] = []
+        ends = {"target": batch[0], "losses": losses} if 3 in mine else {}
+        schedule.step(*(batch if 0 in mine else ()), **ends)
+        return [loss.detach() for loss in losses]
+
+    return Job(_Stages(), tuple(f"blocks.{i}" for i in range(4)), rows_of(8), step=step, double=False, rows=(24,))
+
+
+class _Stages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Plain(8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def _compiled(rng: random.Random, backend: str) -> Job:
     blocks = rng.random() < 0.5
 
@@ -126,6 +192,80 @@ def compiled_aot_eager(rng: random.Random) -> Job:
     return _compiled(rng, "aot_eager")
 
 
+class _Tables(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        line, quotients = torch.linspace(0, 1, x.shape[-1]), torch.arange(x.shape[-1]) / 7
+        y = torch.sin(self.a(x) * line.to(x.dtype) * torch.sin(quotients.to(x.dtype)))
+        return y * ((x.detach() > 0) * 1.1).to(x.dtype)
+
+
+@family(
+    "compiled_default_dtype",
+    "blocks compiled by aot_eager, whose forward runs under another default dtype than the backward",
+    most=20,
+    planner=False,
+    limit_s=120.0,
+    compiled=True,
+)
+def compiled_default_dtype(rng: random.Random) -> Job:
+    """Tables of the default dtype."""
+
+    def step(model: nn.Module, batch: Any) -> list[Tensor]:
+        torch.set_default_dtype(torch.float64)
+        try:
+            loss = mean_square(model(*batch))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        loss.backward()
+        return [loss.detach()]
+
+    def transform(model: nn.Module) -> nn.Module:
+        torch._dynamo.reset()
+        for block in model.get_submodule("blocks").children():
+            block.compile(backend="aot_eager")
+        return model
+
+    return stack(rng, _Tables, step=step, transform=transform, double=False, rows=(24,))
+
+
+@torch.compiler.nested_compile_region
+def _region(x: Tensor) -> Tensor:
+    return nn.functional.dropout(torch.sin(torch.exp(x * 0.1)), 0.2)
+
+
+class _Regions(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.sin(_region(torch.sin(_region(self.a(x)))))
+
+
+@family(
+    "compiled_regions",
+    "nested_compile_region with dropout in a model that is compiled by aot_eager",
+    most=20,
+    planner=False,
+    limit_s=120.0,
+    compiled=True,
+)
+def compiled_regions(rng: random.Random) -> Job:
+    """One region in all blocks, twice in each."""
+    job = stack(rng, _Regions, double=False, rows=(24,))
+
+    def transform(model: nn.Module) -> nn.Module:
+        torch._dynamo.reset()
+        return torch.compile(model, backend="aot_eager")
+
+    job.transform = transform
+    return job
+
+
 @family(
     "compiled_inductor",
     "torch.compile of the model or of each block, Inductor on the CPU",
@@ -133,6 +273,7 @@ def compiled_aot_eager(rng: random.Random) -> Job:
     planner=False,
     limit_s=240.0,
     compiled=True,
+    rounds=True,
 )
 def compiled_inductor(rng: random.Random) -> Job:
     """Compiled by Inductor."""

@@ -231,6 +231,31 @@ def buffer_between(block: Any, x: Tensor) -> Tensor:
     return torch.sin(block.a(x) + block.m)
 
 
+def _activations_between(model: nn.Module, batch: Any) -> list[Tensor]:
+    loss = mean_square(model(*batch))
+    for block in model.get_submodule("blocks").children():
+        held: Any = block._held
+        if block.width == 8:
+            held.detach().numpy()[...] *= 2
+        else:
+            held.data.mul_(2)
+    loss.backward()
+    return [loss.detach()]
+
+
+@stacked(
+    "activations_between",
+    "an activation that an attribute holds is changed out of sight between forward and backward",
+    step=_activations_between,
+    double=False,
+    planner=False,
+)
+def activations_between(block: Any, x: Tensor) -> Tensor:
+    """An adversarial or a quantized activation; autograd sees it as it is then."""
+    block._held = torch.exp(torch.sin(x).float())
+    return torch.sin(block._held)
+
+
 def _weights_between(model: nn.Module, batch: Any) -> list[Tensor]:
     loss = mean_square(model(*batch))
     kept = [p.data for p in model.parameters()]
