@@ -72,12 +72,23 @@ def _within(text: str, nbytes: float, gpu_bytes: int) -> int:
     return int(nbytes)
 
 
+_PRINTED = (("GiB", 2**30, 2), ("MiB", 2**20, 1), ("KiB", 2**10, 1))  # with how many digits
+
+
 def format_bytes(nbytes: float) -> str:
     """``"67.84 GiB"``, ``"12.5 MiB"``, ``"512 B"``."""
-    for unit, size, digits in (("GiB", 2**30, 2), ("MiB", 2**20, 1), ("KiB", 2**10, 1)):
+    for unit, size, digits in _PRINTED:
         if abs(nbytes) >= size:
             return f"{nbytes / size:.{digits}f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def format_enough_bytes(nbytes: float) -> str:
+    """As `format_bytes`, never rounded down: ``"66.3 MiB"`` for 66.21 MiB. Who asks for so much gets enough."""
+    for unit, size, digits in _PRINTED:
+        if abs(nbytes) >= size:
+            return f"{math.ceil(nbytes / size * 10**digits) / 10**digits:.{digits}f} {unit}"
+    return f"{math.ceil(nbytes)} B"
 
 
 def format_ms(ms: float) -> str:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from autosac.errors import CaptureError, InfeasibleError, UsageError
 from autosac.planning.closed_loop import Planned
-from autosac.quantities import format_bytes
+from autosac.quantities import format_bytes, format_enough_bytes
 from autosac.trace import TraceInfo
 
 _MOST = 2**16
@@ -196,7 +196,7 @@ def _largest(sizes: Sequence[int], start: int, fits: Callable[[int], bool]) -> i
 
 def _none_fits(sizes: BatchSizes, least: Mapping[int, int], budget_bytes: int) -> InfeasibleError:
     size = min(least, default=sizes.sizes[0])
-    needed = f", {format_bytes(least[size])} with everything recomputed" if size in least else ""
+    needed = f", {format_enough_bytes(least[size])} with everything recomputed" if size in least else ""
     return InfeasibleError(
         f"no local batch size meets {format_bytes(budget_bytes)}: the smallest that can run is {size}{needed}"
     )

@@ -28,7 +28,7 @@ from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.idle_notes import idle_notes
 from autosac.planning.local_search import LocalSearch
 from autosac.planning.planner import ADDITIVE, Costs, Goal, Planner, plan_of
-from autosac.quantities import format_bytes
+from autosac.quantities import format_bytes, format_enough_bytes
 from autosac.simulation import Simulation
 from autosac.trace import TracedOperators
 
@@ -342,15 +342,15 @@ class Search:
         report = smallest.memory.peak()
         name = _least(baselines, kind)
         own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
-        hint = f"the smallest budget that works is {format_bytes(least)}"
+        hint = f"the smallest budget that works is {format_enough_bytes(least)}"
         plain_bytes = baselines["none"].peak_bytes(kind) if "none" in baselines else least
         if plain_bytes < min(own_bytes, least):  # it recomputes by itself, what its plans do once more
-            hint = f"the step without a plan needs {format_bytes(plain_bytes)}, and every plan more"
+            hint = f"the step without a plan needs {format_enough_bytes(plain_bytes)}, and every plan more"
         elif name is not None and own_bytes < least:
             fits = "fits" if own_bytes <= goal.budget_bytes else "needs less"
             hint = (
-                f"the smallest that a plan needs is {format_bytes(least)}, but {_SETTINGS[name]} of the job itself {fits} "
-                f"with {format_bytes(own_bytes)}, which no plan can express"
+                f"the smallest that a plan needs is {format_enough_bytes(least)}, but {_SETTINGS[name]} of the job "
+                f"itself {fits} with {format_enough_bytes(own_bytes)}, which no plan can express"
             )
         return InfeasibleError(
             f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {hint}; with everything recomputed the peak is at "

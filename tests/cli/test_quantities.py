@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autosac.errors import UsageError
-from autosac.quantities import parse_budget, parse_bytes, text_of
+from autosac.quantities import format_enough_bytes, parse_budget, parse_bytes, text_of
 
 GPU = 80 * 2**30
 
@@ -41,3 +41,19 @@ def test_amounts() -> None:
     assert text_of(2**33) == "8589934592B" and text_of("8GiB") == "8GiB" and text_of(0.5) == "0.5"
     with pytest.raises(UsageError, match="expected bytes"):
         parse_bytes("85%")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (2**30, "1.00 GiB"),
+        (2**30 + 1, "1.01 GiB"),
+        (66.2 * 2**20 + 1, "66.3 MiB"),
+        (1025, "1.1 KiB"),
+        (1023.5, "1024 B"),
+    ],
+)
+def test_enough_is_never_rounded_down(nbytes: float, text: str) -> None:
+    """A budget of what is printed holds so many bytes."""
+    assert format_enough_bytes(nbytes) == text
+    assert parse_budget(text.replace(" ", ""), GPU) >= nbytes
