@@ -33,7 +33,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autosac.errors import PlanError
-from autosac.integrations.operators.keys import is_random
+from autosac.integrations.operators.keys import is_collective, is_random
 
 MARK = "autosac: saves what cannot be computed again"
 """What the caches' keys say of graphs that are partitioned like this."""
@@ -184,12 +184,14 @@ def _memory(node: Node) -> int | None:
 def _is_lost(node: Node, info: Any) -> bool:
     """Whether a budget would draw other numbers, or recompute what a policy of the job's keeps (a budget of 0 does not ask).
 
+    PyTorch marks collectives as kept, too, but what ranks exchange again is the same: a budget of 0 exchanges them again.
+
     Random numbers that a policy recomputes are the same: PyTorch restores the generator for those. What only the backward
     draws (a gradient's hook) is drawn once, and there: in the forward it would be drawn in another order.
     """
     wanted = node.meta.get("recompute")
     if wanted == CheckpointPolicy.MUST_SAVE:
-        return True
+        return not is_collective(node.target)
     recomputes = wanted in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
     return not recomputes and info.is_required_fw(node) and _is_random(node)
 

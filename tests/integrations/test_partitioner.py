@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._functorch import config, partitioners
+from torch.distributed import _functional_collectives
 from torch.utils.checkpoint import checkpoint
 from uncompiled import inductor
 
@@ -80,6 +82,12 @@ def noisy(_: Block, x: Tensor) -> Tensor:
     y = x.sin()
     y.register_hook(lambda gradient: gradient + torch.rand(()))
     return y
+
+
+def gathered(_: Block, x: Tensor) -> Tensor:
+    """The rows of all ranks, as under tensor parallelism."""
+    rows: Tensor = _functional_collectives.all_gather_tensor_autograd(x.sin(), 0, dist.group.WORLD)
+    return rows.exp().tanh()
 
 
 KINDS = (dropout, depth, normalised, averaged, chosen, nested, noisy)
@@ -176,6 +184,14 @@ def test_the_default_dtype_is_that_of_the_forward() -> None:
     """aot_eager computes tables of the default dtype again as the forward did."""
     unit = Unit(fqn="0", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=())
     assert torch.equal(tables_gradient((unit,)), tables_gradient(()))
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_budget_of_zero_gathers_again() -> None:
+    """PyTorch marks collectives as kept, but for this budget: what a layer gathers under tensor parallelism is large."""
+    assert saved_shapes(gathered) == saved_shapes(lambda _, x: x.sin().exp().tanh())
+    found, wanted = gradients(gathered, 0.0, backend="aot_eager"), gradients(gathered, None)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 def test_attention_draws_only_with_dropout() -> None:
