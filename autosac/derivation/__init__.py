@@ -27,9 +27,9 @@ itself, a first step that differs from the recorded one inside a unit.
 
 from __future__ import annotations
 
-from autosac.derivation.agreement import Outside, is_alike_outside
+from autosac.derivation.agreement import Outside
 from autosac.derivation.captures import CaptureSource, Derivation
 from autosac.derivation.deriver import Deriver
 from autosac.derivation.steps import NotDerivableError
 
-__all__ = ["CaptureSource", "Derivation", "Deriver", "NotDerivableError", "Outside", "is_alike_outside"]
+__all__ = ["CaptureSource", "Derivation", "Deriver", "NotDerivableError", "Outside"]

@@ -25,8 +25,3 @@ class Outside:
         except NotDerivableError:
             return False
         return True
-
-
-def is_alike_outside(observed: Trace, other: Trace) -> bool:
-    """See `Outside`."""
-    return Outside(observed).is_in(other)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -69,8 +71,8 @@ def test_two_cuts_are_worthwhile_for_fewer_layers() -> None:
     assert [Layering(count, 1, 1).is_worthwhile(cuts=2, first=1) for count in (21, 22)] == [False, True]
 
 
-def test_layers_are_looked_at_once_for_all_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a job under any checkpointing; another job's are looked at again."""
+def test_layers_are_looked_at_once_for_all_captures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a job under any checkpointing; another job's are looked at again, and those of a file that has changed."""
     monkeypatch.setattr(layers, "_known", {})
     asked: list[str] = []
 
@@ -86,6 +88,12 @@ def test_layers_are_looked_at_once_for_all_captures(monkeypatch: pytest.MonkeyPa
     for request, config in ((first, "a"), (replace(first, checkpointing="full"), "b"), (other, "c"), (other, "d")):
         layers.know_layers(cast(Any, Job()), config, request)
     assert asked == ["a", "c"]
+    file = tmp_path / "job.toml"
+    for time_s, config in ((1, "e"), (1, "f"), (2, "g")):
+        file.touch()
+        os.utime(file, (time_s, time_s))
+        layers.know_layers(cast(Any, Job()), config, TitanRequest(config_file=str(file)))
+    assert asked == ["a", "c", "e", "g"]
 
 
 @dataclass

@@ -22,6 +22,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from math import lcm, prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -38,7 +39,7 @@ from autosac.trace import Cut
 _WORTHWHILE = 0.75
 _FIXED_COST_LAYERS = 8 / 3
 _COMPILING_COST_LAYERS = 40.0  # to compile a layer takes as long as to run forty of them
-_known: dict[tuple[str | None, tuple[str, ...]], list[Attributes]] = {}  # by job (`know_layers`)
+_known: dict[tuple[object, ...], list[Attributes]] = {}  # by job (`know_layers`)
 _NAMED_LAYER = re.compile(r"layers\.\d")
 
 
@@ -96,7 +97,7 @@ def layering_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> La
         return None
     if _NAMED_LAYER.search(repr(config)) or _has_buckets(parallelism, request.world_size):
         return None
-    attributes = _known.get((request.config_file, request.overrides)) or adapter.layers(config)
+    attributes = _known.get(_job(request)) or adapter.layers(config)
     if not attributes:
         return None
     kind, _, every = adapter.describe(config).checkpointing.partition("-")
@@ -113,9 +114,15 @@ def know_layers(adapter: TitanAdapter, config: Any, request: TitanRequest) -> No
     """Find out what distinguishes the job's layers, which takes as long as a few of its layers do, for all captures of the job
     that this process forks.
     """
-    key = (request.config_file, request.overrides)
+    key = _job(request)
     if key not in _known:
         _known[key] = adapter.layers(config)
+
+
+def _job(request: TitanRequest) -> tuple[object, ...]:
+    """A job file that has changed meanwhile is another job."""
+    path = Path(request.config_file or "")
+    return request.config_file, request.overrides, path.stat().st_mtime_ns if path.is_file() else None
 
 
 def _has_buckets(parallelism: Any, world_size: int) -> bool:

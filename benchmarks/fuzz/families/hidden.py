@@ -364,6 +364,17 @@ def ragged_state(rng: random.Random) -> Job:
     return stack(rng, Remembering)
 
 
+def forward_in_float64(model: nn.Module, batch: Any) -> list[Tensor]:
+    """A step whose forward has another default dtype than its backward."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        loss = mean_square(model(*batch))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    loss.backward()
+    return [loss.detach()]
+
+
 @family("default_dtype", "a forward under another default dtype than the backward")
 def default_dtype(rng: random.Random) -> Job:
     """Tables that are made in the default dtype."""
@@ -377,16 +388,7 @@ def default_dtype(rng: random.Random) -> Job:
             table = torch.linspace(0, 1, x.shape[-1]).to(x.dtype)
             return torch.sin(self.a(x) * table)
 
-    def step(model: nn.Module, batch: Any) -> list[Tensor]:
-        torch.set_default_dtype(torch.float64)
-        try:
-            loss = mean_square(model(*batch))
-        finally:
-            torch.set_default_dtype(torch.float32)
-        loss.backward()
-        return [loss.detach()]
-
-    return stack(rng, Table, step=step)
+    return stack(rng, Table, step=forward_in_float64)
 
 
 @family("shared_counter", "several units and the training loop count in one object")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
+from benchmarks.fuzz.families.hidden import forward_in_float64
 from benchmarks.fuzz.families.models import GptBlock, LlamaBlock, language
 from benchmarks.fuzz.families.plain import Plain
-from benchmarks.fuzz.family import Job, family, mean_square, rows_of, stack
+from benchmarks.fuzz.family import Job, family, rows_of, stack
 
 
 def _job(rng: random.Random, transform: Any) -> Job:
@@ -163,8 +165,8 @@ class _Stages(nn.Module):
         return x
 
 
-def _compiled(rng: random.Random, backend: str) -> Job:
-    blocks = rng.random() < 0.5
+def _compiling(backend: str, *, blocks: bool) -> Callable[[nn.Module], nn.Module]:
+    """Compile each block, or the model as a whole."""
 
     def transform(model: nn.Module) -> nn.Module:
         torch._dynamo.reset()
@@ -174,7 +176,11 @@ def _compiled(rng: random.Random, backend: str) -> Job:
             block.compile(backend=backend)
         return model
 
-    job = _job(rng, transform)
+    return transform
+
+
+def _compiled(rng: random.Random, backend: str) -> Job:
+    job = _job(rng, _compiling(backend, blocks=rng.random() < 0.5))
     job.rows = (24, 24, 16)
     return job
 
@@ -213,23 +219,8 @@ class _Tables(nn.Module):
 )
 def compiled_default_dtype(rng: random.Random) -> Job:
     """Tables of the default dtype."""
-
-    def step(model: nn.Module, batch: Any) -> list[Tensor]:
-        torch.set_default_dtype(torch.float64)
-        try:
-            loss = mean_square(model(*batch))
-        finally:
-            torch.set_default_dtype(torch.float32)
-        loss.backward()
-        return [loss.detach()]
-
-    def transform(model: nn.Module) -> nn.Module:
-        torch._dynamo.reset()
-        for block in model.get_submodule("blocks").children():
-            block.compile(backend="aot_eager")
-        return model
-
-    return stack(rng, _Tables, step=step, transform=transform, double=False, rows=(24,))
+    compiling = _compiling("aot_eager", blocks=True)
+    return stack(rng, _Tables, step=forward_in_float64, transform=compiling, double=False, rows=(24,))
 
 
 @torch.compiler.nested_compile_region
@@ -256,14 +247,8 @@ class _Regions(nn.Module):
 )
 def compiled_regions(rng: random.Random) -> Job:
     """One region in all blocks, twice in each."""
-    job = stack(rng, _Regions, double=False, rows=(24,))
-
-    def transform(model: nn.Module) -> nn.Module:
-        torch._dynamo.reset()
-        return torch.compile(model, backend="aot_eager")
-
-    job.transform = transform
-    return job
+    compiling = _compiling("aot_eager", blocks=False)
+    return stack(rng, _Regions, transform=compiling, double=False, rows=(24,))
 
 
 @family(
