@@ -1,12 +1,13 @@
 """PyTorch's partitioner, under memory budgets and policies, does not change what a compiled graph computes.
 
 Below a budget of 1, the min-cut partitioner computes any operator again in the backward; what a policy does not keep it does
-at any budget. Two kinds of them give another result then, and gradients are wrong, with a loss that is right (seen in torch
+at any budget. Three kinds of them give another result then, and gradients are wrong, with a loss that is right (seen in torch
 2.13):
 
 - what draws random numbers in the forward (of a block with dropout, gradients were a quarter off);
 - what reads an input that the graph changes, a buffer say: the backward reads the changed one (twice the gradient, of a layer
-  that updates a codebook).
+  that updates a codebook);
+- operators of other libraries, which may draw random numbers or keep state.
 
 So their results are saved as well, where the backward would need them again. With Inductor it is the seeds of random numbers
 that are saved, not the numbers. It is decided here, of the graph as it is partitioned: Inductor has removed copies by then, so
@@ -33,6 +34,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autosac.errors import PlanError
+from autosac.integrations.operators.effects import is_foreign
 from autosac.integrations.operators.keys import is_collective, is_random
 
 MARK = "autosac: saves what cannot be computed again"
@@ -182,7 +184,8 @@ def _memory(node: Node) -> int | None:
 
 
 def _is_lost(node: Node, info: Any) -> bool:
-    """Whether a budget would draw other numbers, or recompute what a policy of the job's keeps (a budget of 0 does not ask).
+    """Whether a budget would draw other numbers, run an operator again of which nothing is known (of another library), or
+    recompute what a policy of the job's keeps (a budget of 0 does not ask).
 
     PyTorch marks collectives as kept, too, but what ranks exchange again is the same: a budget of 0 exchanges them again.
 
@@ -193,7 +196,7 @@ def _is_lost(node: Node, info: Any) -> bool:
     if wanted == CheckpointPolicy.MUST_SAVE:
         return not is_collective(node.target)
     recomputes = wanted in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-    return not recomputes and info.is_required_fw(node) and _is_random(node)
+    return not recomputes and info.is_required_fw(node) and (is_foreign(node.target) or _is_random(node))
 
 
 def _is_random(node: Node) -> bool:

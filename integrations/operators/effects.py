@@ -25,6 +25,8 @@ _HIDDEN_WRITES = {
     "aten::batch_norm_gather_stats": (("running_mean", "running_var"), None),
     "aten::batch_norm_gather_stats_with_counts": (("running_mean", "running_var"), None),
 }
+# Kernels that ask whether their arguments need gradients, and compute something else if not.
+_ASKS_FOR_GRADIENTS = frozenset({"aten._sparse_mm_reduce_impl"})
 _BETWEEN_SOME = frozenset(
     f"c10d.{name}" for name in ("reduce_", "scatter_", "gather_", "send", "recv_", "recv_any_source_")
 )
@@ -118,10 +120,13 @@ def only_metadata(func: Any) -> bool:
 
 @functools.cache
 def is_foreign(func: Any) -> bool:
-    """Whether the operator must not run again: a custom one, of which nothing is known; one to which other ranks belong."""
+    """Whether the operator must not run again: a custom one, of which nothing is known; one to which other ranks belong; one
+    that computes something else when no gradient is needed.
+    """
     if getattr(func, "namespace", None) is None:
         return False
-    return is_foreign_name(op_name(func)) or op_name(func).removesuffix(".default") in _BETWEEN_SOME
+    name = op_name(func)
+    return is_foreign_name(name) or name.removesuffix(".default") in _BETWEEN_SOME | _ASKS_FOR_GRADIENTS
 
 
 @functools.cache

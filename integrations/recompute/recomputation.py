@@ -224,7 +224,7 @@ class _Recomputation:
     def _run(self, position: int, entry: TapeEntry) -> None:
         if entry.is_forced:
             raise RecomputationError(
-                f"the module {self._tape.fqn} changes in place what the custom operator {entry.key[0]} returned, which "
+                f"the module {self._tape.fqn} changes in place what the operator {entry.key[0]} returned, which "
                 "cannot run again: leave the module out of the plan"
             )
         for view in entry.reads:

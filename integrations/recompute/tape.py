@@ -177,6 +177,7 @@ class Tape:
         reads: list[View] = []
         described = self._described(args, reads), self._described(kwargs, reads) if kwargs else kwargs
         entry = TapeEntry(func, facts, *described, reads, (facts.name, occurrence))
+        entry.is_complex = any(view.dtype.is_complex for view in reads)
         if facts.may_write:
             self._about_to_write(entry, args, kwargs)
         else:
@@ -436,7 +437,7 @@ class RecordingMode(CountingMode):
         occurrence = self._calls.get(facts, 0) if facts.is_counted else -1
         entry = None if facts.only_metadata else tape.begin(func, facts, args, kwargs, occurrence)
         self._running = facts.name
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if entry is None or not entry.is_complex else _with_conjugates(func, args, kwargs)
         self._running = ""
         if occurrence >= 0:  # an operator that raises does not count: the module may catch that
             self._calls[facts] = occurrence + 1
@@ -444,6 +445,17 @@ class RecordingMode(CountingMode):
             decision = tape.policy.decision(facts, occurrence, out) if occurrence >= 0 and tape.policy.size else None
             tape.end(entry, out, decision)
         return out
+
+
+def _with_conjugates(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call an operator from a mode. PyTorch leaves out there what resolves conjugates: `linalg.pinv`, which makes some in its
+    kernel, would take them for what they are not.
+    """
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Conjugate, False),
+        torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Negative, False),
+    ):
+        return func(*args, **kwargs)
 
 
 def all_tensors(tree: Any) -> list[torch.Tensor]:

@@ -25,6 +25,7 @@ _RELATIVE = 0.05
 # Results of attention kernels that only dropout fills: without it they are memory that nobody has written.
 _STATE_OF_DROPOUT = frozenset({"philox_seed", "philox_offset", "rng_state"})
 _NEVER_FILLED = frozenset({"unused", "debug_attn_mask"})
+_PARTLY_WRITTEN = {"aten::_ctc_loss": 1}  # by position: the loss writes as much as the targets are long
 _VENDORS = ("cudnn", "_cudnn", "miopen", "mkldnn", "_batch_norm_with_update")
 
 
@@ -57,13 +58,16 @@ def _wait(tensor: torch.Tensor) -> None:
 def undefined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> list[torch.Tensor]:
     """The results of an operator whose content says nothing: a kernel leaves them unwritten, or some of their bytes.
 
-    These are the generator's state of attention without dropout, and the libraries' reserves, which are plain bytes.
+    These are the generator's state of attention without dropout, the libraries' reserves, which are plain bytes, and the
+    table of the CTC loss.
     """
     schema = getattr(func, "_schema", None)
     if schema is None or not isinstance(out, tuple):
         return []
     names = _NEVER_FILLED | _STATE_OF_DROPOUT if _without_dropout(schema, args, kwargs) else _NEVER_FILLED
     found = [value for value, result in zip(out, schema.returns, strict=True) if result.name in names]
+    if schema.name in _PARTLY_WRITTEN:
+        found.append(out[_PARTLY_WRITTEN[schema.name]])
     if schema.name.removeprefix("aten::").startswith(_VENDORS):
         found += [value for value in out if isinstance(value, torch.Tensor) and value.dtype is torch.uint8]
     return [value for value in found if isinstance(value, torch.Tensor)]

@@ -187,6 +187,6 @@ def test_a_changed_custom_result_cannot_be_made_again(lab: Any) -> None:
     x = torch.randn(2, 4)
     model = under(lab, Body(), x)
     with pytest.raises(
-        RecomputationError, match=r"the custom operator autosac_test\.copy\.default returned, which cannot run"
+        RecomputationError, match=r"the operator autosac_test\.copy\.default returned, which cannot run"
     ):
         model(x).sum().backward()

@@ -47,6 +47,27 @@ def dropout(_: Block, x: Tensor) -> Tensor:
     return nn.functional.dropout(x, 0.5)
 
 
+@torch.library.custom_op("autosac_test::drawn", mutates_args=())
+def _drawn(x: Tensor) -> Tensor:
+    return x * torch.rand_like(x)
+
+
+@_drawn.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+_drawn.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+def custom(_: Block, x: Tensor) -> Tensor:
+    """An operator of another library, which draws and does not say so."""
+    return torch.sin(_drawn(x))
+
+
 def depth(_: Block, x: Tensor) -> Tensor:
     """Stochastic depth."""
     return x * (torch.rand(TOKENS, 1) < 0.5)
@@ -90,7 +111,7 @@ def gathered(_: Block, x: Tensor) -> Tensor:
     return rows.exp().tanh()
 
 
-KINDS = (dropout, depth, normalised, averaged, chosen, nested, noisy)
+KINDS = (custom, dropout, depth, normalised, averaged, chosen, nested, noisy)
 
 
 def gradients(kind: Callable[[Block, Tensor], Tensor], budget: float | None, **options: Any) -> list[Tensor]:
