@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pulp
 
 BACKENDS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS"}
+_INTEGRAL = 1e-4  # solvers take a value for an integer that is nearer than 1e-6
 
 
 def check_backend(name: str) -> None:
@@ -121,4 +122,13 @@ def is_solved(model: pulp.LpProblem, backend: pulp.LpSolver) -> bool:
         if not backend.mip:
             raise SimulationError(f"the MILP solver failed: {e}") from e
         solve_by_highs(model, time_limit_s=backend.timeLimit, relative_gap=backend.optionsDict.get("gapRel") or 0.0)
-    return model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    found = model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    return found and (not backend.mip or _is_integral(model))
+
+
+def _is_integral(model: pulp.LpProblem) -> bool:
+    """Whether the integers of a solution are integers. CBC may stop at its limit with fractions and call them a solution."""
+    import pulp
+
+    integers = (v.value() or 0.0 for v in model.variables() if v.cat == pulp.LpInteger)
+    return all(abs(value - round(value)) <= _INTEGRAL for value in integers)

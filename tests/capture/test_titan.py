@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from autosac.capture.jobs.notes import WITHOUT_VALIDATION
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
@@ -286,6 +287,7 @@ def test_progress(titan: Capture, progress: list[str]) -> None:
     ("overrides", "kind", "words"),
     [
         (("--model.flavor", "giant"), UsageError, "unknown flavor 'giant'"),
+        (("--model.name", "gpt_oss", "--validation.enable"), UsageError, "no validation for gpt_oss"),
         (("--no.such", "1"), UsageError, "TorchTitan rejects the job's arguments"),
         (("--parallelism.tensor_parallel_degree", "3"), CaptureError, "building the job"),
     ],
@@ -296,6 +298,13 @@ def test_errors_of_jobs(titan: Capture, overrides: tuple[str, ...], kind: Any, w
         titan(*overrides)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert titan().events
+
+
+def test_validation_is_left_out(titan: Capture) -> None:
+    """No data set is read for it, the step is the same, and the report says so."""
+    plain, validating = titan(), titan("--validation.enable", "--validation.dataset", "c4_validation")
+    assert validating.info.notes == (*plain.info.notes, WITHOUT_VALIDATION)
+    assert validating.events == plain.events
 
 
 def processes_of(session: int) -> set[int]:

@@ -59,6 +59,22 @@ def test_a_solver_that_dies(tmp_path: Path) -> None:
     assert pulp.value(model.objective) == pytest.approx(5)
 
 
+class Stopping(pulp.LpSolver):  # type: ignore[misc]
+    """A solver that stops with half of each item, and calls that a solution, as CBC may at its limit."""
+
+    def actualSolve(self, lp: pulp.LpProblem, **_: object) -> int:  # PuLP's name
+        """See the class."""
+        lp.assignVarsVals({v.name: 0.5 for v in lp.variables()})
+        lp.assignStatus(pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible)
+        return 1
+
+
+@pytest.mark.parametrize(("mip", "found"), [(True, False), (False, True)])
+def test_fractions_are_no_solution(mip: bool, found: bool) -> None:
+    """Of an integer program; of its relaxation they are one."""
+    assert is_solved(knapsack([3], [2], 1), Stopping(mip=mip)) is found
+
+
 def test_linear_programs_have_no_other_solver(tmp_path: Path) -> None:
     """Their duals are asked for, too."""
     with pytest.raises(SimulationError, match="the MILP solver failed"):

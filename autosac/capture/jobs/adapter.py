@@ -15,13 +15,16 @@ Attributes: TypeAlias = "dict[str, Any]"
 
 
 class JobDescription(NamedTuple):
-    """What a job's configuration says of its model and checkpointing, for the trace's info."""
+    """What a job's configuration says of its model and checkpointing, for the trace's info. `validates`: its validation is
+    left out.
+    """
 
     model: str
     checkpointing: str
     preserve_rng_state: bool
     early_stop: bool
     loss_chunks: int = 1
+    validates: bool = False
 
 
 class TitanAdapter(Protocol):

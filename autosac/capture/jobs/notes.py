@@ -12,6 +12,7 @@ from autosac.capture.compiler import partition
 from autosac.capture.patches.steps import stopped_by_torch
 
 _FLOAT8 = "quantize.linear.float8"
+WITHOUT_VALIDATION = "the job's validation is left out: steps are simulated, not what runs between them"
 
 
 def notes_of(config: Any, settings: Mapping[str, str]) -> tuple[str, ...]:

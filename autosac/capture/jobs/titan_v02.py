@@ -36,12 +36,16 @@ class TitanV02:
     def __init__(self) -> None:
         self._gpu = TargetGPU()
         self._loss_chunks = 1
+        self._validates = False
 
     def parse(self, request: TitanRequest) -> Any:
-        """TorchTitan's JobConfig."""
+        """TorchTitan's JobConfig, without validation, which would read a data set."""
         self._gpu = request.gpu
         self._loss_chunks = loss_chunks_of(request)
-        return _parse(request)
+        config = _parse(request)
+        self._validates = config.validation.enable
+        config.validation.enable = False
+        return config
 
     def settings(self, config: Any) -> dict[str, str]:
         """By their names in the job file."""
@@ -56,6 +60,8 @@ class TitanV02:
             libraries.install_torchao(self._gpu)
         _install_synthetic_data(config)
         spec = _train_spec(config)
+        if self._validates and spec.build_validator_fn is None:
+            raise UsageError(f"TorchTitan has no validation for {config.model.name}: switch off validation.enable")
         encoders = titan_flux.without_weights() if titan_flux.is_flux(spec) else contextlib.nullcontext()
         with hook.transform(transform, self._loss_chunks), encoders:
             return trainer_class(spec)(config)
@@ -125,6 +131,7 @@ class TitanV02:
             preserve_rng_state=section.preserve_rng_state,
             early_stop=section.early_stop,
             loss_chunks=self._loss_chunks,
+            validates=self._validates,
         )
 
 

@@ -31,6 +31,9 @@ _NAMES = {FullAC: "full", SelectiveAC: "selective-op", MemoryBudgetAC: "memory_b
 class TitanV03:
     """See `autosac.capture.jobs.adapter.TitanAdapter`."""
 
+    def __init__(self) -> None:
+        self._validates = False
+
     def parse(self, request: TitanRequest) -> Any:
         """The configuration that the job's function returns, under the overrides, without what reads or writes files."""
         config = _parse(request)
@@ -45,6 +48,7 @@ class TitanV03:
         config.comm.mode = "fake_backend"
         config.debug.seed = 0
         config.training.steps = 1000
+        self._validates = config.validator.enable
         config.checkpoint.enable = config.validator.enable = False
         config.metrics.enable_tensorboard = config.metrics.enable_wandb = False
         return config
@@ -101,6 +105,7 @@ class TitanV03:
             preserve_rng_state=_common(policy).get("preserve_rng_state", True),
             early_stop=False,
             loss_chunks=1,
+            validates=self._validates,
         )
 
 
