@@ -33,7 +33,7 @@ def install(note: Callable[[str], None], simulated: Callable[[], Simulation | No
     def begin(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         watching.discard(id(self))
-        if self.use_device == "cuda":
+        if self.enabled and self.use_device == "cuda":
             watching.add(id(self))
             note("files and tables of the script's profiler, and --trace FILE, show one simulated step, with kernels")
             self.profiler_kind = module.ProfilerState.KINETO

@@ -11,6 +11,9 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 cuda = torch.cuda
+assert cuda.current_stream(device="cuda:0") == cuda.default_stream(device="cuda:0")
+with torch.autograd.profiler.profile(enabled=False):  # says nothing of devices
+    pass
 assert "CUDA" in torch.__config__.show()
 cudart = cuda.cudart()
 cuda.check_error(cudart.cudaProfilerStart())

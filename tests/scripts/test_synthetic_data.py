@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from autosac.capture.patches.synthetic import ROWS, columns_of, install
+from autosac.capture.patches.synthetic import ROWS, _encodings, columns_of, install
 from autosac.errors import UsageError
 
 NOWHERE = "nobody/has-this-data-set"
@@ -59,3 +60,25 @@ def test_a_made_up_data_set(made: tuple[Any, list[str]]) -> None:
     assert again["label"] == train["label"] and again[5]["text"] == train[5]["text"]
     streamed = datasets.load_dataset(NOWHERE, split="train", streaming=True)
     assert next(iter(streamed))["label"] == train[0]["label"]
+
+
+def test_a_made_up_encoding() -> None:
+    """As many tokens as the file has, each bytes of its own, for the files that are known; others keep their error."""
+    module = ModuleType("tiktoken.load")
+
+    def download(file: str, **_: Any) -> dict[bytes, int]:
+        raise ConnectionError(file)
+
+    names: Any = module
+    names.load_tiktoken_bpe = names.data_gym_to_mergeable_bpe_ranks = download
+    notes: list[str] = []
+    _encodings(module, notes.append)
+    gpt2 = names.data_gym_to_mergeable_bpe_ranks(vocab_bpe_file="https://nowhere/vocab.bpe", encoder_json_file="")
+    assert sorted(gpt2.values()) == list(range(50256)) and gpt2[b"a"] == ord("a")
+    assert len(names.load_tiktoken_bpe("https://nowhere/cl100k_base.tiktoken", expected_hash="0")) == 100256
+    assert [note.partition(" is made up")[0] for note in notes] == [
+        "tiktoken's vocab.bpe",
+        "tiktoken's cl100k_base.tiktoken",
+    ]
+    with pytest.raises(ConnectionError, match="other"):
+        names.load_tiktoken_bpe("https://nowhere/other.tiktoken")

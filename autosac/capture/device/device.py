@@ -247,14 +247,14 @@ _installed: list[str] = []  # the device type that this process simulates
 _default: list[Stream] = []
 
 
-def default_stream(_: Any = None) -> Stream:
+def default_stream(device: Any = None) -> Stream:
     """The device's default stream, with the number 0."""
     if not _default:
         _default.append(Stream())
     return _default[0]
 
 
-def current_stream(_: Any = None) -> Stream:
+def current_stream(device: Any = None) -> Stream:
     """The stream of this thread."""
     return _state.stream or default_stream()
 

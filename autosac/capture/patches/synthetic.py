@@ -1,12 +1,13 @@
 """Made-up data sets and tokenizers in place of those that would have to be downloaded; only where a user asks for it.
 
-`datasets.load_dataset`, the tokenizers' `from_pretrained` and torchvision's data sets do what they can without the network
-first.
+`datasets.load_dataset`, the tokenizers' `from_pretrained`, tiktoken's encodings and torchvision's data sets do what they can
+without the network first.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,6 +39,13 @@ _OF_LABELS = ("SVHN", "STL10")  # `labels`, not `targets`
 _IN_FILES = ("ImageFolder", "ImageNet")
 _CLASSES_IN_FILES = 1000
 _FILE_SIZE = (375, 500, 3)  # what most images of ImageNet have
+# Tokens of tiktoken's files, without special ones.
+_RANKS: Mapping[str, int] = {
+    "vocab.bpe": 50256,
+    "r50k_base": 50256,
+    "cl100k_base": 100256,
+    "o200k_base": 199998,
+}
 
 
 def columns_of(text: str) -> dict[str, str]:
@@ -59,6 +67,7 @@ def install(columns: Mapping[str, str], note: Callable[[str], None]) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     after_import("datasets", functools.partial(_data_sets, columns=columns, note=note))
     after_import("torchvision.datasets", functools.partial(_images, note=note))
+    after_import("tiktoken.load", functools.partial(_encodings, note=note))
     for module, name in (
         ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
         ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
@@ -183,3 +192,26 @@ def _tokenizer() -> Any:
         model_max_length=LONGEST_TOKENS,
         **{f"{kind}_token": name for kind, name in special.items()},
     )
+
+
+def _encodings(module: Any, note: Callable[[str], None]) -> None:
+    """tiktoken's files of tokens, which it downloads when a script asks for an encoding."""
+    for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+        setattr(module, name, _made_up_ranks(getattr(module, name), note))
+
+
+def _made_up_ranks(original: Any, note: Callable[[str], None]) -> Any:
+    @functools.wraps(original)
+    def load(*args: Any, **kwargs: Any) -> dict[bytes, int]:
+        try:
+            return dict(original(*args, **kwargs))
+        except OSError:  # of the network
+            file = str(next(iter((*args, *kwargs.values())), "")).rpartition("/")[2]
+            number = _RANKS.get(file.removesuffix(".tiktoken"))
+            if number is None:
+                raise
+            note(f"tiktoken's {file} is made up: a token for each two or three bytes of a word (--synthetic-data)")
+        tokens = itertools.chain.from_iterable(itertools.product(range(256), repeat=length) for length in (1, 2, 3))
+        return {bytes(token): rank for rank, token in enumerate(itertools.islice(tokens, number))}
+
+    return load
