@@ -66,8 +66,8 @@ def test_a_made_up_encoding() -> None:
     """As many tokens as the file has, each bytes of its own, for the files that are known; others keep their error."""
     module = ModuleType("tiktoken.load")
 
-    def download(file: str, **_: Any) -> dict[bytes, int]:
-        raise ConnectionError(file)
+    def download(*args: Any, **kwargs: Any) -> dict[bytes, int]:
+        raise ConnectionError(args, kwargs)
 
     names: Any = module
     names.load_tiktoken_bpe = names.data_gym_to_mergeable_bpe_ranks = download

@@ -195,7 +195,7 @@ def _tokenizer() -> Any:
 
 
 def _encodings(module: Any, note: Callable[[str], None]) -> None:
-    """Tiktoken's files of tokens, which it downloads when a script asks for an encoding."""
+    """Files of tokens, which tiktoken downloads when a script asks for an encoding."""
     for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
         setattr(module, name, _made_up_ranks(getattr(module, name), note))
 
