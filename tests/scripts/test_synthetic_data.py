@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autosac.capture.patches.synthetic import ROWS, _encodings, columns_of, install
+from autosac.capture.patches.synthetic import ROWS, columns_of, install, made_up_encodings
 from autosac.errors import UsageError
 
 NOWHERE = "nobody/has-this-data-set"
@@ -72,7 +72,7 @@ def test_a_made_up_encoding() -> None:
     names: Any = module
     names.load_tiktoken_bpe = names.data_gym_to_mergeable_bpe_ranks = download
     notes: list[str] = []
-    _encodings(module, notes.append)
+    made_up_encodings(module, notes.append)
     gpt2 = names.data_gym_to_mergeable_bpe_ranks(vocab_bpe_file="https://nowhere/vocab.bpe", encoder_json_file="")
     assert sorted(gpt2.values()) == list(range(50256)) and gpt2[b"a"] == ord("a")
     assert len(names.load_tiktoken_bpe("https://nowhere/cl100k_base.tiktoken", expected_hash="0")) == 100256

@@ -67,7 +67,7 @@ def install(columns: Mapping[str, str], note: Callable[[str], None]) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     after_import("datasets", functools.partial(_data_sets, columns=columns, note=note))
     after_import("torchvision.datasets", functools.partial(_images, note=note))
-    after_import("tiktoken.load", functools.partial(_encodings, note=note))
+    after_import("tiktoken.load", functools.partial(made_up_encodings, note=note))
     for module, name in (
         ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
         ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
@@ -194,7 +194,7 @@ def _tokenizer() -> Any:
     )
 
 
-def _encodings(module: Any, note: Callable[[str], None]) -> None:
+def made_up_encodings(module: Any, note: Callable[[str], None]) -> None:
     """Files of tokens, which tiktoken downloads when a script asks for an encoding."""
     for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
         setattr(module, name, _made_up_ranks(getattr(module, name), note))
