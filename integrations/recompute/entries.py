@@ -28,7 +28,7 @@ class TapeEntry:
 
     `key` is (operator, occurrence) for reports, `place` whatever an observer wants to have back with the recomputation;
     `dtype` is what factories make, and numbers become, without a dtype. `with_gradients`: whether they were enabled, which
-    some kernels ask. `changed`: the memories that it is changing. `is_complex`: whether it reads complex numbers.
+    some kernels ask. `changed`: the memories that it is changing.
     """
 
     changed: Sequence[tuple[int, torch.Tensor]] = ()
@@ -37,7 +37,6 @@ class TapeEntry:
     random: GeneratorStates | None = None
     place: Any = None
     is_forced = False
-    is_complex = False
 
     def __init__(
         self, func: Any, facts: Facts, args: Any, kwargs: Any, reads: list[View], key: tuple[str, int]

@@ -177,7 +177,6 @@ class Tape:
         reads: list[View] = []
         described = self._described(args, reads), self._described(kwargs, reads) if kwargs else kwargs
         entry = TapeEntry(func, facts, *described, reads, (facts.name, occurrence))
-        entry.is_complex = any(view.dtype.is_complex for view in reads)
         if facts.may_write:
             self._about_to_write(entry, args, kwargs)
         else:
@@ -437,7 +436,8 @@ class RecordingMode(CountingMode):
         occurrence = self._calls.get(facts, 0) if facts.is_counted else -1
         entry = None if facts.only_metadata else tape.begin(func, facts, args, kwargs, occurrence)
         self._running = facts.name
-        out = func(*args, **kwargs) if entry is None or not entry.is_complex else _with_conjugates(func, args, kwargs)
+        is_complex = entry is not None and any(view.dtype.is_complex for view in entry.reads)
+        out = _with_conjugates(func, args, kwargs) if is_complex else func(*args, **kwargs)
         self._running = ""
         if occurrence >= 0:  # an operator that raises does not count: the module may catch that
             self._calls[facts] = occurrence + 1

@@ -15,8 +15,10 @@ _FLOAT8 = "quantize.linear.float8"
 WITHOUT_VALIDATION = "the job's validation is left out: steps are simulated, not what runs between them"
 
 
-def notes_of(config: Any, settings: Mapping[str, str]) -> tuple[str, ...]:
-    """One line each. `config` is TorchTitan's, `settings` those of the same job by name."""
+def notes_of(config: Any, settings: Mapping[str, str], validates: bool = False) -> tuple[str, ...]:
+    """One line each. `config` is TorchTitan's, `settings` those of the same job by name. `validates`: its validation is left
+    out.
+    """
     found = []
     parallel = int(settings.get("parallelism.tensor_parallel_degree", "1")) > 1
     if parallel and _FLOAT8 in settings.get("model.converters", "") and not _is_rowwise(config):
@@ -34,6 +36,7 @@ def notes_of(config: Any, settings: Mapping[str, str]) -> tuple[str, ...]:
         "2.12 trains it (a plan of AutoSAC trains with every torch)"
         for reason in stopped_by_torch
     ]
+    found += [WITHOUT_VALIDATION] * validates
     return (*found, *partition.left_out())
 
 

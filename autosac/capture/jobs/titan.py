@@ -22,7 +22,7 @@ from autosac.capture.failures import IN_A_STEP, capture_error, one_line
 from autosac.capture.jobs.adapter import JobDescription, TitanAdapter
 from autosac.capture.jobs.layers import cut_of
 from autosac.capture.jobs.microbatches import Microbatches, repeats
-from autosac.capture.jobs.notes import WITHOUT_VALIDATION, notes_of
+from autosac.capture.jobs.notes import notes_of
 from autosac.capture.jobs.pipeline import StageMetadata
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.session import CaptureSession
@@ -162,7 +162,7 @@ def _info(
         job_fingerprint=job_fingerprint(settings, request.world_size),
         job_settings=settings,
         compiled=compiles_model(settings),
-        notes=(*notes_of(config, settings), *((WITHOUT_VALIDATION,) if job.validates else ())),
+        notes=notes_of(config, settings, job.validates),
         world_size=request.world_size,
         rank=request.rank,
         gpu=request.gpu.name,
