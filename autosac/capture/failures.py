@@ -34,6 +34,10 @@ _REMEDIES = {
         "(data_parallel_shard_degree = 1 and data_parallel_replicate_degree = the number of GPUs), or a flavor without tied "
         "embeddings"
     ),
+    "'fsdp']' is not available": (
+        "TorchTitan shards a model whose experts are spread over GPUs by FSDP, which has one GPU here, in the real job too: "
+        "make data_parallel_shard_degree or context_parallel_degree larger than 1, or expert_parallel_degree 1"
+    ),
     "Cannot access storage of SparseTensorImpl": _SPARSE,
     "their sizes and times depend on their values": _SPARSE,
     "memory format option is only supported by strided tensors": _SPARSE,

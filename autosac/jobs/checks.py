@@ -69,6 +69,7 @@ def check_job_file(path: str, overrides: Sequence[str], world_size: int) -> None
     _check_degrees(settings, world_size)
     _check_division(settings, world_size)
     _check_pipeline(settings)
+    _check_offload(settings, world_size)
 
 
 def read_setting(path: str, overrides: Sequence[str]) -> Callable[[str], Any]:
@@ -298,12 +299,39 @@ def _check_degrees(settings: _Settings, world_size: int) -> None:
             f"parallelism: the degrees ({listed or 'all 1'}) multiply to {used}, but the world has {world_size} GPUs "
             "(--world-size): they must be equal, or data_parallel_shard_degree be -1"
         )
+    _check_experts(settings, degrees, world_size)
+
+
+def _fsdp_shards(degrees: Mapping[str, int], world_size: int) -> int:
+    return world_size // math.prod(degrees[name] for name in _DEGREES if name != "data_parallel_shard_degree")
+
+
+def _check_experts(settings: _Settings, degrees: Mapping[str, int], world_size: int) -> None:
+    """Experts are spread over GPUs of FSDP, context and tensor parallelism; the last with whole experts only."""
     experts = settings.number("parallelism.expert_parallel_degree") or 1
-    expert_tensor = settings.number("parallelism.expert_tensor_parallel_degree") or 1
-    if experts > 1 and expert_tensor not in (1, degrees["tensor_parallel_degree"]):
+    within = settings.number("parallelism.expert_tensor_parallel_degree") or 1
+    tensor, context = degrees["tensor_parallel_degree"], degrees["context_parallel_degree"]
+    if experts == 1:
+        return
+    if within not in (1, tensor):
         raise UsageError(
             f"{settings.said('parallelism.expert_tensor_parallel_degree')}: expected 1, or "
-            f"{degrees['tensor_parallel_degree']} as parallelism.tensor_parallel_degree is"
+            f"{tensor} as parallelism.tensor_parallel_degree is"
+        )
+    shards = _fsdp_shards(degrees, world_size)
+    spread = shards * context * (tensor if within == 1 else 1)
+    if spread % experts:
+        counted = f"FSDP {shards} x context_parallel {context}" + f" x tensor_parallel {tensor}" * (within == 1)
+        raise UsageError(
+            f"{settings.said('parallelism.expert_parallel_degree')}: expected a divisor of {spread} ({counted}): "
+            f"{_divisors(spread)}"
+        )
+    name, flavor = settings.text("model.name"), settings.text("model.flavor")
+    held = titan_source.model_facts(str(name), str(flavor)).get("n_experts", experts)
+    if held % experts:
+        raise UsageError(
+            f"{settings.said('parallelism.expert_parallel_degree')}: {name} {flavor} has {held} experts in a layer, "
+            f"which can be divided by {_divisors(held)}"
         )
 
 
@@ -367,4 +395,19 @@ def _check_pipeline(settings: _Settings) -> None:
             f"{settings.said('parallelism.pipeline_parallel_degree')}: {settings.text('model.name')} "
             f"{settings.text('model.flavor')} has {facts['n_layers']} layers, enough for at most {most} ranks with {each} "
             f"stage{'s' * (each > 1)} each (schedule {_shown(settings.text('parallelism.pipeline_parallel_schedule'))})"
+        )
+
+
+def _check_offload(settings: _Settings, world_size: int) -> None:
+    """Without FSDP TorchTitan leaves the parameters on the host and computes with them and the GPU's batch: PyTorch fails."""
+    degrees = _degrees(settings)
+    offloads = str(settings.text("training.enable_cpu_offload")).lower() == "true"
+    if (
+        offloads
+        and settings.text("model.name") in _DIVIDED
+        and _fsdp_shards(degrees, world_size) * degrees["context_parallel_degree"] == 1
+    ):
+        raise UsageError(
+            f"{settings.said('training.enable_cpu_offload')}: it is FSDP that offloads, and here it has one GPU: expected "
+            "parallelism.data_parallel_shard_degree or context_parallel_degree above 1"
         )

@@ -33,6 +33,7 @@ class Training:
     local_batch_size: int = 8
     global_batch_size: int = -1
     seq_len: int = 2048
+    enable_cpu_offload: bool = False
     steps: int | str = 10
     dtype: Literal["bfloat16", "float32"] = "float32"
     one: Literal["only"] = "only"
@@ -183,6 +184,15 @@ def jobs() -> Iterator[tuple[str, int]]:
     for experts, tensor in itertools.product((1, 4), (1, 2, 3)):
         words = f"expert_parallel_degree={experts} parallelism.expert_tensor_parallel_degree={tensor}"
         yield f"parallelism.{words} parallelism.tensor_parallel_degree=2", 4
+    spread = "parallelism.expert_parallel_degree=8 parallelism.context_parallel_degree=2"
+    yield from ((f"{spread} {more}", 8) for more in ("", "model.flavor=mixed", "parallelism.tensor_parallel_degree=4"))
+    whole = f"{spread} parallelism.tensor_parallel_degree=4 parallelism.expert_tensor_parallel_degree=4"
+    yield from ((f"{whole} {more}", 16) for more in ("", "parallelism.data_parallel_replicate_degree=2"))
+    offload = "training.enable_cpu_offload"
+    yield from ((f"{offload}{more}", 2) for more in ("", "=True", "=False", " parallelism.context_parallel_degree=2"))
+    yield from (
+        (f"{offload} parallelism.data_parallel_replicate_degree=2 model.name={n}", 2) for n in ("llama3", "mine")
+    )
     yield from ((f"training.local_batch_size={text}", 1) for text in ("-1", "1.0", "none", "None", "1_0", "7"))
 
 

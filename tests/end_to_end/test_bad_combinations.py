@@ -46,6 +46,12 @@ Capture = Callable[..., Trace]
             {"expert_parallel_degree": 2, "tensor_parallel_degree": 4, "expert_tensor_parallel_degree": 2},
             "Currently we only support ETP=TP or ETP=1",
         ),
+        (
+            "deepseek_v3",
+            4,
+            {"expert_parallel_degree": 2, "tensor_parallel_degree": 4},
+            "has one GPU here, in the real job",
+        ),
         ("llama3", 4, {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True}, "Async TP requires 'model'"),
     ],
 )
