@@ -27,9 +27,9 @@ itself, a first step that differs from the recorded one inside a unit.
 
 from __future__ import annotations
 
-from autosac.derivation.agreement import Outside
+from autosac.derivation.agreement import UncheckpointedStep
 from autosac.derivation.captures import CaptureSource, Derivation
 from autosac.derivation.deriver import Deriver
 from autosac.derivation.steps import NotDerivableError
 
-__all__ = ["CaptureSource", "Derivation", "Deriver", "NotDerivableError", "Outside"]
+__all__ = ["CaptureSource", "Derivation", "Deriver", "NotDerivableError", "UncheckpointedStep"]

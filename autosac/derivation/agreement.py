@@ -7,8 +7,8 @@ from autosac.derivation.steps import CapturedSteps, NotDerivableError, Skeleton,
 from autosac.trace import Trace
 
 
-class Outside:
-    """What a step does without checkpointing, to be found again in several steps under checkpointing."""
+class UncheckpointedStep:
+    """A step without checkpointing, which is looked for in several steps under checkpointing."""
 
     def __init__(self, observed: Trace) -> None:
         self._steps = CapturedSteps(observed)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from autosac.capture.moe_load import MoELoad
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
-from autosac.derivation import Outside
+from autosac.derivation import UncheckpointedStep
 from autosac.errors import CaptureError, FirstStageError, UsageError
 from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
@@ -184,7 +184,7 @@ class TitanCaptures:
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
-        self._outside: Outside | None = None
+        self._uncheckpointed: UncheckpointedStep | None = None
         self._written = 0  # plans, into the folder
 
     def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
@@ -220,12 +220,12 @@ class TitanCaptures:
             return None
         if asks_to_compile(self.job.config_file, self.job.overrides) is not False:
             return None
-        return self._is_alike_outside
+        return self._agrees_with_uncheckpointed
 
-    def _is_alike_outside(self, trace: Trace) -> bool:
-        if self._outside is None:
-            self._outside = Outside(self._started["none"].result())
-        return self._outside.is_in(trace)
+    def _agrees_with_uncheckpointed(self, trace: Trace) -> bool:
+        if self._uncheckpointed is None:
+            self._uncheckpointed = UncheckpointedStep(self._started["none"].result())
+        return self._uncheckpointed.is_in(trace)
 
     def stages(self, name: str) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, this one's first, as soon as its capture tells."""

@@ -10,7 +10,7 @@ import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
-from autosac.derivation import Outside
+from autosac.derivation import UncheckpointedStep
 from autosac.induction import Refusal, capturing, difference, joined
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.plans.layers import in_all_layers
@@ -144,7 +144,7 @@ def test_two_cuts_of_a_job_with_checkpointing_are_enough(server: CaptureServer, 
     answers: list[bool] = []
 
     def agrees(trace: Trace) -> bool:
-        answers.append(Outside(none).is_in(trace))
+        answers.append(UncheckpointedStep(none).is_in(trace))
         return answers[-1]
 
     under_way = capturing(server, request, agrees=agrees)

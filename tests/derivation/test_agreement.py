@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autosac.derivation import Deriver, NotDerivableError, Outside
+from autosac.derivation import Deriver, NotDerivableError, UncheckpointedStep
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.plans import Plan
 from autosac.simulation import Target, simulation_of
@@ -27,7 +27,7 @@ def observed() -> Trace:
 @pytest.mark.parametrize("name", ["observed", "outer", "inner"])
 def test_a_step_under_checkpointing_has_the_rows_of_that_without(observed: Trace, name: str) -> None:
     """Whichever modules recompute."""
-    assert Outside(observed).is_in(Trace.load(STORED / f"{name}.trace"))
+    assert UncheckpointedStep(observed).is_in(Trace.load(STORED / f"{name}.trace"))
 
 
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER])
@@ -39,8 +39,8 @@ def test_a_step_without_one_operator_is_another(observed: Trace, phase: Phase) -
     i = places[len(places) // 2]
     without = replace(outer, events=(*outer.events[:i], *outer.events[i + 1 :]))
     twice = replace(outer, events=(*outer.events[:i], outer.events[i], *outer.events[i:]))
-    assert not Outside(observed).is_in(without)
-    assert not Outside(observed).is_in(twice)
+    assert not UncheckpointedStep(observed).is_in(without)
+    assert not UncheckpointedStep(observed).is_in(twice)
 
 
 def test_a_step_that_ends_early_is_another(observed: Trace) -> None:
@@ -50,14 +50,14 @@ def test_a_step_that_ends_early_is_another(observed: Trace) -> None:
         replace(trace, events=trace.events[: max(i for i, row in enumerate(trace.events) if type(row) is not Free)])
         for trace in (observed, outer)
     )
-    assert not Outside(observed).is_in(shorter)
-    assert not Outside(short).is_in(outer)
-    assert Outside(short).is_in(shorter)
+    assert not UncheckpointedStep(observed).is_in(shorter)
+    assert not UncheckpointedStep(short).is_in(outer)
+    assert UncheckpointedStep(short).is_in(shorter)
 
 
 def test_one_step_is_looked_for_in_several(observed: Trace) -> None:
     """Each answer is that of the first one to be asked, whatever else was asked before."""
-    outside = Outside(observed)
+    outside = UncheckpointedStep(observed)
     outer = Trace.load(STORED / "outer.trace")
     other = replace(outer, events=outer.events[: len(outer.events) // 2])
     assert [outside.is_in(trace) for trace in (other, outer, other, observed)] == [False, True, False, True]
@@ -84,7 +84,7 @@ def test_a_plan_for_one_module_recomputes_it(observed: Trace, plan: Plan) -> Non
     found = derived(observed, Trace.load(STORED / "outer.trace").events, plan)
     again = {found.modules[op.module] for _, op in found.operators() if op.phase is Phase.RECOMPUTE}
     assert again and all(name == "layers.0" or name.startswith("layers.0.") for name in again)
-    assert Outside(observed).is_in(found)
+    assert UncheckpointedStep(observed).is_in(found)
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
