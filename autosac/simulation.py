@@ -107,7 +107,7 @@ class Target:
         """The GPU's properties that a captured program can query."""
         hardware = self.hardware
         return TargetGPU(
-            name=hardware.description or hardware.name,
+            name=hardware.device_name or hardware.description or hardware.name,
             memory_bytes=hardware.usable_bytes,
             compute_capability=hardware.compute_capability,
             sm_count=hardware.sm_count,

@@ -46,7 +46,8 @@ _HOST_COSTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One GPU type. `source`: where its peak rates, memory and links are from.
+    """One GPU type. `device_name`: what its driver calls it, and so ``torch.cuda.get_device_name()``. `source`: where its peak
+    rates, memory and links are from.
 
     `memory_bytes` is the nominal size; `usable_bytes` is what CUDA reports as total: budgets and
     out-of-memory verdicts are about the latter. `context_bytes` is what the CUDA context and loaded kernels
@@ -67,6 +68,7 @@ class Hardware:
 
     name: str
     description: str
+    device_name: str = ""
     source: str = ""
     vendor: str
     compute_capability: tuple[int, int]
@@ -143,6 +145,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     hardware = Hardware(
         name=reader.text("name"),
         description=reader.text("description", ""),
+        device_name=reader.text("device_name", ""),
         source=reader.text("source", ""),
         vendor=reader.text("vendor"),
         compute_capability=(capability[0], capability[1]),

@@ -73,6 +73,7 @@ def gpu_facts(gpu: Hardware) -> RenderableType:
     rows = {
         "name": gpu.name,
         "description": gpu.description,
+        "device name": gpu.device_name,
         "source": gpu.source,
         "memory": f"{format_bytes(gpu.usable_bytes)} as CUDA reports it, {gpu.memory_bytes / 2**30:g} GiB nominal",
         "memory bandwidth": f"{gpu.mem_bandwidth_gbps:,.0f} GB/s",

@@ -34,7 +34,8 @@ class _Parser(argparse.ArgumentParser):
     """argparse prints its usage before an error; one line is enough."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        others = "; arguments for TorchTitan or a script go after --" if message.startswith("unrecognized") else ""
+        raise UsageError(f"{message} (see {self.prog} --help{others})")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import inspect
 import io
 import json
@@ -102,20 +103,39 @@ def _read(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _function(manager: Any, module: str, name: str) -> Any:
-    """The job's function, where TorchTitan finds it: among its own models and experiments, then as a module's path says."""
-    import importlib
-
-    for place in (
-        f"torchtitan.models.{module}.config_registry",
-        f"torchtitan.experiments.{module}.config_registry",
-        f"{module}.config_registry",
-        module,
-    ):
+    """The job's function."""
+    for place in _places(module):
         with contextlib.suppress(ImportError):
             found = getattr(importlib.import_module(place), name, None)
             if found is not None:
                 return found
     raise ValueError(f"{module} has no {name}")
+
+
+def _places(module: str) -> tuple[str, ...]:
+    """Where TorchTitan looks for a job's function: among its own models and experiments, then as a module's path says."""
+    return (
+        f"torchtitan.models.{module}.config_registry",
+        f"torchtitan.experiments.{module}.config_registry",
+        f"{module}.config_registry",
+        module,
+    )
+
+
+def missing_package(module: str) -> str:
+    """What a job's module imports and nobody has installed, with the words around it; empty if there is no such thing.
+
+    TorchTitan says only that it cannot import the module.
+    """
+    for place in _places(module):
+        try:
+            importlib.import_module(place)
+        except ModuleNotFoundError as e:
+            if e.name and not f"{place}.".startswith(f"{e.name}."):
+                return f": {e.name} is not installed"
+        except ImportError as e:
+            return f": {' '.join(str(e).split())[:200]}"
+    return ""
 
 
 def _facts(model: Any) -> dict[str, int]:
@@ -168,7 +188,8 @@ def main(words: Sequence[str]) -> None:
     except SystemExit:
         answer = {"refused": plain_text(said.getvalue())}
     except (ValueError, TypeError, ImportError, AttributeError) as e:
-        answer = {"refused": " ".join(str(e).split())[:300]}
+        why = missing_package(split_python_job(words[0])[0]) if isinstance(e, ImportError) else ""
+        answer = {"refused": " ".join(str(e).split())[:300] + why}
     print(json.dumps(answer))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from autosac.cli.parser import main
 from autosac.titan import version as titan_version
+from autosac.titan.python_jobs import missing_package
 
 PLAN = ("plan", "--gpu", "h100-sxm-80gb", "--quiet")
 
@@ -48,3 +49,22 @@ def test_a_python_configuration_needs_torchtitan_0_3(
     """TorchTitan 0.2 takes no MODULE:CONFIG."""
     monkeypatch.setattr(titan_version, "version", lambda _: "0.2.2")
     assert "for llama3:llama3_8b, pip install torchtitan==0.3.0" in complaint(capsys, "llama3:llama3_8b")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_package.part", ": no_such_package is not installed"),
+        ("from json import no_such_name", ": cannot import name 'no_such_name' from 'json'"),
+        ("import json", ""),
+    ],
+)
+def test_a_package_that_a_job_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    """TorchTitan says only that it cannot import the job's module; a module that is not there at all is another matter."""
+    name = f"needy_job_{len(said)}"
+    (tmp_path / f"{name}.py").write_text(text + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert missing_package(name).startswith(said) and bool(missing_package(name)) == bool(said)
+    assert missing_package("no_such_job.anywhere") == ""

@@ -49,6 +49,8 @@ SCRIPT = (
     MODEL
     + """
 assert torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+names = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).name
+assert names == ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), names
 assert __name__ == "__main__" and sys.argv[1:] == ["--lr", "1"]
 _, step = training("cuda")
 begin = time.time()

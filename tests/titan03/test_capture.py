@@ -200,6 +200,7 @@ def test_a_job_that_has_a_plan_is_captured_under_another_policy(capture: Capture
     [
         ("jobs:nothing", (), "Config function 'nothing' not found in jobs"),
         ("nowhere:nothing", (), "Cannot import module 'nowhere'"),
+        ("needy:nothing", (), ": no_such_package is not installed"),
         ("jobs:no_model", (), "without a model to train"),
         ("jobs:tiny", ("--training.nothing", "3"), "Unrecognized options"),
     ],

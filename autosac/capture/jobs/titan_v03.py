@@ -21,7 +21,7 @@ from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.integrations.torchtitan.policy_hook import ModelPolicy
-from autosac.titan.python_jobs import plain_text
+from autosac.titan.python_jobs import missing_package, plain_text
 from autosac.titan.settings import python_job_settings
 from autosac.titan.version import split_python_job
 
@@ -198,7 +198,8 @@ def _parse(request: TitanRequest) -> Any:
     except SystemExit as e:
         raise UsageError(f"TorchTitan rejects the job's arguments: {plain_text(said.getvalue())}") from e
     except (ValueError, TypeError, ImportError, AttributeError) as e:
-        raise UsageError(f"TorchTitan rejects the job: {one_line(e)}") from e
+        why = missing_package(module) if isinstance(e, ImportError) else ""
+        raise UsageError(f"TorchTitan rejects the job: {one_line(e)}{why}") from e
     if getattr(parsed, "model_spec", None) is None:
         raise UsageError(f"{request.config_file} gives a {type(parsed).__qualname__} without a model to train")
     return parsed
