@@ -18,6 +18,7 @@ from autosac.trace import Trace
 
 _WAIT_S = 5.0
 MARK = "AUTOSAC_SCRIPT"  # an environment variable of all that a script starts
+SAID = "stderr"  # a file in a rank's folder
 
 
 class ScriptError(AutosacError):
@@ -50,7 +51,7 @@ class RankProcess:
         self._mark = f"{MARK}={folder}"
         environment = {**os.environ, MARK: str(folder)}
         if silent:
-            with (folder / "stderr").open("wb") as errors:
+            with (folder / SAID).open("wb") as errors:
                 self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=errors)
         else:
             self._process = subprocess.Popen(command, env=environment)
@@ -85,8 +86,13 @@ class RankProcess:
 
     def said(self) -> str:
         """What it has said on standard error, if it was to be silent."""
-        path = self.folder / "stderr"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return said_in(self.folder)
+
+
+def said_in(folder: Path) -> str:
+    """What a rank that was to be silent has said on standard error (`SAID`)."""
+    path = folder / SAID
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def result_in(folder: Path, code: int) -> ScriptResult:

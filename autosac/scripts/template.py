@@ -23,7 +23,7 @@ from autosac.capture import lifeline
 from autosac.errors import AutosacError, CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.scripts import process
-from autosac.scripts.launch import MARK, ScriptResult, end_marked, result_in
+from autosac.scripts.launch import MARK, SAID, ScriptError, ScriptResult, end_marked, result_in, said_in
 from autosac.scripts.request import ScriptRequest
 from autosac.scripts.target import script_target
 
@@ -46,7 +46,7 @@ class Template:
         self.close = weakref.finalize(self, self._stack.close)
 
     def run(self, request: ScriptRequest) -> ScriptResult:
-        """What comes of it. Errors: as `result_in`."""
+        """What comes of it. Errors: as `result_in`. What the script says on standard error is shown if it fails."""
         self._runs += 1
         folder = self._folder / f"run-{self._runs}"
         folder.mkdir()
@@ -64,7 +64,11 @@ class Template:
             self.close()
             raise CaptureError("the process that runs the script has ended")
         end_marked(self._mark, but=self._process.pid)
-        return result_in(folder, int(answer))
+        try:
+            return result_in(folder, int(answer))
+        except ScriptError:
+            sys.stderr.write(said_in(folder))
+            raise
 
     @property
     def _mark(self) -> str:
@@ -112,6 +116,7 @@ def answer(descriptor: int, clock: SimulatedClock | None) -> None:
             if not child:
                 connection.close()
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+                os.dup2(os.open(Path(folder) / SAID, os.O_WRONLY | os.O_CREAT), 2)
                 process.main(file, folder, str(os.getppid()), clock)
             connection.sendall(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autosac.trace import Phase, Trace
+from autosac.trace import Collective, Phase, Trace
 
 COMPILED = """
 import torch
@@ -51,6 +51,25 @@ try:
     model(torch.randn(32, 63, device="cuda"))
 except RuntimeError:
     print("refused")
+"""
+WRAPPED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+dist.init_process_group("nccl")
+model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
+model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=0, use_orig_params=True)
+model = torch.compile(model)
+optimizer = torch.optim.AdamW(model.parameters())
+hosts = dist.new_group(backend="gloo")
+for step in range(9):
+    model(torch.randn(32, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    hosts.monitored_barrier()
 """
 BROKEN = """
 import torch
@@ -183,6 +202,17 @@ def test_inductor_takes_all_graphs_of_a_script(run: Any, tmp_path: Path) -> None
     said, again = trained("again.trace")
     assert "kernels written: 0\n" in said
     assert (again.events, again.signatures, again.storages) == (trace.events, trace.signatures, trace.storages)
+
+
+def test_a_wrapper_that_is_compiled_from_outside(run: Any, tmp_path: Path) -> None:
+    """The first FSDP makes streams and asks for the data of tensors where the graph breaks: none of that is compiled. Each of
+    the two layers is gathered twice, and its gradient is scattered.
+    """
+    ended = run(WRAPPED, "--nproc", "2", "--rank", "0", "--save-capture", "step.trace", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert ".grad attribute" not in ended.stderr
+    kinds = [event.kind for event in Trace.load(tmp_path / "step.trace").events if type(event) is Collective]
+    assert (kinds.count("all_gather"), kinds.count("reduce_scatter")) == (4, 2)
 
 
 def test_operators_between_graphs(run: Any) -> None:

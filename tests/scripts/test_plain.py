@@ -99,6 +99,27 @@ def test_planning_sees_what_it_sees_of_a_step(tmp_path: Path, warm: None) -> Non
     assert list(map(shape_of, found.regions)) == list(map(shape_of, expected.regions))
 
 
+TALKING = """
+import sys
+import torch
+from torch import nn
+print("begun", file=sys.stderr)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(4))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(4096, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_planning_runs_a_script_in_silence(run_alone: Any) -> None:
+    """What the script says on standard error is shown once, though planning runs it again and again."""
+    ended = run_alone(TALKING, "--plan", "320MiB", "--quiet")
+    assert ended.returncode == 0 and "Checkpointed modules" in ended.stdout, ended.stderr
+    assert ended.stderr.count("begun") == 1
+
+
 @pytest.mark.parametrize("how", ["torch.compile(layer)", "layer.compile() or layer"])
 def test_planning_knows_that_a_script_compiles(how: str, tmp_path: Path, warm: None) -> None:
     """Though the observed step is not compiled: policies are then measured in steps that are."""

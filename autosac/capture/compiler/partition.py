@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -30,6 +32,15 @@ _KERNELS = (
         for name in ("attention", "cache", "kernels", "mode", "recipes", "recurrent", "shadows", "values")
     ),
     "record",
+)
+
+# What stands for PyTorch's and CUDA's own functions, and calls no module: by itself, where a graph breaks, it is not compiled.
+_BESIDE_GRAPHS = tuple(
+    str(Path(__file__).parents[1] / name)
+    for name in (
+        *("device", "cuda", "jobs/script.py"),
+        *(f"patches/{name}.py" for name in ("communication", "futures", "scripts", "tensors")),
+    )
 )
 
 not_generated: dict[str, None] = {}
@@ -134,6 +145,22 @@ def _leave_out_kernels() -> None:
         for name in others:
             trace_rules.add(name)
     trace_rules.add(last)
+    _trace_no_frames_of(trace_rules)
+
+
+def _trace_no_frames_of(trace_rules: Any) -> None:
+    """Hooks of FSDP, say, make a stream or ask for the data of a tensor, which is no Python outside of here. What user code
+    calls is still traced with it.
+    """
+    original = trace_rules.check
+
+    @functools.wraps(original)
+    def check(obj: Any, is_inlined_call: bool = False, *args: Any, **kwargs: Any) -> bool:
+        if not is_inlined_call and isinstance(obj, types.CodeType) and obj.co_filename.startswith(_BESIDE_GRAPHS):
+            return True
+        return bool(original(obj, is_inlined_call, *args, **kwargs))
+
+    trace_rules.check = check
 
 
 def _log_nothing() -> None:

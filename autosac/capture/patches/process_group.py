@@ -77,6 +77,7 @@ def serve_scripts() -> None:
         module.is_gloo_available = lambda: True
         for function in (all_gather_object, gather_object, scatter_object_list, monitored_barrier):
             setattr(module, function.__name__, function)
+    c10d.ProcessGroup.monitored_barrier = monitored_barrier
 
 
 def _object_to_tensor(obj: Any, device: Any, group: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -177,7 +177,8 @@ class Recorder:
 
     def _label_gradients(self) -> None:
         for model in self.model_parts:
-            self.storages.label([p.grad for p in Module.parameters(model) if p.grad is not None], Label.GRADIENT)
+            leaves = (p for p in Module.parameters(model) if p.is_leaf)  # FSDP's views of its own parameters are none
+            self.storages.label([p.grad for p in leaves if p.grad is not None], Label.GRADIENT)
 
     def _label_persistent(self) -> None:
         self._label_gradients()
