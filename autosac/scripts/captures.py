@@ -23,6 +23,7 @@ def plan_ranks(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callabl
     Ranks with different modules (pipeline stages of one model) are planned one by one. Where modules of several ranks have the
     same names, these ranks follow the same decisions: the plan of one of them, with which all fit.
     """
+    progress("running the script again without checkpointing")
     if len(captures) == 1:
         return _of_one(captures[0], goal, progress)
     shapes = [rank.observed().trace.info.parameter_shapes for rank in captures]
