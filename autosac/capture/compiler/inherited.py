@@ -1,9 +1,10 @@
 """Code that a process has inherited compiled (`autosac.capture.jobs.warming`) holds what it would hold had it been compiled
 here.
 
-Dynamo keeps what a function is called with when it compiles it, in a cycle of references: until Python next collects its
-garbage, which TorchTitan lets it do every 50 steps only. A job holds the inputs of some layers' attention so. Here, what
-inherited code is first called with is kept in the same way.
+Dynamo keeps what a function is called with when it compiles it, in a cycle of references. It collects garbage itself after a
+compilation, but the cycle is still in use then, and what survives is looked at again in a full collection only, which
+TorchTitan does not make. A job holds the inputs of some layers' attention so. Here, what inherited code is first called with is
+kept to the end of the capture.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+_kept: list[Any] = []
 _calls: list[bool] = []
 """Calls of compiled functions under way, the innermost last: whether it has run inherited code that had not run before."""
 
@@ -23,8 +25,7 @@ def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
     finally:
         if _calls.pop():
-            kept: list[Any] = [args, kwargs]
-            kept.append(kept)
+            _kept.append((args, kwargs))
 
 
 class FirstRun:
