@@ -25,7 +25,7 @@ from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_graphs import ScriptGraphs
 from autosac.capture.jobs.script_model import ModelFinder, owned_by_modules
 from autosac.capture.jobs.session import CaptureSession
-from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
+from autosac.capture.jobs.transforms import apply_plan_file, checkpointing_of, observe_candidates
 from autosac.capture.moe_load import MoELoad, Routing
 from autosac.capture.patches import meshes, process_group, synthetic
 from autosac.capture.patches import scripts as script_patches
@@ -337,8 +337,7 @@ class ScriptRun:
             world_size=request.world_size,
             rank=request.rank,
             parameter_shapes=shapes,
-            selective_modules=modules.selectively_checkpointed(parts) if parts else (),
-            checkpointing="plan" if request.plan_file else "job",
+            **checkpointing_of(parts, request.plan_file),
             compiled=any(_is_compiled(part) for part in parts) or bool(self._finder and self._finder.is_compiled),
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
