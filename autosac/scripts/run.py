@@ -20,6 +20,7 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, exchanged, values
 from autosac.capture.device.device import CUDA
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
+from autosac.capture.jobs.accumulated import Accumulation
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_graphs import ScriptGraphs
@@ -88,8 +89,12 @@ class ScriptRun:
         self._clock = clock
         self._finder = self._model_finder()
         self._routing = self._drawn_routing()
+        self._accumulation: Accumulation | None = None
         if request.fast_forward:
             self._steps.forward.install()
+        elif not request.every_microbatch:
+            session = self._session
+            self._accumulation = Accumulation(session.mode, session.recorder, self._steps, self.operator_ran)
 
     def _model_finder(self) -> ModelFinder | None:
         """Finds the model that is observed, or follows a plan."""
@@ -216,6 +221,8 @@ class ScriptRun:
         """Where a part of the model is called by itself, the model is recorded: nobody calls it, and the part would be taken
         for it.
         """
+        if self._accumulation is not None:
+            self._accumulation.watch(module)
         model, recorder = self._found, self._session.recorder
         if model is None or model is module or recorder.model_parts:
             return
