@@ -32,7 +32,7 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     what.add_argument(
         "--every-microbatch",
         action="store_true",
-        help="run every microbatch of a step that accumulates gradients; otherwise those that do the same are logged as copies",
+        help="run all microbatches of steps that accumulate gradients; otherwise those that do the same are copied",
     )
     what.add_argument(
         "--fast-forward",

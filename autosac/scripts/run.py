@@ -162,6 +162,8 @@ class ScriptRun:
             "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
         )  # ours
         with self._session.active():
+            if self._accumulation is not None:
+                self._accumulation.begin()
             self._clock.start(self._times.elapsed_s)
             yield
 
