@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
-from autosac.integrations.operators.modules import find_module, is_compiled, parameters_of
+from autosac.integrations.operators.modules import clean_name, find_module, is_compiled, parameters_of, unwrapped
 from autosac.integrations.partitioner import save_what_changes
 from autosac.integrations.recompute import compiled_parts, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
@@ -203,6 +203,18 @@ def _units(model: nn.Module) -> list[_Checkpointing]:
         for module in model.modules()
         if isinstance(module, Checkpointed) and module._autosac is not None
     ]
+
+
+def planned_modules(model_parts: Iterable[nn.Module]) -> tuple[str, ...]:
+    """Clean names, sorted, of the modules that follow a plan."""
+    return tuple(
+        sorted(
+            clean_name(name)
+            for part in model_parts
+            for name, module in unwrapped(part).named_modules()
+            if isinstance(module, Checkpointed) and module._autosac is not None
+        )
+    )
 
 
 def forwards_of(model: nn.Module) -> tuple[int, ...]:

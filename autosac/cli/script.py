@@ -175,6 +175,7 @@ def _request(arguments: argparse.Namespace) -> ScriptRequest:
         period=arguments.optimizer_steps,
         marker=arguments.step_marker or "",
         fast_forward=arguments.fast_forward,
+        every_microbatch=arguments.every_microbatch,
         moe_load=arguments.moe_load,
         synthetic=arguments.synthetic_data,
         checkpoints=arguments.checkpoints,

@@ -30,6 +30,11 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         help="stop the script after N steps (default 3, with --fast-forward 0; 0: run it to its end)",
     )
     what.add_argument(
+        "--every-microbatch",
+        action="store_true",
+        help="run all microbatches of steps that accumulate gradients; otherwise those that do the same are copied",
+    )
+    what.add_argument(
         "--fast-forward",
         action="store_true",
         help="compute only the first steps; the others take as much simulated time, and the script logs them at once",

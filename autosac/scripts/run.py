@@ -20,12 +20,13 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, exchanged, values
 from autosac.capture.device.device import CUDA
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
+from autosac.capture.jobs.accumulated import Accumulation
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_graphs import ScriptGraphs
 from autosac.capture.jobs.script_model import ModelFinder, owned_by_modules
 from autosac.capture.jobs.session import CaptureSession
-from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
+from autosac.capture.jobs.transforms import apply_plan_file, checkpointing_of, observe_candidates
 from autosac.capture.moe_load import MoELoad, Routing
 from autosac.capture.patches import meshes, process_group, synthetic
 from autosac.capture.patches import scripts as script_patches
@@ -88,8 +89,12 @@ class ScriptRun:
         self._clock = clock
         self._finder = self._model_finder()
         self._routing = self._drawn_routing()
+        self._accumulation: Accumulation | None = None
         if request.fast_forward:
             self._steps.forward.install()
+        elif not request.every_microbatch:
+            session = self._session
+            self._accumulation = Accumulation(session.mode, session.recorder, self._steps, self.operator_ran)
 
     def _model_finder(self) -> ModelFinder | None:
         """Finds the model that is observed, or follows a plan."""
@@ -157,6 +162,8 @@ class ScriptRun:
             "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
         )  # ours
         with self._session.active():
+            if self._accumulation is not None:
+                self._accumulation.begin()
             self._clock.start(self._times.elapsed_s)
             yield
 
@@ -216,6 +223,8 @@ class ScriptRun:
         """Where a part of the model is called by itself, the model is recorded: nobody calls it, and the part would be taken
         for it.
         """
+        if self._accumulation is not None:
+            self._accumulation.watch(module)
         model, recorder = self._found, self._session.recorder
         if model is None or model is module or recorder.model_parts:
             return
@@ -337,8 +346,7 @@ class ScriptRun:
             world_size=request.world_size,
             rank=request.rank,
             parameter_shapes=shapes,
-            selective_modules=modules.selectively_checkpointed(parts) if parts else (),
-            checkpointing="plan" if request.plan_file else "job",
+            **checkpointing_of(parts, request.plan_file),
             compiled=any(_is_compiled(part) for part in parts) or bool(self._finder and self._finder.is_compiled),
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),

@@ -51,7 +51,7 @@ class TraceInfo:
 
     `tokens_per_step` are those of this rank. `parameter_shapes`: global shapes by clean names. `fsdp_units`: the modules that
     FSDP manages as units. `checkpointing`: how the step was checkpointed ("none", "full", "selective-op", "plan", "job").
-    `selective_modules`: those that the job itself runs under selective checkpointing, which costs the host time.
+    `selective_modules`: those under selective checkpointing of the job itself, or under a plan: both cost the host time.
     `preserve_rng_state` and `early_stop`: as in `torch.utils.checkpoint`. `compiled`: the job compiles its model (a step that
     was observed for planning does not run compiled all the same). `matmul_allows_tf32`, `cudnn_allows_tf32`: PyTorch's
     settings for float32 products and convolutions, with PyTorch's defaults. `stage_outputs`: what a pipeline stage sends to

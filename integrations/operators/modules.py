@@ -1,6 +1,6 @@
 """Modules by their names in the bare model, whatever wrappers have been put around them.
 
-`torch.compile`, activation checkpointing and DistributedDataParallel each insert a level into qualified
+`torch.compile`, activation checkpointing, DistributedDataParallel and Lightning's Fabric each insert a level into qualified
 names. A *clean* name has none of them, so that the same name finds a module before and after wrapping.
 """
 
@@ -32,6 +32,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
             inner = module._orig_mod
         elif isinstance(module, nn.parallel.DistributedDataParallel):
             inner = module.module
+        elif type(module).__name__ == "_FabricModule":
+            inner = module._forward_module
         else:
             return module
         module = inner

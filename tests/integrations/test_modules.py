@@ -56,6 +56,21 @@ def test_wrappers_are_taken_off() -> None:
     assert unwrapped(found) is found
 
 
+def test_fabric_is_a_wrapper() -> None:
+    """Lightning's wrapper, known by its name, has the module twice; names are those of the module in it."""
+
+    class _FabricModule(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self._forward_module = self._original_module = inner
+
+    inner = model()
+    wrapped = _FabricModule(torch.compile(inner))  # type: ignore[arg-type]
+    assert unwrapped(wrapped) is inner
+    assert find_module(wrapped, "0") is inner[0]  # type: ignore[index]
+    assert parameters_of(wrapped) == parameters_of(inner)
+
+
 def test_modules_are_found_by_clean_names() -> None:
     """As they stand, with their wrappers; None for what is not there."""
     whole = nn.Sequential(torch.compile(model()))

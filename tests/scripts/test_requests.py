@@ -29,6 +29,7 @@ def test_documents_survive_their_files(tmp_path: Path) -> None:
         period=4,
         marker="train.step",
         fast_forward=True,
+        every_microbatch=True,
         moe_load="zipf",
         synthetic="text",
         stand_ins=("flash_attn",),

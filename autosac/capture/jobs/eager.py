@@ -28,7 +28,7 @@ from autosac.capture.jobs import handover
 from autosac.capture.jobs.script_model import ModelFinder
 from autosac.capture.jobs.session import CaptureSession, prepare
 from autosac.capture.jobs.step_process import Files, StepProcess, run_in_child
-from autosac.capture.jobs.transforms import apply_plan_file, observe_candidates
+from autosac.capture.jobs.transforms import apply_plan_file, checkpointing_of, observe_candidates
 from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
 from autosac.files.temporary import temporary_folder
@@ -209,8 +209,7 @@ def _info(model: Any, request: EagerRequest) -> TraceInfo:
         gpu=request.gpu.name if request.target == "gpu" else "cpu",
         torch_version=torch.__version__,
         parameter_shapes=shapes,
-        selective_modules=modules.selectively_checkpointed([model]) if model is not None else (),
-        checkpointing="plan" if request.plan_file else "job",
+        **checkpointing_of([model] if model is not None else [], request.plan_file),
         matmul_allows_tf32=matmul_allows_tf32(),
         cudnn_allows_tf32=cudnn_allows_tf32(),
         loss_chunks=request.loss_chunks,

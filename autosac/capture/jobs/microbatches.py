@@ -19,100 +19,26 @@ jobs whose routers send every microbatch's tokens elsewhere.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from autosac.capture.device.mode import SimulatedDeviceMode
+from autosac.capture.jobs.copied_parts import BACKWARD, COMPARED, FORWARD, LOSS, Copies, Stage, is_gathered
 from autosac.capture.record.recorder import Recorder
-from autosac.capture.record.repeats import Numbering, RepetitionError, RowStretch, copy, stretch
-from autosac.integrations.apply import add_forwards, forwards_of
+from autosac.capture.record.repeats import RepetitionError
+from autosac.integrations.apply import add_forwards
 
-_COMPARED = (1, 2)
-_SIMPLE = (bool, int, float, str)
 _SPLITTING = ("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")
-FORWARD, LOSS, BACKWARD = "forward", "loss", "backward"
 
 
-class _Result(NamedTuple):
-    """A tensor that a stretch returns: the position of its storage, its layout, and its class with what that keeps beside it
-    (DTensor), if it is no plain tensor.
-    """
-
-    storage: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    wrapped: tuple[Any, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """What a microbatch does in one of its three parts: its stretch, what it returns (`results`, in a tree `like`), how often
-    each unit of a plan runs forward, and the `state` of the modules afterwards.
-    """
-
-    stretch: RowStretch
-    results: tuple[_Result | None, ...]
-    like: Any
-    forwards: tuple[int, ...]
-    state: tuple[Any, ...]
-
-    def is_like(self, other: _Part) -> bool:
-        """Whether both do the same."""
-        return (self.results, self.like, self.forwards, self.state) == (
-            other.results,
-            other.like,
-            other.forwards,
-            other.state,
-        ) and self.stretch.is_like(other.stretch)
-
-
-@dataclass
-class _Stage:
-    """What is known of a stage's microbatches since the schedule has begun."""
-
-    numbers: dict[int, Numbering] = field(default_factory=dict)
-    parts: dict[tuple[str, int], _Part | None] = field(default_factory=dict)
-    patterns: dict[str, _Part | None] = field(default_factory=dict)  # of the parts that both have run
-    copied: set[int] = field(default_factory=set)
-    real: set[int] = field(default_factory=set)  # storages of copied microbatches that tensors hold
-
-    def of(self, index: int) -> Numbering:
-        """A microbatch's numbers."""
-        return self.numbers.setdefault(index, Numbering(index))
-
-    def pattern(self, kind: str) -> _Part | None:
-        """What microbatches do in this part, if two have done the same."""
-        if kind not in self.patterns and all((kind, index) in self.parts for index in _COMPARED):
-            one, other = (self.parts[kind, index] for index in _COMPARED)
-            self.patterns[kind] = other if one is not None and other is not None and one.is_like(other) else None
-        return self.patterns.get(kind)
-
-    def is_closed(self) -> bool:
-        """Whether all that a microbatch makes ends with it, but for what it returns."""
-        parts = [
-            self.parts[kind, _COMPARED[1]] for kind in (FORWARD, LOSS, BACKWARD) if (kind, _COMPARED[1]) in self.parts
-        ]
-        held, freed, returned = set[int](), set[int](), set[int]()
-        for part in filter(None, parts):
-            held |= part.stretch.held()
-            freed |= part.stretch.freed()
-            returned |= {result.storage for result in part.results if result is not None}
-        return held - freed <= returned
-
-
-class Microbatches:
+class Microbatches(Copies):
     """See the module's docstring. One for each capture."""
 
     def __init__(self, mode: SimulatedDeviceMode, recorder: Recorder) -> None:
-        self._mode, self._recorder = mode, recorder
-        self._stages: dict[int, _Stage] = {}
+        super().__init__(mode, recorder)
+        self._stages: dict[int, Stage] = {}
 
     def install(self) -> None:
         """Patch the pipeline stages and schedules of this process."""
@@ -132,8 +58,8 @@ class Microbatches:
 
         setattr(owner, name, call)
 
-    def _of(self, stage: Any) -> _Stage:
-        return self._stages.setdefault(id(stage), _Stage())
+    def _of(self, stage: Any) -> Stage:
+        return self._stages.setdefault(id(stage), Stage())
 
     # ---- the three parts of a microbatch ----------------------------------------------------------------------------
 
@@ -149,7 +75,7 @@ class Microbatches:
         known.of(index).storages.give(self._recorder.storages.of_all(inputs))
         needed = (FORWARD, LOSS) if stage.is_last else (FORWARD,)
         kept = len(stage.output_chunks)
-        is_inner = _COMPARED[1] < index < (stage.chunks or 0) - 1
+        is_inner = COMPARED[1] < index < (stage.chunks or 0) - 1
         if is_inner and is_gathered(stage.submod) and all(map(known.pattern, needed)):
             known.copied.add(index)
             # What the model is called with: a later stage with what it has received.
@@ -202,11 +128,11 @@ class Microbatches:
 
     # ---- running and copying ----------------------------------------------------------------------------------------
 
-    def _run(self, known: _Stage, kind: str, index: int, stage: Any, action: Callable[[], Any]) -> Any:
+    def _run(self, known: Stage, kind: str, index: int, stage: Any, action: Callable[[], Any]) -> Any:
         """Run a part of a microbatch, and note it where it is one to compare. RepetitionError if the last one is not as those
         that were copied.
         """
-        if index in _COMPARED:
+        if index in COMPARED:
             found, known.parts[kind, index] = self._noted(known, kind, index, stage.submod, action)
             return found
         if not known.copied or kind == BACKWARD or index != stage.chunks - 1:
@@ -216,108 +142,11 @@ class Microbatches:
             raise RepetitionError(f"the last microbatch differs in its {kind}")
         return found
 
-    def _noted(
-        self, known: _Stage, kind: str, index: int, module: torch.nn.Module, action: Callable[[], Any]
-    ) -> tuple[Any, _Part | None]:
-        """What a part of a microbatch returns, and what it does; None if that cannot be copied."""
-        recorder = self._recorder
-        before, forwards = recorder.extent(), forwards_of(module)
-        stays = is_gathered(module)
-        found = action()
-        stays = stays and is_gathered(module)
-        numbering = known.of(index)
-        noted = stretch(recorder, numbering, before, repeats_forward=kind == BACKWARD)
-        leaves, like = pytree.tree_flatten(found)
-        results = [self._result(leaf, numbering) for leaf in leaves]
-        known_leaves = all(leaf is None or result for leaf, result in zip(leaves, results, strict=True))
-        if not stays or noted is None or not known_leaves:
-            return found, None
-        ran = tuple(now - then for now, then in zip(forwards_of(module), forwards, strict=True))
-        state = state_of(module)
-        return found, _Part(stretch=noted, results=tuple(results), like=like, forwards=ran, state=state)
-
-    def _pattern(self, known: _Stage, kind: str) -> _Part:
-        part = known.pattern(kind)
-        if part is None:
-            raise RepetitionError(f"microbatches differ in their {kind}")
-        return part
-
-    def _copy(self, known: _Stage, kind: str, index: int, let_go: Callable[[], None] = lambda: None) -> Any:
-        """Log a part of a microbatch like another one's; what it returns."""
-        part, numbering = self._pattern(known, kind), known.of(index)
-        copy(
-            self._recorder,
-            numbering,
-            part.stretch,
-            known.real.__contains__,
-            let_go,
-            repeats_forward=kind == BACKWARD,
-        )
-        made: dict[int, torch.Tensor] = {}
-        leaves = [None if result is None else self._made(result, numbering, made) for result in part.results]
-        known.real |= made.keys()
-        return pytree.tree_unflatten(leaves, part.like)
-
-    def _result(self, leaf: Any, numbering: Numbering) -> _Result | None:
-        """How to make a tensor like this one; None if it is more than its layout."""
-        wrapped: tuple[Any, ...] = ()
-        plain = leaf
-        if type(leaf).__name__ == "DTensor":
-            names, beside = leaf.__tensor_flatten__()
-            inner = {name: getattr(leaf, name) for name in names}
-            (name,) = (name for name, value in inner.items() if isinstance(value, torch.Tensor))
-            plain = inner.pop(name)
-            wrapped = (type(leaf), name, inner, beside, leaf.shape, leaf.stride())
-        if type(plain) is not FakeTensor or plain.storage_offset() or plain.layout is not torch.strided:
-            return None
-        position = numbering.storages.position(self._recorder.storages.of(plain))
-        layout = tuple(map(int, plain.shape)), tuple(map(int, plain.stride()))
-        if position >= -1 or plain.untyped_storage().nbytes() != _span(*layout) * plain.element_size():
-            return None
-        return _Result(position, *layout, plain.dtype, plain.fake_device, wrapped)
-
-    def _made(self, result: _Result, numbering: Numbering, made: dict[int, torch.Tensor]) -> torch.Tensor:
-        storage = numbering.storages.number(result.storage)
-        if storage in made:
-            raise RepetitionError("results share their memory")
-        with self._mode.unrecorded(), torch.no_grad():
-            tensor = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device=result.device)
-        self._recorder.storages.adopt(tensor, storage)
-        made[storage] = tensor
-        if not result.wrapped:
-            return tensor
-        kind, name, inner, beside, shape, stride = result.wrapped
-        whole: torch.Tensor = kind.__tensor_unflatten__({name: tensor, **inner}, beside, shape, stride)
-        return whole.requires_grad_(False)  # a leaf that needs a gradient would be held by the graph of the losses' sum
-
-
-def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements a tensor without an offset needs."""
-    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
 
 def _buffers(stage: Any, name: str, index: int) -> list[Any]:
     """Where a stage receives what belongs to a microbatch."""
     infos = getattr(stage, name).get(index) or ()
     return [getattr(info, "buffer", None) for info in infos]
-
-
-def state_of(model: torch.nn.Module) -> tuple[Any, ...]:
-    """The numbers, texts and truth values that modules hold, such as a count of their calls."""
-    return tuple(value for module in model.modules() for value in vars(module).values() if isinstance(value, _SIMPLE))
-
-
-def is_gathered(model: torch.nn.Module) -> bool:
-    """Whether no FSDP unit of a model would have to gather."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None)  # from torch 2.13 on
-            if not all(g is None or g.is_unsharded for g in (groups or [getattr(state, "_fsdp_param_group", None)])):
-                return False
-    return True
 
 
 def repeats(schedule: Any) -> bool:

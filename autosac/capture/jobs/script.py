@@ -75,7 +75,7 @@ class ScriptSteps:
 
     def __init__(self, recorder: Recorder, listener: ScriptListener, period: int = 1, marker: str = "") -> None:
         self.recorder = recorder
-        self.forward = FastForward(lambda: len(recorder.log.events), self._replayed, self._differentiated)
+        self.forward = FastForward(lambda: len(recorder.log.events), self._replayed, self.differentiated)
         self._marker = Marker(marker, self._marked) if marker else None
         self.number = self.complete = 0
         self._listener = listener
@@ -117,6 +117,12 @@ class ScriptSteps:
         """Whether the step's optimizer has stepped, and no forward has come since."""
         return self._is_over
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether a module that is called now, with gradients, would begin a forward of its own."""
+        is_idle = not (self._depth or self._updating or self.forward.active) and self._updates is None
+        return is_idle and torch.is_grad_enabled() and not _in_backward()
+
     def _enter(self, module: torch.nn.Module) -> None:
         self._depth += 1
         self._has_modules = True
@@ -156,7 +162,7 @@ class ScriptSteps:
         self._enter(module)
         self._depth -= 1
 
-    def _differentiated(self) -> None:
+    def differentiated(self) -> None:
         """A backward has run, or would have."""
         self._has_gradients = self._has_run_backward = True
 
@@ -228,7 +234,7 @@ class ScriptSteps:
         if has_backward and not _in_backward() and (self._is_over or not self.number):
             self._begin()
         if has_backward:
-            self._differentiated()
+            self.differentiated()
             if self.number and not _in_backward():
                 self._forward_begins()
 
@@ -253,7 +259,7 @@ class ScriptSteps:
             self._listener.operator_ran()
             return
         if _in_backward():
-            self._differentiated()
+            self.differentiated()
         elif self._first is None and self._marker is None:
             self._look_for_updates(func, args)
         if self._is_over and self._begins_step(func, args, kwargs, tensors):

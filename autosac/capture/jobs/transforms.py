@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from torch import nn
 
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.regions import RecomputationLog, RegionLog, candidate_modules
 from autosac.capture.request import TitanRequest
-from autosac.integrations.apply import apply
+from autosac.integrations.apply import apply, planned_modules
 from autosac.integrations.observe import observe
+from autosac.integrations.operators.modules import selectively_checkpointed
 from autosac.integrations.recompute.entries import observer
 from autosac.plans import Plan
 from autosac.plans.layers import of_few_layers
@@ -38,6 +40,17 @@ def apply_plan_file(
     _say_once()
     plan = Plan.load(path)
     apply(model, plan if layers is None else of_few_layers(plan, layers))
+
+
+def checkpointing_of(model_parts: Sequence[nn.Module], plan_file: str | None) -> dict[str, Any]:
+    """What a trace says of an eager program's checkpointing (arguments of `TraceInfo`): its own, or that of a plan, which the
+    capture or the program has applied.
+    """
+    planned = planned_modules(model_parts)
+    return {
+        "checkpointing": "plan" if planned or plan_file is not None else "job",
+        "selective_modules": tuple(sorted({*planned, *selectively_checkpointed(model_parts)})),
+    }
 
 
 def _say_once() -> None:

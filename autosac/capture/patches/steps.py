@@ -75,13 +75,18 @@ def optimizer_foreach(capture: Patched) -> None:
 @patch(
     "torch:clear_autocast_cache",
 )
-def autocast_exit(_: Patched) -> None:
-    """Leaving autocast clears C++'s cache of cast weights; the simulated device's cache has to follow."""
+def autocast_exit(capture: Patched) -> None:
+    """Leaving autocast clears C++'s cache of cast weights; the simulated device's cache has to follow.
+
+    C++ lets go of them in the order of their addresses, which is another one each time; they are logged in that of their
+    allocations.
+    """
     original = torch.clear_autocast_cache
 
     def clear_autocast_cache() -> None:
-        original()
-        kernels.clear_autocast_weights()
+        with capture.recorder.clearing():
+            original()
+            kernels.clear_autocast_weights()
 
     torch.clear_autocast_cache = clear_autocast_cache
 

@@ -7,7 +7,7 @@ It puts together who knows what: `phases` (where in the job an operator belongs)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from autosac.trace import (
     EmptyCache,
     EventRecord,
     EventWait,
+    Free,
     Group,
     HostWait,
     Label,
@@ -96,6 +97,7 @@ class Recorder:
         self.model_parts: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.uses_ddp = False
+        self.cleared: Callable[[int], None] = lambda first: None
         self._additions: EngineAdditions | None = None
         self._work = 0
         self._batch = -1
@@ -266,6 +268,16 @@ class Recorder:
     def emptied_cache(self) -> None:
         """`torch.cuda.empty_cache`; the prologue keeps it, too."""
         self.log.events.append(EmptyCache())
+
+    @contextmanager
+    def clearing(self) -> Iterator[None]:
+        """The cache of cast weights lets go of what it holds. `cleared` is told from which row on that is logged."""
+        events = self.log.events
+        first = len(events)
+        yield
+        self.cleared(first)
+        if all(type(row) is Free for row in events[first:]):
+            events[first:] = sorted(events[first:])
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """`UntypedStorage.resize_`."""

@@ -60,6 +60,10 @@ class _Numbers:
             self._positions.setdefault(number, _FIRST_GIVEN - len(self.given))
             self.given.append(number)
 
+    @staticmethod
+    def is_given(position: int) -> bool:
+        return position <= _FIRST_GIVEN
+
     def position(self, number: int) -> int:
         return self._positions.get(number, number)
 

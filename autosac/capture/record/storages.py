@@ -7,8 +7,9 @@ allocation is a storage of its own in the trace.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class StorageTable:
         self._live: dict[int, _Live] = {}
         # An addition that was in place if its first summand dies next: (summand's key, its output's key, events so far).
         self._addition: tuple[int, int, int] | None = None
+        self._silent: set[int] | None = None
         self._copies: list[tuple[int, int]] = []  # (a copy, what it is a copy of)
 
     def of(self, tensor: torch.Tensor) -> int:
@@ -87,6 +89,19 @@ class StorageTable:
         self._copies += zip(copies, originals, strict=True)
         return copies
 
+    def held(self) -> set[int]:
+        """The allocations that tensors hold."""
+        return {live.storage for live in self._live.values() if live.storage >= 0}
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[set[int]]:
+        """Ends of allocations are noted in the set that this gives, and not logged."""
+        self._silent = set()
+        try:
+            yield self._silent
+        finally:
+            self._silent = None
+
     def adopt(self, tensor: torch.Tensor, storage: int) -> None:
         """The allocation holds this tensor, which nobody has seen yet: it ends with it."""
         held = tensor.untyped_storage()
@@ -109,7 +124,10 @@ class StorageTable:
             if key == summand and position == len(self._log.events):
                 self._added_in_place(live, self._live[total])
         if live.storage >= 0:
-            self._log.events.append(Free(live.storage))
+            if self._silent is None:
+                self._log.events.append(Free(live.storage))
+            else:
+                self._silent.add(live.storage)
             live.storage = -1
         if self._live.get(key) is live:
             del self._live[key]

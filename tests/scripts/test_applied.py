@@ -1,0 +1,75 @@
+"""Scripts that apply their plan: the step that the plan promises on the simulated GPU, and the same training on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosac.plans import Plan
+
+TRAINING = """
+import hashlib, torch
+from torch import nn
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.dropout = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.dropout(nn.functional.gelu(self.norm(self.conv(x))))
+
+model = nn.Sequential(*(Block() for _ in range(6)), nn.Flatten(), nn.Linear(16 * 32 * 32, 10)).to(device)
+# apply the plan
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    images, labels = torch.randn(16, 16, 32, 32).to(device), torch.randint(10, (16,)).to(device)
+    loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    if device == "cpu":
+        tensors = [loss, *(p.grad for p in model.parameters()), *model.buffers()]
+        print(hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest())
+    optimizer.step()
+    optimizer.zero_grad()
+if device == "cpu":
+    print("forwards of units:", sum(m._autosac.forwards for m in model.modules() if hasattr(m, "_autosac")))
+"""
+APPLIED = TRAINING.replace("# apply the plan", 'import autosac; model = autosac.apply(model, "plan.json")')
+LEAST_MORE_MS = 0.1
+
+
+def _trained(source: str) -> list[str]:
+    """What a script prints that trains on the CPU."""
+    Path("real.py").write_text(source)
+    return subprocess.run(
+        [sys.executable, "real.py"], capture_output=True, text=True, check=True, timeout=300
+    ).stdout.splitlines()
+
+
+def test_a_script_that_applies_its_plan(run: Any) -> None:
+    """It is the step that the plan promises, what its units cost the host included; and really trained on the CPU its losses,
+    gradients and buffers are the same to the bit.
+    """
+    ended = run(TRAINING, "--plan", "82MiB", "-o", "plan.json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    plan = Plan.load("plan.json")
+    promised, plain = plan.predictions["autosac"], plan.predictions["none"]
+    assert promised.step_ms > plain.step_ms + promised.recompute_ms + LEAST_MORE_MS  # the host decides
+    ended = run(APPLIED, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["step"]["step_ms"] == promised.step_ms
+    assert found["step"]["recompute_ms"] == pytest.approx(promised.recompute_ms, rel=1e-9) and promised.recompute_ms > 0
+    assert found["peak_active_bytes"] == promised.peak_active_bytes
+    assert found["peak_reserved_bytes"] == promised.peak_reserved_bytes
+    *before, none = _trained(TRAINING)
+    *after, forwards = _trained(APPLIED)
+    assert len(before) == 3 and after == before
+    assert none == "forwards of units: 0" and forwards == f"forwards of units: {3 * len(plan.units)}"
