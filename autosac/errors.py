@@ -47,6 +47,10 @@ class FirstStageError(CaptureError):
     """A later pipeline stage cannot be captured before it is known what the first one sends."""
 
 
+class MicrobatchError(CaptureError):
+    """A microbatch of a script proved unlike those that had been copied: all of them have to run."""
+
+
 class TooFewLayersError(CaptureError):
     """There are too few equal layers for a capture with fewer of them: the smallest such capture is of the whole job."""
 

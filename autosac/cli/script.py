@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from autosac.cli.progress import progress_line
 from autosac.cli.simulated import check_pictures, simulation_document, with_models, write_pictures
-from autosac.errors import UsageError
+from autosac.errors import MicrobatchError, UsageError
 from autosac.files.writing import check_outputs
 from autosac.planning.closed_loop import Goal, Planned
 from autosac.quantities import parse_budget
@@ -25,7 +26,7 @@ from autosac.scripts.ranks import RanksResult, ranks_of, running_ranks
 from autosac.scripts.request import ScriptRequest
 from autosac.scripts.target import script_target
 from autosac.scripts.template import Template
-from autosac.simulation import Simulation
+from autosac.simulation import Simulation, Target
 
 _TWO_LINES = """    import autosac
     model = autosac.apply(model, "{path}")"""
@@ -45,6 +46,14 @@ def script(arguments: argparse.Namespace) -> None:
     if arguments.plan is not None:
         goal = Goal(budget_bytes=parse_budget(arguments.plan, target.hardware.usable_bytes))
         request = replace(request, unlimited=True)
+    try:
+        _run(arguments, request, target, goal)
+    except MicrobatchError as e:
+        print(f"autosac: {e}: the script runs again, with every microbatch", file=sys.stderr)
+        _run(arguments, replace(request, every_microbatch=True), target, goal)
+
+
+def _run(arguments: argparse.Namespace, request: ScriptRequest, target: Target, goal: Goal | None) -> None:
     with running_ranks(request, arguments.rank) as (result, folder):
         ranks = ranks_of(result.traces, target)
         simulation = max(ranks, key=lambda rank: rank.peak_active_bytes)

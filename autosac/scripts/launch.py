@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autosac.capture.failures import how_it_ended
-from autosac.errors import AutosacError, CaptureError, UsageError
+from autosac.errors import AutosacError, CaptureError, MicrobatchError, UsageError
 from autosac.files.temporary import temporary_folder
 from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.trace import Trace
@@ -98,7 +98,8 @@ def said_in(folder: Path) -> str:
 def result_in(folder: Path, code: int) -> ScriptResult:
     """What a rank whose process has ended with this exit code has left in its folder.
 
-    ScriptError if the script fails by itself, CaptureError or UsageError if it cannot be captured.
+    ScriptError if the script fails by itself, CaptureError or UsageError if it cannot be captured, MicrobatchError if every
+    microbatch has to run.
     """
     outcome_file, trace_file = folder / OUTCOME, folder / TRACE
     if not outcome_file.exists():
@@ -106,6 +107,8 @@ def result_in(folder: Path, code: int) -> ScriptResult:
             raise KeyboardInterrupt
         raise CaptureError(f"the process of the script {how_it_ended(code)}")
     outcome = ScriptOutcome.load(outcome_file)
+    if outcome.is_uneven:
+        raise MicrobatchError(outcome.error)
     if outcome.error:
         raise (UsageError if outcome.exit_code == UsageError.exit_code else CaptureError)(outcome.error)
     if outcome.exit_code == 130:

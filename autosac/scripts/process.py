@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from autosac.capture import lifeline
 from autosac.capture.process.store import kept_programs
-from autosac.errors import AutosacError
+from autosac.errors import AutosacError, MicrobatchError
 from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.target import script_target
@@ -110,7 +110,8 @@ def _run(request: ScriptRequest, folder: Path, clock: SimulatedClock | None) -> 
         with run.active():
             code = _execute(request, run)
     except AutosacError as e:
-        return ScriptOutcome(exit_code=e.exit_code, steps=run.steps, error=str(e))
+        uneven = isinstance(e, MicrobatchError)
+        return ScriptOutcome(exit_code=e.exit_code, steps=run.steps, error=str(e), is_uneven=uneven)
     finally:
         watchdog.stop()
     return replace(run.finish(code), printed=prints.any)

@@ -87,13 +87,15 @@ class ScriptOutcome:
     """How a script ended.
 
     `exit_code` is its own. `steps` have run, of which number `kept` is in the trace (0: there is none). `error`: why there is
-    no trace, unless the script says so itself. `notes`: what was assumed. `printed`: whether it has, on standard output.
+    no trace, unless the script says so itself; `is_uneven`: because a microbatch was unlike those that had been copied.
+    `notes`: what was assumed. `printed`: whether it has, on standard output.
     """
 
     exit_code: int = 0
     steps: int = 0
     kept: int = 0
     error: str = ""
+    is_uneven: bool = False
     notes: tuple[str, ...] = ()
     printed: bool = True
 

@@ -16,11 +16,12 @@ import socket
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autosac.capture import lifeline
-from autosac.errors import AutosacError, CaptureError
+from autosac.errors import AutosacError, CaptureError, MicrobatchError
 from autosac.files.temporary import temporary_folder
 from autosac.scripts import process
 from autosac.scripts.launch import MARK, SAID, ScriptError, ScriptResult, end_marked, result_in, said_in
@@ -47,6 +48,12 @@ class Template:
 
     def run(self, request: ScriptRequest) -> ScriptResult:
         """What comes of it. Errors: as `result_in`. What the script says on standard error is shown if it fails."""
+        try:
+            return self._run(request)
+        except MicrobatchError:
+            return self._run(replace(request, every_microbatch=True))
+
+    def _run(self, request: ScriptRequest) -> ScriptResult:
         self._runs += 1
         folder = self._folder / f"run-{self._runs}"
         folder.mkdir()

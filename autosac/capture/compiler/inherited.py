@@ -3,8 +3,8 @@ here.
 
 Dynamo keeps what a function is called with when it compiles it, in a cycle of references. It collects garbage itself after a
 compilation, but the cycle is still in use then, and what survives is looked at again in a full collection only, which
-TorchTitan does not make. A job holds the inputs of some layers' attention so. Here, what inherited code is first called with is
-kept to the end of the capture.
+TorchTitan does not make. A job holds the inputs of some layers' attention so. Here, what inherited code is first called with
+is kept to the end of the capture.
 """
 
 from __future__ import annotations

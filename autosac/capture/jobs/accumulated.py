@@ -30,7 +30,7 @@ from autosac.capture.jobs.copied_parts import BACKWARD, COMPARED, FORWARD, Copie
 from autosac.capture.jobs.script import ScriptSteps
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.repeats import copy
-from autosac.errors import CaptureError
+from autosac.errors import MicrobatchError
 from autosac.integrations.apply import add_forwards
 from autosac.trace import Collective, Free, Op
 
@@ -274,12 +274,11 @@ class Accumulation(Copies):
         return found
 
     def _refuse(self, why: str) -> None:
-        """Copy no more. CaptureError if something has been copied."""
+        """Copy no more. MicrobatchError if something has been copied."""
         self._is_broken = True
         if self._known.copied:
-            raise CaptureError(
-                f"microbatch {self._index + 1} of step {self._number} {why} than the ones before, some of which were copied: "
-                "run the script with --every-microbatch"
+            raise MicrobatchError(
+                f"microbatch {self._index + 1} of step {self._number} {why} than the ones before, some of which were copied"
             )
 
 
