@@ -117,7 +117,7 @@ def _write_down_types(graph: Graph) -> None:
 
 def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> None:
     """A module's own budget holds for what the compiler adds, too: copies of inputs that it changes, writing them back
-    (running statistics), seeds, and the graphs of branches. PyTorch refuses budgets that do not cover all of a graph's forward.
+    (running statistics), seeds, and the graphs of branches. PyTorch refuses budgets that do not cover a graph's whole forward.
     """
     key = _budget_key()
     budgets = {node.meta["custom"][key] for node in forward if key in (node.meta.get("custom") or ())}
