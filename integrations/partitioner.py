@@ -64,6 +64,7 @@ def save_what_changes() -> None:
 
         @functools.wraps(classify)
         def classified(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+            _forget_outer_tags(module.graph)
             if _is_planned(module.graph):
                 _write_down_types(module.graph)
             info = classify(module, *args, **kwargs)
@@ -88,6 +89,15 @@ def _is_planned(graph: Graph) -> bool:
     return config.activation_memory_budget != 1 or any(
         "recompute" in node.meta or (key is not None and key in (node.meta.get("custom") or ())) for node in graph.nodes
     )
+
+
+def _forget_outer_tags(graph: Graph) -> None:
+    """The graph of a loop's body gets the tags of the loop, inputs and gradients with them. There is nothing to decide about it:
+    what it saves is a result of the loop.
+    """
+    if any("recompute" in node.meta for node in graph.find_nodes(op="placeholder")):
+        for node in graph.nodes:
+            node.meta.pop("recompute", None)
 
 
 def _write_down_types(graph: Graph) -> None:
