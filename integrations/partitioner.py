@@ -92,7 +92,7 @@ def _is_planned(graph: Graph) -> bool:
 
 
 def _forget_outer_tags(graph: Graph) -> None:
-    """The graph of a loop's body gets the tags of the loop, inputs and gradients with them. There is nothing to decide about it:
+    """The graph of a loop's body has the loop's tags, on its inputs and gradients, too. There is nothing to decide about it:
     what it saves is a result of the loop.
     """
     if any("recompute" in node.meta for node in graph.find_nodes(op="placeholder")):

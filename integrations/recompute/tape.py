@@ -134,11 +134,9 @@ class Tape:
         if packed.held is not None:
             return packed.held.unpack(self.fqn)
         with self.lock:
-            if packed.value is None:
+            if not packed.has_value():
                 recompute(self)
-            value, packed.value = packed.value, None
-        assert value is not None
-        return value
+            return packed.give()
 
     def holders(self) -> list[Holder]:
         """Those whose tensors the backward can still ask for, in the order in which they were saved."""

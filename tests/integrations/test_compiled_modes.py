@@ -154,7 +154,7 @@ class Scanning(nn.Module):
 
         def one(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
             carry = torch.tanh(carry * 0.5 + nn.functional.dropout(row, 0.5))
-            return carry, (self.b.weight @ carry).sin()
+            return carry, (carry @ self.b.weight).sin()
 
         h = self.a(x)
         return self.b(scan(one, torch.zeros_like(h[0]), h)[1].sin())
