@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autosac.errors import PlanError
-from autosac.integrations.operators.dispatching import skipped_by_dynamo
+from autosac.integrations.operators.dispatching import called, skipped_by_dynamo
 from autosac.integrations.operators.keys import CountingMode, Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
 from autosac.integrations.operators.modules import find_module
 from autosac.integrations.recompute.units import UnitModule, become
@@ -98,7 +98,7 @@ class _ObservingMode(CountingMode):
         if quiet.depth or not (is_counted(func) or is_view(func)):
             return func(*args, **kwargs)
         self._region.op_begin()
-        out = func(*args, **kwargs)
+        out = called(func, args, kwargs)
         occurrence = self._keyer.occurrence(func)  # an operator that raises does not count: the module may catch that
         self._region.op_end(op_name(func), occurrence, func, args, kwargs, out)
         return out

@@ -39,6 +39,7 @@ from autosac.integrations.operators.keys import is_collective, is_random
 
 MARK = "autosac: saves what cannot be computed again"
 """What the caches' keys say of graphs that are partitioned like this."""
+_ORIGINS = ("stack_trace", "source_fn_stack", "nn_module_stack", "from_node")
 
 
 def save_what_changes() -> None:
@@ -63,6 +64,7 @@ def save_what_changes() -> None:
 
         @functools.wraps(classify)
         def classified(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+            _forget_outer_tags(module.graph)
             if _is_planned(module.graph):
                 _write_down_types(module.graph)
             info = classify(module, *args, **kwargs)
@@ -87,6 +89,15 @@ def _is_planned(graph: Graph) -> bool:
     return config.activation_memory_budget != 1 or any(
         "recompute" in node.meta or (key is not None and key in (node.meta.get("custom") or ())) for node in graph.nodes
     )
+
+
+def _forget_outer_tags(graph: Graph) -> None:
+    """The graph of a loop's body has the loop's tags, on its inputs and gradients, too. There is nothing to decide about it:
+    what it saves is a result of the loop.
+    """
+    if any("recompute" in node.meta for node in graph.find_nodes(op="placeholder")):
+        for node in graph.nodes:
+            node.meta.pop("recompute", None)
 
 
 def _write_down_types(graph: Graph) -> None:
@@ -115,8 +126,8 @@ def _write_down_types(graph: Graph) -> None:
 
 
 def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> None:
-    """A module's own budget holds for what the compiler adds, too: views of its results, writing back what it changes (running
-    statistics), seeds, and the graphs of branches. PyTorch refuses budgets that do not cover all of a graph's forward.
+    """A module's own budget holds for what the compiler adds, too: copies of inputs that it changes, writing them back
+    (running statistics), seeds, and the graphs of branches. PyTorch refuses budgets that do not cover a graph's whole forward.
     """
     key = _budget_key()
     budgets = {node.meta["custom"][key] for node in forward if key in (node.meta.get("custom") or ())}
@@ -129,10 +140,11 @@ def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> N
 
 
 def _is_added(node: Node) -> bool:
-    """Whether AOTAutograd makes such nodes by itself, or Inductor: the seeds of random numbers."""
-    target: Any = node.target
-    is_seeds = str(target).startswith("prims.inductor_")
-    return bool(getattr(target, "is_view", False)) or target is torch.ops.aten.copy_.default or is_seeds
+    """Whether a compiler has made the node by itself: it comes from no line and no function of the model's.
+
+    AOTAutograd copies inputs before they are changed and writes back (`copy_`, `set_`); Inductor draws seeds.
+    """
+    return not any(node.meta.get(origin) for origin in _ORIGINS)
 
 
 def unrepeatable(joint: Graph, info: Any, saved: Sequence[Node]) -> list[Node]:

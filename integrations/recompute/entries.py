@@ -91,12 +91,15 @@ class Held:
 
 
 class Holder:
-    """A saved tensor that was let go: which one it was, and, for a moment in the backward, the recomputed one.
+    """A saved tensor that was let go: which one it was, and, for a moment in the backward, the recomputed one (`value`).
+
+    `given` tells of a value that may be asked for again, because an autograd function of the user's own has read it: in which
+    backward that was, and which version it had.
 
     `counter` counts its changes in place without holding its memory: others that share the memory may count by themselves.
     """
 
-    __slots__ = ("__weakref__", "counter", "held", "tape", "value", "version", "view", "witness")
+    __slots__ = ("__weakref__", "counter", "given", "held", "tape", "value", "version", "view", "witness")
 
     def __init__(self, tape: Tape, view: Any, tensor: torch.Tensor) -> None:
         self.tape = tape
@@ -105,7 +108,26 @@ class Holder:
         self.witness = witness.of(tensor) if tape.audited or tensor.is_cpu else None
         self.counter = counter_of(tensor)
         self.value: torch.Tensor | None = None
+        self.given: tuple[int, int | None] | None = None
         self.held: Held | None = None
+
+    def give(self) -> torch.Tensor:
+        """The recomputed tensor. It is let go, but for functions of the user's own: they may read it several times."""
+        value = self.value
+        assert value is not None
+        if isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction):
+            self.given = torch._C._current_graph_task_id(), version_of(value)
+        else:
+            self.value = self.given = None
+        return value
+
+    def has_value(self) -> bool:
+        """Whether the recomputed tensor is there. One that was read in an earlier backward, or changed since, is let go."""
+        if self.value is None or self.given is None:
+            return self.value is not None
+        if self.given != (torch._C._current_graph_task_id(), version_of(self.value)):
+            self.value = self.given = None
+        return self.value is not None
 
 
 TracedOperator: TypeAlias = tuple[str, OutputMetadata]

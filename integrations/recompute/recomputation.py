@@ -133,7 +133,7 @@ def is_kept(memory: Memory, epoch: int) -> bool:
 class _Recomputation:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
-        self._holders = [holder for holder in tape.holders() if holder.value is None]
+        self._holders = [holder for holder in tape.holders() if not holder.has_value()]
         if tape.offloader is not None:
             tape.offloader.backward_begins(tape)
         need = _Need(tape, self._holders, use_kept=True)

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from autosac.integrations.operators.dispatching import with_conjugates
 from autosac.integrations.operators.effects import TritonLaunch, written_by
 from autosac.integrations.operators.facts import Facts, facts_of
 from autosac.integrations.operators.keys import CountingMode, is_collective, is_random, quiet, tensors_in
@@ -133,11 +134,9 @@ class Tape:
         if packed.held is not None:
             return packed.held.unpack(self.fqn)
         with self.lock:
-            if packed.value is None:
+            if not packed.has_value():
                 recompute(self)
-            value, packed.value = packed.value, None
-        assert value is not None
-        return value
+            return packed.give()
 
     def holders(self) -> list[Holder]:
         """Those whose tensors the backward can still ask for, in the order in which they were saved."""
@@ -437,7 +436,7 @@ class RecordingMode(CountingMode):
         entry = None if facts.only_metadata else tape.begin(func, facts, args, kwargs, occurrence)
         self._running = facts.name
         is_complex = entry is not None and any(view.dtype.is_complex for view in entry.reads)
-        out = _with_conjugates(func, args, kwargs) if is_complex else func(*args, **kwargs)
+        out = with_conjugates(func, args, kwargs) if is_complex else func(*args, **kwargs)
         self._running = ""
         if occurrence >= 0:  # an operator that raises does not count: the module may catch that
             self._calls[facts] = occurrence + 1
@@ -445,17 +444,6 @@ class RecordingMode(CountingMode):
             decision = tape.policy.decision(facts, occurrence, out) if occurrence >= 0 and tape.policy.size else None
             tape.end(entry, out, decision)
         return out
-
-
-def _with_conjugates(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operator from a mode. PyTorch leaves out there what resolves conjugates: `linalg.pinv`, which makes some in its
-    kernel, would take them for what they are not.
-    """
-    with (
-        torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Conjugate, False),
-        torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Negative, False),
-    ):
-        return func(*args, **kwargs)
 
 
 def all_tensors(tree: Any) -> list[torch.Tensor]:

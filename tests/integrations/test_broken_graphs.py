@@ -160,6 +160,52 @@ def test_a_budget_covers_what_the_compiler_adds(kind: type[Block], budget: float
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
+def rectified(_: Block, x: Tensor) -> Tensor:
+    """An input that is changed: AOTAutograd copies it first."""
+    return torch.relu_(x).square()
+
+
+def halved(block: Block, x: Tensor) -> Tensor:
+    """A parameter that is changed out of autograd's sight, which is copied, too."""
+    block.up.weight.data.mul_(0.5)
+    return x @ block.up.weight
+
+
+def replaced(block: Block, x: Tensor) -> Tensor:
+    """A parameter that gets another memory, which AOTAutograd sets at the end."""
+    block.up.weight.data = block.up.weight.data * 0.5
+    return x @ block.up.weight
+
+
+class Changing(Block):
+    """Something is changed before it is used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        result: Tensor = self.down(self.between(self, x))
+        return result
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.4])
+@pytest.mark.parametrize("change", [rectified, halved, replaced], ids=lambda change: change.__name__)
+def test_a_budget_covers_what_the_compiler_adds_for_changes(
+    change: Callable[[Block, Tensor], Tensor], budget: float
+) -> None:
+    """Inputs that need gradients are copied before they are changed. Gradients and what is changed are those of eager code."""
+    found = []
+    for made in (plan(budget), None):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Changing(change)), torch.randn(4, WIDTH, requires_grad=True)
+        if made is not None:
+            apply(model, made)
+            model[0].compile(backend="aot_eager")
+        given = x * 1.5
+        (model(given).sin() + given.square()).sum().backward()
+        found.append([x.grad, given.detach(), *(p.grad for p in model.parameters()), *model.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_a_unit_inside_of_a_forward_derivative() -> None:
     """Dynamo gives up on the compiled model, but not on what it calls: it must not compile how a unit runs eagerly."""
     found = []

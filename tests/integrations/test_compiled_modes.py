@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from uncompiled import inductor
 
@@ -139,3 +140,31 @@ def test_a_region_that_draws_is_run_once() -> None:
     found = _gradients(body, torch.compile(Checkpointed(body), backend="aot_eager"))
     for a, b in zip(found, _gradients(again, again), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+class Scanning(nn.Module):
+    """A loop over the rows, with a carry, a parameter from outside and random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+
+        def one(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            carry = torch.tanh(carry * 0.5 + nn.functional.dropout(row, 0.5))
+            return carry, (carry @ self.b.weight).sin()
+
+        h = self.a(x)
+        return self.b(scan(one, torch.zeros_like(h[0]), h)[1].sin())
+
+
+@pytest.mark.filterwarnings("ignore::autosac.integrations.recompute.policy.PlanMismatchWarning")
+def test_loops_over_rows() -> None:
+    """PyTorch partitions the loop's body, which had the tags of the loop: it ended with "node source not in graph"."""
+    body = Scanning()
+    again = copy.deepcopy(body)
+    found = _gradients(body, torch.compile(Checkpointed(body), backend="aot_eager"))
+    wanted = _gradients(again, torch.compile(again, backend="aot_eager"))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -19,6 +19,23 @@ def test_an_observed_model_computes_the_same(lab: Any, case: Any) -> None:
     assert lab.same(lab.step(model, case.tokens), case.reference)
 
 
+def test_kernels_that_make_conjugates_are_observed_as_they_are(lab: Any) -> None:
+    """A pseudo-inverse of complex numbers: a dispatch mode leaves out what resolves conjugates inside of its kernel."""
+
+    class Inverse(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = torch.linalg.pinv(x)
+            return result
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 4, dtype=torch.complex64, requires_grad=True)
+    found = []
+    for model in (nn.Sequential(Inverse()), observe(nn.Sequential(Inverse()), ["0"], lab.Log())):
+        out = model(x)
+        found.append((out, *torch.autograd.grad(out.abs().sum(), x)))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_inner_and_outer_modules_are_both_observed(lab: Any, cases: Any) -> None:
     """The operators of layers.0.w1 (a linear layer: transpose and product) appear in both regions, each with
     its numbers.

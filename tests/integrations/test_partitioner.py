@@ -240,7 +240,6 @@ def test_the_compilers_caches_are_not_trusted(tmp_path: Path, monkeypatch: pytes
     # The mode "lite" calls PyTorch's operators: no C++ is compiled.
     for name in ("choose_saved_values_set", "classify_nodes"):  # as before the process's first plan
         monkeypatch.setattr(partitioners, name, inspect.unwrap(getattr(partitioners, name)))
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
     def trained(own: float, plan: Plan | None) -> list[Tensor]:
@@ -258,8 +257,9 @@ def test_the_compilers_caches_are_not_trusted(tmp_path: Path, monkeypatch: pytes
             torch.compile(block, mode="lite")(x).square().sum().backward()
         return [p.grad for p in block.parameters() if p.grad is not None]
 
-    without, own = trained(1.0, None), trained(0.4, None)
-    assert len(list(tmp_path.glob("aotautograd/*"))) == 2
-    planned = trained(1.0, Plan(made_for=MADE_FOR, units=(), settings=Settings(memory_budget=0.4)))
+    with torch.compiler.config.patch(cache_key_tag=""):
+        without, own = trained(1.0, None), trained(0.4, None)
+        assert len(list(tmp_path.glob("aotautograd/*"))) == 2
+        planned = trained(1.0, Plan(made_for=MADE_FOR, units=(), settings=Settings(memory_budget=0.4)))
     assert not all(map(torch.equal, own, without))
     torch.testing.assert_close(planned, without, rtol=0, atol=0)

@@ -84,6 +84,46 @@ def test_a_second_backward_recomputes_everything(lab: Any) -> None:
     assert ran.again == {"0": ["aten.addmm.default", "aten.sigmoid.default"]}
 
 
+class _ReadOften(torch.autograd.Function):
+    """A product and its sine, with a backward that asks for its saved tensors one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        product = x @ weight
+        ctx.save_for_backward(x, weight, product)
+        return product.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients."""
+        inner = gradients[0] * ctx.saved_tensors[2].cos()
+        return inner @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ inner
+
+
+def test_a_function_that_reads_its_saved_tensors_several_times(lab: Any) -> None:
+    """Each backward recomputes them once: the sine before the product, and the product. Gradients add up bitwise."""
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 16).reshape(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = _ReadOften.apply(x.sin(), self.weight)
+            return result
+
+    model = nn.Sequential(Product())
+    planned = apply(copy.deepcopy(model), lab.plan_for(model, {"0": ()}))
+    with lab.counting(planned, ["0"]) as ran:
+        for each in (model, planned):
+            loss = each(torch.ones(2, 4)).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+    assert ran.again == {"0": ["aten.sin.default", "aten.mm.default"] * 2}
+    assert torch.equal(*(each.get_parameter("0.weight").grad for each in (model, planned)))
+
+
 @pytest.mark.parametrize("keep", [set(), {"aten.addmm.default"}, {"aten.tanh.default", "aten.mul.Tensor"}])
 def test_double_backward_equals_that_of_the_plain_model(lab: Any, keep: set[str]) -> None:
     """The gradient of a gradient penalty (create_graph=True) through a unit."""

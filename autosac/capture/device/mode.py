@@ -28,7 +28,7 @@ from autosac.capture.device.composed import COMPOSED
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, called_cuda
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
 from autosac.capture.device.operators import per_operator
-from autosac.integrations.operators.dispatching import skipped_by_dynamo
+from autosac.integrations.operators.dispatching import called, skipped_by_dynamo
 
 aten = torch.ops.aten
 _FILLS = (aten.normal_.default, aten.uniform_.default)  # with other numbers in every layer of some models
@@ -143,7 +143,7 @@ class SimulatedDeviceMode(FakeTensorMode):
                 kwargs = {**kwargs, "pin_memory": False}
             if _is_c10d(func):
                 exchanged.exchange_on_host(func, args)
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         composes = self._composing or not fake
         if not self._depth and (_is_composite(func) if composes else func in _MAY_COPY):
             with self:  # callers below autograd hand over undecomposed operators
