@@ -235,6 +235,7 @@ def faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -
     return tuple(
         f"the job's own {name} also fits and is faster by {format_ms(own.step_ms - other.step_ms)}"
         + ("" if compiled else ": under a plan the host records every operator, and this step does not hide that time")
+        + ("; it is no plan itself, as it runs again what plans may not" if name == "full" and not compiled else "")
         for name, other in fitting.items()
         if is_faster(other.step_ms, own.step_ms)
     )

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from autosac.errors import InfeasibleError
-from autosac.planning.closed_loop import Goal, Planned
+from autosac.planning.closed_loop import Goal, Planned, faster
 from autosac.planning.pipeline_plans import make_pipeline_plans
 from autosac.planning.planner import Planner
 from autosac.simulation import Simulation
 from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Trace
+from plans import prediction
 
 MIB = 2**20
 LAYERS = 3
@@ -78,6 +79,17 @@ def test_nothing_runs_again_that_plans_always_keep(make_job: MakeJob, name: str,
     observed = job.observed()
     base = replace(observed, trace=keeping_always(observed.trace, name), other_prices=observed.pricing)
     assert (Planner(base, Goal(budget_bytes=1)).own("full", full(job)) is not None) == may_be
+
+
+def test_a_faster_baseline_that_is_no_plan_is_told() -> None:
+    """With the reason, for full checkpointing of eager jobs; nothing within 0.1 %."""
+    other = prediction(9.0, 1)
+    (note,) = faster(prediction(10.0, 1), {"full": other}, False)
+    assert note.startswith("the job's own full also fits and is faster by 1.0 ms")
+    assert note.endswith("it is no plan itself, as it runs again what plans may not")
+    assert "no plan itself" not in faster(prediction(10.0, 1), {"selective-op": other}, False)[0]
+    assert "no plan itself" not in faster(prediction(10.0, 1), {"full": other}, True)[0]
+    assert faster(prediction(9.005, 1), {"full": other}, False) == ()
 
 
 @pytest.mark.parametrize(("slower", "is_own"), [(0.5, True), (1.5, False)])
