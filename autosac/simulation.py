@@ -352,7 +352,7 @@ def _selective_modules(trace: Trace, plan: Plan | None) -> tuple[str, ...]:
     """
     if trace.info.compiled:
         return ()
-    if plan is not None:
+    if plan is not None and not plan.settings.job_checkpointing:
         return tuple(unit.fqn for unit in plan.units if unit.fqn in trace.modules)
     return tuple(name for name in trace.info.selective_modules if name in trace.modules)
 

@@ -244,9 +244,12 @@ def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
 
     A plan for several pipeline stages may have units that this part of the model has not.
     """
-    running = parameters_of(model)
-    partial = plan.made_for.pipeline_stages > 1
-    _compare(dict(running), dict(plan.made_for.parameters), "the model", partial=partial)
+    own = plan.settings.job_checkpointing
+    if own:
+        raise PlanError(
+            f"the plan is TorchTitan's own {own} checkpointing: only a TorchTitan job can follow it, by AutoSAC's plugin"
+        )
+    partial = check_model(model, plan)
     found = []
     if any(unit.memory_budget is not None for unit in plan.units) and not _HAS_BUDGETS:
         raise PlanError(
@@ -260,10 +263,19 @@ def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
             raise PlanError(f"the plan was made for another model: it checkpoints {unit.fqn}, which is not there")
         _check_module(unit, module)
         found.append((unit, module))
+    return found
+
+
+def check_model(model: nn.Module, plan: Plan) -> bool:
+    """PlanError if the plan was made for a model with other parameters, a warning if with another torch. Whether it is for
+    several pipeline stages, of which the model may be a part.
+    """
+    partial = plan.made_for.pipeline_stages > 1
+    _compare(dict(parameters_of(model)), dict(plan.made_for.parameters), "the model", partial=partial)
     version = plan.made_for.torch_version
     if version.split(".")[:2] != torch.__version__.split(".")[:2]:
-        warnings.warn(f"the plan was made with torch {version}; this is {torch.__version__}", stacklevel=3)
-    return found
+        warnings.warn(f"the plan was made with torch {version}; this is {torch.__version__}", stacklevel=4)
+    return partial
 
 
 def _check_module(unit: Unit, module: nn.Module) -> None:

@@ -21,7 +21,8 @@ class TitanRequest:
 
     `config_file` is the job's TOML, or MODULE:CONFIG for TorchTitan 0.3 (`autosac.titan.version`), `overrides`
     TorchTitan's own command-line arguments. `checkpointing` replaces the job's activation checkpointing: "job" (leave it),
-    "none", "full", "selective-op", "selective-<N>", or "plan" with the file `plan_file`. `observe` records the regions of all
+    "none", "full", "selective-op", "selective-<N>", or "plan" with the file `plan_file` (which, with another one, is a plan
+    that is this way of checkpointing). `observe` records the regions of all
     modules that could be checkpointed (implies "none", and a model that is not compiled). `stage_inputs`: with pipeline
     parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank gives it in its
     trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` the index of a cut

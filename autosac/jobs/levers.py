@@ -132,6 +132,8 @@ class _Puller:
         self, job: TitanJob, goal: Goal, server: CaptureServer, own: Planned, confidence: Confidence | None
     ) -> None:
         self._job, self._goal, self._server, self._own, self._confidence = job, goal, server, own, confidence
+        # Where the host limits the job, the job's own checkpointing is likely to be the plan with a lever, too.
+        self._beside = ("none", "full") if own.plan.settings.job_checkpointing else ("none",)
 
     def pull(self, levers: Sequence[Lever]) -> Pulled:
         """The plan with these levers."""
@@ -142,7 +144,7 @@ class _Puller:
         plain = (self._own,) if job == self._job and goal.offload == self._goal.offload else None
         try:
             with temporary_folder() as folder:
-                captures = captures_of(job, self._server, folder, ("none",), beside=("none",))
+                captures = captures_of(job, self._server, folder, ("none",), beside=self._beside)
                 (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), self._confidence, plain)
         except AutosacError as e:
             return Pulled(levers=tuple(levers), failure=str(e))
@@ -185,7 +187,7 @@ def levers_of(info: TraceInfo, job: TitanJob, goal: Goal) -> Iterator[Lever]:
     if settings.get("optimizer.implementation", "fused") != "fused":
         yield Lever(name="fused optimizer", kind="optimizer", overrides=("--optimizer.implementation", "fused"))
     reshard = settings.get("parallelism.fsdp_reshard_after_forward")
-    if reshard is not None and parallelism.dp_shard > 1:
+    if reshard is not None and parallelism.dp_shard * parallelism.cp > 1:  # FSDP shards over both
         for wanted in ("always", "never"):
             if wanted != reshard:
                 option = ("--parallelism.fsdp_reshard_after_forward", wanted)

@@ -114,6 +114,10 @@ def replan(record: RunRecord, plan: Plan, profile: Path, *, budget: str, **setti
     )
     new_ms = found.predictions["autosac"].step_ms
     said = f"{new_ms:.1f} ms a step instead of {present_ms:.1f}"
+    if found.settings.job_checkpointing != plan.settings.job_checkpointing:
+        return Replanned(
+            None, f"a new plan ({said}) changes whether TorchTitan checkpoints by itself, which needs a restart"
+        )
     if found.units == plan.units:
         return Replanned(None, "the new plan is the same")
     if found.settings.loss_chunks != plan.settings.loss_chunks:

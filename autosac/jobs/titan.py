@@ -105,14 +105,16 @@ class TitanJob:
     def request(
         self, checkpointing: str = "job", *, observe: bool = False, plan_file: str | None = None
     ) -> TitanRequest:
-        """The capture request for one way of checkpointing."""
+        """The capture request for one way of checkpointing. A plan may be one of the job's own."""
+        if plan_file is not None:
+            checkpointing = Plan.load(plan_file).settings.job_checkpointing or "plan"
         return TitanRequest(
             config_file=self.config_file,
             overrides=self.overrides,
             world_size=self.world_size,
             rank=self.rank,
             gpu=self.target.gpu,
-            checkpointing="plan" if plan_file else checkpointing,
+            checkpointing=checkpointing,
             plan_file=plan_file,
             observe=observe,
             ranks_per_node=self.target.cluster.gpus_per_node,

@@ -16,7 +16,7 @@ def check_trainable(info: TraceInfo, plan: Plan | None = None) -> None:
     """CaptureError if PyTorch's compiler fails on the captured job itself. `plan`: what it ran under."""
     if not info.compiled or info.parallelism.tp == 1 or not info.torch_version.startswith(_MESHES_AS_TENSORS):
         return
-    if plan is not None:
+    if plan is not None and not plan.settings.job_checkpointing:
         checkpoints = any(unit.memory_budget is None for unit in plan.units)
     else:
         checkpoints = info.checkpointing == "full" or info.checkpointing.startswith("selective")

@@ -3,6 +3,9 @@
 What a job offers by itself (full checkpointing, TorchTitan's selective one) may be faster than what the search found: the
 allocator reserves less for some plans than for others with the same active peak. `mirrored` reads from a baseline's trace what
 it recomputes, so that it competes as a plan.
+
+Where the host is the limit, no such plan is as fast as the job's own full checkpointing: it records every operator of its
+modules, which that does not. So the plan may be that itself (`is_a_plan`), if it computes again only what plans may.
 """
 
 from __future__ import annotations
@@ -35,6 +38,31 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
     )
 
 
+def is_a_plan(policies: UnitPolicies, name: str, baseline: Trace) -> bool:
+    """Whether a baseline may be the plan as it is: TorchTitan's own full checkpointing of an eager job, of modules that plans
+    may checkpoint, in which nothing runs again that plans always keep.
+    """
+    info = baseline.info
+    if name != "full" or info.checkpointing != name or info.compiled or not info.torchtitan_version:
+        return False
+    steps = CapturedSteps(baseline)
+    try:
+        blocks = [(baseline.modules[block.module], block) for block in steps.recomputations]
+    except NotDerivableError:
+        return False
+    units = {unit.name: unit for unit in policies.units}
+    return bool(blocks) and all(
+        module in units and not _kept_always(units[module]) & _rerun(policies.base.trace, units[module], steps, block)
+        for module, block in blocks
+    )
+
+
+def _kept_always(unit: UnitPolicy) -> set[int]:
+    """The operators that every plan keeps, by their position in the unit's forward."""
+    pairs = zip(unit.sac.problem.items, unit.sac.stats.groups, strict=True)
+    return {member for item, group in pairs if item.forced is True for member in group.members}
+
+
 def _nest(names: Iterable[str]) -> bool:
     """Whether one module is within another."""
     found = set(names)
@@ -42,7 +70,20 @@ def _nest(names: Iterable[str]) -> bool:
 
 
 def _kept(observed: Trace, unit: UnitPolicy, steps: CapturedSteps, block: Recomputation) -> tuple[int, ...]:
-    """The items that a unit keeps: those of which no operator ran again, none if all did.
+    """The items that a unit keeps: those of which no operator ran again, none if all did."""
+    rerun = _rerun(observed, unit, steps, block)
+    items, groups = unit.sac.problem.items, unit.sac.stats.groups
+    # What costs no time is not kept either: that is also what recomputation does not come to because it stops early.
+    kept = {
+        i
+        for i, (item, group) in enumerate(zip(items, groups, strict=True))
+        if item.forced is None and item.recompute_ms > 0 and not rerun & set(group.members)
+    }
+    return tuple(sorted(kept | {i for i, item in enumerate(items) if item.forced is True})) if kept else ()
+
+
+def _rerun(observed: Trace, unit: UnitPolicy, steps: CapturedSteps, block: Recomputation) -> set[int]:
+    """The operators of a unit's forward that a baseline runs again, by their position.
 
     The recomputation's operators are the forward's in their order, less what was kept: each is the next that looks like it.
     """
@@ -58,14 +99,7 @@ def _kept(observed: Trace, unit: UnitPolicy, steps: CapturedSteps, block: Recomp
         if found is not None:  # else a hook's, of which policies see nothing
             rerun.add(ran[found][0])
             at = found + 1
-    items, groups = unit.sac.problem.items, unit.sac.stats.groups
-    # What costs no time is not kept either: that is also what recomputation does not come to because it stops early.
-    kept = {
-        i
-        for i, (item, group) in enumerate(zip(items, groups, strict=True))
-        if item.forced is None and item.recompute_ms > 0 and not rerun & set(group.members)
-    }
-    return tuple(sorted(kept | {i for i, item in enumerate(items) if item.forced is True})) if kept else ()
+    return rerun
 
 
 def _operators(trace: Trace, events: tuple[Event, ...]) -> list[Signature]:

@@ -14,6 +14,19 @@ from autosac.solvers import TwoLevelSolution
 from autosac.trace import TracedOperators
 
 
+def is_faster(step_ms: float, other_ms: float) -> bool:
+    """Whether a step is shorter than another one by so much that it is worth telling."""
+    return step_ms < 0.999 * other_ms
+
+
+def own_note(name: str, why: str) -> str:
+    """What is told of a plan that is the job's own checkpointing."""
+    return (
+        f"the plan is the job's own {name} checkpointing, done by TorchTitan: {why}"
+        " (under such a plan the host records every operator)"
+    )
+
+
 class Verifier(Protocol):
     """Simulates the step under a plan."""
 

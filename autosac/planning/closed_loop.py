@@ -23,7 +23,7 @@ from typing import Protocol
 from autosac.derivation import CaptureSource as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
-from autosac.planning.candidates import Candidate
+from autosac.planning.candidates import Candidate, is_faster
 from autosac.planning.compiled_costs import as_executed
 from autosac.planning.compiled_policies import compiled_prices, groups_of
 from autosac.planning.compiled_search import CompiledMixes
@@ -164,7 +164,8 @@ class Loop:
         if best is not None:
             return best, (FITS_WITHOUT,)
         best = find_verified(self.search, self.derivation, goal, self.baselines, self.progress, meanwhile)
-        best, hosted = self.offloading.improved(goal, best) if self.offloading else (best, ())
+        offloading = None if best.plan.settings.job_checkpointing else self.offloading
+        best, hosted = offloading.improved(goal, best) if offloading else (best, ())
         best = self.stated(best)
         return best, (*self.search.notes(goal, best), *hosted, *self.derivation.notes())
 
@@ -234,8 +235,9 @@ def faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -
     return tuple(
         f"the job's own {name} also fits and is faster by {format_ms(own.step_ms - other.step_ms)}"
         + ("" if compiled else ": under a plan the host records every operator, and this step does not hide that time")
+        + ("; it is no plan itself, as it runs again what plans may not" if name == "full" and not compiled else "")
         for name, other in fitting.items()
-        if other.step_ms < 0.999 * own.step_ms
+        if is_faster(other.step_ms, own.step_ms)
     )
 
 
@@ -271,9 +273,11 @@ def find_verified(
     baselines: Mapping[str, Simulation],
     progress: Callable[[str], None],
     meanwhile: Callable[[], object] = lambda: None,
+    *,
+    own: bool = True,
 ) -> Candidate:
     """The fastest plan that fits, as captured if the goal asks for that; `meanwhile` is called while that capture goes on.
-    InfeasibleError, of which the smallest budget is of a captured step too.
+    With `own` it may be the job's own checkpointing. InfeasibleError, of which the smallest budget is of a captured step too.
     """
     limit_bytes = goal.budget_bytes if goal.budget_kind == "reserved" else math.inf
     while True:
@@ -284,8 +288,8 @@ def find_verified(
                 derivation.expect(found.plan)
             search.compete(goal, baselines)  # waits for the baselines, which hardly ever change the answer
             meanwhile()
-            best = search.best(goal, baselines)
-            if not goal.confirm:
+            best = search.best(goal, baselines, own=own)
+            if not goal.confirm or best.plan.settings.job_checkpointing:  # a baseline has been captured
                 return best
         except InfeasibleError as e:
             if not goal.confirm:

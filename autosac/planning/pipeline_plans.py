@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autosac.errors import InfeasibleError
-from autosac.planning.candidates import Candidate
+from autosac.planning.candidates import Candidate, is_faster, own_note
 from autosac.planning.closed_loop import (
     FITS_WITHOUT,
     Goal,
@@ -33,6 +33,7 @@ from autosac.planning.joint_choice import JointSteps, choose, is_dominated
 from autosac.planning.joint_prices import JointPrices
 from autosac.planning.stage_plans import join_plans
 from autosac.progress import Parts
+from autosac.quantities import format_ms
 
 # Times that the stages are solved again at the prices of the step of all of them.
 _ROUNDS = 4
@@ -81,8 +82,16 @@ class _Pipeline:
         self._least_ms: float | None = None
 
     def planned(self) -> Planned:
-        """The verified plan. InfeasibleError if there is none."""
+        """The verified plan, or the job's own checkpointing if that is one and faster. InfeasibleError if there is none."""
+        try:
+            return self._planned_by_stages()
+        except InfeasibleError:
+            own = self._own()
+            if own is None:
+                raise
+            return self._joined(own, "no plan for single modules fits")
 
+    def _planned_by_stages(self) -> Planned:
         def needs(position: int) -> int:
             return self._stages[position].loop.base.peak_bytes(self._goal.budget_kind)
 
@@ -98,7 +107,7 @@ class _Pipeline:
                 chosen = self._choose()
             failed = self._unconfirmed(chosen) if self._goal.confirm else []
             if not failed:
-                return self._joined(chosen)
+                return self._faster(chosen)
             for stage in failed:  # again, on captures
                 stage.pool = []
                 self._alone(stage)
@@ -115,7 +124,7 @@ class _Pipeline:
             return
         best = loop.search.run(goal)
         if best is None:  # what a baseline does may do; else the error says the smallest budget, as captured
-            best = find_verified(loop.search, loop.derivation, goal, loop.baselines, self._progress)
+            best = find_verified(loop.search, loop.derivation, goal, loop.baselines, self._progress, own=False)
         if goal.confirm:
             loop.derivation.expect(best.plan)
         if loop.offloading is not None:
@@ -222,6 +231,30 @@ class _Pipeline:
                 failed.append(stage)
         return failed
 
+    # ---- the job's own checkpointing --------------------------------------------------------------------------------
+
+    def _faster(self, chosen: Sequence[Candidate]) -> Planned:
+        """The plan of all stages, or the job's own checkpointing if the step is shorter under that."""
+        step_ms = self._step_ms([self._captured(*pair) for pair in zip(self._stages, chosen, strict=True)])
+        own = self._own(step_ms)
+        if own is None:
+            return self._joined(chosen)
+        more_ms = step_ms - self._step_ms(own)
+        return self._joined(own, f"the fastest plan for single modules takes {format_ms(more_ms)} longer")
+
+    def _own(self, than_ms: float = math.inf) -> tuple[Candidate, ...] | None:
+        """The job's own checkpointing in all stages, if it fits, may be a plan, and is faster than a step of `than_ms`."""
+        name = "full"
+        if not all(name in stage.loop.baselines for stage in self._stages) or not self._fits(name):
+            return None
+        simulations = [stage.loop.baselines[name] for stage in self._stages]
+        if not is_faster(self._steps.step_ms(simulations), than_ms):
+            return None
+        plans = [s.loop.planner.own(name, baseline) for s, baseline in zip(self._stages, simulations, strict=True)]
+        pairs = zip(plans, simulations, strict=True)
+        found = [Candidate(plan=plan, simulation=step, mirrors=name) for plan, step in pairs if plan is not None]
+        return tuple(found) if len(found) == len(plans) else None
+
     # ---- the plan ---------------------------------------------------------------------------------------------------
 
     def _captured(self, stage: _Stage, candidate: Candidate) -> Candidate:
@@ -230,8 +263,8 @@ class _Pipeline:
             return candidate
         return replace(candidate, simulation=stage.loop.derivation.under(candidate.plan))
 
-    def _joined(self, chosen: Sequence[Candidate]) -> Planned:
-        """The plan of all stages, with what is worth telling of it."""
+    def _joined(self, chosen: Sequence[Candidate], why_own: str = "") -> Planned:
+        """The plan of all stages, with what is worth telling of it. `why_own`: why it is the job's own checkpointing."""
         captured = [self._captured(stage, c) for stage, c in zip(self._stages, chosen, strict=True)]
         planned = [self._planned_stage(stage, c) for stage, c in zip(self._stages, captured, strict=True)]
         joined = join_plans(planned, [stage.loop.baselines for stage in self._stages], self._steps)
@@ -243,6 +276,8 @@ class _Pipeline:
         }
         compiled = captured[0].simulation.trace.info.compiled
         quicker = faster(joined.plan.predictions["autosac"], fitting, compiled)
+        if why_own:
+            return replace(joined, notes=(*joined.notes, own_note(chosen[0].mirrors, why_own)))
         return replace(joined, notes=(*joined.notes, *self._bound(joined.simulation.step_ms), *quicker))
 
     def _fits(self, name: str) -> bool:
@@ -261,7 +296,7 @@ class _Pipeline:
     def _planned_stage(self, stage: _Stage, candidate: Candidate) -> Planned:
         """A stage's own part of the plan."""
         loop = stage.loop
-        notes: tuple[str, ...] = (FITS_WITHOUT,)
+        notes: tuple[str, ...] = () if candidate.plan.settings.job_checkpointing else (FITS_WITHOUT,)
         if candidate.plan.units:
             notes = (*loop.search.notes(self._goal, candidate, is_stage=True), *stage.hosted, *loop.derivation.notes())
         notes = (*notes, *failing(loop.captures), *candidate.simulation.trace.info.notes)

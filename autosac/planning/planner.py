@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from autosac.choices import CURVES, SOLVERS
 from autosac.errors import UsageError
-from autosac.planning.baseline_plans import mirrored
+from autosac.planning.baseline_plans import is_a_plan, mirrored
 from autosac.planning.build_problem import PlanningProblem, build_problem
 from autosac.planning.relaxations import relaxations
 from autosac.planning.step_costs import AddedWork, StepCosts, UnitCost
@@ -305,6 +305,13 @@ class Planner:
     def mirror(self, baseline: Simulation) -> Plan:
         """The plan that does what the job does under a baseline; without units if no plan can."""
         return plan_of(self.base, self.goal, mirrored(self.policies, baseline.trace))
+
+    def own(self, name: str, baseline: Simulation) -> Plan | None:
+        """The plan that is the job's own checkpointing, as TorchTitan does it; None if that may not be a plan."""
+        if not is_a_plan(self.policies, name, baseline.trace):
+            return None
+        plan = plan_of(self.base, self.goal, ())
+        return replace(plan, settings=replace(plan.settings, job_checkpointing="full"))
 
     def _peak_bytes(self, chosen: list[int]) -> int:
         """The peak if these units keep only what they must."""

@@ -18,17 +18,17 @@ where only parts of layers are compiled. There each plan costs a capture: few ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autosac.errors import CaptureError, InfeasibleError
-from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier
+from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier, is_faster, own_note
 from autosac.planning.compiled_policies import BUDGETS
 from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.idle_notes import idle_notes
 from autosac.planning.local_search import LocalSearch
 from autosac.planning.planner import ADDITIVE, Costs, Goal, Planner, plan_of
-from autosac.quantities import format_bytes, format_enough_bytes
+from autosac.quantities import format_bytes, format_enough_bytes, format_ms
 from autosac.simulation import Simulation
 from autosac.trace import TracedOperators
 
@@ -74,6 +74,7 @@ class Search:
         self._candidates = Candidates(verifier, progress, "simulating the step under the plan", traced)
         self._planner = planner
         self._progress = progress
+        self._own: dict[str, Candidate] = {}  # the job's own ways of checkpointing that are plans; they solve nothing
         self._failure = ""  # why checkpointing of compiled modules was not tried
         self._changes = 0  # of single units: plans that were simulated and not kept
         base, kind = planner.base, planner.goal.budget_kind
@@ -268,7 +269,8 @@ class Search:
     def compete(self, goal: Goal, baselines: Mapping[str, Simulation]) -> None:
         """Verify, as plans, the baselines that fit and are faster than all that was found: full checkpointing costs the host
         nothing per operator, and the allocator may reserve less for what every layer does alike. If nothing fits, that which
-        needs least competes as well: what a job can do by itself is never refused.
+        needs least competes as well: what a job can do by itself is never refused. Those that are plans as they are compete
+        as such, too.
         """
         best = self._fastest(goal)
         least = None if best is not None else _least(baselines, goal.budget_kind)
@@ -278,6 +280,9 @@ class Search:
             if best is not None and baseline.step_ms >= best.simulation.step_ms:
                 continue
             self.verify_as(goal, name, baseline)
+            own = self._planner.own(name, baseline) if self._mixes is None else None
+            if own is not None:
+                self._own[name] = Candidate(plan=own, simulation=baseline, mirrors=name)
 
     def verify_as(self, goal: Goal, name: str, baseline: Simulation) -> None:
         """Verify the plan that does what the job does under a baseline, or full checkpointing; nothing if no plan can."""
@@ -292,13 +297,19 @@ class Search:
         else:
             self._candidates.verify(self._planner.smallest())
 
-    def best(self, goal: Goal, baselines: Mapping[str, Simulation]) -> Candidate:
-        """The fastest verified plan that fits, of equally fast ones that which recomputes least. InfeasibleError says the
-        smallest budget that would do, and names a baseline that needs less.
+    def best(self, goal: Goal, baselines: Mapping[str, Simulation], *, own: bool = True) -> Candidate:
+        """The fastest verified plan that fits, of equally fast ones that which recomputes least. With `own`, the job's own
+        checkpointing where that is faster. InfeasibleError says the smallest budget that would do, and names a baseline
+        that needs less.
         """
         best = self._fastest(goal)
+        owns = list(self._own.values()) if own else []
+        fitting = [c for c in owns if c.fits(goal)]
+        fastest = min(fitting, key=lambda c: c.simulation.step_ms, default=None)
+        if fastest is not None and (best is None or is_faster(fastest.simulation.step_ms, best.simulation.step_ms)):
+            return fastest
         if best is None:
-            raise self._infeasible(goal, baselines)
+            raise self._infeasible(goal, baselines, owns)
         return best
 
     def _fastest(self, goal: Goal) -> Candidate | None:
@@ -326,9 +337,11 @@ class Search:
             return None
         return self._candidates.verify(plan, solution, costs)
 
-    def _infeasible(self, goal: Goal, baselines: Mapping[str, Simulation]) -> InfeasibleError:
+    def _infeasible(
+        self, goal: Goal, baselines: Mapping[str, Simulation], owns: Sequence[Candidate]
+    ) -> InfeasibleError:
         """What the smallest budget would be: the verified peak of the plan with the least memory, or of a baseline that no
-        plan can express.
+        plan can express. `owns`: the job's own ways of checkpointing that are plans.
         """
         kind = goal.budget_kind
         plan = self._planner.smallest() if self._mixes is None else self._mixes.smallest(goal)
@@ -338,7 +351,7 @@ class Search:
             if not self.verified:
                 raise
             smallest = min((c.simulation for c in self.verified), key=lambda s: s.peak_bytes(kind))
-        least = min(c.simulation.peak_bytes(kind) for c in self.verified)
+        least = min(c.simulation.peak_bytes(kind) for c in (*self.verified, *owns))
         report = smallest.memory.peak()
         name = _least(baselines, kind)
         own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
@@ -375,7 +388,9 @@ class Search:
             f"{count} {'plan was' if count == 1 else 'plans were'} simulated",
             f"the peak is at {report.op} in the {report.phase.name.lower()} of {report.module or 'the step'}",
         ]
-        if best.mirrors:
+        if best.plan.settings.job_checkpointing:
+            found.append(self._why_own(goal, best))
+        elif best.mirrors:
             found.append(f"the plan does the same as the job's own {best.mirrors}: nothing faster was found")
         solution = best.solution
         if solution is not None and solution.method != "milp":
@@ -391,6 +406,14 @@ class Search:
         if self._failure:
             found.append(self._failure)
         return tuple(found + list(self._planner.policies.refusals))
+
+    def _why_own(self, goal: Goal, own: Candidate) -> str:
+        """Why the plan is the job's own checkpointing."""
+        other = self._fastest(goal)
+        if other is None:
+            return own_note(own.mirrors, "no plan for single modules fits")
+        more_ms = other.simulation.step_ms - own.simulation.step_ms
+        return own_note(own.mirrors, f"the fastest plan for single modules takes {format_ms(more_ms)} longer")
 
     def _bounds(self, best: Candidate, is_stage: bool) -> list[str]:
         """How good a plan is, and what memory is worth."""

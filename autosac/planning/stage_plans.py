@@ -77,7 +77,7 @@ def _notes(planned: Sequence[Planned], together: Sequence[Simulation]) -> tuple[
         recompute_ms = simulation.recompute_ms
         hidden = f" ({max(0.0, recompute_ms - exposed_ms[position]):.1f} ms of it hidden)" if recompute_ms else ""
         notes.append(
-            f"stage {position}: {len(stage.plan.units)} modules checkpointed, {peak / budget:.1%} of the budget, "
+            f"stage {position}: {stage.plan.doing}, {peak / budget:.1%} of the budget, "
             f"{recompute_ms:.1f} ms recomputed{hidden}, {timeline.parts(position).bubble_ms:.1f} ms waiting for other stages"
         )
     if sum(exposed_ms):

@@ -47,9 +47,9 @@ class PlanDifference:
 def compare_plans(a: Plan, b: Plan) -> PlanDifference:
     """The differences between two plans."""
     first, second = asdict(a.made_for), asdict(b.made_for)
-    settings = {**first.pop("job_settings"), **first}, {**second.pop("job_settings"), **second}
+    settings = [{**row.pop("job_settings"), **row, **asdict(plan.settings)} for row, plan in ((first, a), (second, b))]
     made_for = tuple(
-        (name, str(settings[0].get(name, "-")), str(settings[1].get(name, "-")))
+        (name, *(str(found.get(name, "-")) or "-" for found in settings))
         for name in {**settings[0], **settings[1]}
         if name != "parameters" and settings[0].get(name) != settings[1].get(name)
     )
@@ -59,7 +59,7 @@ def compare_plans(a: Plan, b: Plan) -> PlanDifference:
         made_for=made_for,
         predictions=_predictions(a, b),
         units=tuple(
-            _unit(name, units_a.get(name), units_b.get(name))
+            _unit(name, units_a.get(name), units_b.get(name), _else(a), _else(b))
             for name in names
             if units_a.get(name) != units_b.get(name)
         ),
@@ -80,16 +80,20 @@ def _predictions(a: Plan, b: Plan) -> tuple[tuple[str, float, float], ...]:
     return tuple(row for row in rows if row[1] != row[2])
 
 
-def _unit(name: str, a: Unit | None, b: Unit | None) -> UnitRow:
+def _else(plan: Plan) -> str:
+    """What a plan does with modules that it does not name."""
+    own = plan.settings.job_checkpointing
+    return f"TorchTitan's own {own} checkpointing" if own else "not checkpointed"
+
+
+def _unit(name: str, a: Unit | None, b: Unit | None, else_a: str, else_b: str) -> UnitRow:
     kept_a, kept_b = _kept(a), _kept(b)
     if a is None or b is None:
-        return name, _does(a), _does(b), (), ()
+        return name, else_a if a is None else _does(a), else_b if b is None else _does(b), (), ()
     return name, _does(a), _does(b), tuple(sorted(kept_a - kept_b)), tuple(sorted(kept_b - kept_a))
 
 
-def _does(unit: Unit | None) -> str:
-    if unit is None:
-        return "not checkpointed"
+def _does(unit: Unit) -> str:
     host = f", {format_bytes(unit.offloaded_bytes)} on the host" if unit.offloaded_bytes else ""
     if unit.memory_budget is not None:
         host += f" by a memory budget of {unit.memory_budget:g}"

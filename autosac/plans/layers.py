@@ -28,7 +28,9 @@ def doings(plan: Plan, layers: int) -> list[Hashable]:
 
 
 def is_alike(plan: Plan) -> bool:
-    """Whether the plan does the same in all layers that it knows of, and something in the first one."""
+    """Whether the plan does the same in all layers that it knows of, and something in the first one. TorchTitan's own does."""
+    if plan.settings.job_checkpointing:
+        return True
     places = [_IN_LAYER.fullmatch(name) for name, _ in plan.made_for.parameters]
     layers = 1 + max((int(place[1]) for place in places if place), default=-1)
     found = doings(plan, layers)

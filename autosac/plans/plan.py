@@ -110,6 +110,7 @@ class Settings:
 
     `loss_chunks`: the number of chunks of rows in which the loss is computed (`autosac.integrations.chunked_loss`).
     `memory_budget`: the ``activation_memory_budget`` of PyTorch's partitioner for all compiled code (1: PyTorch's default).
+    `job_checkpointing`: the way in which TorchTitan itself checkpoints the job, if that is the plan: then there are no units.
     """
 
     __pydantic_config__ = STRICT
@@ -118,6 +119,7 @@ class Settings:
     early_stop: bool = True
     loss_chunks: Chunks = field(default=1, metadata=NEWER)
     memory_budget: Fraction = field(default=1.0, metadata=NEWER)
+    job_checkpointing: Literal["", "full"] = field(default="", metadata=NEWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,11 +228,16 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse what no model can obey. PlanError says what."""
         _check_units(self.units, "the plan")
+        own = self.settings.job_checkpointing
+        if own and (self.units or self.settings.memory_budget != 1):
+            raise PlanError(
+                f"the plan is TorchTitan's own {own} checkpointing, and decides on modules or memory besides"
+            )
 
     def __str__(self) -> str:
         """What it decides, in a line."""
         made_for, predicted = self.made_for, self.predictions.get("autosac")
-        text = f"plan for {made_for.model} on {made_for.world_size} x {made_for.gpu}: {len(self.units)} modules checkpointed"
+        text = f"plan for {made_for.model} on {made_for.world_size} x {made_for.gpu}: {self.doing}"
         if predicted is None:
             return text
         reserved = predicted.peak_reserved_bytes
@@ -281,6 +288,12 @@ class Plan:
         file = checked(content, _File, name)
         _check_complete(document, name)
         return file.plan(name)
+
+    @property
+    def doing(self) -> str:
+        """How it checkpoints, in a few words."""
+        own = self.settings.job_checkpointing
+        return f"TorchTitan's own {own} checkpointing" if own else f"{len(self.units)} modules checkpointed"
 
     @property
     def graphs(self) -> int:

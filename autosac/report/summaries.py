@@ -72,7 +72,7 @@ def policy_table(predictions: Mapping[str, Prediction], budget_bytes: int | None
 def plan_summary(plan: Plan, notes: Sequence[str] = ()) -> RenderableType:
     """The decision: the policies, the units' budgets, and whatever is to be noted."""
     made_for = plan.made_for
-    head = Text(f"{made_for.model} on {made_for.world_size} x {made_for.gpu}: {len(plan.units)} modules checkpointed")
+    head = Text(f"{made_for.model} on {made_for.world_size} x {made_for.gpu}: {plan.doing}")
     parts: list[RenderableType] = [head, policy_table(plan.predictions, made_for.budget_bytes, made_for.budget_kind)]
     if plan.units:
         parts.append(unit_table(plan.units))
@@ -158,7 +158,7 @@ def budgets_table(found: Sequence[Planned]) -> Table:
             format_bytes(p.peak_active_bytes),
             format_bytes(p.peak_reserved_bytes) if p.peak_reserved_bytes is not None else "",
             f"{peak / made_for.budget_bytes:.1%}",
-            str(len(planned.plan.units)),
+            planned.plan.settings.job_checkpointing or str(len(planned.plan.units)),
         )
     table.add_section()
     for name, p in found[0].plan.predictions.items():

@@ -7,6 +7,8 @@ of the model and with the mode set to "full" meanwhile (`parallelize_transformed
 parallelize function once for each model part, and so the transform.
 
 The transform is the job's own, which the plugin gives (`install`), unless `transform` has set another one, as capture does.
+A plan may be the job's own checkpointing (`OwnCheckpointing`): then TorchTitan's ``apply_ac`` stays, in the plan's mode.
+
 Likewise the spec's loss is computed in as many chunks of rows as the job's plan or the capture asks for.
 """
 
@@ -16,19 +18,31 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 
 from autosac.errors import UsageError
 from autosac.integrations.chunked_loss import ChunkedLoss
 
 Transform: TypeAlias = Callable[[nn.Module], None]
 
-JobTransform: TypeAlias = "Callable[[Any, Any], Transform | None]"
-"""The transform of a job, from its configuration and its parallel dimensions; None to leave TorchTitan's checkpointing."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnCheckpointing:
+    """TorchTitan's own checkpointing, with `values` of the job's ``[activation_checkpoint]`` section. `check` gets each model
+    part before.
+    """
+
+    check: Transform
+    values: Mapping[str, Any]
+
+
+JobTransform: TypeAlias = "Callable[[Any, Any], Transform | OwnCheckpointing | None]"
+"""What is done in a job, from its configuration and its parallel dimensions; None to leave the job's own checkpointing."""
 
 Built: TypeAlias = Callable[[Any, Any, nn.Module], None]
 """Called with each model part that a job has parallelized, with its configuration and its parallel dimensions."""
@@ -94,6 +108,8 @@ def _wrap(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             function = _of_job(job_config, parallel_dims) if _of_job is not None else None
         if function is None:
             parallelized = original(model, parallel_dims, job_config)
+        elif isinstance(function, OwnCheckpointing):
+            parallelized = parallelize_as(original, function, model, parallel_dims, job_config)
         else:
             parallelized = parallelize_transformed(original, function, model, parallel_dims, job_config)
         if _built is not None and _transform is _JOB_DECIDES:
@@ -102,6 +118,29 @@ def _wrap(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
     parallelize._autosac = True  # type: ignore[attr-defined]
     return parallelize
+
+
+def parallelize_as(
+    original: Callable[..., nn.Module],
+    own: OwnCheckpointing,
+    model: nn.Module,
+    parallel_dims: Any,
+    job_config: Any,
+) -> nn.Module:
+    """Run TorchTitan's parallelize function with its own checkpointing as wanted. UsageError if it checkpoints nothing."""
+    own.check(model)
+    section = job_config.activation_checkpoint
+    before = {name: getattr(section, name) for name in own.values}
+    try:
+        for name, value in own.values.items():
+            setattr(section, name, value)
+        parallelized = original(model, parallel_dims, job_config)
+    finally:
+        for name, value in before.items():
+            setattr(section, name, value)
+    if not any(isinstance(module, ActivationWrapper) for module in parallelized.modules()):
+        raise UsageError(f"TorchTitan's {_name(original)} did not apply activation checkpointing")
+    return parallelized
 
 
 def _in_chunks(original: Callable[..., Any]) -> Callable[..., Any]:

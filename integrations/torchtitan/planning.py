@@ -98,7 +98,7 @@ def _plan_of(job: RunningJob) -> Plan:
     check_settings(plan.made_for.job_settings, job.settings)
     if plan.offloads and compiles_model(job.settings):
         raise PlanError("the plan offloads to host memory, which a compiled model cannot: turn off compile.enable")
-    logger.info(f"AutoSAC: plan {plan.hash()[:12]} checkpoints {len(plan.units)} modules{_predicted(plan)}")
+    logger.info(f"AutoSAC: plan {plan.hash()[:12]} is {plan.doing}{_predicted(plan)}")
     return plan
 
 

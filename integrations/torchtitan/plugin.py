@@ -60,14 +60,23 @@ def _loss_chunks(job_config: Any, parallel_dims: Any) -> int:
     return 1 if plan is None else plan.settings.loss_chunks
 
 
-def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | None:
+def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | hook.OwnCheckpointing | None:
     plan = _plan(job_config, parallel_dims)
     if plan is None:
         return None
     from torchtitan.tools.logging import logger
 
-    from autosac.integrations.apply import apply
+    from autosac.integrations.apply import apply, check_model
 
+    own = plan.settings
+    if own.job_checkpointing:
+
+        def check(model: nn.Module) -> None:
+            check_model(model, plan)
+
+        rng, early = own.preserve_rng_state, own.early_stop
+        values = {"mode": own.job_checkpointing, "preserve_rng_state": rng, "early_stop": early}
+        return hook.OwnCheckpointing(check=check, values=values)
     if job_config.activation_checkpoint.mode != "none":
         logger.info(f"AutoSAC replaces activation_checkpoint.mode = {job_config.activation_checkpoint.mode}")
 

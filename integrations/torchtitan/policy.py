@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC
 from torchtitan.trainer import Trainer
 
 from autosac.integrations.torchtitan.planning import RunningJob, plan_of_job
@@ -34,6 +34,7 @@ class AutoSAC(ModelPolicy):
     """Selective activation checkpointing by a plan: read from a file, or made before the model is parallelized."""
 
     follows_plan = True
+    _own: FullAC | None = None  # TorchTitan's policy, if that is the plan
 
     @dataclass(kw_only=True, slots=True)
     class Config(ActivationCheckpointing.Config):
@@ -76,11 +77,34 @@ class AutoSAC(ModelPolicy):
 
     def checkpoint(self, model: nn.Module) -> None:
         """Make the model part obey the plan. Errors as of `planning.plan_of_job` and `eager.apply`."""
-        from autosac.integrations.apply import apply
+        from autosac.integrations.apply import apply, check_model
 
+        job = self._running_job()
+        plan = plan_of_job(job)
+        if plan.settings.job_checkpointing:
+            check_model(model, plan)
+            self._own = FullAC.Config(
+                preserve_rng_state=plan.settings.preserve_rng_state,
+                determinism_check=self.config.determinism_check,
+                debug=self.config.debug,
+            ).build(dump_folder=self.dump_folder)
+            self._own.apply(model)
+        else:
+            apply(model, plan)
+        if self.config.observe or self.config.replan:
+            from autosac.integrations.torchtitan.observing import observe_part
+
+            observe_part(job, model, plan)
+
+    def checkpoint_inner(self, model: nn.Module) -> None:
+        """TorchTitan's own checkpointing, where that is the plan."""
+        if self._own is not None:
+            self._own.apply(model)
+
+    def _running_job(self) -> RunningJob:
         config, settings = _jobs[-1] if _jobs else (self.config, {})
         name, overrides = named_job(sys.argv[1:])
-        job = RunningJob(
+        return RunningJob(
             identity=config,
             section=self.config,
             name=name,
@@ -89,12 +113,6 @@ class AutoSAC(ModelPolicy):
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
             dump_folder=self.dump_folder,
         )
-        plan = plan_of_job(job)
-        apply(model, plan)
-        if self.config.observe or self.config.replan:
-            from autosac.integrations.torchtitan.observing import observe_part
-
-            observe_part(job, model, plan)
 
 
 # (configuration, decisive settings) of each Trainer that is being built, the innermost last.

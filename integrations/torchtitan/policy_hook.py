@@ -14,13 +14,17 @@ class ModelPolicy(ActivationCheckpointing):
     _whole: nn.Module | None = None
 
     def apply(self, model: nn.Module) -> None:
-        """Checkpoint `model`; nothing for an encoder inside it, which TorchTitan passes after the model itself."""
+        """Checkpoint `model`; an encoder inside it, which TorchTitan passes after the model itself, is no model of its own."""
         if self._whole is not None and any(model is inner for inner in self._whole.modules()):
+            self.checkpoint_inner(model)
             return
         self._whole = model
         # As TorchTitan's policies do: forward and recomputation must find the same compiled variant.
         activation_checkpoint._disable_dynamo_lru_cache()
         self.checkpoint(model)
+
+    def checkpoint_inner(self, model: nn.Module) -> None:
+        """What the policy does to an encoder inside the model besides: nothing."""
 
     def checkpoint(self, model: nn.Module) -> None:
         """What the policy does to a model part."""

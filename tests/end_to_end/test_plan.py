@@ -6,6 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from torch import nn
+
+from autosac.errors import PlanError
+from autosac.integrations.apply import apply
 from autosac.plans import Plan
 
 GPU = ("--gpu", "h100-sxm-80gb", "--world-size", "2")
@@ -188,3 +193,29 @@ def test_the_loss_in_chunks(autosac: Run, job_file: str, tmp_path: Path) -> None
     assert plan.settings.loss_chunks == 8 and "chunks of rows" in " ".join(ran.out.split())
     simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", *WIDE).document
     assert simulated["peak_active_bytes"] == plan.predictions["autosac"].peak_active_bytes <= plan.made_for.budget_bytes
+
+
+def test_no_plan_loses_to_the_jobs_own_full_checkpointing(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """Where the host is the limit (512 tokens of the debug model), that is the plan. It is simulated as planned, shown, and
+    refused outside of TorchTitan; its peak is the smallest budget that works.
+    """
+    path, small = tmp_path / "plan.json", ("--", "--training.local_batch_size", "1", "--training.seq_len", "512")
+    ran = autosac("plan", job_file, *GPU, "--budget", "172MiB", "-o", path, *small)
+    assert ran.code == 0, ran.err
+    plan = Plan.load(path)
+    stated = plan.predictions["autosac"]
+    assert plan.units == () and plan.settings.job_checkpointing == "full" and stated == plan.predictions["full"]
+    assert stated.step_ms < 0.7 * plan.predictions["selective-op"].step_ms
+    assert "the plan is the job's own full checkpointing" in " ".join(ran.out.split())
+    assert "is faster by" not in ran.out
+
+    simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", *small).document
+    figures = simulated["step"]["step_ms"], simulated["peak_active_bytes"], simulated["peak_reserved_bytes"]
+    assert figures == (stated.step_ms, stated.peak_active_bytes, stated.peak_reserved_bytes)
+    assert "TorchTitan's own full checkpointing" in autosac("explain", path).out
+    assert autosac("explain", path, "--module", "layers.0").err.endswith("which decides on no single module\n")
+    with pytest.raises(PlanError, match="only a TorchTitan job can follow it"):
+        apply(nn.Linear(1, 1), plan)
+
+    refused = autosac("plan", job_file, *GPU, "--budget", "171.9MiB", *small)
+    assert refused.code == 1 and "the smallest budget that works is 172.0 MiB" in refused.err

@@ -17,10 +17,12 @@ from autosac.cli.parser import main
 from autosac.errors import HardwareError, UsageError
 from autosac.estimator import load_hardware, price
 from autosac.estimator.calibration.runs import parts_of
-from autosac.jobs.runs import learn, measured_target, simulate_capture, write_profile
+from autosac.jobs.runs import learn, measured_target, replan, simulate_capture, write_profile
+from autosac.plans import Plan, Settings
 from autosac.runs import Predicted, RunMemory, RunRecord, UnitTimes
 from autosac.simulation import Simulation, simulation_of
 from autosac.trace import Op, Phase, Signature, TensorMeta, Trace
+from plans import MADE_FOR, prediction
 from traces import trace_of
 
 GPU = "h100-sxm-80gb"
@@ -317,3 +319,24 @@ def test_a_capture_of_more_ranks_keeps_them() -> None:
     trace = replace(step(), info=replace(step().info, world_size=4))
     record = RunRecord(device="cuda", steps_ms=(1.0,))
     assert simulate_capture(record, GPU, trace, None).target.cluster.nodes >= 1
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "full"), ("full", "")])
+def test_a_running_job_keeps_whoever_checkpoints_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: str, after: str
+) -> None:
+    """A new plan that is TorchTitan's own checkpointing, or no longer, is not changed to, however fast it is."""
+
+    def plan_of(own: str, step_ms: float) -> Plan:
+        settings = Settings(job_checkpointing=own)  # type: ignore[arg-type]
+        return Plan(made_for=MADE_FOR, units=(), settings=settings, predictions={"autosac": prediction(step_ms, 1)})
+
+    record = RunRecord(device="cuda", job="job.toml", gpu=GPU, steps_ms=(10.0,))
+    monkeypatch.setattr("autosac.jobs.runs.simulate_run", lambda *_: simulated(step()))
+    monkeypatch.setattr("autosac.jobs.runs.learn", lambda *_: None)
+    monkeypatch.setattr("autosac.jobs.runs.write_profile", lambda *_: None)
+    monkeypatch.setattr("autosac.jobs.runs.plan_job", lambda **_: plan_of(after, 1e-9))
+    profile = tmp_path / "profile.toml"
+    profile.write_text(f'base = "{GPU}"\n')
+    found = replan(record, plan_of(before, 10.0), profile, budget="1GiB")
+    assert found.plan is None and "changes whether TorchTitan checkpoints by itself" in found.why

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from autosac.errors import UsageError
+from autosac.integrations.apply import apply
+from autosac.integrations.torchtitan.hook import OwnCheckpointing, parallelize_as
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +114,33 @@ def test_the_transform_replaces_checkpointing_in_every_model(titan: ModuleType, 
         parallelized = registry.get_train_spec(name).parallelize_fn(model, titan.dims(), config)
     assert len(seen) == 1 and seen[0] is model is parallelized
     assert dict(model.named_modules()).keys() == before.keys()
+    assert config.activation_checkpoint.mode == "none"
+
+
+def test_a_plan_that_is_torchtitans_own_checkpointing(titan: ModuleType, lab: Any, tmp_path: Path) -> None:
+    """TorchTitan's code checkpoints its layers, as the plan says and not as the job's section; gradients are bitwise those
+    without checkpointing. A plan for another model, and one of which TorchTitan checkpoints nothing, are refused.
+    """
+    reference = titan.bare(titan.dims())
+    plan = lab.plan_for(reference, {}, job_checkpointing="full", early_stop=True)
+    path = tmp_path / "own.json"
+    plan.save(path)
+    config = titan.configure("--autosac.enable", "--autosac.plan", str(path), "--activation_checkpoint.mode", "none")
+    model = titan.build(config, titan.dims())
+    layer = model.layers["0"]
+    assert type(layer).__name__ == "CheckpointWrapper" and layer.checkpoint_fn.keywords["early_stop"]
+    assert lab.same(titan.step(model), titan.step(reference))
+    assert (config.activation_checkpoint.mode, config.activation_checkpoint.early_stop) == ("none", False)
+    with pytest.raises(UsageError, match="only a TorchTitan job can follow it"):
+        apply(titan.bare(titan.dims()), plan)
+
+    del reference.layers["1"]
+    lab.plan_for(reference, {}, job_checkpointing="full").save(path)
+    with pytest.raises(UsageError, match=r"the model has a parameter layers\.1"):
+        titan.build(titan.configure("--autosac.enable", "--autosac.plan", str(path)), titan.dims())
+    own = OwnCheckpointing(check=lambda _: None, values={"mode": "full"})
+    with pytest.raises(UsageError, match="did not apply activation checkpointing"):
+        parallelize_as(lambda model, *_: model, own, nn.Linear(1, 1), None, config)
     assert config.activation_checkpoint.mode == "none"
 
 

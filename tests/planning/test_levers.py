@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from autosac.jobs.levers import Lever, Pulled, combined, levers_of
 from autosac.jobs.titan import TitanJob
 from autosac.memory_sim import AllocatorConfig
@@ -50,6 +52,20 @@ def test_the_levers_of_an_ordinary_job() -> None:
     assert [lever.name for lever in levers if lever.quick] == ["loss in chunks", "local batch 2, 2 microbatches"]
     assert levers[1].how == "--training.local_batch_size 2 --training.global_batch_size 32"
     assert levers[0].how == "--chunk-loss" and levers[0].goal(GOAL) == replace(GOAL, chunk_loss=True)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "count"),
+    [
+        (Parallelism(cp=2), 2),
+        (Parallelism(dp_shard=4, cp=2), 2),
+        (Parallelism(dp_replicate=8), 0),
+        (Parallelism(tp=8), 0),
+    ],
+)
+def test_fsdp_shards_over_context_parallelism_as_well(parallelism: Parallelism, count: int) -> None:
+    """What FSDP keeps can be changed wherever FSDP shards."""
+    assert sum(name.startswith("FSDP reshards") for name in names(replace(INFO, parallelism=parallelism))) == count
 
 
 def test_levers_that_are_pulled_already_are_left_out() -> None:

@@ -13,7 +13,7 @@ from autosac.errors import InfeasibleError
 from autosac.planning.candidates import Candidate
 from autosac.planning.planner import Goal
 from autosac.planning.search import Search
-from autosac.plans import Plan, Unit
+from autosac.plans import Plan, Settings, Unit
 from plans import MADE_FOR
 
 GIB = 2**30
@@ -28,6 +28,7 @@ class Fake:
 
     level_ms = 1e9
     derives = True
+    own_ways: tuple[str, ...] = ()
 
     def __init__(self, peak: Callable[[float], float], kind: str, least: float = 10.0) -> None:
         self.peak, self.least, self.solved = peak, least, []  # type: ignore[var-annotated]
@@ -68,6 +69,11 @@ class Fake:
 
     def mirror(self, baseline: Any) -> Plan:
         return self.plan(baseline.inner)
+
+    def own(self, name: str, _: Any) -> Plan | None:
+        if name not in self.own_ways:
+            return None
+        return Plan(made_for=MADE_FOR, units=(), settings=Settings(job_checkpointing="full"))
 
     def smallest(self) -> Plan:
         return self.plan(self.least)
@@ -310,3 +316,42 @@ def test_a_faster_baseline_becomes_the_plan() -> None:
     found.compete(goal, baselines)
     assert found.best(goal, baselines).simulation.inner == 55.0
     assert {c.simulation.inner for c in found.verified}.isdisjoint({40.0, 100.0})
+
+
+def quick(fake: Fake, reserved: float, step_ms: float) -> Any:
+    """Full checkpointing that takes no time per operator."""
+    found = fake.simulation(reserved)
+    found.step_ms, found.recompute_ms = step_ms, 100.0
+    return found
+
+
+@pytest.mark.parametrize(("shorter", "is_own"), [(0.9985, True), (0.9995, False)])
+def test_the_jobs_own_checkpointing_is_the_plan_where_no_plan_is_as_fast(shorter: float, is_own: bool) -> None:
+    """If its step is shorter than the best plan's by more than 0.1 %, it fits, and it may be a plan."""
+    fake = Fake(lambda x: x, "reserved")
+    goal = Goal(budget_bytes=60 * GIB, budget_kind="reserved")
+    found = Search(fake, fake, lambda _: None)  # type: ignore[arg-type]
+    first = found.run(goal)
+    assert first is not None
+    baselines = {"full": quick(fake, 20.0, shorter * first.simulation.step_ms)}
+    found.compete(goal, baselines)
+    assert found.best(goal, baselines) is first, "it may be no plan"
+    fake.own_ways = ("full",)
+    found.compete(goal, baselines)
+    best = found.best(goal, baselines)
+    assert bool(best.plan.settings.job_checkpointing) == is_own and (best.simulation is baselines["full"]) == is_own
+    assert found.best(goal, baselines, own=False) is first
+    larger = Goal(budget_bytes=90 * GIB, budget_kind="reserved")
+    improved = found.run(larger)
+    assert improved is not None and improved.simulation.inner > 88, "it stops no search for a larger budget"
+
+
+def test_the_jobs_own_checkpointing_is_the_smallest_budget_that_works() -> None:
+    """Where it needs less than every plan (8 of 10 GiB): named for 7 GiB, and the plan for 8."""
+    fake = Fake(lambda x: x, "reserved")
+    fake.own_ways = ("full",)
+    baselines = {"full": quick(fake, 8.0, 900.0)}
+    fake.mirror = lambda _: fake.plan(10.0)  # type: ignore[method-assign]
+    with pytest.raises(InfeasibleError, match=r"the smallest budget that works is 8\.00 GiB"):
+        search(fake, 7.0, baselines)
+    assert search(fake, 8.0, baselines) is baselines["full"]

@@ -243,6 +243,23 @@ def test_what_is_left_to_the_compiler() -> None:
     assert several.to_bytes().count(b'"memory_budget"') == 1 and b'"memory_budget"' not in plan().to_bytes()
 
 
+def test_a_plan_may_be_torchtitans_own_checkpointing() -> None:
+    """Its file keeps that, it says so in a line, others' files do not have it; it decides on nothing besides."""
+    own = replace(plan(), units=(), settings=Settings(job_checkpointing="full"))
+    assert Plan.from_bytes(own.to_bytes()) == own and own.hash() != replace(own, settings=Settings()).hash()
+    assert "TorchTitan's own full checkpointing" in str(own) and not own.needs_compiler
+    assert b"job_checkpointing" not in plan().to_bytes()
+    for more in ({"units": plan().units}, {"settings": replace(own.settings, memory_budget=0.5)}):
+        with pytest.raises(PlanError, match="own full checkpointing, and decides on modules or memory besides"):
+            replace(own, **more)  # type: ignore[arg-type]
+
+    def other(document: dict[str, Any]) -> None:
+        document["settings"]["job_checkpointing"] = "selective-op"
+
+    with pytest.raises(PlanError, match="job_checkpointing"):
+        Plan.from_bytes(edited(other))
+
+
 def test_a_file_is_laid_out_by_depth() -> None:
     """A line is indented by as many spaces as brackets are open before it; decisions and parameters take one line each."""
     lines = plan().to_bytes().decode().splitlines()

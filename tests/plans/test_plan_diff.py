@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from autosac.cli.parser import main
-from autosac.plans import Decision, Plan, Unit
+from autosac.plans import Decision, Plan, Settings, Unit
 from autosac.plans.diff import compare_plans
 from autosac.report.summaries import decision_table
 from plans import LLAMA_8B, prediction
@@ -62,6 +62,15 @@ def test_equal_layers_are_one_row(plans: tuple[Plan, Plan]) -> None:
         ("layers.2", kept, "not checkpointed", "", ""),
         ("layers.3", kept, keeps, "", "mm #1-2"),
     ]
+
+
+def test_torchtitans_own_checkpointing_is_a_setting(plans: tuple[Plan, Plan]) -> None:
+    """It stands among the settings, and in place of what the other plan does in its modules."""
+    own = replace(plans[0], units=(), settings=Settings(job_checkpointing="full"))
+    difference = compare_plans(own, plans[0])
+    assert difference.settings() == [("job checkpointing", "full", "-")]
+    what = "TorchTitan's own full checkpointing"
+    assert difference.groups() == [("layers.0-3", what, "keeps 512.0 MiB\nrecomputes 1.25 ms", "", "")]
 
 
 def test_settings_and_figures_have_units(plans: tuple[Plan, Plan]) -> None:

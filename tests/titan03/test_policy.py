@@ -32,6 +32,15 @@ def test_training_is_bitwise_the_same_under_a_plan(report: Any) -> None:
     assert report["classes"] == ["FSDPLlama3TransformerBlock"] * 2, "FSDP is applied to the planned module"
 
 
+def test_training_is_bitwise_the_same_under_torchtitans_own_checkpointing(report: Any) -> None:
+    """Where that is the plan TorchTitan's policy wraps the layers; a plan for other parameters is refused."""
+    assert report["own"]["same"]
+    assert report["own"]["classes"] == ["FSDPCheckpointWrapper"] * 2
+    assert report["own"]["other"].startswith(
+        "PlanError: the plan was made for another model: the model has a parameter"
+    )
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [

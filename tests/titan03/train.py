@@ -132,6 +132,27 @@ def compare(lab: Any, folder: Path) -> tuple[dict[str, Any], Plan]:
     }, plan
 
 
+def own(plan: Plan, folder: Path) -> dict[str, Any]:
+    """A plan that is TorchTitan's own full checkpointing, against none."""
+    config = configuration()
+    plan = dataclasses.replace(
+        plan,
+        made_for=dataclasses.replace(plan.made_for, job_settings=python_job_settings(config)),
+        units=(),
+        settings=dataclasses.replace(plan.settings, job_checkpointing="full"),
+    )
+    plan.save(folder / "own.json")
+    trainer = trainer_of(config, AutoSAC.Config(plan=str(folder / "own.json")))
+    other = folder / "own_other.json"
+    made_for = dataclasses.replace(plan.made_for, parameters=plan.made_for.parameters[1:], job_settings={})
+    dataclasses.replace(plan, made_for=made_for).save(other)
+    return {
+        "classes": [type(module).__name__ for module in trainer.model_parts[0].layers.values()],
+        "same": same(train(trainer), train(trainer_of(config))),
+        "other": message(lambda: trainer_of(config, AutoSAC.Config(plan=str(other)))),
+    }
+
+
 def misfits(plan: Plan, folder: Path) -> dict[str, str]:
     """What a job is told that asks for too much, or for a plan that was not made for it."""
     path = str(folder / "plan.json")
@@ -165,6 +186,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     without_memory_statistics()
     report, plan = compare(load_lab(), folder)
+    report["own"] = own(plan, folder)
     report["misfits"] = misfits(plan, folder)
     (folder / "report.json").write_text(json.dumps(report))
     dist.destroy_process_group()

@@ -154,7 +154,7 @@ def _info(
     return replace(
         known,
         model=job.model,
-        checkpointing="plan" if request.plan_file is not None else job.checkpointing,
+        checkpointing="plan" if request.checkpointing == "plan" else job.checkpointing,
         preserve_rng_state=job.preserve_rng_state,
         early_stop=job.early_stop,
         loss_chunks=job.loss_chunks,

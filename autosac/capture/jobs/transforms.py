@@ -76,7 +76,7 @@ def transform_of(
     """
     if request.observe:
         return partial(_observe, recorder)
-    if request.plan_file is not None:
+    if request.plan_file is not None and request.checkpointing == "plan":
         return partial(_apply, request.plan_file, recorder, layers)
     return None
 
