@@ -8,13 +8,15 @@ import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
-from autosac.capture.compiler.inherited import FirstRun, called
+from autosac.capture.compiler.inherited import FirstRun, called, compiling
 from autosac.capture.jobs import warming
 from autosac.capture.jobs.adapter import TitanAdapter
 from autosac.capture.process.worker import Worker
@@ -111,42 +113,49 @@ def test_captures_with_inherited_code_are_the_same(tmp_path: Path) -> None:
             assert len({(tmp_path / name).read_bytes() for name in names}) == 1
 
 
-class _Input:
-    """Something that is passed to a function."""
+def _call(given: torch.Tensor, then: Callable[[], object] = lambda: None) -> None:
+    """Stands for a compiled function."""
+    then()
 
 
-def test_what_inherited_code_is_first_called_with_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Dynamo keeps what it compiles with; not with code of the own process, and not with a second call."""
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_inherited_code_is_first_called_with_is_kept(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Dynamo kept what it compiled the function with; not with code of the own process, and not with a second call."""
+    monkeypatch.setattr("autosac.capture.compiler.inherited._keeping", set())
+    held = []
+    with compiling():
+        first = torch.ones(1)
+        called(_call, first)
+        held += [first] if keeps else []
+        del first
     own, inherited = FirstRun(), FirstRun()
     monkeypatch.setattr(inherited, "process", os.getpid() + 1)
-    gc.disable()
-    try:
-        for run, kept in ((own, False), (inherited, True), (inherited, False)):
-            given = _Input()
-            reference = weakref.ref(given)
-            called(lambda _, run=run: run(), given)
-            del given
-            gc.collect()
-            assert (reference() is not None) is kept
-    finally:
-        gc.enable()
+    for run, kept in ((own, False), (inherited, keeps), (inherited, False)):
+        given = torch.ones(1)
+        reference = weakref.ref(given)
+        called(_call, given, run)
+        del given
+        gc.collect()
+        assert (reference() is not None) is kept
 
 
 def test_a_function_that_runs_no_inherited_code_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the innermost call does, and code that runs outside of all calls is of no function."""
+
+    def outside(_: torch.Tensor, then: Callable[[], object]) -> None:
+        then()
+
+    monkeypatch.setattr("autosac.capture.compiler.inherited._keeping", {_call, outside})
     first, second = FirstRun(), FirstRun()
     for run in (first, second):
         monkeypatch.setattr(run, "process", os.getpid() + 1)
-    inner, outer = _Input(), _Input()
+    inner, outer = torch.ones(1), torch.ones(1)
     references = weakref.ref(inner), weakref.ref(outer)
-    gc.disable()
-    try:
-        called(lambda _, x: called(lambda _: first(), x), outer, inner)
-        second()
-        del inner, outer
-        assert references[0]() is not None and references[1]() is None
-    finally:
-        gc.enable()
+    called(outside, outer, lambda x=inner: called(_call, x, first))
+    second()
+    del inner, outer
+    gc.collect()
+    assert references[0]() is not None and references[1]() is None
 
 
 @pytest.mark.parametrize(

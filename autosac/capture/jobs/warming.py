@@ -22,6 +22,7 @@ import torch
 from torch.nn.attention import flex_attention
 
 from autosac.capture.compiler import partition
+from autosac.capture.compiler.inherited import compiling
 from autosac.capture.device import device as simulated
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.jobs.adapter import TitanAdapter
@@ -70,18 +71,22 @@ def compile_functions(adapter: TitanAdapter, request: TitanRequest) -> None:
     before = set(warned)
     simulated.set_log(recorder)
     try:
-        with SimulatedDeviceMode(target, recorder), torch.autograd.set_multithreading_enabled(False):
-            run = adapter.alone(config, leading + period, torch.device(target, 0))
-            if run is not None:
-                for _ in range(_FORWARDS):
-                    result = run()
-                    result.backward(torch.empty_like(result))
+        with compiling(), SimulatedDeviceMode(target, recorder), torch.autograd.set_multithreading_enabled(False):
+            _run(adapter, config, leading + period, torch.device(target, 0))
     except BaseException:
         forget()
         raise
     finally:
         simulated.set_log(None)
         warned &= before
+
+
+def _run(adapter: TitanAdapter, config: Any, layers: int, device: torch.device) -> None:
+    run = adapter.alone(config, layers, device)
+    if run is not None:
+        for _ in range(_FORWARDS):
+            result = run()
+            result.backward(torch.empty_like(result))
 
 
 def forget() -> None:
