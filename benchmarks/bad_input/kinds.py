@@ -122,7 +122,9 @@ def profiles(shop: Workshop) -> Trial:
     """Hardware profiles with an edit."""
     rng = shop.rng
     if rng.random() < 0.8:
-        spoiled = _edit_toml(shop.hardware, rng, optional=("description", "cluster", "models_of"))
+        spoiled = _edit_toml(
+            shop.hardware, rng, optional=("description", "device_name", "source", "cluster", "models_of")
+        )
     else:
         spoiled = edit_bytes(material.toml_of(shop.hardware).encode(), rng)
     path = shop.write(spoiled, ".toml")

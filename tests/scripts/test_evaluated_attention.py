@@ -43,3 +43,30 @@ def test_evaluated_attention_is_what_cuda_composes(run: Any, tmp_path: Path) -> 
     assert names["_transform_bias_rescale_qkv.default"] == names["_masked_softmax.default"] == 1
     assert names["_fused_adamw_.tensor_lr"] == names["_fused_sgd_.default"] == 1
     assert not names["_transformer_encoder_layer_fwd.default"] + names["_native_multi_head_attention.default"]
+
+
+INFERENCE = """
+import torch
+from torch import nn
+student = nn.Linear(64, 64).cuda().bfloat16()
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+q = torch.randn(2, 16, 4096, 64, device="cuda", dtype=torch.bfloat16)
+def grown(mode):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with mode:
+        nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    return (torch.cuda.max_memory_allocated() - before) >> 10
+for step in range(9):
+    student(q).sum().backward()
+    optimizer.step()
+    print("KiB", grown(torch.no_grad()), grown(torch.inference_mode()))
+"""
+
+
+def test_attention_in_inference_mode_runs_its_kernel(run: Any) -> None:
+    """As without gradients: 16 MiB of results in bfloat16, and 4 bytes of each of 2 x 16 x 4,096 rows for the backward."""
+    ended = run(INFERENCE, "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    numbers = ended.stdout.split("KiB ")[1].splitlines()[0].split()
+    assert numbers[0] == numbers[1] and 16896 <= int(numbers[0]) < 16900

@@ -18,10 +18,13 @@ aten: Any = torch.ops.aten
 _ALIGNED = 8  # sizes of heads that scaled dot-product attention takes here
 
 
-def _chosen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """By the kernel that the GPU takes (`device.attention`), which stands at the level of autograd: this is below it."""
+def _chosen_attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """By the kernel that the GPU takes (`device.attention`), which stands at the level of autograd: this is below it.
+
+    In inference mode the operator itself comes here, and builds of PyTorch for CUDA would ask the GPU.
+    """
     level = getattr(torch._C.DispatchKey, f"Autograd{key_of(q.device.type)}")
-    found: torch.Tensor = aten.scaled_dot_product_attention.default._op_dk(level, q, k, v)
+    found: torch.Tensor = aten.scaled_dot_product_attention.default._op_dk(level, q, *args, **kwargs)
     return found
 
 
@@ -110,6 +113,7 @@ def _encoder_layer(
 
 
 COMPOSED: dict[Any, Callable[..., Any]] = {
+    aten.scaled_dot_product_attention.default: _chosen_attention,
     aten._native_multi_head_attention.default: _attention,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }
