@@ -138,7 +138,11 @@ def parallelize_as(
     finally:
         for name, value in before.items():
             setattr(section, name, value)
-    if not any(isinstance(module, ActivationWrapper) for module in parallelized.modules()):
+    layers = getattr(parallelized, "layers", None)
+    has_layers = (
+        not isinstance(layers, nn.ModuleDict | nn.ModuleList) or len(layers) > 0
+    )  # a pipeline stage may have none
+    if has_layers and not any(isinstance(module, ActivationWrapper) for module in parallelized.modules()):
         raise UsageError(f"TorchTitan's {_name(original)} did not apply activation checkpointing")
     return parallelized
 

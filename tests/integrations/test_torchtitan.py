@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -142,6 +143,17 @@ def test_a_plan_that_is_torchtitans_own_checkpointing(titan: ModuleType, lab: An
     with pytest.raises(UsageError, match="did not apply activation checkpointing"):
         parallelize_as(lambda model, *_: model, own, nn.Linear(1, 1), None, config)
     assert config.activation_checkpoint.mode == "none"
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_a_model_part_without_layers_has_nothing_to_checkpoint(titan: ModuleType, layers: int) -> None:
+    """A pipeline stage with the output alone is left as it is under TorchTitan's own checkpointing; one with layers is not."""
+    part = nn.Module()
+    part.layers = nn.ModuleDict({str(i): nn.Linear(1, 1) for i in range(layers)})
+    own = OwnCheckpointing(check=lambda _: None, values={"mode": "full"})
+    refused = pytest.raises(UsageError, match="did not apply") if layers else contextlib.nullcontext()
+    with refused:
+        assert parallelize_as(lambda model, *_: model, own, part, None, titan.configure()) is part
 
 
 def test_without_the_section_torchtitan_checkpoints_as_ever(titan: ModuleType) -> None:
