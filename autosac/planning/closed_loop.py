@@ -57,6 +57,9 @@ __all__ = [
 
 
 FITS_WITHOUT = "the step fits the budget without any checkpointing"
+_NOT_OFFLOADED = (
+    "offloading to host memory was not tried: the plan is the job's own checkpointing, as the host is the limit"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +167,11 @@ class Loop:
         if best is not None:
             return best, (FITS_WITHOUT,)
         best = find_verified(self.search, self.derivation, goal, self.baselines, self.progress, meanwhile)
-        offloading = None if best.plan.settings.job_checkpointing else self.offloading
-        best, hosted = offloading.improved(goal, best) if offloading else (best, ())
+        hosted: tuple[str, ...] = ()
+        if best.plan.settings.job_checkpointing:
+            hosted = (_NOT_OFFLOADED,) if goal.offload else ()
+        elif self.offloading is not None:
+            best, hosted = self.offloading.improved(goal, best)
         best = self.stated(best)
         return best, (*self.search.notes(goal, best), *hosted, *self.derivation.notes())
 
