@@ -269,6 +269,8 @@ class _Pipeline:
         planned = [self._planned_stage(stage, c) for stage, c in zip(self._stages, captured, strict=True)]
         joined = join_plans(planned, [stage.loop.baselines for stage in self._stages], self._steps)
         assert isinstance(joined, Planned)
+        if why_own:
+            return replace(joined, notes=(*joined.notes, own_note(chosen[0].mirrors, why_own)))
         fitting = {
             name: prediction
             for name, prediction in joined.plan.predictions.items()
@@ -276,8 +278,6 @@ class _Pipeline:
         }
         compiled = captured[0].simulation.trace.info.compiled
         quicker = faster(joined.plan.predictions["autosac"], fitting, compiled)
-        if why_own:
-            return replace(joined, notes=(*joined.notes, own_note(chosen[0].mirrors, why_own)))
         return replace(joined, notes=(*joined.notes, *self._bound(joined.simulation.step_ms), *quicker))
 
     def _fits(self, name: str) -> bool:

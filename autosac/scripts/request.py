@@ -20,8 +20,8 @@ class ScriptRequest:
     `script` is a path, or with `is_module` a module's name, as after ``python -m``. `nproc` ranks on each of `nodes` nodes
     get the environment of torchrun; None: the script is started by itself. `steps`: how many the script runs (0: all that
     it wants). `period`: calls of `Optimizer.step` in a step; `marker`: the function whose calls end steps in their place.
-    `fast_forward`: steps after the one that is kept are not computed. `every_microbatch`:
-    none is copied from others. `moe_load`: how tokens are spread over experts.
+    `fast_forward`: steps after the one that is kept are not computed. `every_microbatch`: none is copied from
+    others. `moe_load`: how tokens are spread over experts.
     `synthetic`: columns of made-up data sets, where one cannot be loaded. `stand_ins`: names or files of them.
     `checkpoints`: the script writes its own. `patience_s`: how long to wait for a step. `plan_file` applies a plan to the
     model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never runs out

@@ -139,9 +139,8 @@ def parallelize_as(
         for name, value in before.items():
             setattr(section, name, value)
     layers = getattr(parallelized, "layers", None)
-    has_layers = (
-        not isinstance(layers, nn.ModuleDict | nn.ModuleList) or len(layers) > 0
-    )  # a pipeline stage may have none
+    # A pipeline stage may have none.
+    has_layers = not isinstance(layers, nn.ModuleDict | nn.ModuleList) or len(layers) > 0
     if has_layers and not any(isinstance(module, ActivationWrapper) for module in parallelized.modules()):
         raise UsageError(f"TorchTitan's {_name(original)} did not apply activation checkpointing")
     return parallelized

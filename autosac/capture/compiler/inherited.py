@@ -41,9 +41,8 @@ def compiling() -> Iterator[None]:
 def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a compiled function."""
     if _watched is not None:
-        given = (
-            x for x in args if hasattr(x, "untyped_storage") or inspect.isfunction(x)
-        )  # masks are functions of tensors
+        # Masks are functions of tensors.
+        given = (x for x in args if hasattr(x, "untyped_storage") or inspect.isfunction(x))
         _watched.extend((function, weakref.ref(x)) for x in given)
     _calls.append(False)
     try:
