@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import autosac.estimator.sac_curves as curves
-from autosac.errors import AutosacError
+from autosac.bench import pytorch_tools
+from autosac.errors import AutosacError, InfeasibleError
 from autosac.estimator.sac_rules import OperatorGroup
 from autosac.estimator.sac_stats import SACModStats, SACOperator, tradeoff
 from autosac.solvers import (
@@ -199,85 +200,33 @@ def upstream(model: Model, fraction: float, time_limit_s: float) -> Result:
     """PyTorch's tools on the same statistics."""
     import pulp
     from torch.distributed._tools import sac_ilp
-    from torch.distributed._tools.sac_estimator import SACEstimator, SACStats
 
-    stats = [
-        SACStats(
-            func_names=[op.name for op in s.operators],
-            runtimes=[op.runtime_ms for op in s.operators],
-            memory=[op.memory_bytes for op in s.operators],
-            view_like_ops=[i for i, op in enumerate(s.operators) if op.view_like],
-            rand_ops=[],
-            saved_autograd_ops=[],
-            inplace_ops=[],
-            force_store_random=False,
-        )
-        for s in model.stats
-    ]
-    estimator = SACEstimator()
+    problem = problem_of(model)
+    pytorch_tools.curve_of.cache_clear()
     start = time.perf_counter()
-    fits = [estimator._get_sac_tradeoff_pwlf_stats(s, estimator._get_greedy_order_meta(s)) for s in stats]
+    for stats in model.stats:
+        pytorch_tools.curve_of(stats.operators, stats.groups)
     middle = time.perf_counter()
-    graph = upstream_graph(model, fits)
-    budget_gib = budget_of(problem_of(model), fraction) / 2**30 - 21_000 / 1024  # it knows of activations only
     solver: Callable[..., Any] = functools.partial(pulp.PULP_CBC_CMD, gapRel=0.05, timeLimit=time_limit_s, msg=0)
     sac_ilp.PULP_CBC_CMD = lambda **_: solver()  # type: ignore[attr-defined]
-    decisions, _, peak = sac_ilp.sac_milp(graph, budget_gib)
-    plan: Plan = [None] * len(stats)
-    for u, s in enumerate(model.stats):
-        if s.module in decisions:
-            policy = sac_ilp.get_optimal_checkpointing_policy_per_module(stats[u], 1 - decisions[s.module])
-            plan[u] = tuple(i for i, keep in enumerate(policy) if keep)
+    plan: Plan | None
+    try:
+        decisions = pytorch_tools.solve(problem, model.stats, budget_of(problem, fraction))
+        plan = [
+            pytorch_tools.kept_groups(stats, 1 - decisions[stats.module]) if stats.module in decisions else None
+            for stats in model.stats
+        ]
+    except InfeasibleError:
+        plan = None
     end = time.perf_counter()
     return Result(
-        blocks=len(stats) // 3,
+        blocks=len(model.stats) // 3,
         method="torch _tools",
         curves_s=middle - start,
         solve_s=end - middle,
-        plan=None if peak < 0 else plan,
-        note="no solution" if peak < 0 else "",
+        plan=plan,
+        note="no solution" if plan is None else "",
     )
-
-
-def upstream_graph(model: Model, fits: Sequence[Any]) -> Any:
-    """The module tree in upstream's format: root, then block by block."""
-    from torch.distributed._tools.ilp_utils import parse_module_info
-
-    names = ["model"] + [f"model.{stats.module}" for stats in model.stats]
-    total = sum(model.implicit_bytes[::3])
-    rows = []
-    for i, name in enumerate(names):
-        u = max(i - 1, 0)
-        held = total if i == 0 else sum(model.implicit_bytes[: u - u % 3 + 1 : 3])
-        fit = fits[u]
-        rows.append(
-            {
-                "fqn": name if i == 0 else name.removeprefix("model."),
-                "param_per_module": 0,
-                "grad_per_module": 0,
-                "grad_total": 0,
-                "act_fw_per_module": total if i == 0 else model.implicit_bytes[u],
-                "act_bw_per_module": 0,
-                "act_grad_per_module": 0,
-                "act_total": held,
-                "input_per_module": 0,
-                "output_per_module": 0,
-                "fw_runtime_per_module": fit.sac_runtime,
-                "bw_runtime_per_module": 0.0,
-                "is_leaf": i == 0,  # the root is no candidate here either
-                "sac_runtime": fit.sac_runtime,
-                "sac_memory": fit.sac_memory,
-                "n_segments": fit.n_segments,
-                "slopes": fit.slopes,
-                "intercepts": fit.intercepts,
-                "breakpoints": fit.fit_breaks,
-                "tradeoff_curve": fit.tradeoff_curve,
-            }
-        )
-    order = [row["fqn"] for row in rows]
-    after = [n for b in range(1, len(order), 3) for n in (order[b + 1], order[b + 2], order[b])] + order[:1]
-    modules = {"fw_pre_order": order, "bw_pre_order": order, "fw_post_order": after, "bw_post_order": after}
-    return parse_module_info({"mod_order": modules, "mod_stats": rows})  # type: ignore[typeddict-item]
 
 
 def budget_of(problem: GlobalProblem, fraction: float) -> int:

@@ -1,4 +1,4 @@
-"""Planners of the harness: they count what solving takes, and one of them decides by the joint MILP.
+"""Planners of the harness: they count what solving takes; one of them decides by the joint MILP, one is PyTorch's own.
 
 What a policy takes to generate has three parts (`Effort`): statistics and the problem, once for a configuration; solving,
 once for every inner budget that the closed loop tries; verifying, the captures and simulations.
@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autosac.bench.policies import JOINT, Policy
+from autosac.bench import pytorch_tools
+from autosac.bench.policies import JOINT, TOOLS, Policy
 from autosac.bench.subjects import Subject
-from autosac.planning.candidates import Candidate
+from autosac.errors import InfeasibleError
+from autosac.planning.candidates import Bracket, Candidate, Candidates
 from autosac.planning.closed_loop import derivation_for, find_verified
 from autosac.planning.planner import Costs, Goal, Planner, plan_of
 from autosac.planning.search import Search
@@ -98,10 +100,12 @@ class Found:
 
 
 def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Found:
-    """The verified plan of a policy that AutoSAC finds for a budget. InfeasibleError, SimulationError, CaptureError."""
+    """The verified plan of a policy that is found for a budget. InfeasibleError, SimulationError, CaptureError."""
     base = subject.observed()
     if base.peak_bytes(goal.budget_kind) <= goal.budget_bytes:
         return Found(best=Candidate(plan=plan_of(base, goal, ()), simulation=base), effort=Effort(0.0, 0.0, 0, 0.0, 0))
+    if policy.name == TOOLS:
+        return _by_pytorch(subject, goal, progress)
     began = time.perf_counter()
     planner = (JointPlanner if policy.name == JOINT else TimedPlanner)(base, goal)
     derivation = derivation_for(subject, planner)
@@ -116,3 +120,38 @@ def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[
         len(search.verified),
     )
     return Found(best=best, effort=effort, gap=search.gap(best) if best.plan.units else None)
+
+
+def _by_pytorch(subject: Subject, goal: Goal, progress: Callable[[str], None]) -> Found:
+    """The fastest plan of PyTorch's planner that fits when simulated, of those for a few budgets of active memory."""
+    planner = TimedPlanner(subject.observed(), goal)
+    derivation = derivation_for(subject, planner)
+    candidates = Candidates(derivation, progress, "simulating the step under a plan of torch.distributed._tools")
+    bracket = Bracket(goal.budget_bytes, goal.budget_bytes, goal.target_bytes)
+    solve_s = verify_s = 0.0
+    for _ in range(goal.rounds):
+        began = time.perf_counter()
+        plan = _unless_infeasible(planner, bracket.inner)
+        solve_s += time.perf_counter() - began
+        if plan is None:
+            bracket.unsolved()
+            continue
+        began = time.perf_counter()
+        candidate = candidates.verify(plan)
+        verify_s += time.perf_counter() - began
+        if candidate.fits(goal) and candidate.uses(goal):
+            break
+        bracket.verified(candidate, goal)
+    fitting = [candidate for candidate in candidates.verified if candidate.fits(goal)]
+    if not fitting:
+        raise InfeasibleError("torch.distributed._tools has no plan that fits the budget when simulated")
+    best = min(fitting, key=lambda candidate: candidate.simulation.step_ms)
+    effort = Effort(planner.problem_s, solve_s, goal.rounds, verify_s, len(candidates.verified))
+    return Found(best=best, effort=effort, gap=planner.gap(best.plan) if best.plan.units else None)
+
+
+def _unless_infeasible(planner: Planner, inner_bytes: int) -> Plan | None:
+    try:
+        return pytorch_tools.plan_within(planner, inner_bytes)
+    except InfeasibleError:
+        return None

@@ -12,6 +12,7 @@ NAME+early-stop     full, selective-N or selective-op, each recomputation ending
 pareto, ilp,        AutoSAC with this local solver, under the budget
 greedy, knapsack
 joint               AutoSAC with one MILP over all operators of all modules (the exact reference)
+pytorch-tools       PyTorch's own planner, `torch.distributed._tools`, under the budget (`pytorch_tools`)
 ==================  =============================================================================================
 
 TorchTitan jobs run TorchTitan's own checkpointing; eager models get the same as a plan (`block_plan`). Their blocks are the
@@ -32,7 +33,8 @@ from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Plan, Unit
 
 JOINT = "joint"
-PLANNED = (*SOLVERS, JOINT)
+TOOLS = "pytorch-tools"
+PLANNED = (*SOLVERS, JOINT)  # by AutoSAC
 _FIXED = ("none", "full", "selective-op")
 _EARLY = "+early-stop"
 # What TorchTitan's selective-op keeps, as far as eager models run it (its matrix products: every second one).
@@ -56,11 +58,11 @@ class Policy:
     name: str
 
     def __post_init__(self) -> None:
-        names = ("full", "selective-op") if self.stops_early else (*_FIXED, *PLANNED)
+        names = ("full", "selective-op") if self.stops_early else (*_FIXED, *PLANNED, TOOLS)
         if not (self.mode in names or self.layer_interval or self.memory_budget is not None):
             raise UsageError(
                 f"unknown policy {self.name!r}: choose from {', '.join(_FIXED)}, selective-N (N >= 1), each but none also "
-                f"with {_EARLY}, memory-budget-F (0 <= F <= 1), {', '.join(PLANNED)}"
+                f"with {_EARLY}, memory-budget-F (0 <= F <= 1), {', '.join(PLANNED)}, {TOOLS}"
             )
 
     @property
@@ -75,8 +77,8 @@ class Policy:
 
     @property
     def planned(self) -> bool:
-        """It is found by AutoSAC, for a budget."""
-        return self.name in PLANNED
+        """It is found for a budget."""
+        return self.name in (*PLANNED, TOOLS)
 
     @property
     def layer_interval(self) -> int | None:
