@@ -135,7 +135,7 @@ INSTANT_HOST = HostModel(
 """A host that costs nothing: the step is bound by the device alone."""
 
 
-PLANNED_MODES = 1.5
+PLANNED_MODES = 1.3
 """What the forward of a plan's unit pays for each operator, in selective_op_us (`python -m benchmarks.recording`)."""
 
 

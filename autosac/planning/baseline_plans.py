@@ -6,6 +6,8 @@ it recomputes, so that it competes as a plan.
 
 Where the host is the limit, no such plan is as fast as the job's own full checkpointing: it records every operator of its
 modules, which that does not. So the plan may be that itself (`is_a_plan`), if it computes again only what plans may.
+A job that is checkpointed by its own configuration computes more again already (routers of experts, and TorchTitan's count of
+their tokens, which it corrects), and may go on with that.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
 
 def is_a_plan(policies: UnitPolicies, name: str, baseline: Trace) -> bool:
     """Whether a baseline may be the plan as it is: TorchTitan's own full checkpointing of an eager job, of modules that plans
-    may checkpoint, in which nothing runs again that plans always keep.
+    may checkpoint. Of what plans always keep nothing may run again in it, unless the job is checkpointed by itself: then only
+    nothing random.
     """
     info = baseline.info
     if name != "full" or info.checkpointing != name or info.compiled or not info.torchtitan_version:
@@ -51,16 +54,20 @@ def is_a_plan(policies: UnitPolicies, name: str, baseline: Trace) -> bool:
     except NotDerivableError:
         return False
     units = {unit.name: unit for unit in policies.units}
+    only_random = info.own_checkpointing.startswith(("full", "selective"))
     return bool(blocks) and all(
-        module in units and not _kept_always(units[module]) & _rerun(policies.base.trace, units[module], steps, block)
+        module in units
+        and not _kept_always(units[module], only_random) & _rerun(policies.base.trace, units[module], steps, block)
         for module, block in blocks
     )
 
 
-def _kept_always(unit: UnitPolicy) -> set[int]:
-    """The operators that every plan keeps, by their position in the unit's forward."""
-    pairs = zip(unit.sac.problem.items, unit.sac.stats.groups, strict=True)
-    return {member for item, group in pairs if item.forced is True for member in group.members}
+def _kept_always(unit: UnitPolicy, only_random: bool) -> set[int]:
+    """The operators that every plan keeps, or the random ones of them, by their position in the unit's forward."""
+    stats = unit.sac.stats
+    pairs = zip(unit.sac.problem.items, stats.groups, strict=True)
+    kept = {member for item, group in pairs if item.forced is True for member in group.members}
+    return {i for i in kept if stats.operators[i].random} if only_random else kept
 
 
 def _nest(names: Iterable[str]) -> bool:

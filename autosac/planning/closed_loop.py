@@ -57,6 +57,7 @@ __all__ = [
 
 
 FITS_WITHOUT = "the step fits the budget without any checkpointing"
+_NO_PLAN = "; it is a plan only for a job that is configured so: it runs again what other plans always keep"
 _NOT_OFFLOADED = (
     "offloading to host memory was not tried: the plan is the job's own checkpointing, as the host is the limit"
 )
@@ -241,7 +242,7 @@ def faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -
     return tuple(
         f"the job's own {name} also fits and is faster by {format_ms(own.step_ms - other.step_ms)}"
         + ("" if compiled else ": under a plan the host records every operator, and this step does not hide that time")
-        + ("; it is no plan itself, as it runs again what plans may not" if name == "full" and not compiled else "")
+        + (_NO_PLAN if name == "full" and not compiled else "")
         for name, other in fitting.items()
         if is_faster(other.step_ms, own.step_ms)
     )

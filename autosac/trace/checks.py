@@ -428,6 +428,7 @@ _INFO: dict[str, tuple[Callable[[Any], bool], str]] = {
     "torch_version": (_text, "a text"),
     "torchtitan_version": (_text, "a text"),
     "checkpointing": (_text, "a text"),
+    "own_checkpointing": (_text, "a text"),
     "world_size": (_count(1, MOST_RANKS), f"a whole number from 1 to {MOST_RANKS}"),
     "rank": (_count(0, MOST_RANKS - 1), "a rank"),
     "local_batch_size": (_count(1, _MOST), "a whole number of at least 1"),

@@ -50,7 +50,8 @@ class TraceInfo:
     """What a trace is of. None, an empty text and an empty collection mean "not known", or that there is none.
 
     `tokens_per_step` are those of this rank. `parameter_shapes`: global shapes by clean names. `fsdp_units`: the modules that
-    FSDP manages as units. `checkpointing`: how the step was checkpointed ("none", "full", "selective-op", "plan", "job").
+    FSDP manages as units. `checkpointing`: how the step was checkpointed ("none", "full", "selective-op", "plan", "job");
+    `own_checkpointing`: how the job by itself asks to be ("none", "full", "selective", ...).
     `selective_modules`: those under selective checkpointing of the job itself, or under a plan: both cost the host time.
     `preserve_rng_state` and `early_stop`: as in `torch.utils.checkpoint`. `compiled`: the job compiles its model (a step that
     was observed for planning does not run compiled all the same). `matmul_allows_tf32`, `cudnn_allows_tf32`: PyTorch's
@@ -76,6 +77,7 @@ class TraceInfo:
     parameter_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     fsdp_units: tuple[str, ...] = ()
     checkpointing: str = ""
+    own_checkpointing: str = ""
     selective_modules: tuple[str, ...] = ()
     preserve_rng_state: bool = True
     early_stop: bool = True

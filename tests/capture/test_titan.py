@@ -401,7 +401,7 @@ def test_a_model_may_have_its_own_trainer(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has read it before gets a configuration of its own, and another one if the file or the checkpointing is another."""
+    """Who has read it before gets a configuration of its own, under the checkpointing that he asks for; another file is read."""
     from torchtitan.config import ConfigManager
 
     from autosac.capture.jobs.titan_v02 import TitanV02
@@ -415,8 +415,22 @@ def test_a_job_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     adapter.parse(job).training.seq_len = 1
     assert adapter.parse(job).training.seq_len == 128 and len(read) == 1
     assert adapter.parse(replace(job, checkpointing="full")).activation_checkpoint.mode == "full"
+    section = adapter.parse(replace(job, checkpointing="selective-3")).activation_checkpoint
+    assert (section.mode, section.selective_ac_option) == ("selective", "3") and len(read) == 1
     file.write_text('[model]\nname = "llama3"\n[training]\nseq_len = 256')
-    assert adapter.parse(job).training.seq_len == 256 and len(read) == 3
+    assert adapter.parse(job).training.seq_len == 256 and len(read) == 2
+
+
+def test_the_jobs_own_checkpointing_is_known_under_every_other(tmp_path: Path) -> None:
+    """A job that asks for selective checkpointing is described so, whatever is captured."""
+    from autosac.capture.jobs.titan_v02 import TitanV02
+
+    file = tmp_path / "job.toml"
+    file.write_text('[model]\nname = "llama3"\n[activation_checkpoint]\nmode = "selective"')
+    adapter = TitanV02()
+    for asked, found in (("job", "selective-2"), ("full", "full"), ("none", "none")):
+        described = adapter.describe(adapter.parse(TitanRequest(config_file=str(file), checkpointing=asked)))
+        assert (described.checkpointing, described.own) == (found, "selective")
 
 
 def test_batches_of_flux() -> None:

@@ -14,7 +14,7 @@ from autosac.planning.closed_loop import Goal, Planned, faster
 from autosac.planning.pipeline_plans import make_pipeline_plans
 from autosac.planning.planner import Planner
 from autosac.simulation import Simulation
-from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Trace
+from autosac.trace import Call, Event, ModuleEnter, ModuleExit, Op, Phase, Trace
 from plans import prediction
 
 MIB = 2**20
@@ -50,14 +50,16 @@ def full(job: Any, slower: float = 1.0, **info: Any) -> Simulation:
     return Simulation(trace=trace, target=found.target, other_prices=pricing)
 
 
-def keeping_always(trace: Trace, name: str) -> Trace:
-    """The observed step, in which an operator's results are always to be kept."""
+def keeping_always(trace: Trace, name: str, *, is_random: bool = False) -> Trace:
+    """The observed step, in which an operator's results are always to be kept, because they are random or must be saved."""
+
+    def kept(call: Call) -> Call:
+        is_it = call.op == name
+        return call._replace(must_save=is_it and not is_random, is_random=is_it and is_random)
+
     return replace(
         trace,
-        regions=tuple(
-            region._replace(calls=tuple(call._replace(must_save=call.op == name) for call in region.calls))
-            for region in trace.regions
-        ),
+        regions=tuple(region._replace(calls=tuple(kept(call) for call in region.calls)) for region in trace.regions),
     )
 
 
@@ -81,14 +83,27 @@ def test_nothing_runs_again_that_plans_always_keep(make_job: MakeJob, name: str,
     assert (Planner(base, Goal(budget_bytes=1)).own("full", full(job)) is not None) == may_be
 
 
+@pytest.mark.parametrize(
+    ("own", "is_random", "may_be"),
+    [("full", False, True), ("selective", False, True), ("none", False, False), ("full", True, False)],
+)
+def test_a_job_that_is_checkpointed_by_itself(make_job: MakeJob, own: str, is_random: bool, may_be: bool) -> None:
+    """It runs such operators again already, and may go on with that; random ones may not, whose state it does not restore."""
+    job = make_job(LAYERS)
+    observed = job.observed()
+    kept = keeping_always(observed.trace, "aten.a.default", is_random=is_random)
+    base = replace(observed, trace=kept, other_prices=observed.pricing)
+    assert (Planner(base, Goal(budget_bytes=1)).own("full", full(job, own_checkpointing=own)) is not None) == may_be
+
+
 def test_a_faster_baseline_that_is_no_plan_is_told() -> None:
     """With the reason, for full checkpointing of eager jobs; nothing within 0.1 %."""
     other = prediction(9.0, 1)
     (note,) = faster(prediction(10.0, 1), {"full": other}, False)
     assert note.startswith("the job's own full also fits and is faster by 1.0 ms")
-    assert note.endswith("it is no plan itself, as it runs again what plans may not")
-    assert "no plan itself" not in faster(prediction(10.0, 1), {"selective-op": other}, False)[0]
-    assert "no plan itself" not in faster(prediction(10.0, 1), {"full": other}, True)[0]
+    assert note.endswith("a plan only for a job that is configured so: it runs again what other plans always keep")
+    assert "configured so" not in faster(prediction(10.0, 1), {"selective-op": other}, False)[0]
+    assert "configured so" not in faster(prediction(10.0, 1), {"full": other}, True)[0]
     assert faster(prediction(9.005, 1), {"full": other}, False) == ()
 
 

@@ -16,7 +16,7 @@ Attributes: TypeAlias = "dict[str, Any]"
 
 class JobDescription(NamedTuple):
     """What a job's configuration says of its model and checkpointing, for the trace's info. `validates`: its validation is
-    left out.
+    left out. `own`: the checkpointing that it asks for by itself, whatever is captured.
     """
 
     model: str
@@ -25,6 +25,7 @@ class JobDescription(NamedTuple):
     early_stop: bool
     loss_chunks: int = 1
     validates: bool = False
+    own: str = "none"
 
 
 class TitanAdapter(Protocol):

@@ -155,6 +155,7 @@ def _info(
         known,
         model=job.model,
         checkpointing="plan" if request.checkpointing == "plan" else job.checkpointing,
+        own_checkpointing=job.own,
         preserve_rng_state=job.preserve_rng_state,
         early_stop=job.early_stop,
         loss_chunks=job.loss_chunks,

@@ -36,6 +36,7 @@ class TitanV02:
     def __init__(self) -> None:
         self._gpu = TargetGPU()
         self._loss_chunks = 1
+        self._own = "none"
         self._validates = False
 
     def parse(self, request: TitanRequest) -> Any:
@@ -43,6 +44,8 @@ class TitanV02:
         self._gpu = request.gpu
         self._loss_chunks = loss_chunks_of(request)
         config = _parse(request)
+        self._own = config.activation_checkpoint.mode
+        _checkpoint_by(config.activation_checkpoint, request.checkpointing_mode())
         self._validates = config.validation.enable
         config.validation.enable = False
         return config
@@ -132,6 +135,7 @@ class TitanV02:
             early_stop=section.early_stop,
             loss_chunks=self._loss_chunks,
             validates=self._validates,
+            own=self._own,
         )
 
 
@@ -149,13 +153,11 @@ def _on_meta(config: Any, layers: int | None = None) -> tuple[nn.Module | None, 
         return spec.model_cls(arguments), count
 
 
-def _checkpointing_arguments(request: TitanRequest) -> list[str]:
-    mode = request.checkpointing_mode()
-    if mode == "job":
-        return []
-    kind, _, option = mode.partition("-")
-    chosen = ["--activation_checkpoint.mode", kind]
-    return [*chosen, "--activation_checkpoint.selective_ac_option", option] if option else chosen
+def _checkpoint_by(section: Any, mode: str) -> None:
+    """Replace the job's own checkpointing by the request's."""
+    if mode != "job":
+        section.mode, _, option = mode.partition("-")
+        section.selective_ac_option = option or section.selective_ac_option
 
 
 _parsed: dict[tuple[object, ...], Any] = {}  # a process that captures are forked from reads a job once for all of them
@@ -164,7 +166,7 @@ _parsed: dict[tuple[object, ...], Any] = {}  # a process that captures are forke
 def _parse(request: TitanRequest) -> Any:
     """TorchTitan's JobConfig for the request. UsageError in one line if TorchTitan rejects it."""
     arguments = ["--job.config_file", request.config_file] if request.config_file else []
-    arguments += [*request.overrides, *_checkpointing_arguments(request), "--comm.mode", "fake_backend"]
+    arguments += [*request.overrides, "--comm.mode", "fake_backend"]
     arguments += ["--debug.seed", "0", "--training.steps", "1000", "--checkpoint.no-enable"]
     key = (*arguments, _checked_toml(request.config_file))
     if key not in _parsed:

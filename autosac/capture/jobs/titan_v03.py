@@ -33,6 +33,7 @@ class TitanV03:
 
     def __init__(self) -> None:
         self._validates = False
+        self._own = "none"
 
     def parse(self, request: TitanRequest) -> Any:
         """The configuration that the job's function returns, under the overrides, without what reads or writes files."""
@@ -41,6 +42,7 @@ class TitanV03:
             raise UsageError(
                 "TorchTitan 0.3 computes losses in chunks itself: choose ChunkedCELoss in the configuration"
             )
+        self._own = _name_of(config.activation_checkpoint)
         config.activation_checkpoint = _checkpointing(config.activation_checkpoint, request)
         vocabulary_size = getattr(config.model_spec.model, "vocab_size", 2048)
         config.tokenizer = _Tokenizer.Config(vocabulary_size=vocabulary_size)
@@ -98,15 +100,21 @@ class TitanV03:
     def describe(self, config: Any) -> JobDescription:
         """By the class of the policy. TorchTitan 0.3 never lets recomputation stop early."""
         policy = config.activation_checkpoint
-        owner = type(policy)._owner if policy is not None else None
         return JobDescription(
             model=f"{config.model_spec.name} {config.model_spec.flavor}",
-            checkpointing=_NAMES.get(owner, owner.__name__) if owner is not None else "none",
+            checkpointing=_name_of(policy),
             preserve_rng_state=_common(policy).get("preserve_rng_state", True),
             early_stop=False,
             loss_chunks=1,
             validates=self._validates,
+            own=self._own,
         )
+
+
+def _name_of(policy: Any) -> str:
+    """What a configured checkpointing policy is called in traces."""
+    owner = type(policy)._owner if policy is not None else None
+    return _NAMES.get(owner, owner.__name__) if owner is not None else "none"
 
 
 def _kinds(config: Any) -> set[type]:
