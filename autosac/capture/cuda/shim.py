@@ -39,8 +39,8 @@ def load_shim(device_count: int) -> None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_bytes_atomically(path, library, private=True)
         try:
-            for name in ("libc10", "libtorch_cpu"):
-                ctypes.CDLL(str(torch_folder / "lib" / f"{name}{_SUFFIX}"), ctypes.RTLD_GLOBAL)
+            for library in _libraries(torch_folder / "lib"):
+                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
             shim = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         except OSError as e:
             raise CaptureError(f"the library that stands for CUDA cannot be loaded: {e}") from e
@@ -59,6 +59,15 @@ def current_device() -> int:
 def set_device(index: int) -> None:
     """Make it this thread's current device."""
     _loaded[0].autosac_set_device(index)
+
+
+def _libraries(folder: Path) -> list[Path]:
+    """Those of torch that have to be there before. A build with CUDA brings hooks of its own, which only what comes after them
+    replaces without a word on standard error.
+    """
+    names = ("libtorch_global_deps", "libc10", "libtorch_cpu", "libc10_cuda", "libtorch_cuda")
+    found = [folder / f"{name}{_SUFFIX}" for name in names]
+    return [path for path in found if path.exists()]
 
 
 def _torch_folder() -> Path:
