@@ -38,6 +38,10 @@ _REMEDIES = {
         "TorchTitan shards a model whose experts are spread over GPUs by FSDP, which has one GPU here, in the real job too: "
         "make data_parallel_shard_degree or context_parallel_degree larger than 1, or expert_parallel_degree 1"
     ),
+    "in sdpa_input_fn": (
+        "attention gets tensors of tensor parallelism, which context parallelism does not take, in the real job either: make "
+        "tensor_parallel_degree or context_parallel_degree 1"
+    ),
     "Cannot access storage of SparseTensorImpl": _SPARSE,
     "their sizes and times depend on their values": _SPARSE,
     "memory format option is only supported by strided tensors": _SPARSE,
@@ -90,7 +94,7 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
     if isinstance(error, AutosacError):
         return error
     where = innermost_line(error.__traceback__)
-    said = "".join(f"{type(e).__name__}: {e}\n" for e in _chain(error))
+    said = "".join(f"{type(e).__name__}: {e}\n" if str(e) else _message_of(e, _LIMIT) for e in _chain(error))
     for part in _REMEDIES:
         if part in said:
             version = str(getattr(sys.modules.get("torch"), "__version__", ""))

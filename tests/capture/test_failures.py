@@ -70,6 +70,17 @@ def test_an_error_without_a_message_is_placed() -> None:
     )
 
 
+def test_an_error_without_a_message_may_have_a_remedy() -> None:
+    """It is known by the function that raised it: context parallelism refuses tensor parallelism's tensors so."""
+
+    def sdpa_input_fn() -> None:
+        raise AssertionError
+
+    with pytest.raises(AssertionError) as raised:
+        sdpa_input_fn()
+    assert "make tensor_parallel_degree or context_parallel_degree 1" in str(capture_error(raised.value, "step"))
+
+
 def test_what_this_torch_cannot_compile_is_told() -> None:
     """The assertion of torch 2.13 becomes one line: which torch it is, which can train the job, and what else helps."""
     error = AssertionError("expected all tensors_saved_with_vc_check to be Tensors")
