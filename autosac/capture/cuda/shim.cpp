@@ -5,13 +5,14 @@
 // They are registered with preference, so that they also win over the hooks of a CUDA build.
 //
 // Built once per version of torch (shim.py) and loaded before the hooks are first asked for, which happens when torch is
-// imported with a GPU around. Checked with torch 2.13 (CPU build).
+// imported with a GPU around. Checked with torch 2.13 (CPU build) and 2.14 (CUDA build).
 #include <ATen/core/Generator.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/GeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <atomic>
 #include <cstring>
@@ -170,6 +171,19 @@ static RegistererCUDAHooksRegistry
     hooks("CUDAHooks", c10::REGISTRY_PREFERRED, CUDAHooksRegistry(), RegistererCUDAHooksRegistry::DefaultCreator<SimulatedHooks>, "");
 
 } // namespace at
+
+namespace c10d {
+
+// DDP's reducer takes statistics of its first steps; a CUDA build does it by events of the device.
+struct SimulatedTimer : public Timer {
+  explicit SimulatedTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+
+static RegistererTimerRegistry
+    timer(c10::kCUDA, c10::REGISTRY_PREFERRED, TimerRegistry(), RegistererTimerRegistry::DefaultCreator<SimulatedTimer>, "");
+
+} // namespace c10d
 
 extern "C" {
 void autosac_set_device_count(int count) { devices = static_cast<c10::DeviceIndex>(count); }
