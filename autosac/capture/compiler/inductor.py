@@ -204,8 +204,9 @@ def _moved(value: Any) -> Any:
 
 
 def _on_cuda(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy of the graph and of those inside it."""
-    graph = copy.deepcopy(graph)
+    """A copy of the graph and of those inside it. (Modes would take the copies of its constants for fake ones.)"""
+    with _disable_current_modes():
+        graph = copy.deepcopy(graph)
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
