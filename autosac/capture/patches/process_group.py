@@ -6,6 +6,7 @@ Scripts make their groups themselves, with ``nccl`` or ``gloo``: `serve_scripts`
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 from collections.abc import Iterator
@@ -80,9 +81,19 @@ def serve_scripts() -> None:
     c10d.ProcessGroup.monitored_barrier = monitored_barrier
 
 
-def _object_to_tensor(obj: Any, device: Any, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A pickled object and its size. As torch's, which makes the tensor of a storage: fake ones cannot be made so."""
-    data = torch.tensor(list(pickle.dumps(obj)), dtype=torch.uint8)
+def _object_to_tensor(
+    obj: Any, device: Any, group: Any, weights_only: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pickled object and its size. As torch's, which makes the tensor of a storage: fake ones cannot be made so.
+
+    `weights_only`, from torch 2.14 on: the receiver reads it with `torch.load`.
+    """
+    file = io.BytesIO()
+    if weights_only:
+        torch.save(obj, file)
+    else:
+        pickle.dump(obj, file)
+    data = torch.tensor(list(file.getvalue()), dtype=torch.uint8)
     return data.to(device), torch.tensor([data.numel()], dtype=torch.long).to(device)
 
 
@@ -104,7 +115,7 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
     )
 
 
-def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, **_: Any) -> None:
     """Every rank has the same object."""
     object_list[:] = [obj] * len(object_list)
 
