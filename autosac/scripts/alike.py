@@ -1,10 +1,11 @@
 """Which ranks of a script do the same, but for who they are.
 
 The work on the device is compared: operators with their shapes, collectives, the life of every storage, and which stream waits
-for which. Which rank a message goes to, and where in a buffer a rank's part is, do not count. What only the host does is
-compared by itself: waits for the device (`loss.item()` of the rank that logs), and events that are recorded for such waits.
-Memory does not depend on it, and it can only make a step longer. So where two ranks do the same on the device, the one that
-does everything on its host that the other does, and maybe more, stands for both: the other one is never behind it.
+for which. Which rank a message goes to, where in a buffer a rank's part is, and numbers to compute with do not count. What
+only the host does is compared by itself: waits for the device (`loss.item()` of the rank that logs), and events that are
+recorded for such waits. Memory does not depend on it, and it can only make a step longer. So where two ranks do the same on
+the device, the one that does everything on its host that the other does, and maybe more, stands for both: the other one is
+never behind it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from autosac.capture.record.log import in_order
 from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, Op, Signature, Trace
 
+_OPERANDS = ("number", "Optional[number]", "Tensor")  # types of PyTorch's schemas; a number may stand for a tensor
 _PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
 
 
@@ -104,5 +107,24 @@ def _of_host(events: Sequence[Event], awaited: set[int]) -> Counter[Hashable]:
 
 
 def _placeless(signature: Signature) -> Signature:
-    kept = tuple(argument for argument in signature.arguments if argument[0] not in _PLACES)
+    if not signature.arguments:
+        return signature
+    operands = _operands(signature.name)
+    kept = tuple(a for a in signature.arguments if a[0] not in _PLACES and a[0] not in operands)
     return signature if len(kept) == len(signature.arguments) else signature._replace(arguments=kept)
+
+
+@cache
+def _operands(name: str) -> frozenset[str]:
+    """The arguments of an operator that are numbers to compute with (where a rank's part of a vocabulary begins): its work
+    is the same whatever they are. Those that say what it does (a dimension, a stride) are integers or flags to PyTorch.
+    """
+    import torch  # commands that compare nothing do without
+
+    space, _, rest = name.partition(".")
+    operator, _, overload = rest.partition(".")
+    try:
+        schema = torch._C._get_schema(f"{space}::{operator}", "" if overload == "default" else overload)
+    except RuntimeError:  # an operator of the script's own
+        return frozenset()
+    return frozenset(argument.name for argument in schema.arguments if str(argument.type) in _OPERANDS)

@@ -31,6 +31,8 @@ def rank(
     kind: str = "all_reduce",
     offset: int = 0,
     dim: int = 0,
+    number: int = 0,
+    operator: str = "aten.sub.Tensor",
     extra: bool = False,
 ) -> Trace:
     """A product, a part of a buffer, and a transfer."""
@@ -41,6 +43,7 @@ def rank(
     builder.op("aten.mm.default", (held,), (held,))
     places = (("dim", dim), ("start", offset), ("end", offset + 2))
     builder.op(Signature("aten.slice.Tensor", (), (), places), (held,), (held,))
+    builder.op(Signature(operator, (), (), (("other", number), ("alpha", 1))), (held,), (held,))
     builder.op("c10d.allreduce_.default")
     last = builder.events.pop()
     assert isinstance(last, Op)
@@ -51,10 +54,11 @@ def rank(
 
 
 def test_a_rank_is_like_itself() -> None:
-    """Which rank a message goes to, and which part of a buffer is its own, does not count."""
+    """Which rank a message goes to, which part of a buffer is its own, and what is subtracted, does not count."""
     assert stands_for(rank(), rank())
     assert stands_for(rank(kind="send", peer=3), rank(kind="send", peer=5))
     assert stands_for(rank(offset=0), rank(offset=6))
+    assert stands_for(rank(number=0), rank(number=8000))  # where the part of a vocabulary begins
 
 
 def test_groups_count_by_their_distances() -> None:
@@ -67,9 +71,12 @@ def test_groups_count_by_their_distances() -> None:
     assert not stands_for(rank(group=rows[0]), rank(group=rows[2]))
 
 
-@pytest.mark.parametrize("changes", [{"kind": "all_gather"}, {"extra": True}, {"dim": 1}])
+@pytest.mark.parametrize(
+    "changes", [{"kind": "all_gather"}, {"extra": True}, {"dim": 1}, {"operator": "aten.add.Tensor"}]
+)
 def test_what_is_done_counts(changes: dict[str, object]) -> None:
-    """Another transfer, an operator more, other arguments."""
+    """Another transfer, an operator more, other arguments, and those of the script's own operators."""
+    assert not stands_for(rank(operator="mine.shift.default", number=1), rank(operator="mine.shift.default"))
     assert not stands_for(rank(), rank(**changes))  # type: ignore[arg-type]
 
 
