@@ -21,6 +21,7 @@ from autosac.quantities import parse_budget
 from autosac.report import summaries as reports
 from autosac.report.idle_tables import idle_table
 from autosac.report.time_tables import time_document, time_tables
+from autosac.scripts.alike import planned_ranks
 from autosac.scripts.captures import ScriptCaptures, plan_ranks
 from autosac.scripts.ranks import RanksResult, ranks_of, running_ranks
 from autosac.scripts.request import ScriptRequest
@@ -62,8 +63,9 @@ def _run(arguments: argparse.Namespace, request: ScriptRequest, target: Target, 
             _show(arguments, ranks, simulation, result)
         planned = None
         if goal is not None:
-            requests = [replace(request, rank=rank.trace.info.rank, shared=str(folder)) for rank in ranks]
-            template = Template(compiles=any(rank.trace.info.compiled for rank in ranks))
+            planned_for = [result.traces[position].info for position in planned_ranks(result.traces)]
+            requests = [replace(request, rank=info.rank, shared=str(folder)) for info in planned_for]
+            template = Template(compiles=any(info.compiled for info in planned_for))
             with contextlib.closing(template):
                 planned = _planned(arguments, goal, [ScriptCaptures(each, target, template) for each in requests])
     if arguments.json:

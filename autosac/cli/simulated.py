@@ -69,7 +69,7 @@ def simulation_document(simulation: Simulation) -> dict[str, Any]:
     return {
         "job": replace(simulation.trace.info, parameter_shapes={}).document(),
         "step": breakdown,
-        "peak_active_bytes": peak.nbytes,
+        "peak_active_bytes": simulation.peak_active_bytes,
         "peak_reserved_bytes": simulation.peak_reserved_bytes,
         "peak_at": {"operator": peak.op, "module": peak.module, "phase": peak.phase.name.lower()},
         "peak_by_category": {category.name.lower(): nbytes for category, nbytes in peak.by_category.items()},

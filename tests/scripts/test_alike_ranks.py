@@ -6,8 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from autosac.scripts.ranks import alike
-from autosac.trace import Collective, Group, Op, Phase, Signature, Trace
+from autosac.scripts.alike import planned_ranks, stands_for
+from autosac.trace import (
+    Collective,
+    Event,
+    EventRecord,
+    EventWait,
+    Group,
+    HostWait,
+    Op,
+    Phase,
+    Signature,
+    Trace,
+)
 from traces import TraceBuilder
 
 WORLD = Group("world", 0, ((8, 1),))
@@ -20,6 +31,8 @@ def rank(
     kind: str = "all_reduce",
     offset: int = 0,
     dim: int = 0,
+    number: int = 0,
+    operator: str = "aten.sub.Tensor",
     extra: bool = False,
 ) -> Trace:
     """A product, a part of a buffer, and a transfer."""
@@ -30,6 +43,7 @@ def rank(
     builder.op("aten.mm.default", (held,), (held,))
     places = (("dim", dim), ("start", offset), ("end", offset + 2))
     builder.op(Signature("aten.slice.Tensor", (), (), places), (held,), (held,))
+    builder.op(Signature(operator, (), (), (("other", number), ("alpha", 1))), (held,), (held,))
     builder.op("c10d.allreduce_.default")
     last = builder.events.pop()
     assert isinstance(last, Op)
@@ -40,26 +54,30 @@ def rank(
 
 
 def test_a_rank_is_like_itself() -> None:
-    """Which rank a message goes to, and which part of a buffer is its own, does not count."""
-    assert alike(rank(), rank())
-    assert alike(rank(kind="send", peer=3), rank(kind="send", peer=5))
-    assert alike(rank(offset=0), rank(offset=6))
+    """Which rank a message goes to, which part of a buffer is its own, and what is subtracted, does not count."""
+    assert stands_for(rank(), rank())
+    assert stands_for(rank(kind="send", peer=3), rank(kind="send", peer=5))
+    assert stands_for(rank(offset=0), rank(offset=6))
+    assert stands_for(rank(number=0), rank(number=8000))  # where the part of a vocabulary begins
 
 
 def test_groups_count_by_their_distances() -> None:
     """Listed ranks by how far each is from the first, structured ones by sizes and strides."""
     listed = [Group("g", 0, (), ranks) for ranks in ((0, 3, 5), (1, 4, 6), (1, 4, 7))]
-    assert alike(rank(group=listed[0]), rank(group=listed[1]))
-    assert not alike(rank(group=listed[0]), rank(group=listed[2]))
+    assert stands_for(rank(group=listed[0]), rank(group=listed[1]))
+    assert not stands_for(rank(group=listed[0]), rank(group=listed[2]))
     rows = [Group("g", offset, ((4, stride),)) for offset, stride in ((0, 1), (4, 1), (0, 2))]
-    assert alike(rank(group=rows[0]), rank(group=rows[1]))
-    assert not alike(rank(group=rows[0]), rank(group=rows[2]))
+    assert stands_for(rank(group=rows[0]), rank(group=rows[1]))
+    assert not stands_for(rank(group=rows[0]), rank(group=rows[2]))
 
 
-@pytest.mark.parametrize("changes", [{"kind": "all_gather"}, {"extra": True}, {"dim": 1}])
+@pytest.mark.parametrize(
+    "changes", [{"kind": "all_gather"}, {"extra": True}, {"dim": 1}, {"operator": "aten.add.Tensor"}]
+)
 def test_what_is_done_counts(changes: dict[str, object]) -> None:
-    """Another transfer, an operator more, other arguments."""
-    assert not alike(rank(), rank(**changes))  # type: ignore[arg-type]
+    """Another transfer, an operator more, other arguments, and those of the script's own operators."""
+    assert not stands_for(rank(operator="mine.shift.default", number=1), rank(operator="mine.shift.default"))
+    assert not stands_for(rank(), rank(**changes))  # type: ignore[arg-type]
 
 
 def test_signatures_count_by_their_content() -> None:
@@ -75,4 +93,47 @@ def test_signatures_count_by_their_content() -> None:
             for event in one.events
         ),
     )
-    assert alike(one, other) and one.events != other.events
+    assert stands_for(one, other) and one.events != other.events
+
+
+ITEM = HostWait(0, -1, "item")
+
+
+def waiting(*events: Event, first: int = 0) -> Trace:
+    """`rank`, and then these events; `first`: behind how many events of the rank."""
+    trace = rank()
+    return replace(trace, events=(*trace.events[:first], *events, *trace.events[first:]))
+
+
+def test_a_rank_whose_host_waits_stands_for_one_that_does_not() -> None:
+    """The other way round it would promise too short a step; with waits in different places neither stands for the other."""
+    logs, silent, early = waiting(ITEM, first=3), rank(), waiting(ITEM, first=1)
+    assert stands_for(logs, silent) and not stands_for(silent, logs)
+    assert not stands_for(logs, early) and not stands_for(early, logs)
+    assert stands_for(waiting(ITEM, ITEM, first=1), early) and not stands_for(early, waiting(ITEM, ITEM, first=1))
+    assert not stands_for(early, waiting(HostWait(-1, -1, "device"), first=1))
+
+
+def test_events_count_for_the_streams_that_wait() -> None:
+    """One that is recorded for the host alone is the host's business, and shifts the numbers of others; what a host waits for
+    is told by where it was recorded.
+    """
+    streams = waiting(EventRecord(0, 0), EventWait(0, 1))
+    timed = waiting(EventRecord(0, 0), EventRecord(1, 0), EventWait(1, 1))
+    assert stands_for(timed, streams) and not stands_for(streams, timed)
+    assert not stands_for(waiting(EventRecord(0, 0), EventWait(0, 2)), streams)
+    assert not stands_for(waiting(EventRecord(0, 0), EventRecord(1, 2), EventWait(1, 1), EventWait(0, 2)), streams)
+    old, new = (
+        waiting(EventRecord(0, 0), *rank().events, EventRecord(1, 0), HostWait(-1, event, "event")) for event in (0, 1)
+    )
+    assert not stands_for(old, new)
+
+
+def test_ranks_that_share_a_plan() -> None:
+    """One that stands for others is planned for; sends, modules of other names and other work keep a plan of their own."""
+    assert planned_ranks([rank(), rank(), rank()]) == (0,)
+    assert planned_ranks([rank(), waiting(ITEM), rank()]) == (1,)
+    assert planned_ranks([waiting(ITEM, first=3), waiting(ITEM, first=1)]) == (0, 1)
+    assert planned_ranks([rank(), rank(extra=True), waiting(ITEM)]) == (1, 2)
+    assert planned_ranks([rank(kind="send", peer=3), rank(kind="send", peer=5)]) == (0, 1)
+    assert planned_ranks([rank(), replace(rank(), modules=tuple(f"stage.{n}" for n in rank().modules))]) == (0, 1)

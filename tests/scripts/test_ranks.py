@@ -144,3 +144,43 @@ def test_sharded_states_come_together(run: Any) -> None:
     ended = run(CONSOLIDATED, "--nproc", "2", "--steps", "9")
     assert ended.returncode == 0, ended.stderr
     assert "[[48, 64], [32, 48], [16, 32], [8, 16], [4, 8]] cpu" in ended.stdout
+
+
+LOGS = """
+import sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(3))).cuda()
+model = DistributedDataParallel(model, device_ids=[rank])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    loss = model(torch.randn(8192, 512, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == int(sys.argv[1]):
+        print(f"loss {loss.item():.3f}")
+"""
+
+
+def test_the_rank_that_logs_stands_for_all(run: Any) -> None:
+    """Its host waits for the loss, and the others do the same work: only the last of them runs, and is not priced."""
+    ended = run(LOGS, "--nproc", "8", "--json", arguments=("0",))
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["script"]["ran"] == [0, 7] and [rank["rank"] for rank in found["ranks"]] == [0]
+
+
+def test_ranks_that_only_wait_share_a_plan(run: Any) -> None:
+    """The last rank reads the loss: the step is that of both, and the plan is made for the one that waits, with its step."""
+    ended = run(LOGS, "--nproc", "8", "--plan", "520MiB", "--json", "--quiet", arguments=("7",))
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["script"]["ran"] == [0, 4, 7] and [rank["rank"] for rank in found["ranks"]] == [0, 7]
+    assert found["plan"]["made_for"]["pipeline_stages"] == 1 and found["plan"]["units"]
+    assert found["plan"]["predictions"]["none"]["step_ms"] == found["step"]["step_ms"]

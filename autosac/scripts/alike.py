@@ -1,0 +1,130 @@
+"""Which ranks of a script do the same, but for who they are.
+
+The work on the device is compared: operators with their shapes, collectives, the life of every storage, and which stream waits
+for which. Which rank a message goes to, where in a buffer a rank's part is, and numbers to compute with do not count. What
+only the host does is compared by itself: waits for the device (`loss.item()` of the rank that logs), and events that are
+recorded for such waits. Memory does not depend on it, and it can only make a step longer. So where two ranks do the same on
+the device, the one that does everything on its host that the other does, and maybe more, stands for both: the other one is
+never behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from autosac.capture.record.log import in_order
+from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, Op, Signature, Trace
+
+_OPERANDS = ("number", "Optional[number]", "Tensor")  # types of PyTorch's schemas; a number may stand for a tensor
+_PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
+
+
+@dataclass(frozen=True, slots=True)
+class _Behaviour:
+    """What is compared. `device`: equal where ranks do the same; `host`: what only the host does, each with its place."""
+
+    device: tuple[Any, ...]
+    host: Counter[Hashable]
+
+
+def stands_for(one: Trace, other: Trace) -> bool:
+    """Whether `one` does the same as `other`, and maybe more that only its host does."""
+    kinds: dict[Signature, int] = {}
+    mine, theirs = _behaviour(one, kinds), _behaviour(other, kinds)
+    return mine.device == theirs.device and theirs.host <= mine.host
+
+
+def planned_ranks(traces: Sequence[Trace]) -> tuple[int, ...]:
+    """Positions of the ranks that need a plan of their own, in order: for the others one of these stands.
+
+    Those that send to single ranks keep their own, as how long they wait depends on where they are among the stages; and those
+    whose modules have other names, as plans name modules.
+    """
+    kept: list[int] = []
+    for position, trace in enumerate(traces):
+        if any(_shares_plan(traces[other], trace) for other in kept):
+            continue
+        kept = [other for other in kept if not _shares_plan(trace, traces[other])]
+        kept.append(position)
+    return tuple(kept)
+
+
+def _shares_plan(one: Trace, other: Trace) -> bool:
+    if one.modules != other.modules or one.info.compiled != other.info.compiled:
+        return False
+    return not _sends(one) and stands_for(one, other)
+
+
+def _sends(trace: Trace) -> bool:
+    return any(type(event) is Collective and event.peer >= 0 for event in trace.events)
+
+
+def _behaviour(trace: Trace, kinds: dict[Signature, int]) -> _Behaviour:
+    """Of a rank. `kinds` numbers the operators of both traces, without what says where in a buffer a rank's part is."""
+    groups = tuple(
+        tuple(rank - group.explicit[0] for rank in group.explicit) if group.explicit else group.dims
+        for group in trace.groups
+    )
+    kind = [kinds.setdefault(_placeless(signature), len(kinds)) for signature in trace.signatures]
+    awaited = {event.event for event in trace.events if type(event) is EventWait}
+    numbers: dict[int, int] = {}  # of events that streams wait for, in the order in which they are met
+
+    def comparable(events: Sequence[Event]) -> Iterator[Event]:
+        for event in events:
+            if type(event) is Collective:
+                yield event._replace(peer=0, signature=kind[event.signature])
+            elif type(event) is Op:
+                yield event._replace(signature=kind[event.signature])
+            elif type(event) is EventRecord or type(event) is EventWait:
+                if event.event in awaited:
+                    yield event._replace(event=numbers.setdefault(event.event, len(numbers)))
+            elif type(event) is not HostWait:
+                yield event
+
+    device = trace.storages, groups, in_order(comparable(trace.prologue)), in_order(comparable(trace.events))
+    return _Behaviour(device, _of_host(trace.events, awaited))
+
+
+def _of_host(events: Sequence[Event], awaited: set[int]) -> Counter[Hashable]:
+    """What only the host does, and after how many other events; of a wait for an event also what that one stands for."""
+    found: Counter[Hashable] = Counter()
+    recorded: dict[int, Hashable] = {}
+    place = 0
+    for event in events:
+        if type(event) is EventRecord:
+            recorded[event.event] = place, event.stream
+        if type(event) is HostWait:
+            found[place, event._replace(event=-1), recorded.get(event.event)] += 1
+        elif type(event) is EventRecord and event.event not in awaited:
+            found[place, event._replace(event=-1), None] += 1
+        else:
+            place += 1
+    return found
+
+
+def _placeless(signature: Signature) -> Signature:
+    if not signature.arguments:
+        return signature
+    operands = _operands(signature.name)
+    kept = tuple(a for a in signature.arguments if a[0] not in _PLACES and a[0] not in operands)
+    return signature if len(kept) == len(signature.arguments) else signature._replace(arguments=kept)
+
+
+@cache
+def _operands(name: str) -> frozenset[str]:
+    """The arguments of an operator that are numbers to compute with (where a rank's part of a vocabulary begins): its work
+    is the same whatever they are. Those that say what it does (a dimension, a stride) are integers or flags to PyTorch.
+    """
+    import torch  # commands that compare nothing do without
+
+    space, _, rest = name.partition(".")
+    operator, _, overload = rest.partition(".")
+    try:
+        schema = torch._C._get_schema(f"{space}::{operator}", "" if overload == "default" else overload)
+    except RuntimeError:  # an operator of the script's own
+        return frozenset()
+    return frozenset(argument.name for argument in schema.arguments if str(argument.type) in _OPERANDS)
