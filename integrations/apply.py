@@ -94,7 +94,7 @@ def _set_partitioner(budget: float) -> None:
     from torch._functorch import config  # which `import torch` does not import
 
     save_what_changes()
-    torch.compiler.assume_constant_result(_seen_by_compiler)  # type: ignore[no-untyped-call]
+    torch.compiler.assume_constant_result(_seen_by_compiler)
     if budget != 1:
         config.activation_memory_budget = budget
     if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
