@@ -94,6 +94,7 @@ def _set_partitioner(budget: float) -> None:
     from torch._functorch import config  # which `import torch` does not import
 
     save_what_changes()
+    torch.compiler.assume_constant_result(_seen_by_compiler)
     if budget != 1:
         config.activation_memory_budget = budget
     if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
@@ -158,6 +159,8 @@ class _Checkpointing:
         PyTorch's checkpointing would run broken code in Python a second time: with other numbers of Python's and numpy's
         generators, and counters that count twice.
         """
+        if self._of_compiler:
+            _seen_by_compiler(type(module))
         with _unbroken():
             if torch.compiler.is_compiling():
                 return self.compiled(module.original_forward, *args, **kwargs)
@@ -172,10 +175,7 @@ class _Checkpointing:
     def run(self, module: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward with gradients, outside of compiled code."""
         if self._of_compiler:
-            raise PlanNotFollowedError(
-                f"the plan leaves {self.policy.fqn} to the compiler, but the module is not compiled: compile it, or plan for "
-                "the job as it is"
-            )
+            self._without_compiler(module)
         if not self.forwards:
             quiet_hooks(module)
             compiled_parts.prepare(module)
@@ -189,6 +189,30 @@ class _Checkpointing:
         if self._offloader is not None:
             self._offloader.forward_ended(tape)
         return out
+
+    def _without_compiler(self, module: Checkpointed) -> None:
+        """The unit runs as it is, but has a budget. That is refused, if the compiler has never seen it.
+
+        Dynamo gives a module up while the job runs: for an error that the user's code raises, after too many shapes; a copy
+        of a compiled module is not compiled. Such a unit keeps nothing, which takes no more memory than its budget.
+        """
+        if type(module) not in _known_to_compiler:
+            raise PlanNotFollowedError(
+                f"the plan leaves {self.policy.fqn} to the compiler, but the module is not compiled: compile it, or plan for "
+                "the job as it is"
+            )
+        self.policy.warn(
+            "has a memory budget and is not compiled now (a copy, an error in its forward, or too many shapes)",
+            "recomputing all of it",
+        )
+
+
+_known_to_compiler: set[type] = set()
+
+
+def _seen_by_compiler(kind: type[Checkpointed]) -> None:
+    """Dynamo runs this while it compiles a unit of this class."""
+    _known_to_compiler.add(kind)
 
 
 @contextlib.contextmanager

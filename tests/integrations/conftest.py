@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._functorch import config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
@@ -385,9 +386,10 @@ class Lab:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """No compiled code from, or for, other tests."""
+    """No compiled code and no settings of the partitioner (which plans for the compiler set) from, or for, other tests."""
     torch._dynamo.reset()
-    yield
+    with config.patch(config.get_config_copy()):
+        yield
     torch._dynamo.reset()
 
 

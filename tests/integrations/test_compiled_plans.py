@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from autosac.errors import PlanError
-from autosac.integrations.apply import apply
+from autosac.integrations.apply import PlanMismatchWarning, apply
 from autosac.integrations.recompute.entries import Observer, TracedOperator, observer
 from autosac.plans import Decision, Plan, Settings, Unit
 from plans import MADE_FOR
@@ -158,9 +158,44 @@ def test_the_budget_of_a_job() -> None:
 
 def test_a_unit_with_a_budget_that_is_not_compiled() -> None:
     """It is refused by name: only the compiler can obey."""
-    model = apply(Model(1), Plan(made_for=MADE_FOR, units=(unit(0, budget=0.5),)))
+    model = apply(Model(1), Plan(made_for=MADE_FOR, units=(unit(0, budget=0.45),)))  # no other test compiles it
     with pytest.raises(PlanError, match=r"leaves layers\.0 to the compiler, but the module is not compiled"):
         model(torch.randn(TOKENS, WIDTH))
+
+
+class Picky(Block):
+    """Refuses other widths."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        if x.shape[-1] != WIDTH:
+            raise ValueError("another width")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("reason", ["copy", "error", "shapes"])
+def test_a_unit_with_a_budget_that_is_not_compiled_any_more(reason: str) -> None:
+    """Dynamo has given it up, or it is a copy: it recomputes all, with one warning and the gradients of eager code."""
+    torch.manual_seed(0)
+    plain = nn.ModuleDict({"layers": nn.ModuleList([Picky()])})
+    model = apply(copy.deepcopy(plain), Plan(made_for=MADE_FOR, units=(unit(0, budget=1.0),)))
+    layer, x = model.get_submodule("layers.0"), torch.randn(TOKENS, WIDTH)
+    layer.compile(backend="aot_eager", dynamic=False)
+    layer(x)
+    if reason == "copy":
+        layer = copy.deepcopy(layer)
+    with (
+        torch._dynamo.config.patch(recompile_limit=2 if reason == "error" else 1),
+        pytest.warns(PlanMismatchWarning, match="is not compiled now"),
+    ):
+        if reason == "error":
+            with pytest.raises(ValueError, match="another width"):
+                layer(torch.randn(TOKENS, WIDTH - 1))
+        for each in (layer, plain.get_submodule("layers.0")):
+            each(x[:-1] if reason == "shapes" else x).square().sum().backward()
+    for found, wanted in zip(layer.parameters(), plain.parameters(), strict=True):
+        assert found.grad is not None
+        assert torch.equal(found.grad, wanted.grad)
 
 
 def test_a_unit_with_a_budget_that_breaks_its_graph() -> None:
@@ -219,7 +254,7 @@ def test_a_budget_for_all_in_a_process_that_has_compiled_nothing() -> None:
     """The partitioner's settings are there before anything has imported the compiler."""
     program = """
 import torch
-from autosac.integrations.apply import apply
+from autosac.integrations.apply import PlanMismatchWarning, apply
 from autosac.plans import Plan, Settings
 from plans import MADE_FOR
 apply(torch.nn.Linear(1, 1), Plan(made_for=MADE_FOR, units=(), settings=Settings(memory_budget=0.25)))
