@@ -39,8 +39,8 @@ def load_shim(device_count: int) -> None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_bytes_atomically(path, library, private=True)
         try:
-            for library in _libraries(torch_folder / "lib"):
-                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+            for needed in _libraries(torch_folder / "lib"):
+                ctypes.CDLL(str(needed), ctypes.RTLD_GLOBAL)
             shim = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         except OSError as e:
             raise CaptureError(f"the library that stands for CUDA cannot be loaded: {e}") from e
