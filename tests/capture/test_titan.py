@@ -401,7 +401,7 @@ def test_a_model_may_have_its_own_trainer(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has read it before gets a configuration of its own, with the checkpointing that he asks for; another file is read."""
+    """Who has read it before gets a configuration of its own, checkpointed as he asks for; another file is read anew."""
     from torchtitan.config import ConfigManager
 
     from autosac.capture.jobs.titan_v02 import TitanV02
