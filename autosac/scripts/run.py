@@ -251,8 +251,8 @@ class ScriptRun:
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
                 self._note_step(simulation.trace)
-                if self._request.rank != self._request.shown:
-                    return  # nobody sees its clock
+                if self._request.rank != self._request.shown or self._request.is_changed:
+                    return  # nobody sees its clock, and the others' steps are those without a plan
                 shown = self._shown = self._together(simulation)
                 self._times.keep(shown, simulation.step_ms)
                 self._differences.report(StepSize(number, self._memory.step_peak_bytes, shown.step_ms), calls)

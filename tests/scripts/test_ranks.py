@@ -184,3 +184,43 @@ def test_ranks_that_only_wait_share_a_plan(run: Any) -> None:
     assert found["script"]["ran"] == [0, 4, 7] and [rank["rank"] for rank in found["ranks"]] == [0, 7]
     assert found["plan"]["made_for"]["pipeline_stages"] == 1 and found["plan"]["units"]
     assert found["plan"]["predictions"]["none"]["step_ms"] == found["step"]["step_ms"]
+
+
+GATHERS = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        whole = all_gather_tensor_autograd(x, 0, dist.group.WORLD)
+        return x + self.down(nn.functional.gelu(self.up(whole)))[: len(x)]
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+model = nn.Sequential(*(Block() for _ in range(3))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    loss = model(torch.randn(4096, 256, device="cuda")).square().mean()
+    if rank == 0:
+        loss = loss.relu()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_plan_of_distinct_ranks_gathers_again(run: Any) -> None:
+    """While a rank runs under a plan that recomputes collectives, nobody compares it with steps without that plan."""
+    ended = run(GATHERS, "--nproc", "2", "--plan", "300MiB", "--json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    predicted = found["plan"]["predictions"]
+    assert found["plan"]["units"] and predicted["none"]["peak_reserved_bytes"] > 300 * 2**20
+    assert predicted["autosac"]["peak_reserved_bytes"] <= 300 * 2**20
