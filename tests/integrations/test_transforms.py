@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autosac.integrations.apply import apply
 
@@ -83,3 +84,18 @@ def test_a_backward_inside_vmap(lab: Any) -> None:
     under = planned(lab, model)
     assert lab.same(rows(under), rows(model))
     assert lab.same(rows(under), rows(model))
+
+
+def test_a_unit_inside_the_users_own_checkpointing(lab: Any) -> None:
+    """It runs once: gradients and running statistics are those without any checkpointing, which counts statistics twice."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sigmoid()))
+    model, twice = planned(lab, plain), copy.deepcopy(plain)
+    x = torch.randn(8, 4)
+    plain(x).square().sum().backward()
+    for other in (model, twice):
+        checkpoint(other, x, use_reentrant=False).square().sum().backward()
+    for found, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(found.grad, wanted.grad)
+    assert torch.equal(model.get_buffer("0.1.running_mean"), plain.get_buffer("0.1.running_mean"))
+    assert not torch.equal(twice.get_buffer("0.1.running_mean"), plain.get_buffer("0.1.running_mean"))
