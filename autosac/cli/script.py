@@ -62,10 +62,13 @@ def _run(arguments: argparse.Namespace, request: ScriptRequest, target: Target, 
             _show(arguments, ranks, simulation, result)
         planned = None
         if goal is not None:
-            requests = [replace(request, rank=rank.trace.info.rank, shared=str(folder)) for rank in ranks]
+            shared = replace(request, shared=str(folder))
             template = Template(compiles=any(rank.trace.info.compiled for rank in ranks))
             with contextlib.closing(template):
-                planned = _planned(arguments, goal, [ScriptCaptures(each, target, template) for each in requests])
+                captures = [
+                    ScriptCaptures(replace(shared, rank=rank.trace.info.rank), target, template, rank) for rank in ranks
+                ]
+                planned = _planned(arguments, goal, captures)
     if arguments.json:
         print(json.dumps(_document(arguments, ranks, simulation, result, planned), indent=1))
     elif planned is not None:

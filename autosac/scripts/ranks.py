@@ -4,8 +4,8 @@ One rank is shown: it prints, and it always runs. Others run beside it, silently
 
 - a rank that a running one sends to or receives from (point to point), and whom that one needs, and so on: with pipeline
   parallelism one rank of each stage;
-- where all communication is among all ranks, the last rank, to see whether ranks behave alike; if it behaves otherwise, the
-  one in the middle as well.
+- where all communication is among all ranks, the last rank, to see whether ranks behave alike; if it trains otherwise
+  (`train_alike`), the one in the middle as well.
 
 Ranks that behave like one that ran are dropped: `alike` compares what they did, but for their places in the world. All ranks
 that did not run are taken to be like one that ran. The steps of the ranks that remain are executed together.
@@ -21,19 +21,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from autosac.capture.record.log import in_order
 from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.files.writing import write_bytes_atomically
+from autosac.scripts.alike import alike, train_alike
 from autosac.scripts.launch import RankProcess, ScriptError, ScriptResult
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
-from autosac.trace import Collective, Event, Op, Signature, Trace
+from autosac.trace import Collective, Trace
 
 _POLL_S = 0.02
-_PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +220,9 @@ class _Ranks:
             )
             if found is not None:
                 self._alike[rank] = found
-        middle = self._request.world_size // 2
-        if self._probes - self._alike.keys() and middle not in self._processes:
+        shown, middle = self._trace(self._shown), self._request.world_size // 2
+        differ = any(not train_alike(shown, self._trace(rank)) for rank in self._probes - self._alike.keys())
+        if differ and middle not in self._processes:
             self._probe(middle)
             return
         self._say_together()
@@ -252,30 +251,3 @@ def _among_all(trace: Trace, world_size: int) -> bool:
     """Whether all that communicate are all ranks."""
     used = {event.group for event in trace.events if type(event) is Collective}
     return all(trace.groups[group].size in (1, world_size) for group in used)
-
-
-def alike(one: Trace, other: Trace) -> bool:
-    """Whether two ranks do the same, but for who they are."""
-    kinds: dict[Signature, int] = {}
-    return _behaviour(one, kinds) == _behaviour(other, kinds)
-
-
-def _behaviour(trace: Trace, kinds: dict[Signature, int]) -> tuple[Any, ...]:
-    """What is compared. `kinds` numbers the operators of both traces, without what says where in a buffer a rank's part is."""
-    groups = tuple(
-        tuple(rank - group.explicit[0] for rank in group.explicit) if group.explicit else group.dims
-        for group in trace.groups
-    )
-    kind = [kinds.setdefault(_placeless(signature), len(kinds)) for signature in trace.signatures]
-
-    def comparable(event: Event) -> Event:
-        if type(event) is Collective:
-            return event._replace(peer=0, signature=kind[event.signature])
-        return event._replace(signature=kind[event.signature]) if type(event) is Op else event
-
-    return trace.storages, groups, in_order(trace.prologue), in_order(map(comparable, trace.events))
-
-
-def _placeless(signature: Signature) -> Signature:
-    kept = tuple(argument for argument in signature.arguments if argument[0] not in _PLACES)
-    return signature if len(kept) == len(signature.arguments) else signature._replace(arguments=kept)
