@@ -63,11 +63,15 @@ def _run(arguments: argparse.Namespace, request: ScriptRequest, target: Target, 
             _show(arguments, ranks, simulation, result)
         planned = None
         if goal is not None:
-            planned_for = [result.traces[position].info for position in planned_ranks(result.traces)]
-            requests = [replace(request, rank=info.rank, shared=str(folder)) for info in planned_for]
-            template = Template(compiles=any(info.compiled for info in planned_for))
+            shared = replace(request, shared=str(folder))
+            planned_for = [ranks[position] for position in planned_ranks(result.traces)]
+            template = Template(compiles=any(rank.trace.info.compiled for rank in planned_for))
             with contextlib.closing(template):
-                planned = _planned(arguments, goal, [ScriptCaptures(each, target, template) for each in requests])
+                captures = [
+                    ScriptCaptures(replace(shared, rank=rank.trace.info.rank), target, template, rank)
+                    for rank in planned_for
+                ]
+                planned = _planned(arguments, goal, captures)
     if arguments.json:
         print(json.dumps(_document(arguments, ranks, simulation, result, planned), indent=1))
     elif planned is not None:

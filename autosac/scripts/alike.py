@@ -6,6 +6,9 @@ only the host does is compared by itself: waits for the device (`loss.item()` of
 recorded for such waits. Memory does not depend on it, and it can only make a step longer. So where two ranks do the same on
 the device, the one that does everything on its host that the other does, and maybe more, stands for both: the other one is
 never behind it.
+
+Ranks that do not the same may still train alike (`train_alike`): one of them has read more, or has evaluated before its step.
+They share a plan, but each has memory of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from functools import cache
 from typing import Any
 
 from autosac.capture.record.log import in_order
-from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, Op, Signature, Trace
+from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, Label, Op, Signature, Trace
 
 _OPERANDS = ("number", "Optional[number]", "Tensor")  # types of PyTorch's schemas; a number may stand for a tensor
+_TRAINED = (Label.PARAMETER, Label.BUFFER, Label.GRADIENT, Label.OPTIMIZER_STATE)
 _PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
 
 
@@ -36,6 +40,18 @@ def stands_for(one: Trace, other: Trace) -> bool:
     kinds: dict[Signature, int] = {}
     mine, theirs = _behaviour(one, kinds), _behaviour(other, kinds)
     return mine.device == theirs.device and theirs.host <= mine.host
+
+
+def train_alike(one: Trace, other: Trace) -> bool:
+    """Whether two ranks' training is the same, whatever else they do: what the parameters, buffers, gradients and states of
+    the optimizer depend on after the step, and what is communicated.
+
+    What a rank only reads or prints does not count (a loss, a norm, an evaluation), nor does what it did before the step. Both
+    may change how much memory it needs.
+    """
+    kinds: dict[Signature, int] = {}
+    work = _work(one, kinds)
+    return bool(work) and one.info.parameter_shapes == other.info.parameter_shapes and work == _work(other, kinds)
 
 
 def planned_ranks(traces: Sequence[Trace]) -> tuple[int, ...]:
@@ -65,11 +81,7 @@ def _sends(trace: Trace) -> bool:
 
 def _behaviour(trace: Trace, kinds: dict[Signature, int]) -> _Behaviour:
     """Of a rank. `kinds` numbers the operators of both traces, without what says where in a buffer a rank's part is."""
-    groups = tuple(
-        tuple(rank - group.explicit[0] for rank in group.explicit) if group.explicit else group.dims
-        for group in trace.groups
-    )
-    kind = [kinds.setdefault(_placeless(signature), len(kinds)) for signature in trace.signatures]
+    kind = _kinds(trace, kinds)
     awaited = {event.event for event in trace.events if type(event) is EventWait}
     numbers: dict[int, int] = {}  # of events that streams wait for, in the order in which they are met
 
@@ -85,7 +97,7 @@ def _behaviour(trace: Trace, kinds: dict[Signature, int]) -> _Behaviour:
             elif type(event) is not HostWait:
                 yield event
 
-    device = trace.storages, groups, in_order(comparable(trace.prologue)), in_order(comparable(trace.events))
+    device = trace.storages, _groups(trace), in_order(comparable(trace.prologue)), in_order(comparable(trace.events))
     return _Behaviour(device, _of_host(trace.events, awaited))
 
 
@@ -104,6 +116,62 @@ def _of_host(events: Sequence[Event], awaited: set[int]) -> Counter[Hashable]:
         else:
             place += 1
     return found
+
+
+def _work(trace: Trace, kinds: dict[Signature, int]) -> list[Any]:
+    """What is compared of the training: operators and transfers, with their memory by its size and first use."""
+    kind, groups = _kinds(trace, kinds), _groups(trace)
+    storages: dict[int, tuple[int, int]] = {}
+    works: dict[int, int] = {}
+
+    def numbered(used: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        return tuple(
+            (-1, 0) if s < 0 else storages.setdefault(s, (len(storages), trace.storages[s].nbytes)) for s in used
+        )
+
+    found: list[Any] = []
+    for event in _needed(trace):
+        module = trace.modules[event.module] if event.module >= 0 else None
+        place = module, event.stream, kind[event.signature]
+        memory = numbered(event.inputs), numbered(event.outputs)
+        if type(event) is Op:
+            found.append((place, memory))
+            continue
+        assert type(event) is Collective
+        work = works.setdefault(event.work, len(works)) if event.work >= 0 else -1
+        transfer = event.kind, event.nbytes, groups[event.group], event.asynchronous, work, event.batch < 0
+        found.append((place, memory, transfer))
+    return found
+
+
+def _needed(trace: Trace) -> list[Op | Collective]:
+    """The events that what is trained, or another rank, depends on, in their order: from the step's end to its begin."""
+    needed = {i for i, storage in enumerate(trace.storages) if storage.label in _TRAINED}
+    found: list[Op | Collective] = []
+    for event in reversed(trace.events):
+        if type(event) is not Op and type(event) is not Collective:
+            continue
+        signature = trace.signatures[event.signature]
+        if signature.is_view and type(event) is Op:
+            continue  # memory is told apart, not tensors
+        written = {*event.outputs, *(event.inputs[i] for i in signature.mutates)}
+        if type(event) is Collective or not needed.isdisjoint(written):
+            needed.update(s for s in event.inputs if s >= 0)
+            found.append(event)
+    return found[::-1]
+
+
+def _groups(trace: Trace) -> tuple[Hashable, ...]:
+    """The process groups, by the distances of their ranks."""
+    return tuple(
+        tuple(rank - group.explicit[0] for rank in group.explicit) if group.explicit else group.dims
+        for group in trace.groups
+    )
+
+
+def _kinds(trace: Trace, kinds: dict[Signature, int]) -> list[int]:
+    """The number of each signature, whatever a rank's place or its numbers are."""
+    return [kinds.setdefault(_placeless(signature), len(kinds)) for signature in trace.signatures]
 
 
 def _placeless(signature: Signature) -> Signature:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from autosac.scripts.alike import planned_ranks, stands_for
+from autosac.scripts.alike import planned_ranks, stands_for, train_alike
 from autosac.trace import (
     Collective,
     Event,
@@ -14,6 +15,7 @@ from autosac.trace import (
     EventWait,
     Group,
     HostWait,
+    Label,
     Op,
     Phase,
     Signature,
@@ -137,3 +139,59 @@ def test_ranks_that_share_a_plan() -> None:
     assert planned_ranks([rank(), rank(extra=True), waiting(ITEM)]) == (1, 2)
     assert planned_ranks([rank(kind="send", peer=3), rank(kind="send", peer=5)]) == (0, 1)
     assert planned_ranks([rank(), replace(rank(), modules=tuple(f"stage.{n}" for n in rank().modules))]) == (0, 1)
+
+
+def trained(
+    *, loss: str = "", before: bool = False, gradient_bytes: int = 64, name: str = "aten.mul.Tensor", width: int = 4
+) -> Trace:
+    """A gradient from a parameter, an all-reduce, an update.
+
+    `loss`: it is "read", which nothing depends on, or "sent". `before`: something was evaluated before the step.
+    """
+    builder = TraceBuilder()
+    builder.in_prologue = True
+    if before:
+        builder.free(builder.alloc(4096))
+    parameter = builder.alloc(64, Label.PARAMETER)
+    builder.in_prologue = False
+    transfers = []
+    if loss:
+        value = builder.alloc(4)
+        builder.op(Signature("aten.t.default", (), (), is_view=True), (parameter,), (parameter,))
+        builder.op("aten.sum.default", (parameter,), (value,))
+        transfers += [value] if loss == "sent" else []
+        builder.free(value)
+    gradient = builder.alloc(gradient_bytes)
+    builder.op(name, (parameter,), (gradient,))
+    for sent in (*transfers, gradient):
+        builder.op("c10d.allreduce_.default")
+        last = builder.events.pop()
+        assert isinstance(last, Op)
+        phase = Phase.BACKWARD
+        builder.add(
+            Collective("all_reduce", 64, 0, 0, False, -1, -1, -1, last.signature, 0, phase, -1, (sent,), (sent,))
+        )
+    builder.op(Signature("aten.sub_.Tensor", (), (), mutates=(0,)), (parameter, gradient))
+    return replace(builder.build(parameter_shapes={"weight": (width, width)}), groups=(WORLD,))
+
+
+@pytest.mark.parametrize("changes", [{}, {"loss": "read"}, {"before": True}, {"loss": "read", "before": True}])
+def test_what_only_one_rank_reads_or_did_before_does_not_count(changes: dict[str, Any]) -> None:
+    """Rank 0 prints its loss or evaluates: it trains like the others, which does not make it alike."""
+    assert train_alike(trained(**changes), trained()) and train_alike(trained(), trained(**changes))
+    assert stands_for(trained(**changes), trained()) is (changes == {})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loss": "sent"}, {"gradient_bytes": 128}, {"name": "aten.neg.default"}, {"width": 2}]
+)
+def test_what_is_trained_or_sent_counts(changes: dict[str, Any]) -> None:
+    """A loss that others receive, a gradient of another size or from another operator, other parameters."""
+    assert not train_alike(trained(**changes), trained())
+    assert not train_alike(trained(), trained(**changes))
+
+
+def test_a_step_without_training_is_like_no_other() -> None:
+    """Nothing is compared where nothing is known to be trained."""
+    empty = TraceBuilder().build()
+    assert not train_alike(empty, empty)

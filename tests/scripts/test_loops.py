@@ -6,6 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from autosac.scripts.launch import ScriptResult
+from autosac.scripts.request import ScriptRequest
+from autosac.scripts.template import Template
+
 PREFERENCES = """
 import copy, torch, torch.nn.functional as F
 from torch import nn
@@ -178,13 +184,37 @@ def test_sparse_gradients_are_refused(run: Any) -> None:
     assert "Embedding and EmbeddingBag with sparse=True make sparse gradients" in ended.stderr
 
 
-def test_one_plan_for_ranks_with_the_same_modules(run: Any, tmp_path: Path) -> None:
-    """Rank 0 evaluates, so that two ranks are distinct: all follow one plan, found inside of DDP, with each module once."""
+def test_one_plan_for_ranks_with_the_same_modules(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 evaluates, so that two ranks are distinct, but they train alike: one is planned, found inside of DDP with each
+    module once, and the other runs only under that plan. Nothing runs under full on both.
+    """
+    runs: list[tuple[int, bool]] = []
+    real = Template.run
+
+    def counted(self: Template, request: ScriptRequest) -> ScriptResult:
+        runs.append((request.rank, bool(request.plan_file)))
+        return real(self, request)
+
+    monkeypatch.setattr(Template, "run", counted)
     ended = run(ONE_RANK_EVALUATES, "--nproc", "2", "--plan", "560MiB", "-o", "plan.json", "--quiet")
     assert ended.returncode == 0, ended.stderr
-    assert "modules of the distinct ranks have the same names: all follow the same decisions" in ended.stdout
-    names = [unit["fqn"] for unit in json.loads((tmp_path / "plan.json").read_text())["units"]]
+    assert "ranks 0, 1 train alike: this is the plan of rank 1, verified on the others" in ended.stdout
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    names = [unit["fqn"] for unit in plan["units"]]
     assert names and len(set(names)) == len(names) and set(names) <= {"0", "1"}
+    assert set(plan["predictions"]) == {"autosac", "none"}
+    assert plan["predictions"]["autosac"]["step_ms"] > plan["predictions"]["none"]["step_ms"] > 0
+    assert [each for each in runs if each[0] == 0] == [(0, True)]
+    assert (1, False) in runs
+
+
+def test_ranks_with_other_batches_are_all_captured(run: Any, tmp_path: Path) -> None:
+    """Rank 1 has fewer rows: it does not train alike, though its modules have the same names and follow the same plan."""
+    script = ONE_RANK_EVALUATES.replace("randn(16384", "randn(16384 - 4096 * dist.get_rank()", 1)
+    ended = run(script, "--nproc", "2", "--plan", "560MiB", "-o", "plan.json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert "modules of the distinct ranks have the same names: all follow the same decisions" in ended.stdout
+    assert json.loads((tmp_path / "plan.json").read_text())["units"]
 
 
 def test_a_second_model_is_said_to_stay_as_it_is(run: Any) -> None:
