@@ -30,12 +30,16 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """A step, or its beginning: when the host has done with each event, when the device has, and the time of all, in ms."""
+    """A step, or its beginning: when the host has done with each event, when the device has, and the time of all, in ms.
+
+    `alone`: the device was idle before, so that all are done when the device is.
+    """
 
     host_ms: NDArray[np.float64]
     device_ms: NDArray[np.float64]
     stream: NDArray[np.int32]
     total_ms: float
+    alone: bool = False
 
     def stretched(self, by: float) -> _Times:
         """Everything takes longer."""
@@ -70,9 +74,17 @@ class StepTimes:
         self._told_ms = 0.0
 
     def begin(self, step: int) -> None:
-        """A step begins."""
+        """A step begins: of steps that follow each other (`keep`) where the host begins it, else where the device is idle.
+
+        So the first that follows begins before the device has done with the kept one, which was executed alone.
+        """
         before = self._begin_ms.get(step - 1)
-        self._begin_ms[step] = before + self._of(step - 1).total_ms if before is not None else 0.0
+        if before is None:
+            self._begin_ms[step] = 0.0
+            return
+        last = self._of(step - 1)
+        follows = last.alone and self._steady is not None
+        self._begin_ms[step] = before + (last.host_at(len(last.host_ms)) if follows else last.total_ms)
 
     def end(self, step: int) -> None:
         """It has ended; the recorder still holds it."""
@@ -155,4 +167,4 @@ def _alone(simulation: Simulation) -> _Times:
     )
     rank = timeline.ranks[0]
     host_ms = np.maximum.accumulate(np.nan_to_num(rank.host_end_ms))
-    return _Times(host_ms, rank.end_ms, rank.stream, timeline.makespan_ms)
+    return _Times(host_ms, rank.end_ms, rank.stream, timeline.makespan_ms, alone=True)

@@ -17,16 +17,19 @@ from autosac.estimator import Pricing
 from autosac.scripts.differences import StepDifferences, StepSize
 from autosac.scripts.timing import Mark, StepTimes
 from autosac.simulation import Simulation, Target
+from autosac.trace import HostWait
 from traces import TraceBuilder
 
 GIB = 2**30
 
 
 class Script:
-    """A script that has come to some event of some step; each operator takes as many milliseconds as `ms` says."""
+    """A script that has come to some event of some step; each operator takes as many milliseconds as `ms` says. With `waits`
+    the second event of a step is a wait for the device.
+    """
 
-    def __init__(self, ms: tuple[float, ...], streams: tuple[int, ...] = ()) -> None:
-        self.ms, self.streams = ms, streams or (0,) * len(ms)
+    def __init__(self, ms: tuple[float, ...], streams: tuple[int, ...] = (), *, waits: bool = False) -> None:
+        self.ms, self.streams, self.waits = ms, streams or (0,) * len(ms), waits
         self.step, self.events, self.changed, self.simulated = 0, 0, False, 0
         self.times = StepTimes(lambda: (self.step, self.events), self.simulation, lambda: self.changed)
 
@@ -37,7 +40,10 @@ class Script:
         builder = TraceBuilder()
         for number in range(count):
             builder.stream = self.streams[number]
-            builder.op(f"o{number}")
+            if self.waits and number == 1:
+                builder.add(HostWait(-1, -1, "device"))
+            else:
+                builder.op(f"o{number}")
         nobody = np.full(count, -1, np.int16)
         prices = Pricing(
             event_ms=np.array(self.ms[:count]),
@@ -116,6 +122,21 @@ def test_later_steps_take_as_long_as_the_kept_one() -> None:
     first, second = Mark(3, 2, 0), Mark(4, 2, 0)
     assert times.elapsed_ms(first, second) == pytest.approx(kept.step_ms)
     assert times.elapsed_s() == pytest.approx(begun + 2 * kept.step_ms / 1e3)
+
+
+def test_a_step_that_begins_before_the_device_is_done_takes_no_longer() -> None:
+    """Its second event waits for the device. From one such wait to the next it is one step, also past the kept step's end."""
+    script = Script((5.0, 0.0, 7.0), waits=True)
+    kept = script.simulation(3)
+    read = []
+    for step in range(1, 6):
+        times = script.at(step, 2)
+        read.append(times.elapsed_s() * 1e3)
+        script.at(step, 3)
+        times.end(step)
+        if step == 3:
+            times.keep(kept, kept.step_ms)
+    assert [b - a for a, b in pairwise(read)] == pytest.approx([kept.step_ms] * 4, rel=0.01)
 
 
 def test_a_step_that_does_something_else_is_priced_once() -> None:
