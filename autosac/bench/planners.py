@@ -129,10 +129,12 @@ def _by_pytorch(subject: Subject, goal: Goal, progress: Callable[[str], None]) -
     candidates = Candidates(derivation, progress, "simulating the step under a plan of torch.distributed._tools")
     bracket = Bracket(goal.budget_bytes, goal.budget_bytes, goal.target_bytes)
     solve_s = verify_s = 0.0
-    for _ in range(goal.rounds):
+    solves = 0
+    while solves < goal.rounds:
         began = time.perf_counter()
         plan = _unless_infeasible(planner, bracket.inner)
         solve_s += time.perf_counter() - began
+        solves += 1
         if plan is None:
             bracket.unsolved()
             continue
@@ -146,7 +148,7 @@ def _by_pytorch(subject: Subject, goal: Goal, progress: Callable[[str], None]) -
     if not fitting:
         raise InfeasibleError("torch.distributed._tools has no plan that fits the budget when simulated")
     best = min(fitting, key=lambda candidate: candidate.simulation.step_ms)
-    effort = Effort(planner.problem_s, solve_s, goal.rounds, verify_s, len(candidates.verified))
+    effort = Effort(planner.problem_s, solve_s, solves, verify_s, len(candidates.verified))
     return Found(best=best, effort=effort, gap=planner.gap(best.plan) if best.plan.units else None)
 
 
