@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from autosac.integrations.operators.facts import Facts
-from autosac.integrations.operators.keys import dtype_name, output_metadata
+from autosac.integrations.operators.keys import output_metadata
 from autosac.integrations.recompute.entries import observer
 from autosac.plans import ANY_SIZE, Decision, OutputMetadata, Unit
 
@@ -51,12 +49,7 @@ class UnitDecisions:
         if occurrence >= len(rows):
             self.warn(f"runs more calls of {facts.name} than the plan's {len(rows)}")
             return None
-        planned = rows[occurrence].outputs
-        if type(out) is torch.Tensor and len(planned) == 1 and not out.is_nested:  # the usual case, and quickly
-            shape, dtype = planned[0]
-            if out.shape == shape and dtype_name(out.dtype) == dtype:
-                return rows[occurrence]
-        found = output_metadata(out)
+        planned, found = rows[occurrence].outputs, output_metadata(out)
         if found != planned and not _alike(found, planned):
             self.warn(
                 f"{facts.name} (call {occurrence}) returns {_words(found)}; the plan has {_words(planned)}",

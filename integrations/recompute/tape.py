@@ -28,7 +28,6 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from operator import itemgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -120,7 +119,7 @@ class Tape:
         holder = Holder(self, view, tensor)
         reference = weakref.ref(holder)
         self._holders.append(reference)
-        for plain in (view,) if type(view) is View else views_of(view):
+        for plain in views_of(view):
             memory = self.memories[plain.memory]
             if memory.holders is None:
                 memory.holders = [reference]
@@ -175,18 +174,13 @@ class Tape:
     def begin(self, func: Any, facts: Facts, args: Any, kwargs: Any, occurrence: int = -1) -> TapeEntry:
         """An operator is about to run: note what it needs, and save what it changes."""
         reads: list[View] = []
-        described = tuple([arg if type(arg) in _SIMPLE else self._described(arg, reads) for arg in args])
-        named = self._described(kwargs, reads) if kwargs else kwargs
-        entry = TapeEntry(func, facts, described, named, reads, (facts.name, occurrence))
+        described = self._described(args, reads), self._described(kwargs, reads) if kwargs else kwargs
+        entry = TapeEntry(func, facts, *described, reads, (facts.name, occurrence))
         if facts.may_write:
             self._about_to_write(entry, args, kwargs)
         else:
-            memories = self.memories
             for view in reads:
-                memory = memories[view[0]]
-                memory.read_epoch = view[1]
-                if memory.blank is not None:
-                    memory.filled_unseen()
+                self._is_read(view)
         if facts.is_foreign and tensors_in((args, kwargs)):
             entry.is_forced = True
         elif facts.may_draw and is_random(func, args, kwargs):
@@ -371,9 +365,7 @@ class Tape:
     def _describe_plain(self, tensor: torch.Tensor, reads: list[View]) -> Any:
         if not has_storage(tensor):
             return own(tensor)
-        number = self._numbers.get(tensor.untyped_storage()._cdata)
-        if number is None:
-            number = self._number(tensor)
+        number = self._number(tensor)
         memory = self.memories[number]
         view = view_of(tensor, number, memory)
         reads.append(view)
@@ -443,10 +435,8 @@ class RecordingMode(CountingMode):
         occurrence = self._calls.get(facts, 0) if facts.is_counted else -1
         entry = None if facts.only_metadata else tape.begin(func, facts, args, kwargs, occurrence)
         self._running = facts.name
-        if entry is not None and not _COMPLEX.isdisjoint(map(_dtype_of, entry.reads)):
-            out = with_conjugates(func, args, kwargs)
-        else:
-            out = func(*args, **kwargs)
+        is_complex = entry is not None and any(view.dtype.is_complex for view in entry.reads)
+        out = with_conjugates(func, args, kwargs) if is_complex else func(*args, **kwargs)
         self._running = ""
         if occurrence >= 0:  # an operator that raises does not count: the module may catch that
             self._calls[facts] = occurrence + 1
@@ -457,10 +447,6 @@ class RecordingMode(CountingMode):
 
 
 skipped_by_dynamo(RecordingMode)
-
-
-_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
-_dtype_of = itemgetter(View._fields.index("dtype"))
 
 
 def all_tensors(tree: Any) -> list[torch.Tensor]:
@@ -482,7 +468,6 @@ def all_tensors(tree: Any) -> list[torch.Tensor]:
 
 
 _LOOKED_AT = 4096
-_SIMPLE = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout})
 _LEAVES = (str, bytes, int, float, complex, type, type(None), torch.nn.Module, ModuleType, FunctionType)
 
 
