@@ -1,7 +1,7 @@
 """Every operator in profiler traces of real GPUs beside its price, before and after calibration with other traces, as
 Markdown.
 
-    python -m benchmarks.traces --truth DIR [--markdown FILE]
+    python -m benchmarks.traces --truth DIR [--title TITLE] [--markdown FILE]
 
 For users of `autosac calibrate --from-trace`, and for readers who want to know how accurate single prices are. Printed by
 `python -m benchmarks.traces --truth DIR`. DIR holds traces of PyTorch's profiler, `<gpu>_<what>.json` or `.json.gz`. Traces
@@ -15,7 +15,7 @@ against the median of such calls in one trace.
 - *fitted*: corrected by all calls.
 
 A price is the time of an operator that runs alone. So operators that only ran beside collectives are used for corrections,
-but not judged.
+but not judged. Traces of GPUs without a profile are left out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -183,11 +184,11 @@ def _coverage(traces: Mapping[str, Sequence[TraceEvidence]]) -> list[str]:
     return lines
 
 
-def report(found: Mapping[str, Sequence[TraceEvidence]]) -> str:
+def report(found: Mapping[str, Sequence[TraceEvidence]], title: str = "Operators of profiler traces") -> str:
     """The page, from the traces of each GPU."""
     judged = {gpu: judge(gpu, traces) for gpu, traces in found.items()}
     everything = [j for mine in judged.values() for j in mine]
-    lines = ["# Operators of profiler traces", "", *(__doc__ or "").split("\n\n", 2)[2].strip().splitlines(), ""]
+    lines = [f"# {title}", "", *(__doc__ or "").split("\n\n", 2)[2].strip().splitlines(), ""]
     lines += ["## What the traces hold", "", *_coverage(found), ""]
     lines += ["## By GPU", "", *_table("GPU", judged | {"all": everything}), ""]
     for gpu, mine in judged.items():
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument(
         "--truth", type=truth_folder("traces"), required=True, metavar="DIR", help="the folder of the traces"
     )
+    parser.add_argument("--title", default="Operators of profiler traces", help="the page's first line")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page here")
     arguments = parser.parse_args()
     files = sorted(path for path in arguments.truth.glob("*.json*") if path.name.endswith((".json", ".json.gz")))
@@ -214,9 +216,12 @@ def main() -> None:
             profile = read_profile(path)
             gpu = _GPUS.get(path.name.split("_")[0]) or profile_gpu(profile)
         except UsageError as e:
-            raise SystemExit(str(e)) from e
+            print(f"left out: {e}", file=sys.stderr)
+            continue
         found.setdefault(gpu, []).append(gather(profile))
-    page = report(found)
+    if not found:
+        raise SystemExit(f"no trace in {arguments.truth} is of a known GPU")
+    page = report(found, arguments.title)
     print(page)
     if arguments.markdown is not None:
         write_text_atomically(arguments.markdown, page + "\n")

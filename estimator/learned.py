@@ -59,8 +59,10 @@ _ROW_BYTES = 16  # what rows must be aligned to
 # from 50,257 to 50,304 made the whole step of nanoGPT a quarter faster on A100s, of which these products are 46 %.
 _UNALIGNED = {9: (3.5, 0.3), 7: (1.5, 0.2)}
 # The same for rows of multiples of 4 bytes: 2.75, BERT's vocabulary of 30,522 on an H100 (torch 2.11). Of rows of odd length:
-# the share of the peak that large products reach, Whisper's vocabulary of 51,865 in float16 on it; checked on GPT-2's steps.
-_EVEN_ROWS, _ODD_ROWS = {9: 2.75}, {9: 0.135}
+# 3.0, two batches of products in TraceLens's OWLv2 on an H100 (171dd747; 2.7 and 3.3; held out: two in its TimeSformer, 2.5
+# both); and the share of the peak that large products reach, Whisper's vocabulary of 51,865 in float16; checked on GPT-2's
+# steps.
+_EVEN_ROWS, _ODD_ROWS, _ODD_SHARE = {9: 2.75}, {9: 3.0}, {9: 0.135}
 # Relative to a linear layer's forward, on Hopper: 19 kinds of products in one step with TF32. Nothing is held out.
 _TF32_LAYOUT = {(False, True): 1.0, (False, False): 1.1, (True, False): 1.6, (True, True): 1.6}
 # TF32 on an A100, where one wave of tiles of 128 x 128 holds the result: 3.0 ns more for each k, 1.5 us sooner ready. Fitted
@@ -182,8 +184,8 @@ class LearnedMatmul:
         efficiency = np.exp(bundle.trees[model].predict(gemm_features(m, n, k, item, rates)))
         layout = np.array([self._layout(r) for r in rows])
         fallback, fallback_std = self._unaligned()
-        even = self._since(_EVEN_ROWS, fallback)
-        slower = np.array([{16: 1.0, 4: even}.get(row.alignment, fallback) - 1 for row in rows])
+        factors = {_ROW_BYTES: 1.0, 4: self._since(_EVEN_ROWS, fallback), 2: self._since(_ODD_ROWS, fallback)}
+        slower = np.array([factors.get(row.alignment, fallback) - 1 for row in rows])
         ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout / sustained(self._hardware)
         ms *= np.where([row.promotes for row in rows], _PROMOTED, 1.0)
         if kind == "float8" and self._hardware.compute_capability[0] == 9:
@@ -221,7 +223,7 @@ class LearnedMatmul:
 
     def _odd_ms(self, rows: Sequence[_Product]) -> Array:
         """The least that products take whose rows have an odd number of 16-bit elements."""
-        share = self._since(_ODD_ROWS, math.inf)
+        share = self._since(_ODD_SHARE, math.inf)
         peak = self._hardware.peak_flops("bfloat16") * share
         flops = [2.0 * r.shape.batch * r.shape.m * r.shape.n * r.shape.k * (r.alignment == 2) for r in rows]
         return np.array(flops) / peak * 1e3

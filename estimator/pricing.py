@@ -32,6 +32,7 @@ from autosac.estimator.network.flows import FlowModel
 from autosac.estimator.power import Kinds, kinds, sustained_ms
 from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.recurrent import Recurrent
+from autosac.estimator.rocm import Rocm
 from autosac.estimator.roofline import Roofline
 from autosac.estimator.stand_ins import StandIns
 from autosac.estimator.tiled import TiledMatmul
@@ -94,6 +95,7 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
             TiledMatmul(hardware, tf32=tf32),
             Kernels(streams),
         ]
+        shipped.append(Rocm(hardware))
         shipped += [Latencies(hardware), streams.memory, Convolutions(streams, tf32=conv_tf32)]
         shipped.append(Recurrent(hardware))
     shipped.append(Roofline(hardware, tf32=tf32, conv_tf32=conv_tf32))

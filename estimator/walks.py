@@ -111,7 +111,7 @@ def element_cycles(signature: Signature, kind: str, uncached: float) -> float:
     cast = _CAST if len({meta.dtype for meta in operands if meta.dtype != "bool"}) > 1 else 0.0
     count = len(operands)
     cycles = _FIRST + _MORE * (count - 1) + _DIVISION * (_walked_dimensions(signature) - 2) * count + cast + loads
-    return max(cycles, _ACROSS * _walked_across(signature))
+    return max(cycles, _ACROSS * walked_across(signature))
 
 
 def _loaded(signature: Signature, operands: list[TensorMeta]) -> float:
@@ -138,7 +138,7 @@ def _walked_dimensions(signature: Signature) -> int:
     return max(2, len(order) - joined)
 
 
-def _walked_across(signature: Signature) -> float:
+def walked_across(signature: Signature) -> float:
     """The share of loads that fetch a sector for one element; 0 where neighbours in the result are so in all inputs of its
     size.
     """

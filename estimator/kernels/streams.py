@@ -6,7 +6,7 @@ import numpy as np
 
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.memory_bound import LearnedMemory
-from autosac.estimator.work import STREAMED
+from autosac.estimator.work import STREAMED, moved_bytes
 from autosac.trace import Signature, TensorMeta
 
 # Of the peak bandwidth where memory is only written: nine gradients of a negative likelihood and 121 MB of zeros on an H100.
@@ -46,10 +46,9 @@ class Streams:
         return self.walked_us(Signature("aten.copy_.default", (target, source), (target,), mutates=(0,)))
 
     def walked_us(self, signature: Signature) -> float:
-        """An elementwise kernel, however it walks its memory."""
+        """An elementwise kernel, however it walks its memory; on another vendor's GPU as if it were contiguous."""
         (answer,) = self.memory.estimate([signature])
-        assert answer is not None
-        return answer.ms * 1e3
+        return answer.ms * 1e3 if answer is not None else self.plain_us(moved_bytes(signature, "elementwise"))
 
     def resident(self, threads: int) -> int:
         """Blocks of this many threads that run at once."""

@@ -128,3 +128,20 @@ def test_the_external_id_stands_in_for_a_launch(tmp_path: Path, trace_file: Make
     trace.op("aten::relu", 0, 10, [A], **{"External id": 99})
     trace.kernel("k", 5, 10, 4, launch="", **{"External id": 99})
     assert [(m.op.name, m.us) for m in _attributed(trace, tmp_path).measured] == [("aten::relu", 4.0)]
+
+
+def test_records_that_join_lack_the_begin_of_a_kernel_that_finds_its_stream_idle(
+    tmp_path: Path, trace_file: Make
+) -> None:
+    """The first and third kernel begin later than the ones before end: ROCm's records lack 2 us then, CUDA's nothing."""
+    found = {}
+    for launch in ("hipLaunchKernel", "cudaLaunchKernel"):
+        trace = trace_file()
+        for i, begin in enumerate((100, 104, 120)):
+            trace.op("aten::relu", 10 * i, 9, [A])
+            trace.kernel("relu", 10 * i + 1, begin, 4, launch=launch)
+        found[launch] = _attributed(trace, tmp_path)
+    assert [m.begins_us for m in found["hipLaunchKernel"].measured] == [2.0, 0.0, 2.0]
+    assert [m.begins_us for m in found["cudaLaunchKernel"].measured] == [0.0, 0.0, 0.0]
+    assert found["hipLaunchKernel"].queue_gap_us == 0.0
+    assert math.isnan(found["cudaLaunchKernel"].queue_gap_us)

@@ -106,7 +106,7 @@ def gather(profile: Profile) -> TraceEvidence:
         covered += measured.us
         key = (signature, _is_tf32(signature, measured.kernels))
         kernels.setdefault(key, []).append(len(measured.kernels))
-        calls.setdefault(key, []).append((measured.us, beside.share(measured.kernels)))
+        calls.setdefault(key, []).append((measured.us + measured.begins_us, beside.share(measured.kernels)))
     return TraceEvidence(
         path=profile.path,
         rank=profile.rank,

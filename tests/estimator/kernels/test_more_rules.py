@@ -47,10 +47,17 @@ def test_a_pools_gradient_asks_every_window_of_an_element(meta: Meta, size: int,
 
 
 def test_pools_of_amd_take_twice_as_many_cycles(meta: Meta) -> None:
-    """304 processors at 2,100 MHz with half as many lanes, after a shortest kernel of 4.2 us."""
+    """304 processors at 2,100 MHz with half as many lanes, after a shortest kernel of 4.4 us; but not for nearest
+    neighbours. A gradient that is a part of another is copied there, too.
+    """
     image, half = meta((64, 64, 128, 128)), meta((64, 64, 64, 64))
     mean = Signature("aten.avg_pool2d_backward.default", (half, image), (image,), (("kernel_size", (2, 2)),))
-    assert _us(mean, "mi300x") == pytest.approx(4.2 + 2**26 * 8.0 / (304 * 2100))
+    assert _us(mean, "mi300x") == pytest.approx(4.4 + 2**26 * 8.0 / (304 * 2100))
+    up = Signature("aten.upsample_nearest2d.default", (half,), (image,), ())
+    assert _us(up, "mi300x") == pytest.approx(4.4 + 2**26 * 0.8 / (304 * 2100))
+    strided = TensorMeta(image.shape, (2 * 64 * 128**2, 128**2, 128, 1), "bfloat16")
+    back = Signature("aten.upsample_nearest2d_backward.default", (strided,), (half,), ())
+    assert _us(back, "mi300x") > _us(Signature(back.name, (image,), (half,), ()), "mi300x") + 4.4
 
 
 def test_nearest_neighbours(meta: Meta) -> None:

@@ -70,6 +70,14 @@ def test_strided_tensors_are_joined_element_by_element(meta: Meta, count: int, r
     assert us == pytest.approx(1.5 + SHORTEST + 2**25 / (rate * ISSUE))
 
 
+@pytest.mark.parametrize(("strides", "rate"), [((2**24, 2048, 1), 0.64), ((2**23, 1, 2**13), 0.48)])
+def test_the_longest_tensor_is_joined_by_its_own_blocks(meta: Meta, strides: tuple[int, ...], rate: float) -> None:
+    """One row and 8,192 strided ones: the row's blocks do not help; slower where neighbours of the result lie apart."""
+    rows, out = TensorMeta((1, 2**13, 1024), strides, "bfloat16"), meta((1, 2**13 + 1, 1024))
+    us = _us(Signature("aten.cat.default", (meta((1, 1, 1024)), rows), (out,), (("dim", 1),)))
+    assert us == pytest.approx(1.5 + SHORTEST + 2**23 / (rate * ISSUE))
+
+
 def test_a_roll_has_a_kernel_for_each_dimension(meta: Meta) -> None:
     """2^24 elements twice, 0.85 of them a cycle and processor."""
     x = meta((64, 64, 64, 64))
