@@ -49,7 +49,7 @@ def match_gpu(name: str, capability: tuple[int, int], sm_count: int, total_bytes
             candidates.append((-shared, difference, profile.name))
     if not candidates:
         raise UsageError(
-            f"no GPU profile matches this machine's {name} ({sm_count} multiprocessors, "
+            f"no GPU profile matches {name} ({sm_count} multiprocessors, "
             f"{total_bytes / 2**30:.1f} GiB): name one, or a profile file; known are {', '.join(known_hardware())}"
         )
     return min(candidates)[2]
