@@ -54,8 +54,8 @@ _BACKEND = {"flash": (1.0, 1.0), "efficient": (1.8, 2.2), "flex": (1.15, 1.25)}
 # f738a03bf): between its first steps, at 7,008 tokens/s, and its last, at 6,720. Held out: docs/causes.md.
 _ACCUMULATED_SIZE, _IN_MEMORY, _IN_MEMORY_STD = 128, 2.25, 0.25
 _DROPOUT = (1.3, 1.2)
-# cuDNN on Blackwell: (forward, backward) time relative to what its ratios on Hopper say. cuDNN frontend's table of a GB200 (Llama
-# 3.1 and Kimi K2.6, bf16, with and without a mask), scaled to a B200 by their peaks; held out: docs/causes.md.
+# cuDNN on Blackwell: (forward, backward) time relative to what its ratios on Hopper say. cuDNN frontend's table of a GB200
+# (Llama 3.1 and Kimi K2.6, bf16, with and without a mask), scaled to a B200 by their peaks; held out: docs/causes.md.
 _BLACKWELL_CUDNN = (0.873, 0.941)
 _QUERY_TILE, _KEY_TILE = 128, 64
 _SIZE_TILE = 32  # of a head, as the accumulated gradient is laid out

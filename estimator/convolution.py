@@ -10,8 +10,8 @@ operands, which a channels-last model is spared:
 
     positions = images * height * width of the output, K = output channels, taps = elements of a filter
 
-Kernels of fewer than eight channels (the first layer, patch embeddings) wait for their operands: they multiply as much in a
-cycle on an H100 as on an MI300X (`_FEW_CHANNELS`), a tenth of the peak.
+Kernels of fewer than eight channels (the first layer, patch embeddings) wait for their operands: they multiply a tenth of what
+the peak allows (`_FEW_CHANNELS`).
 On Hopper products in 16 bits are dealt in tiles of 128 positions and 128 channels, whole ones also where a layer has fewer,
 and in whole waves of them; the gradient of the weight is split along positions. A bias is added by a kernel of its own, and
 its gradient is a sum.
@@ -48,14 +48,15 @@ _NVIDIA = {
     "depthwise_float32": 0.0127,
     "depthwise_contiguous": 0.06,
 }
-# MIOpen in TraceLens's MI300X trace of a ResNet-18 in bfloat16, 22 kinds of calls.
-_AMD = _NVIDIA | {"dense": 0.20}
+# MIOpen in TraceLens's MI300X traces of a ResNet-18 and of Stable Diffusion 3.5, bfloat16, 36 kinds of calls; held out: Flux,
+# 12 kinds.
+_AMD = _NVIDIA | {"dense": 0.24}
 # What a position costs beside its filter's elements. Fitted, with "depthwise", to ConvNeXt V2 (7 x 7, H100) and MobileNetV2's
 # steps (3 x 3, RTX 3090).
 _DEPTHWISE_TAPS = 27
-# Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us), and the first layer
-# in its MI300X trace.
-_FEW_CHANNELS = 360.0
+# Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us); OWLv2's and the first
+# layer of a ResNet in its MI300X traces (held out: TimeSformer's, 45 -> 12 %).
+_FEW_CHANNELS = {"NVIDIA": 360.0, "AMD": 480.0}
 # PyTorch's own depthwise kernels: taps that a position costs beside its own; taps a cycle and processor; strided inputs; first
 # step and turns of an image in microseconds, fewer with many taps, whose blocks share what they read. An EfficientNet in
 # bfloat16 on an H100; held out: 36 single calls each way in `autosac calibrate`.
@@ -134,6 +135,7 @@ class Convolutions:
         own = dict(hardware.efficiency)
         given = {"dense": own.get("convolution"), "depthwise": own.get("depthwise")}
         shares: Mapping[str, float] = _AMD if vendor == "AMD" else _NVIDIA
+        self._few_channels = _FEW_CHANNELS[vendor]
         self._shares = {name: given.get(name) or share for name, share in shares.items()}
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
@@ -173,7 +175,7 @@ class Convolutions:
         flops = 2.0 * math.prod(shape.spread.shape) * padded * math.prod(shape.weight.shape[2:])
         rate = self._hardware.peak_flops(unit) * self._shares["float32" if unit == "float32" else "dense"]
         if few:
-            rate = min(rate, _FEW_CHANNELS * self._hardware.sm_count * self._hardware.boost_mhz * 1e6)
+            rate = min(rate, self._few_channels * self._hardware.sm_count * self._hardware.boost_mhz * 1e6)
         return flops / rate * 1e3
 
     def _tiles(self, shape: _Shape, part: str, unit: str) -> float | None:
