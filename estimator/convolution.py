@@ -54,8 +54,8 @@ _AMD = _NVIDIA | {"dense": 0.24}
 # What a position costs beside its filter's elements. Fitted, with "depthwise", to ConvNeXt V2 (7 x 7, H100) and MobileNetV2's
 # steps (3 x 3, RTX 3090).
 _DEPTHWISE_TAPS = 27
-# Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us); OWLv2's and the first
-# layer of a ResNet in its MI300X traces (held out: TimeSformer's, 45 -> 12 %).
+# Operations a cycle and processor: one patch embedding in TraceLens's H100 traces (16.7 GFLOP in 196 us); OWLv2's and a
+# ResNet's first layer in its MI300X traces (held out: TimeSformer's, 45 -> 22 %).
 _FEW_CHANNELS = {"NVIDIA": 360.0, "AMD": 480.0}
 # PyTorch's own depthwise kernels: taps that a position costs beside its own; taps a cycle and processor; strided inputs; first
 # step and turns of an image in microseconds, fewer with many taps, whose blocks share what they read. An EfficientNet in

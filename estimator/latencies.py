@@ -64,8 +64,9 @@ _BATCH_NORM_PASSES = {"norm": 3.0, "norm_backward": 5.0}  # statistics or gradie
 _EMBEDDING_BASE_US, _PARTIAL_ROWS, _PARTIAL_US = 60.0, 10, 0.12
 _SORTED_INDICES = 3072  # from more indices on they are sorted
 _FEW_ROWS, _FEW_SHARE = 64, 0.5
-# Of the link: 22 GB/s in the H100 traces (PCIe 5), 8 to 12 in the A100's (PCIe 4). The driver stages 64 KiB at once (CUDA's
-# manual). On MI300Xs 15 to 47 GB/s (PCIe 5): five copies of OWLv2 and Stable Diffusion in TraceLens's traces. Starts: 14 kinds in the H100 traces, and six in the B200's; held out: small ones of the A100's, within 0.5 us.
+# Of the link: 22 GB/s in the H100 traces (PCIe 5), 8 to 12 in the A100's (PCIe 4). On MI300Xs 15 to 47 GB/s (PCIe 5): five
+# copies of OWLv2 and Stable Diffusion in TraceLens's traces. The driver stages 64 KiB at once (CUDA's manual). Starts: 14
+# kinds in the H100 traces, and six in the B200's; held out: small ones of the A100's, within 0.5 us.
 _PAGEABLE, _STAGED_AT_ONCE = {"NVIDIA": 0.36, "AMD": 0.6}, 65_536
 _PAGEABLE_START_US, _PINNED_START_US = 3.4, 2.2
 _REL_STD = {"sum": 0.2, "batch_norm": 0.25, "embedding": 0.4, "host": 0.3}
