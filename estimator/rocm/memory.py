@@ -46,10 +46,8 @@ _PARTS = 1.5  # of a concatenation of strided tensors
 _REGISTERS, _SOFTMAX_CYCLES, _SHORT_ROW_CYCLES = 1024, 2.1, 15.0
 _SOFTMAX_SHARE = 0.83
 _NORM_START_US, _NORM_SHARE = 5.0, 0.264
-_NORM_KERNEL_US, _GRADIENT_PASSES = (
-    6.0,
-    3.0,
-)  # each kernel in a trace of small norms; of the gradient over a row of 64 KiB
+# Each kernel in a trace of small norms; how often the gradient walks a row of 64 KiB in it.
+_NORM_KERNEL_US, _GRADIENT_PASSES = 6.0, 3.0
 _SUM_START_US = 5.5
 # What one block reads: rows of 151,936 float32 (`argmax`), of 64 KiB (layer norm). Longer rows are shared by several.
 _BLOCK_BYTES_PER_US, _SHARED_BYTES = 8_900.0, 2**20
