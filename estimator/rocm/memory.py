@@ -19,7 +19,7 @@ import math
 
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.memory_bound import row_bytes
-from autosac.estimator.rocm.rates import BANDWIDTH
+from autosac.estimator.rocm.rates import bytes_per_us
 from autosac.estimator.walks import access, walked, walked_across
 from autosac.estimator.work import base_name, family, item_bytes, kernel_count, moved_bytes, reduces_outer
 from autosac.memory_sim.tensor_sizes import is_contiguous
@@ -60,10 +60,11 @@ class Memory:
     def __init__(self, hardware: Hardware) -> None:
         """Model `hardware`."""
         self._peak_bytes_per_us = hardware.mem_bandwidth_gbps * 1e3
+        self._bytes_per_us = bytes_per_us(hardware)
         self._cycles_per_us = hardware.sm_count * hardware.boost_mhz
 
     def _traffic_us(self, nbytes: float) -> float:
-        return nbytes / (self._peak_bytes_per_us * BANDWIDTH)
+        return nbytes / self._bytes_per_us
 
     def elementwise_us(self, signature: Signature) -> float | None:
         """Pointwise functions, copies, fills and concatenations."""

@@ -16,7 +16,7 @@ import math
 from autosac.estimator import grouped
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.learned import row_alignment
-from autosac.estimator.rocm.rates import BANDWIDTH
+from autosac.estimator.rocm.rates import bytes_per_us
 from autosac.estimator.work import Matmul, arithmetic, item_bytes, matmul_shape
 from autosac.trace import Signature
 
@@ -52,7 +52,7 @@ def product_us(hardware: Hardware, signature: Signature) -> float | None:
     unit = arithmetic(product.dtype, tf32=False)
     if unit not in ("bfloat16", "float16", "float8") or min(product.batch, product.m, product.n, product.k) < 1:
         return None
-    bandwidth = BANDWIDTH * hardware.mem_bandwidth_gbps * 1e3  # bytes a microsecond
+    bandwidth = bytes_per_us(hardware)
     item, result = item_bytes(product.dtype), item_bytes(signature.outputs[0].dtype)
     factors = product.batch * product.k * (product.m + product.n) * item
     written = product.batch * product.m * product.n * result / bandwidth

@@ -1,4 +1,11 @@
 """Rates that the kernels of AMD's GPUs have in common."""
 
-BANDWIDTH = 0.9
-"""Of the memory's peak: 4.6 to 5.1 TB/s in additions of 50 to 800 MB on MI300Xs, whose third cache makes no difference."""
+from __future__ import annotations
+
+from autosac.estimator.hardware import Hardware
+from autosac.estimator.work import STREAMED
+
+
+def bytes_per_us(hardware: Hardware) -> float:
+    """What streams from and to memory: the profile's share of the peak."""
+    return dict(hardware.efficiency).get("memory", STREAMED) * hardware.mem_bandwidth_gbps * 1e3

@@ -171,6 +171,20 @@ def test_what_is_not_known(mm: Callable[..., Signature], meta: Meta) -> None:
     assert rocm.Rocm(MI300X).estimate(others) == [None] * 4
 
 
+def test_memory_bound_kernels_of_older_gpus_are_left_to_their_profiles(
+    meta: Meta, mm: Callable[..., Signature]
+) -> None:
+    """An MI210 has its own shares of the peak for them; its products and softmaxes are priced by these rules."""
+    x = meta((4096, 1024))
+    model = rocm.Rocm(load_hardware("mi210"))
+    add, softmax = (
+        Signature("aten.add.Tensor", (x, x), (x,)),
+        Signature("aten._softmax.default", (x,), (x,), (("dim", 1),)),
+    )
+    assert [answer is None for answer in model.estimate([add, softmax, mm(64, 64, 64)])] == [True, False, False]
+    assert _us(softmax, load_hardware("mi210")) == pytest.approx(2.3 + 2**24 / (0.73 * 1638.4e3) / 0.83, rel=1e-2)
+
+
 def test_another_gpu_of_amd_scales_the_rates(meta: Meta) -> None:
     """Half of the units issue half of the elements; the source says whose measurements they are."""
     half = replace(MI300X, name="half", sm_count=152)
