@@ -6,7 +6,7 @@ walked       strided, broadcast or assembled operands: an address for every elem
              Where neighbours lie in different sectors of an input, every element costs `across` instead.
 softmax      rows of up to 1,024 elements stay in registers and are bound by traffic; longer ones are read three times,
              element by element
-layer norm   1.4 TB/s in 16 bits, whatever the size; one block walks a row
+layer norm   and RMS norm, the same kernels: 1.4 TB/s in 16 bits; one block walks a row
 sums         t = start + traffic + what one block takes for a row
 lookup       `embedding`: one block for each row
 
@@ -46,6 +46,7 @@ _PARTS = 1.5  # of a concatenation of strided tensors
 _REGISTERS, _SOFTMAX_CYCLES, _SHORT_ROW_CYCLES = 1024, 2.1, 15.0
 _SOFTMAX_SHARE = 0.83
 _NORM_START_US, _NORM_SHARE = 5.0, 0.264
+_OF_ROWS = ("native_layer_norm", "_fused_rms_norm")
 # Each kernel in a trace of small norms; how often the gradient walks a row of 64 KiB in it.
 _NORM_KERNEL_US, _GRADIENT_PASSES = 6.0, 3.0
 _SUM_START_US = 5.5
@@ -94,15 +95,14 @@ class Memory:
         """Norms and their gradients; None for batch norms in bfloat16 (`latencies.py`)."""
         base, kind = base_name(signature.name), family(signature.name)
         moved = moved_bytes(signature, kind)
-        if base == "native_layer_norm":
-            streamed = moved / (self._peak_bytes_per_us * _NORM_SHARE)
-            return _NORM_START_US + max(streamed, _walked_us(row_bytes(signature)))
         if "batch_norm" in base and signature.inputs[0].dtype == "bfloat16":
             return None
-        started = _NORM_KERNEL_US * kernel_count(signature)
-        if base == "native_layer_norm_backward":
-            return started + max(self._traffic_us(moved), _GRADIENT_PASSES * _walked_us(row_bytes(signature)))
-        return started + self._traffic_us(moved) / _SOFTMAX_SHARE
+        started = _NORM_START_US if base == "native_layer_norm" else _NORM_KERNEL_US * kernel_count(signature)
+        if base.removesuffix("_backward") not in _OF_ROWS:
+            return started + self._traffic_us(moved) / _SOFTMAX_SHARE
+        passes = _GRADIENT_PASSES if base.endswith("_backward") else 1.0
+        streamed = moved / (self._peak_bytes_per_us * _NORM_SHARE)
+        return started + max(streamed, passes * _walked_us(row_bytes(signature)))
 
     def sum_us(self, signature: Signature) -> float | None:
         """Sums, means, norms and extrema of rows."""

@@ -112,6 +112,8 @@ def test_layer_norms_stream_slowly_or_wait_for_one_row(meta: Meta) -> None:
     back = "aten.native_layer_norm_backward.default"
     gradient = Signature(back, (row, row), (row,), (("normalized_shape", (2**18,)),))
     assert _us(gradient) == pytest.approx(6.0 + 3 * 2**20 / 8900)
+    rms = Signature("aten._fused_rms_norm.default", (x, weight), (x,), (("normalized_shape", (1024,)),))
+    assert _us(rms) == pytest.approx(6.0 + 2**28 / (0.264 * 5300e3), rel=1e-3)
 
 
 def test_batch_norms_in_bfloat16_have_a_model_of_their_own(meta: Meta) -> None:
