@@ -26,7 +26,7 @@ from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.request import SearchRequest
 from autosac.configurations.space.space import Space
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.jobs.tasks import TitanJob, simulate_in
 from autosac.plans import Plan
 from autosac.report.search_files import completed_search
@@ -385,6 +385,25 @@ def test_what_was_not_tried_says_nothing_of_memory(job: Path, capture_server: Ca
         task = replace(found.task(found.layouts[0], 1e9), least_ms={"full": 2e9})
     answer = task.run(capture_server)
     assert answer["skipped"] == {"full": 2e9} and [row["checkpointing"] for row in answer["rows"]] == ["none"]
+
+
+def test_a_job_that_cannot_be_planned_for_is_simulated_as_it_runs(
+    job: Path, capture_server: CaptureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchTitan's own ways of checkpointing are the same rows; there is no plan, and the reason why is told."""
+    space = TINY.model_copy(update={"checkpointing": ("none", "full", "autosac")})
+    with searching(inputs(job, space=space, overrides=SIZE)) as found:
+        task = replace(found.task(found.layouts[0], math.inf), least_ms={})
+    planned = task.run(capture_server)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CaptureError("no plan beside this")
+
+    monkeypatch.setattr("autosac.configurations.evaluating.evaluations.captures_of", refuse)
+    unplanned = replace(task, checkpointing=task.checkpointing[::-1]).run(capture_server)  # `known` has no answer to it
+    own = [row for row in planned["rows"] if row["checkpointing"] != "autosac"]
+    assert [row["checkpointing"] for row in own] == ["none", "full"] and "plan" in planned
+    assert unplanned == {"rows": own, "at_least_ms": own[0]["step_ms"], "unplanned": "no plan beside this"}
 
 
 def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None:

@@ -65,6 +65,7 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
         pipelines=python.pipelines if python is not None else has_pipelines(str(read("model.name"))),
         own_stages=python is None and "n_layers" in model,
         ends_less=(_less(read, "first"), _less(read, "last")),
+        python=python is not None,
     )
     each = 2 if read("training.dtype") == "bfloat16" else 4
     converters = read("model.converters") or ()

@@ -394,7 +394,7 @@ class TitanSearch:
             self._plans[key] = answer["plan"]
             self._derived.add(layout)
         fitting = [row.score for row in rows if row.measured.fits]
-        if not fitting and "skipped" not in answer and layout not in self._failed:
+        if not fitting and not {"skipped", "unplanned"} & answer.keys() and layout not in self._failed:
             self._too_large.note(layout)
         return min(fitting, default=math.inf)
 
