@@ -406,6 +406,22 @@ def test_a_job_that_cannot_be_planned_for_is_simulated_as_it_runs(
     assert unplanned == {"rows": own, "at_least_ms": own[0]["step_ms"], "unplanned": "no plan beside this"}
 
 
+def test_layouts_run_that_no_sheet_stands_for(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP is refused, as of tied parameters: DDP is the best, without bounds; a space without DDP has nothing that runs."""
+    monkeypatch.setattr(SheetTask, "run", lambda self, server: {"refused": "tied parameters"})
+    changes = {"data_parallel_replicate": (1, 2), "microbatch": (8,), "pipeline_parallel": (1,)}
+    space = SPACE.model_copy(update={**changes, "checkpointing": ("none",)})
+    with searching(inputs(job, space=space, budget="79GiB")) as found:
+        result = found.run()
+    assert result.best is not None and str(result.best.layout) == "replicate 2, batch 8 x 1" and result.proven
+    assert {str(layout): why for layout, why in result.refused.items()} == {"fsdp 2, batch 8 x 1": "tied parameters"}
+    with (
+        pytest.raises(CaptureError, match="no layout of the space can be captured: tied parameters"),
+        searching(inputs(job, space=TINY)) as found,
+    ):
+        found.run()
+
+
 def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None:
     """Full checkpointing takes 90 ms at least: of no interest beside 80 ms, to be looked at where the plan takes 100."""
     with searching(inputs(job, space=TINY)) as found:

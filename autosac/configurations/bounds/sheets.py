@@ -143,6 +143,11 @@ def sheet_layout(layout: Layout) -> Layout:
     )
 
 
+def runs_as_its_sheet(layout: Layout) -> bool:
+    """Whether TorchTitan refuses a layout if it refuses its sheet: with FSDP, and all layers on a rank."""
+    return layout.pipeline == 1 and layout.shard * layout.context > 1
+
+
 class _Layers(NamedTuple):
     """The numbers of a capture's layers, of those at the front that are unlike the others, of these; how many a job has."""
 
