@@ -13,6 +13,8 @@ import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.cli.parser import main
+from autosac.configurations.bounds.beside import own_parameters
+from autosac.configurations.bounds.bounds import memory_bound_bytes
 from autosac.configurations.bounds.sheets import Sheet
 from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, SheetTask
 from autosac.configurations.evaluating.workers import ThreadWorker
@@ -404,6 +406,21 @@ def test_a_job_that_cannot_be_planned_for_is_simulated_as_it_runs(
     own = [row for row in planned["rows"] if row["checkpointing"] != "autosac"]
     assert [row["checkpointing"] for row in own] == ["none", "full"] and "plan" in planned
     assert unplanned == {"rows": own, "at_least_ms": own[0]["step_ms"], "unplanned": "no plan beside this"}
+
+
+def test_frozen_parameters_have_neither_gradients_nor_states(search: TitanSearch, everything: Any) -> None:
+    """The debug model trains all of its parameters; were half of their states missing, bounds would count none of them."""
+    layout = next(iter(everything))
+    sheet = search.sheet_of(layout)
+    assert isinstance(sheet, Sheet) and sheet.trains_everything(2.0) and sheet.states_share == pytest.approx(2.0, 1e-4)
+    frozen = replace(sheet, states_share=1.0)
+    assert not frozen.trains_everything(2.0) and not replace(sheet, gradients_share=0.9).trains_everything(2.0)
+    known, less = (search.bounds.shape(layout, one) for one in (sheet, frozen))
+    parameters = own_parameters(layout, known, known.layers, 0)
+    assert memory_bound_bytes(layout, less) < memory_bound_bytes(layout, known) - 8 * parameters
+    assert memory_bound_bytes(layout, less) > 4 * parameters
+    assert 0 < search.bounds.least(layout, less, math.inf) < search.bounds.least(layout, known, math.inf)
+    assert search.bounds.first(layout, frozen) < 0.5 * search.bounds.first(layout, sheet)
 
 
 def test_layouts_run_that_no_sheet_stands_for(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
