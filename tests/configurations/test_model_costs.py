@@ -27,7 +27,7 @@ def test_parameters_tell_products() -> None:
 
 
 def test_biases_are_no_products() -> None:
-    """Those of eight experts are a matrix of 8 x 50, which is a part of the layer's parameters, but multiplied with nothing."""
+    """Those of eight experts are a matrix of 8 x 50, which is a part of the layer, but multiplied with nothing."""
     shapes = {"layers.0.w.weight": (8, 4), "layers.0.experts.w1_bias": (8, 50)}
     found = costs_of_parameters(shapes, ModelFacts(layers=1, seq_len=10), Layout(gpu="any"), 1e3)
     assert (found.layer.forward_ms, found.layer_parameters) == (pytest.approx(32 * 20), 432)
