@@ -19,6 +19,7 @@ from autosac.configurations.bounds.sheets import Sheet
 from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, SheetTask
 from autosac.configurations.evaluating.workers import ThreadWorker
 from autosac.configurations.found.best_files import write_best
+from autosac.configurations.found.job_files import checkpointing_settings, written_job
 from autosac.configurations.found.results import SearchResult
 from autosac.configurations.running.engine import PendingWork, Value
 from autosac.configurations.running.jobs import check_space
@@ -266,6 +267,8 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
     simulation, _ = simulate_in(capture_server, written, plan_file=str(tmp_path / "best.plan.json"))
     assert simulation.step_ms == pytest.approx(row["step_ms"])
     assert simulation.peak_reserved_bytes == row["peak_reserved_bytes"]
+    with pytest.raises(UsageError, match=f"checkpointed by a plan: give --plan {tmp_path}/best.plan.json, or --ac"):
+        simulate_in(capture_server, written)
     assert "Plotly" in page.read_text() and 'plan = "best.plan.json"' in best.read_text()
 
 
@@ -497,6 +500,23 @@ def test_products_may_be_as_narrow_as_the_jobs_converters_make_them(job: Path) -
             arithmetic.append(found.bounds.fastest_arithmetic(layout))
             assert found.bounds.fastest_arithmetic(replace(layout, float8=True)) == arithmetic[-1] or not words
     assert arithmetic == ["bfloat16", "float8", "float4"]
+
+
+def test_the_jobs_own_plan_gives_way(tmp_path: Path) -> None:
+    """A job that plans within a budget as it starts: with a plan file the budget goes, with other checkpointing the plan."""
+    import tomllib
+
+    own = tmp_path / "own.toml"
+    own.write_text('[autosac]\nenable = true\nbudget = "68GiB"\nobserve = true\n')
+    read = [
+        tomllib.loads(written_job(str(own), (), {**checkpointing_settings(name, plan), "training.seq_len": 8}))
+        for name, plan in (("autosac", "best.plan.json"), ("full", None))
+    ]
+    assert [found["autosac"] for found in read] == [
+        {"enable": True, "plan": "best.plan.json", "observe": True},
+        {"enable": False, "budget": "68GiB", "observe": True},
+    ]
+    assert "budget" in written_job(str(own), (), {"training.seq_len": 8})
 
 
 def test_balanced_stages_are_simulated_where_they_differ(job: Path) -> None:
