@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autosac.configurations.space.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of, why_none
 from autosac.configurations.space.space import Space, space_of, space_text
 from autosac.configurations.space.splits import balanced_split, improved_split, module_names, torchtitan_split
+from autosac.configurations.space.wanted import Own
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings
 
@@ -109,6 +110,14 @@ def test_replicas_are_sharded_over_context_parallel_ranks() -> None:
         "replicate 2, fsdp 2, batch 1 x 1",
         "replicate 2, cp 2, batch 1 x 2",
     ]
+
+
+def test_an_optimizer_that_is_no_knobs_value_stays() -> None:
+    """Unless the space names another one."""
+    own = Own(facts=LLAMA, compiled=False, global_batch=8, optimizer="fused_opt_states_bf16")
+    assert own.space(space_of({"microbatch": 1})).optimizer == ("fused_opt_states_bf16",)
+    assert own.space(space_of({"optimizer": "fused"})).optimizer == ("fused",)
+    assert Own(facts=LLAMA, compiled=False, global_batch=8).space(Space()) == Space()
 
 
 def test_experts_are_spread_only_with_fsdp() -> None:

@@ -39,6 +39,7 @@ def searching(request: SearchRequest, progress: Callable[[str], None] = lambda _
     check_job(request.job)
     first, overrides, knobs = request.offers[0], tuple(request.overrides), request.knobs
     own = own_of(request.job, overrides, first.world_size, request.global_batch)
+    knobs = own.space(knobs)
     check_space(knobs, own.python)
     check_experts(knobs, own.facts)
     target = Target.of(first.gpu, first.world_size, cluster=first.cluster, allocator=knobs.allocator[0])
